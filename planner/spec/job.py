@@ -1,0 +1,216 @@
+"""The job spec as values: what a job is, with every default filled in.
+
+Field names are the keys of the YAML. Sizes are bytes, sequence lengths tokens, degrees ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """What people call the job; no part of the plan's identity."""
+
+    name: str = ""
+    team: str = ""
+    queue: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """The built-in Llama-shaped decoder for quick what-ifs."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    tie_embeddings: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Exactly one of `hf_config`, `factory`, `decoder` is given."""
+
+    hf_config: Mapping[str, Any] | None = None
+    """The content of a transformers config.json, inlined."""
+    factory: str = ""
+    """`module:callable`, any callable that returns an nn.Module."""
+    factory_arguments: Mapping[str, Any] = field(default_factory=dict)
+    factory_path: str = ""
+    """A folder put in front of sys.path for the factory; default: the spec file's folder."""
+    decoder: Decoder | None = None
+    head: str = ""
+    """Which transformers head (`causal_lm`, `masked_lm`, ...); empty: by architecture."""
+    blocks: str = ""
+    """Pattern of the module paths that are wrapped and recomputed; empty: found."""
+    parameter_dtype: str = "float32"
+    attention: str = "sdpa"
+    """The `attn_implementation` of a transformers model: sdpa or eager."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One input tensor of a micro-batch; `shape` is without the batch dim.
+
+    `maximum` bounds the values of an integer input (number of classes, size of a vocabulary).
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    maximum: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """How the loss is computed. `model`: the model returns it itself, given labels."""
+
+    name: str = "cross_entropy"
+    """cross_entropy | mse | sum | model"""
+    dtype: str = "float32"
+    """In which dtype the logits enter the loss."""
+    chunks: int = 1
+    """Chunks along the tokens for a chunked cross entropy; 1: not chunked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """Any class of torch.optim, with its own arguments."""
+
+    name: str = "AdamW"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Activation recomputation: `none`, `full` (each block), `every` (each n-th block), `selective` (per op)."""
+
+    mode: str = "none"
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointLoad:
+    """A checkpoint is loaded before training: onto `cpu` or onto the `device`, its state dict dropped or kept."""
+
+    map_location: str = "cpu"
+    keep_reference: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eval:
+    """An evaluation under no_grad after every `every` iterations."""
+
+    micro_batch_size: int = 1
+    every: int = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    micro_batch_size: int = 1
+    sequence_length: int = 0
+    """Tokens per sequence; 0 where `inputs` are given or the model takes no tokens."""
+    inputs: Mapping[str, Input] = field(default_factory=dict)
+    gradient_accumulation_steps: int = 1
+    precision: str = "none"
+    """none | bf16_autocast | fp16_autocast | fsdp_mixed"""
+    loss: Loss = field(default_factory=Loss)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    recompute: Recompute = field(default_factory=Recompute)
+    gradient_clipping: float = 0.0
+    """Largest norm; 0: not clipped."""
+    zero_grad_set_to_none: bool = True
+    checkpoint_load: CheckpointLoad | None = None
+    eval: Eval | None = None
+    iterations: int = 3
+    """How many iterations are traced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DpReplicate:
+    """Data parallelism with replicated parameters: DistributedDataParallel and its arguments."""
+
+    degree: int = 1
+    kind: str = "ddp"
+    bucket_cap_mb: float = 25.0
+    gradient_as_bucket_view: bool = False
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    broadcast_buffers: bool = True
+    init_sync: bool = True
+    comm_hook: str = ""
+    """empty | fp16_compress | bf16_compress | power_sgd"""
+    no_sync: bool = True
+    """Accumulate gradients under `no_sync()`: buckets are reduced in the last micro-batch only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DpShard:
+    degree: int = 1
+    reshard_after_forward: bool | int = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pp:
+    degree: int = 1
+    schedule: str = "1F1B"
+    split: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    dp_replicate: DpReplicate = field(default_factory=DpReplicate)
+    dp_shard: DpShard = field(default_factory=DpShard)
+    tp: int = 1
+    pp: Pp = field(default_factory=Pp)
+    cp: int = 1
+    ep: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as the plan sees it; `name` is empty for one that the catalog does not have."""
+
+    name: str = ""
+    total_bytes: int = 0
+    arch: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    nodes: int = 1
+    gpus_per_node: int = 1
+    gpu: Gpu = field(default_factory=Gpu)
+    held_by_others_bytes: int = 0
+    """Bytes of each GPU that other processes hold; taken off the capacity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What the job will run with; the CUDA context and the workspaces hinge on it."""
+
+    torch: str = "2.13"
+    cuda: str = "13.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocator:
+    conf: str = ""
+    """PYTORCH_ALLOC_CONF, as written there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A whole job: everything that decides what memory each rank takes."""
+
+    metadata: Metadata = field(default_factory=Metadata)
+    model: Model
+    train: Train = field(default_factory=Train)
+    parallel: Parallel = field(default_factory=Parallel)
+    cluster: Cluster = field(default_factory=Cluster)
+    software: Software = field(default_factory=Software)
+    allocator: Allocator = field(default_factory=Allocator)
