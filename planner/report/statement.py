@@ -1,0 +1,246 @@
+"""A plan as values, and as the JSON object `planner.plan/1`: the public contract, key order included.
+
+All sizes are bytes. Stored plans come back through :func:`from_json`, equal to what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.events import Category, Phase
+
+SCHEMA = "planner.plan/1"
+
+
+class Verdict(StrEnum):
+    """Whether a rank fits into its GPU; from best to worst."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    EXCEEDS = "exceeds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The highest point of a rank.
+
+    `phase` and `iteration` are those of the allocated peak; `reserved_bytes` is its own maximum at its own
+    moment; `device_bytes` is reserved plus outside; `interval_bytes` is where the device bytes lie with
+    95 % probability.
+    """
+
+    phase: Phase
+    iteration: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    interval_bytes: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseStatement:
+    """One phase of one iteration, its micro-batches taken together."""
+
+    phase: Phase
+    iteration: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    end_allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideAllocator:
+    """What the process holds on the device without the caching allocator."""
+
+    cuda_context_bytes: int = 0
+    nccl_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.cuda_context_bytes + self.nccl_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """What keeps bytes alive at the peak. `bytes` are block bytes of all `count` blocks of this kind."""
+
+    bytes: int
+    category: Category
+    module: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankClassStatement:
+    """What every rank of one class will hold. `headroom_bytes` is capacity less device bytes, negative if over."""
+
+    representative: int
+    ranks: str
+    coordinates: Mapping[str, int]
+    peak: Peak
+    capacity_bytes: int
+    verdict: Verdict
+    cache_releases: int
+    at_peak: Mapping[Category, int]
+    phases: tuple[PhaseStatement, ...]
+    outside_allocator: OutsideAllocator
+    holders: tuple[Holder, ...]
+
+    @property
+    def headroom_bytes(self) -> int:
+        return self.capacity_bytes - self.peak.device_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A change of the job spec (dotted key to new value), and what a plan said of it."""
+
+    change: Mapping[str, Any]
+    device_bytes: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What the figures hinge on: versions, and the name of the calibration (`none` if uncalibrated)."""
+
+    planner: str
+    torch: str
+    allocator_rules: str
+    catalog: str
+    calibration: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """How long the plan took."""
+
+    trace: float = 0.0
+    replay: float = 0.0
+    total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The answer to a job: one statement per rank class. `job` is the bundle, as plain JSON values."""
+
+    plan_id: str
+    trace_id: str
+    calibrated: bool
+    job: Mapping[str, Any]
+    rank_classes: tuple[RankClassStatement, ...]
+    provenance: Provenance
+    advice: tuple[Advice, ...] = ()
+    seconds: Seconds = field(default_factory=Seconds)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of any rank: a job runs only if all of its ranks do."""
+        order = list(Verdict)
+        return max((each.verdict for each in self.rank_classes), key=order.index, default=Verdict.FITS)
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as the JSON object of the contract: plain values, keys in the contract's order."""
+    return {
+        "schema": SCHEMA,
+        "plan_id": plan.plan_id,
+        "trace_id": plan.trace_id,
+        "verdict": plan.verdict.value,
+        "calibrated": plan.calibrated,
+        "job": _plain(plan.job),
+        "rank_classes": [_rank_class(each) for each in plan.rank_classes],
+        "advice": [
+            {"change": _plain(each.change), "device_bytes": each.device_bytes, "verdict": each.verdict.value}
+            for each in plan.advice
+        ],
+        "provenance": _fields(plan.provenance),
+        "seconds": _fields(plan.seconds),
+    }
+
+
+def from_json(document: Mapping[str, Any]) -> Plan:
+    """The plan that :func:`to_json` wrote.
+
+    Raises PlannerError if the document is of another schema or lacks a key.
+    """
+    schema = document.get("schema")
+    if schema != SCHEMA:
+        raise PlannerError(f"a document of schema {schema!r} is no plan", allowed=SCHEMA, place="schema")
+    try:
+        return Plan(
+            plan_id=document["plan_id"],
+            trace_id=document["trace_id"],
+            calibrated=document["calibrated"],
+            job=document["job"],
+            rank_classes=tuple(_read_rank_class(each) for each in document["rank_classes"]),
+            advice=tuple(
+                Advice(change=each["change"], device_bytes=each["device_bytes"], verdict=Verdict(each["verdict"]))
+                for each in document["advice"]
+            ),
+            provenance=Provenance(**document["provenance"]),
+            seconds=Seconds(**document["seconds"]),
+        )
+    except KeyError as missing:
+        raise PlannerError(f"the plan lacks {missing}", remedy="plan the job again") from missing
+    except (TypeError, ValueError) as wrong:
+        raise PlannerError(f"the plan cannot be read: {wrong}", remedy="plan the job again") from wrong
+
+
+def _rank_class(statement: RankClassStatement) -> dict[str, Any]:
+    return {
+        "representative": statement.representative,
+        "ranks": statement.ranks,
+        "coordinates": dict(statement.coordinates),
+        "peak": _fields(statement.peak),
+        "capacity_bytes": statement.capacity_bytes,
+        "headroom_bytes": statement.headroom_bytes,
+        "verdict": statement.verdict.value,
+        "cache_releases": statement.cache_releases,
+        "at_peak": {category.value: statement.at_peak.get(category, 0) for category in Category},
+        "phases": [_fields(each) for each in statement.phases],
+        "outside_allocator": _fields(statement.outside_allocator),
+        "holders": [_fields(each) for each in statement.holders],
+    }
+
+
+def _read_rank_class(document: Mapping[str, Any]) -> RankClassStatement:
+    peak = document["peak"]
+    low, high = peak["interval_bytes"]
+    return RankClassStatement(
+        representative=document["representative"],
+        ranks=document["ranks"],
+        coordinates=document["coordinates"],
+        peak=Peak(**{**peak, "phase": Phase(peak["phase"]), "interval_bytes": (low, high)}),
+        capacity_bytes=document["capacity_bytes"],
+        verdict=Verdict(document["verdict"]),
+        cache_releases=document["cache_releases"],
+        at_peak={Category(name): count for name, count in document["at_peak"].items()},
+        phases=tuple(PhaseStatement(**{**each, "phase": Phase(each["phase"])}) for each in document["phases"]),
+        outside_allocator=OutsideAllocator(**document["outside_allocator"]),
+        holders=tuple(
+            Holder(**{**each, "category": Category(each["category"]), "shape": tuple(each["shape"])})
+            for each in document["holders"]
+        ),
+    )
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {name: _plain(getattr(record, name)) for name in record.__dataclass_fields__}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
