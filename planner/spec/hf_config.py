@@ -1,0 +1,76 @@
+"""A transformers config.json, read without transformers; the architecture is judged where the model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import SpecError
+from planner.spec.documents import file_text
+from planner.spec.json_text import read_json
+from planner.spec.nodes import Node
+
+_REMOTE_CODE = ("auto_map", "trust_remote_code")
+
+
+def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
+    """The content of a config: from a file relative to `folder`, or as it stands in the spec.
+
+    Raises SpecError if there is no such file, if it is no JSON object, if it wants code from a hub or does not say
+    its model_type.
+    """
+    if node.value is None:
+        return None
+    if isinstance(node.value, str):
+        path = _path(node, folder)
+        config, place = read_json(file_text(path, node.value, node.place), str(path)), str(path)
+    elif isinstance(node.value, dict):
+        config, place = node.plain(), node.place
+    else:
+        raise node.is_error(allowed="the path of a config.json, or its content as a mapping")
+    return _checked(config, place)
+
+
+def _path(node: Node, folder: Path | None) -> Path:
+    assert isinstance(node.value, str)
+    if folder is None:
+        raise node.error(
+            f"is the path {node.shown}, and this spec may not refer to files",
+            remedy="send the bundle that `planner spec --bundle` prints",
+        )
+    return folder / node.value
+
+
+def _checked(config: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(config, dict):
+        raise SpecError(
+            f"the config is {'a list' if isinstance(config, list) else 'a single value'}",
+            allowed="the object that transformers writes as config.json",
+            place=place,
+        )
+    for key in _wanting_remote_code(config, ""):
+        raise SpecError(
+            f"the config wants code from a model hub (`{key}`), and no such code is run",
+            remedy=f"if transformers itself has this architecture, delete `{key}`; else use `factory`",
+            place=place,
+        )
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise SpecError(
+            "the config does not say its model_type",
+            allowed="a text such as llama, bert or vit",
+            remedy="add the `model_type` that transformers knows it by",
+            place=place,
+        )
+    return config
+
+
+def _wanting_remote_code(config: Mapping[str, Any], path: str) -> Iterator[str]:
+    """The dotted keys that ask for code; a multimodal config has whole configs inside."""
+    for key, value in config.items():
+        here = f"{path}.{key}" if path else key
+        if key in _REMOTE_CODE and value:
+            yield here
+        elif isinstance(value, Mapping):
+            yield from _wanting_remote_code(value, here)

@@ -1,0 +1,66 @@
+"""JSON text, read strictly and written the same way everywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from planner.errors import SpecError
+
+# transformers >= 5 spells numbers that JSON does not have this way in config.json
+# (transformers/configuration_utils.py, _encode_special_floats); Mamba-2's time_step_limit needs it.
+_SPECIAL = "__float__"
+_SPECIAL_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def read_json(text: str, source: str) -> Any:
+    """The data of a JSON text; SpecError with line and column if it is no JSON or has a key twice."""
+
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise SpecError(f"the key `{twice}` stands twice in one object", remedy="keep one of them", place=source)
+        return found
+
+    try:
+        data = json.loads(text, object_pairs_hook=without_duplicates)
+    except json.JSONDecodeError as error:
+        place = f"{source}:{error.lineno}:{error.colno}"
+        raise SpecError(f"no JSON: {error.msg}", allowed="one JSON object", place=place) from None
+    except RecursionError:
+        raise SpecError("no usable JSON: nested too deeply", place=source) from None
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise SpecError(f"no usable JSON: {error}", place=source) from None
+    return with_floats(data)
+
+
+def with_floats(data: Any) -> Any:
+    """Plain data in which numbers that JSON does not have are floats again."""
+    if isinstance(data, Mapping):
+        special = data.get(_SPECIAL)
+        if len(data) == 1 and isinstance(special, str) and special in _SPECIAL_FLOATS:
+            return _SPECIAL_FLOATS[special]
+        return {key: with_floats(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [with_floats(value) for value in data]
+    return data
+
+
+def without_floats(data: Any) -> Any:
+    """Plain data in which infinite floats are spelled as transformers does, so that it is JSON."""
+    if isinstance(data, Mapping):
+        return {key: without_floats(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [without_floats(value) for value in data]
+    if isinstance(data, float) and math.isinf(data):
+        return {_SPECIAL: "Infinity" if data > 0 else "-Infinity"}
+    return data
+
+
+def canonical_json(data: Any) -> str:
+    """The one text of plain data for hashing: sorted keys, no spaces, ASCII."""
+    return json.dumps(without_floats(data), sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,145 @@
+"""From nodes to the dataclasses of a job, driven by their type hints and the table of checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.errors import SpecError
+from planner.spec import hf_config, short_forms
+from planner.spec.checks import CHECKS, Check
+from planner.spec.job import Model
+from planner.spec.nearest import did_you_mean
+from planner.spec.nodes import Node
+from planner.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where relative paths of a spec lead; `folder` is None for a spec that may refer to nothing outside."""
+
+    folder: Path | None = None
+
+
+def read_dataclass(kind: type, node: Node, around: Surroundings) -> Any:
+    """The dataclass that a mapping, or one of its short forms, describes; SpecError at the first fault."""
+    written = short_forms.written_out(kind, node).mapping(short_forms.allowed(kind))
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key, child in written.items():
+        if key not in fields:
+            raise _unknown_key(key, child, node, list(fields))
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for name, field in fields.items():
+        if name in written:
+            values[name] = _read_field(kind, name, hints[name], written[name], around)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise SpecError(f"{_joined(node.path, name)} is missing", allowed=_allowed(kind, name), place=node.place)
+    return kind(**values)
+
+
+def _read_field(kind: type, name: str, hint: Any, node: Node, around: Surroundings) -> Any:
+    if (kind, name) == (Model, "hf_config"):
+        return hf_config.read(node, around.folder)
+    if (nested := _dataclass_in(hint)) is not None:
+        if node.value is None and _may_be_none(hint):
+            return None
+        return read_dataclass(nested, node, around)
+    if typing.get_origin(hint) is Mapping:
+        return _read_mapping(hint, node, around)
+    check = CHECKS[kind, name]
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(node.value, list):
+            raise node.is_error(allowed=f"a list, each {check.allowed}")
+        return tuple(_read_value(int, item, check) for item in node.value)
+    return _read_value(hint, node, check)
+
+
+def _read_mapping(hint: Any, node: Node, around: Surroundings) -> dict[str, Any]:
+    nested = typing.get_args(hint)[1]
+    if not dataclasses.is_dataclass(nested):
+        return {key: child.plain() for key, child in node.mapping().items()}
+    # In the order of the names, so that a job is the same whichever way its document was sorted.
+    children = sorted(node.mapping("a mapping of names to inputs").items())
+    return {key: read_dataclass(typing.cast(type, nested), child, around) for key, child in children}
+
+
+def _read_value(hint: Any, node: Node, check: Check) -> Any:
+    value: Any
+    if check.size:
+        value = _read_size(node, check)
+    elif hint is str and node.written:
+        value = node.written  # `torch: 2.10` means the text, not the number 2.1
+    else:
+        value = node.value
+    if hint is float and type(value) is int:
+        value = float(value)
+    if not _has_type(value, hint) or not check.accepts(value):
+        raise node.is_error(allowed=check.allowed, remedy=_remedy(value, hint, check))
+    return value
+
+
+def _read_size(node: Node, check: Check) -> int:
+    if not isinstance(node.value, str | int) or isinstance(node.value, bool):
+        raise node.is_error(allowed=check.allowed, remedy="write a unit: B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
+    try:
+        return parse_bytes(node.value)
+    except ValueError:
+        raise node.is_error(
+            allowed=check.allowed, remedy="the units are B, KB, MB, GB, TB, KiB, MiB, GiB and TiB"
+        ) from None
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Exactly one of the hinted types: true is no whole number here."""
+    kinds = typing.get_args(hint) or (hint,)
+    return type(value) in kinds
+
+
+def _remedy(value: Any, hint: Any, check: Check) -> str:
+    if isinstance(value, str):
+        if check.names:
+            return did_you_mean(value, check.names)
+        if hint is bool and value.lower() in ("yes", "on", "y"):
+            return "write true"
+        if hint is bool and value.lower() in ("no", "off", "n"):
+            return "write false"
+    if hint is int and type(value) is float and value.is_integer():
+        return f"write {int(value)}"
+    return ""
+
+
+def _unknown_key(key: str, child: Node, node: Node, known: list[str]) -> SpecError:
+    where = node.path or "a job spec"
+    return SpecError(
+        f"unknown key `{key}` in {where}",
+        allowed=", ".join(known),
+        remedy=did_you_mean(key, known),
+        place=child.key_place or child.place,
+    )
+
+
+def _dataclass_in(hint: Any) -> type | None:
+    """The dataclass of `X` or `X | None`."""
+    for kind in (hint, *typing.get_args(hint)):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and typing.get_origin(hint) is not Mapping:
+            return kind
+    return None
+
+
+def _may_be_none(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType) and types.NoneType in typing.get_args(hint)
+
+
+def _allowed(kind: type, name: str) -> str:
+    check = CHECKS.get((kind, name))
+    return check.allowed if check else ""
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
