@@ -1,0 +1,111 @@
+"""Who holds the bytes at the allocated peak: per category, per holder, and in the classes of DNNMem."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.events import Category, Event, Phase
+from planner.report.lives import Life, alive, lives, stretches
+from planner.report.statement import Holder
+from planner.report.timelines import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """The allocated peak taken apart.
+
+    `at_peak` sums block bytes, slack included, to the peak; `requested_at_peak` the bytes that were asked for.
+    """
+
+    event: int
+    phase: Phase
+    iteration: int
+    at_peak: Mapping[Category, int]
+    requested_at_peak: Mapping[Category, int]
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DnnMem:
+    """Device bytes in the classes of DNNMem (Gao et al., ESEC/FSE 2020).
+
+    `resident` is the CUDA context and what else lives outside, internal fragmentation and the allocator's reserve.
+    """
+
+    weight_bytes: int
+    in_out_bytes: int
+    ephemeral_bytes: int
+    resident_bytes: int
+
+
+_CLASSES = {
+    Category.PARAMETER: "weight",
+    Category.GRADIENT: "weight",
+    Category.BUCKET: "weight",
+    Category.OPTIMIZER_STATE: "weight",
+    Category.ACTIVATION: "in_out",
+    Category.INPUT: "in_out",
+    Category.TEMPORARY: "ephemeral",
+    Category.WORKSPACE: "ephemeral",
+    Category.COMMUNICATION: "ephemeral",
+    Category.OTHER: "ephemeral",
+}
+
+
+def attribute(events: Sequence[Event], timeline: Timeline) -> Attribution:
+    """The first moment of the highest allocated bytes, and whose they are."""
+    moment = peak_event(timeline)
+    at_peak = dict.fromkeys(Category, 0)
+    requested = dict.fromkeys(Category, 0)
+    held: Counter[tuple[Category, str, str, tuple[int, ...], str]] = Counter()
+    counts: Counter[tuple[Category, str, str, tuple[int, ...], str]] = Counter()
+    for life in alive(lives(events), moment):
+        size = timeline.block_bytes[life.block]
+        key = _holder(life, moment)
+        at_peak[key[0]] += size
+        requested[key[0]] += life.requested_bytes
+        held[key] += size
+        counts[key] += 1
+    holders = [
+        Holder(bytes=size, category=key[0], module=key[1], op=key[2], shape=key[3], dtype=key[4], count=counts[key])
+        for key, size in held.items()
+    ]
+    where = next(each for each in stretches(events) if moment < each.last)
+    peak = timeline.allocated_bytes[moment] if moment >= 0 else 0
+    assert sum(at_peak.values()) == peak, f"{sum(at_peak.values())} bytes have a holder, {peak} are allocated"
+    return Attribution(
+        event=moment,
+        phase=where.phase,
+        iteration=where.iteration,
+        at_peak=at_peak,
+        requested_at_peak=requested,
+        holders=tuple(sorted(holders, key=lambda each: (-each.bytes, each.category, each.module, each.op))),
+    )
+
+
+def peak_event(timeline: Timeline) -> int:
+    """The first event after which most bytes are allocated; -1 if there is none."""
+    allocated = timeline.allocated_bytes
+    return allocated.index(max(allocated)) if len(allocated) else -1
+
+
+def dnnmem(attribution: Attribution, device_bytes: int) -> DnnMem:
+    """The peak in DNNMem's classes: requested bytes by class, everything else of the device bytes is resident."""
+    sums = dict.fromkeys(("weight", "in_out", "ephemeral"), 0)
+    for category, requested in attribution.requested_at_peak.items():
+        sums[_CLASSES[category]] += requested
+    return DnnMem(
+        weight_bytes=sums["weight"],
+        in_out_bytes=sums["in_out"],
+        ephemeral_bytes=sums["ephemeral"],
+        resident_bytes=device_bytes - sum(sums.values()),
+    )
+
+
+def _holder(life: Life, moment: int) -> tuple[Category, str, str, tuple[int, ...], str]:
+    role, origin = life.role_at(moment), life.origin
+    category = role.category if role else life.unnamed
+    module = origin.module or (role.name if role else "")
+    return category, module, origin.op, origin.shape, origin.dtype
