@@ -1,0 +1,325 @@
+"""The caching allocator: cuts segments into blocks, hands them out, joins them again, gives memory back.
+
+After DeviceCachingAllocator in c10/cuda/CUDACachingAllocator.cpp (torch 2.13), without CUDA graphs' private pools.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from planner.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, Block, Pool, Segment, cut, join
+from planner.allocator.device import Device
+from planner.allocator.expandable import ExpandableSegments
+from planner.allocator.rules import Rules
+
+
+class CachingAllocator:
+    """The state of one device's allocator; every number is bytes unless its name says otherwise.
+
+    `device_bytes` is the device's total, of which `per_process_memory_fraction` allows a share; default: the
+    device's capacity. Blocks are named by the integers of the events.
+    """
+
+    def __init__(self, rules: Rules, device: Device, device_bytes: int | None = None) -> None:
+        self.rules = rules
+        self.device = device
+        self.requested = 0
+        self.allocated = 0
+        self.active = 0
+        self.reserved = 0
+        self.segments = 0
+        self.peak_reserved = 0
+        self.cache_releases = 0
+        """How often cached memory had to be given back before an allocation could go on."""
+        total = device_bytes if device_bytes is not None else device.capacity_bytes
+        self.allowed: int | None = None
+        """Most bytes that the process may reserve; None: what the device has."""
+        if total is not None and rules.per_process_memory_fraction < 1.0:
+            self.allowed = int(rules.per_process_memory_fraction * total)
+        self._expandable = ExpandableSegments(rules, device, total, self._account)
+        self._sizes: dict[int, int] = {}
+        self._pools: dict[tuple[int, bool], Pool] = {}
+        self._live: dict[int, Block] = {}
+        self._waiting: dict[int, Block] = {}
+        self._used_elsewhere: dict[int, Block] = {}
+        self._collects = self.allowed is not None and rules.garbage_collection_threshold > 0.0
+        self._lookups = 0
+        self._plain = not (rules.expandable_segments or rules.max_split_bytes is not None or self._collects)
+
+    def malloc(self, name: int, requested: int, stream: int = 0) -> Block | None:
+        """The block for `requested` bytes; None if the memory does not suffice even after releasing the cache."""
+        if requested == 0:  # c10::cuda::CUDACachingAllocator::allocate asks for nothing then
+            return self._nothing(name, stream)
+        size = self._sizes.get(requested)
+        if size is None:
+            size = self._sizes[requested] = self.rules.round_size(requested)
+        rules = self.rules
+        pool = self._pools.get((stream, size <= rules.small_bytes))
+        if pool is None:
+            pool = self.pool(stream, size <= rules.small_bytes)
+        block: Block | None
+        if self._plain:
+            keys = pool.keys
+            index = bisect_left(keys, size << ADDRESS_BITS)
+            if index < len(keys):
+                block = pool.at.pop(keys.pop(index) & ADDRESS_MASK)
+                block.free = False
+            else:
+                block = self._new_block(pool, size)
+        else:
+            block = self._fitting(pool, size) or self._new_block(pool, size)
+        if block is None:
+            return None
+        if block.size != size and self._cuts(pool, size, block.size - size):
+            rest = cut(block, size)
+            rest.born = self._lookups
+            pool.put(rest)
+        block.requested = requested
+        self._live[name] = block
+        self.requested += requested
+        self.allocated += block.size
+        self.active += block.size
+        return block
+
+    def free(self, name: int) -> None:
+        """Takes a block back; it waits if another stream still uses it."""
+        block = self._live.pop(name)
+        self.allocated -= block.size
+        if block.uses is not None:
+            del self._used_elsewhere[name]
+            self._waiting[name] = block
+            return
+        self._settle(block)
+
+    def use(self, name: int, stream: int) -> None:
+        """Notes that another stream uses the block (recordStream); uses on its own stream mean nothing."""
+        block = self._live[name]
+        if stream == block.pool.stream or block.size == 0:
+            return
+        if block.uses is None:
+            block.uses = set()
+            self._used_elsewhere[name] = block
+        block.uses.add(stream)
+
+    def passed(self, name: int) -> None:
+        """Every use of the block has passed; if it was waiting, it is free now."""
+        block = self._waiting.pop(name, None)
+        if block is not None:
+            self._settle(block)
+        elif self._used_elsewhere.pop(name, None) is not None:
+            self._live[name].uses = None
+
+    def synchronize(self) -> None:
+        """Every use of every block has passed."""
+        for block in self._used_elsewhere.values():
+            block.uses = None
+        self._used_elsewhere.clear()
+        self._settle_waiting()
+
+    def empty_cache(self) -> None:
+        """Gives back every segment, or page of one, in which no block is used (release_cached_blocks)."""
+        self._settle_waiting()
+        for small in (False, True):
+            for pool in [pool for (_, is_small), pool in sorted(self._pools.items()) if is_small == small]:
+                for block in pool.free_blocks():
+                    if block.segment.expandable:
+                        known = self._expandable.ranges
+                        self._expandable.shrink(block)
+                        self.segments += self._expandable.ranges - known
+                    elif block.alone:
+                        self._release(block)
+
+    def pool(self, stream: int, small: bool) -> Pool:
+        """The pool of a stream, made on its first use."""
+        return self._pools.setdefault((stream, small), Pool(stream, small))
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block of every segment, segment by segment in order of address, each segment from its start."""
+        heads: dict[int, Block] = {}
+        used = [*self._live.values(), *self._waiting.values()]
+        for pool in self._pools.values():
+            used += [*pool.at.values(), *pool.unmapped.values()]
+        for block in used:
+            if block.size and block.before is None:
+                heads[block.address] = block
+        for address in sorted(heads):
+            following: Block | None = heads[address]
+            while following is not None:
+                yield following
+                following = following.after
+
+    def adopt(
+        self, segment: Segment, pool: Pool, stretches: list[tuple[int, int | None, int]], waiting: set[int]
+    ) -> None:
+        """Takes over a segment that exists already.
+
+        `stretches` are its blocks in order of address: size, name (None: free), requested bytes; names in `waiting`
+        were given up and wait for a stream. What lies behind them in an expandable segment has no memory.
+        """
+        address, before = segment.address, None
+        for size, name, requested in stretches:
+            block = Block(address, size, pool, segment)
+            block.before = before
+            if before is not None:
+                before.after = block
+            address, before = address + size, block
+            if name is None:
+                pool.put(block)
+                continue
+            block.requested = requested
+            self.requested += requested
+            self.active += size
+            if name in waiting:
+                self._waiting[name] = block
+            else:
+                self._live[name] = block
+                self.allocated += size
+        held = sum(size for size, _, _ in stretches)
+        if segment.expandable:
+            self._expandable.leave_unmapped(segment, pool, address, before)
+            self._plain = False
+        segment.mapped_bytes = held
+        self.segments += 1
+        self._account(held)
+        self.device.taken_bytes += held
+
+    def _nothing(self, name: int, stream: int) -> Block:
+        block = Block(0, 0, self.pool(stream, True), Segment(0, 0))
+        self._live[name] = block
+        return block
+
+    def _cuts(self, pool: Pool, size: int, rest: int) -> bool:
+        """should_split: whether the rest of a block becomes a block of its own."""
+        rules = self.rules
+        if pool.small or rules.expandable_segments:
+            return rest >= rules.minimum_block_bytes
+        limit = rules.max_split_bytes
+        return rest > rules.largest_unsplit_rest_bytes and (limit is None or size < limit)
+
+    def _fitting(self, pool: Pool, size: int) -> Block | None:
+        """get_free_block: the smallest free block that fits, where options other than the default look further."""
+        if self._collects and not pool.small:
+            self._lookups += 1
+        block = self._expandable.best_fit(pool, size)
+        if block is None:
+            return None
+        limit = self.rules.max_split_bytes
+        if limit is not None:
+            if size < limit <= block.size:
+                return None
+            if size >= limit and block.size >= size + self.rules.max_non_split_rounding_bytes:
+                return None
+        pool.take(block)
+        return block
+
+    def _new_block(self, pool: Pool, size: int) -> Block | None:
+        """Asks the device; under pressure first gives back a large cached block, then the whole cache."""
+        if self._collects:
+            self._collect_garbage()
+        wanted = self.rules.segment_size(size)
+        block = self._ask_device(pool, size, wanted)
+        if block is not None:
+            return block
+        before = self.reserved
+        if self.rules.max_split_bytes is not None and self._release_oversize(pool, size):
+            block = self._ask_device(pool, size, wanted)
+        if block is None:
+            self.empty_cache()
+            released = before - self.reserved
+            block = self._ask_device(pool, size, wanted)
+        else:
+            released = 1
+        self.cache_releases += released > 0
+        return block
+
+    def _ask_device(self, pool: Pool, size: int, wanted: int) -> Block | None:
+        """alloc_block."""
+        if self.allowed is not None and self.reserved + wanted > self.allowed:
+            return None
+        if self.rules.expandable_segments:
+            known = self._expandable.ranges
+            block = self._expandable.grow(pool, size)
+            self.segments += self._expandable.ranges - known
+            return block
+        address = self.device.take(wanted)
+        if address is None:
+            return None
+        self.segments += 1
+        self._account(wanted)
+        return Block(address, wanted, pool, Segment(address, wanted, mapped_bytes=wanted))
+
+    def _account(self, change: int) -> None:
+        self.reserved += change
+        if self.reserved > self.peak_reserved:
+            self.peak_reserved = self.reserved
+
+    def _settle(self, block: Block) -> None:
+        """free_block: joins the block with its free neighbours and puts it into its pool."""
+        self.active -= block.size
+        self.requested -= block.requested
+        if block.size == 0:
+            return
+        block.uses = None
+        pool = block.pool
+        neighbour = block.before
+        if neighbour is not None and neighbour.free:
+            pool.take(neighbour)
+            join(block, neighbour)
+        neighbour = block.after
+        if neighbour is not None and neighbour.free:
+            pool.take(neighbour)
+            join(block, neighbour)
+        block.born = self._lookups
+        pool.put(block)
+
+    def _settle_waiting(self) -> None:
+        for block in self._waiting.values():
+            self._settle(block)
+        self._waiting.clear()
+
+    def _release(self, block: Block) -> None:
+        """release_block: a segment goes back to the device."""
+        block.pool.take(block)
+        self.device.give_back(block.address, block.size)
+        self.segments -= 1
+        self._account(-block.size)
+
+    def _release_oversize(self, pool: Pool, size: int) -> bool:
+        """release_available_cached_blocks: with `max_split_size_mb`, one or more of the blocks that are never cut."""
+        limit = self.rules.max_split_bytes or 0
+        needed = max(size, limit)
+        blocks = pool.free_blocks()
+        index = bisect_left(pool.keys, needed << ADDRESS_BITS)
+        if index < len(blocks) and not blocks[index].segment.expandable:
+            self._release(blocks[index])
+            return True
+        released = 0
+        for block in reversed(blocks[:index]):
+            if released >= needed or block.size < limit:
+                break
+            if not block.segment.expandable:
+                released += block.size
+                self._release(block)
+        return released >= needed
+
+    def _collect_garbage(self) -> None:
+        """garbage_collect_cached_blocks: above the threshold, segments not reused for longer than the average go."""
+        assert self.allowed is not None
+        threshold = int(self.rules.garbage_collection_threshold * self.allowed)
+        if self.reserved <= threshold:
+            return
+        target, reclaimed = self.reserved - threshold, 0
+        pools = [pool for (_, small), pool in sorted(self._pools.items()) if not small]
+        idle = [block for pool in pools for block in pool.free_blocks() if block.alone]
+        total_age = sum(self._lookups - block.born for block in idle)
+        while reclaimed < target and idle:
+            average = total_age / len(idle)
+            old = [block for block in idle if self._lookups - block.born >= average and not block.segment.expandable]
+            if not old:
+                return
+            for block in old:
+                reclaimed += block.size
+                total_age -= self._lookups - block.born
+                idle.remove(block)
+                self._release(block)

@@ -1,0 +1,160 @@
+"""Expandable segments: one range of addresses per stream and pool, into which memory is mapped page by page.
+
+After ExpandableSegment, find_expandable_block, try_allocate_expandable_block, map_block and unmap_block in
+c10/cuda/CUDACachingAllocator.cpp (torch 2.13).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+from planner.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, Block, Pool, Segment, cut, join
+from planner.allocator.device import Device
+from planner.allocator.rules import Rules
+from planner.units import TIB
+
+
+class ExpandableSegments:
+    """Grows and shrinks the ranges of one device; `account` is told by how much the reserved bytes change.
+
+    `device_bytes` decides how long a range is (9/8 of the device, as upstream); unknown: longer than any GPU.
+    """
+
+    def __init__(self, rules: Rules, device: Device, device_bytes: int | None, account: Callable[[int], None]) -> None:
+        self.ranges = 0
+        """Ranges that exist now."""
+        self._rules = rules
+        self._device = device
+        self._account = account
+        self._length = TIB if device_bytes is None else device_bytes + device_bytes // 8
+
+    def best_fit(self, pool: Pool, size: int) -> Block | None:
+        """The free block for `size`, still in its pool.
+
+        A block at the end of the mapped part counts as large as it can become, so that blocks which fit without
+        growing are used first.
+        """
+        keys = pool.keys
+        index = bisect_left(keys, size << ADDRESS_BITS)
+        if index == len(keys):
+            return None
+        block = pool.at[keys[index] & ADDRESS_MASK]
+        if not self._rules.expandable_segments:
+            while block.segment.expandable:
+                index += 1
+                if index == len(keys):
+                    return None
+                block = pool.at[keys[index] & ADDRESS_MASK]
+            return block
+        while block.segment.expandable and index + 1 < len(keys):
+            other = pool.at[keys[index + 1] & ADDRESS_MASK]
+            if _possible_size(other) >= _possible_size(block):
+                break
+            block, index = other, index + 1
+        return block
+
+    def grow(self, pool: Pool, size: int) -> Block | None:
+        """Maps memory until a free block holds `size`, and takes it; None if the device has not enough."""
+        block = self._candidate(pool, size)
+        if not block.mapped and not self._map(block, min(block.size, size)):
+            return None
+        while block.size < size:
+            following = block.after
+            assert following is not None
+            if not self._map(following, min(size - block.size, following.size)):
+                return None
+            block = following
+        pool.take(block)
+        return block
+
+    def shrink(self, block: Block) -> None:
+        """Unmaps the whole pages inside a free block."""
+        segment, pool = block.segment, block.pool
+        page = self._rules.page_bytes(pool.small)
+        start = segment.address + -(-(block.address - segment.address) // page) * page
+        end = segment.address + (block.address + block.size - segment.address) // page * page
+        if start >= end:
+            return
+        pool.take(block)
+        if start > block.address:
+            rest = cut(block, start - block.address)
+            pool.put(block)
+            block = rest
+        if end < block.address + block.size:
+            pool.put(cut(block, end - start))
+        self._device.unmap(start, end - start)
+        self._account(start - end)
+        segment.mapped_bytes -= end - start
+        block.mapped = False
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and not neighbour.mapped:
+                del pool.unmapped[neighbour.address]
+                join(block, neighbour)
+        if block.alone:
+            self.ranges -= 1
+        else:
+            pool.unmapped[block.address] = block
+
+    def leave_unmapped(self, segment: Segment, pool: Pool, address: int, before: Block | None) -> None:
+        """Adds a range whose part from `address` on, behind `before`, has no memory."""
+        self.ranges += 1
+        block = Block(address, segment.address + segment.size - address, pool, segment)
+        block.mapped = False
+        block.before = before
+        if before is not None:
+            before.after = block
+        pool.unmapped[address] = block
+
+    def _candidate(self, pool: Pool, size: int) -> Block:
+        """The lowest address at which free and unmapped blocks in a row make room for `size`."""
+        for address in sorted(pool.unmapped):
+            block = pool.unmapped[address]
+            if block.before is not None and block.before.free:
+                block = block.before
+            if _room(block, size):
+                return block
+        page = self._rules.page_bytes(pool.small)
+        length = -(-self._length // page) * page
+        segment = Segment(self._device.reserve_range(length), length, expandable=True)
+        self.leave_unmapped(segment, pool, segment.address, None)
+        return pool.unmapped[segment.address]
+
+    def _map(self, block: Block, size: int) -> bool:
+        """Puts memory under the first `size` bytes of an unmapped block, rounded up to whole pages."""
+        pool, segment = block.pool, block.segment
+        page = self._rules.page_bytes(pool.small)
+        mapped = -(-size // page) * page
+        if not self._device.map(block.address, mapped):
+            return False
+        del pool.unmapped[block.address]
+        block.mapped = True
+        if mapped < block.size:
+            rest = cut(block, mapped)
+            rest.mapped = False
+            pool.unmapped[rest.address] = rest
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.free:
+                pool.take(neighbour)
+                join(block, neighbour)
+        pool.put(block)
+        segment.mapped_bytes += mapped
+        self._account(mapped)
+        return True
+
+
+def _possible_size(block: Block) -> int:
+    following = block.after
+    return block.size + (following.size if following is not None and not following.mapped else 0)
+
+
+def _room(block: Block, size: int) -> bool:
+    found, following = 0, block
+    while found < size:
+        found += following.size
+        if found >= size or following.after is None:
+            break
+        following = following.after
+        if not following.free and following.mapped:
+            break
+    return found >= size
