@@ -10,18 +10,20 @@ from planner.errors import SpecError
 from planner.spec.nearest import did_you_mean, nearest
 from planner.spec.nodes import Node
 from planner.spec.yaml_text import read_yaml
+from planner.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogGpu:
-    """One GPU; `total_bytes` is what `torch.cuda.get_device_properties().total_memory` reports."""
+    """One GPU; `total_bytes` is what `torch.cuda.get_device_properties().total_memory` reports.
+
+    `provenance` names who reported the figure, or says "vendor's figure" where nobody did.
+    """
 
     name: str
     total_bytes: int
     arch: str
     provenance: str
-    measured: bool
-    """False for a vendor's figure that no report of a driver backs."""
     aliases: tuple[str, ...] = ()
     """How schedulers call it: Ray's accelerator type, Slurm's gres type; one alias may name several GPUs."""
 
@@ -66,9 +68,8 @@ def _entry(name: str, node: Node) -> CatalogGpu:
     facts = node.plain()
     return CatalogGpu(
         name=name,
-        total_bytes=facts["total_bytes"],
+        total_bytes=parse_bytes(facts["total_bytes"]),
         arch=facts["arch"],
         provenance=facts["provenance"],
-        measured=facts["measured"],
         aliases=tuple(facts.get("aliases", ())),
     )
