@@ -1,0 +1,54 @@
+"""Loading a checkpoint before training: what `torch.load` would hand over, and what stays of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from planner.errors import SpecError
+from planner.events import Category
+from planner.spec import job
+from planner.training.observer import Observer
+
+MAP_LOCATIONS = ("cpu", "device")
+
+
+def load(
+    model: nn.Module, spec: job.CheckpointLoad, device: torch.device, observer: Observer
+) -> dict[str, Tensor] | None:
+    """Loads a state dict as large as the model's into the model; returns it if the reference is kept.
+
+    Mapped to `cpu`, the host's tensors are zeros without storage of their own, so that a plan of a large model needs
+    no such memory on the host; the device sees the same copies. Raises SpecError for another map_location.
+    """
+    if spec.map_location not in MAP_LOCATIONS:
+        raise SpecError(
+            f"unknown map_location {spec.map_location!r}",
+            allowed=", ".join(MAP_LOCATIONS),
+            place="train.checkpoint_load.map_location",
+        )
+    on_device = spec.map_location == "device" or device.type == "cpu"
+    state = _on_device(model, observer) if on_device else _on_host(model)
+    model.load_state_dict(state)
+    return state if spec.keep_reference else None
+
+
+def _on_device(model: nn.Module, observer: Observer) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = {}
+    copies: dict[int, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        # A checkpoint keeps shared tensors shared: tied embeddings are loaded once.
+        copy = copies.get(tensor.untyped_storage()._cdata)
+        if copy is None or copy.shape != tensor.shape:
+            copy = tensor.detach().clone()
+            observer.assign(copy, Category.OTHER, f"checkpoint.{name}")
+            copies[tensor.untyped_storage()._cdata] = copy
+        state[name] = copy
+    return state
+
+
+def _on_host(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: torch.zeros((), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
+        for name, tensor in model.state_dict().items()
+    }

@@ -1,0 +1,154 @@
+"""What a model takes: the tensors of one micro-batch, made on the host and copied to the device.
+
+Sizes come from the model's own config; whatever `train.inputs` says wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.errors import SpecError
+from planner.events import Category
+from planner.spec import job
+from planner.training import signatures
+from planner.training.dtypes import any_dtype
+from planner.training.observer import Observer
+
+TARGETS = ("labels", "target", "targets")
+"""Names in `train.inputs` that the loss gets when the model's forward does not take them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """The tensors of a micro-batch, by name, without the batch dim."""
+
+    arguments: Mapping[str, job.Input]
+    """What the model is called with."""
+    positional: bool = False
+    """Called by position: the forward has none of these names."""
+    labels: Mapping[str, job.Input] = field(default_factory=dict)
+    """What the model needs in addition to compute its own loss; the first is the target of a loss by hand."""
+    own_labels: Mapping[str, job.Input] | None = None
+    """Where the model's own loss wants other labels than a loss by hand."""
+    by_hand: Mapping[str, job.Input] = field(default_factory=dict)
+    """Arguments that the model makes from the labels when it computes its own loss, and needs otherwise."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    own_loss: bool = False
+    """The model's output has nothing a loss by hand could start from: only its own loss is possible."""
+    image_token: int = -1
+    image_tokens: int = 0
+    """So many of the first tokens of `input_ids` stand for the image."""
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """One micro-batch on the device."""
+
+    arguments: dict[str, Tensor]
+    labels: dict[str, Tensor]
+
+    @property
+    def target(self) -> Tensor | None:
+        return next(iter(self.labels.values()), None)
+
+
+def feed_of(model: nn.Module, spec: job.Job) -> Feed:
+    """What this model takes. Raises SpecError if neither the model nor the job says so."""
+    given = dict(spec.train.inputs)
+    if hasattr(model, "config") and hasattr(model, "main_input_name") and spec.model.hf_config is not None:
+        from planner.training import transformers_inputs
+
+        return _override(transformers_inputs.feed_of(model, spec), given, model)
+    length = spec.train.sequence_length
+    if not given and length:
+        vocab = getattr(model, "vocab", 2)
+        tokens = job.Input(shape=(length,), dtype="int64", maximum=vocab)
+        given = {"input_ids": tokens, "labels": tokens}
+    if not given:
+        raise SpecError(
+            "nothing says what the model takes",
+            allowed="train.inputs: {NAME: {shape: [3, 224, 224], dtype: float32}}, or train.sequence_length for tokens",
+            place="train.inputs",
+        )
+    return _of_names(model, given)
+
+
+def make(feed: Feed, batch: int, device: torch.device, observer: Observer, *, own_loss: bool) -> MicroBatch:
+    """A micro-batch as a data loader hands it over: made on the host, then copied to the device.
+
+    `own_loss`: with the labels that the model's own loss takes.
+    """
+    labels = feed.own_labels if own_loss and feed.own_labels is not None else feed.labels
+    wanted = feed.arguments if own_loss else {**feed.arguments, **feed.by_hand}
+    arguments = {name: _host(name, spec, batch) for name, spec in wanted.items()}
+    if feed.image_tokens:
+        ids = arguments["input_ids"]
+        ids[ids == feed.image_token] = 0
+        ids[:, : feed.image_tokens] = feed.image_token
+    return MicroBatch(
+        arguments={name: to_device(tensor, device, observer, name) for name, tensor in arguments.items()},
+        labels={name: to_device(_host(name, spec, batch), device, observer, name) for name, spec in labels.items()},
+    )
+
+
+def to_device(tensor: Tensor, device: torch.device, observer: Observer, name: str) -> Tensor:
+    """The tensor on the device, told as an input."""
+    moved = tensor.to(device, non_blocking=True)
+    observer.assign(moved, Category.INPUT, name)
+    return moved
+
+
+def _host(name: str, spec: job.Input, batch: int) -> Tensor:
+    dtype = any_dtype(spec.dtype, place=f"train.inputs.{name}.dtype")
+    shape = (batch, *spec.shape)
+    if name.endswith("attention_mask"):
+        return torch.ones(shape, dtype=dtype)
+    if dtype is torch.bool:
+        return torch.rand(shape) < 0.5
+    if dtype.is_floating_point:
+        # One random example for the whole batch: the values only have to be finite, and large batches take seconds.
+        return torch.randn(spec.shape, dtype=torch.float32).to(dtype).expand(shape).contiguous()
+    return torch.randint(0, max(1, spec.maximum), shape, dtype=dtype)
+
+
+def _of_names(model: nn.Module, given: dict[str, job.Input]) -> Feed:
+    takes = signatures.of_forward(model)
+    labels = {name: spec for name, spec in given.items() if name in TARGETS and not takes.has(name)}
+    arguments = {name: spec for name, spec in given.items() if name not in labels}
+    unknown = [name for name in arguments if not takes.has(name)]
+    if not unknown:
+        return Feed(arguments=arguments, labels=labels)
+    if takes.positional < len(arguments):
+        raise SpecError(
+            f"the model's forward does not take {', '.join(unknown)}",
+            allowed=", ".join(takes.names) or "nothing",
+            place="train.inputs",
+        )
+    return Feed(arguments=arguments, labels=labels, positional=True)
+
+
+def _override(found: Feed, given: dict[str, job.Input], model: nn.Module) -> Feed:
+    if not given:
+        return found
+    takes = signatures.of_forward(model)
+    for name in given:
+        if name not in TARGETS and name not in takes.names:
+            raise SpecError(
+                f"{type(model).__name__} does not take the input {name!r}",
+                allowed=", ".join(takes.names),
+                place=f"train.inputs.{name}",
+            )
+    label_names = {*found.labels, *(found.own_labels or {}), *TARGETS}
+    labels = {name: spec for name, spec in given.items() if name in label_names}
+    arguments = {name: spec for name, spec in given.items() if name not in label_names}
+    return replace(
+        found,
+        arguments={**found.arguments, **arguments},
+        labels={**found.labels, **labels},
+        own_labels=None if found.own_labels is None else {**found.own_labels, **labels},
+    )

@@ -1,0 +1,132 @@
+"""The training loop: micro-batches, clipping, the optimizer's step, evaluation.
+
+What lives how long is that of transformers' Trainer and of torchtitan: the model's output ends with the computation of
+the loss, before the backward; the micro-batch and its loss live until the backward has ended.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+from planner.events import Category, Phase
+from planner.spec import job
+from planner.training import inputs, ownership
+from planner.training.inputs import Feed
+from planner.training.loss import Objective
+from planner.training.observer import Observer, Silent
+from planner.training.precision import Precision
+from planner.training.wraps.ddp import Replicated
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """Everything the iterations need, built and wrapped."""
+
+    train: job.Train
+    replicate: job.DpReplicate
+    model: nn.Module
+    bare_model: nn.Module
+    optimizer: torch.optim.Optimizer
+    objective: Objective
+    feed: Feed
+    precision: Precision
+    device: torch.device
+    observer: Observer
+
+    def __post_init__(self) -> None:
+        self._gradients = ownership.Gradients(self.bare_model, self.observer)
+
+    def run(self) -> None:
+        """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
+        with self._gradients.told():
+            for iteration in range(1, self.train.iterations + 1):
+                self._iterate(iteration)
+                if self._evaluates(iteration):
+                    self._evaluate(iteration)
+                gc.collect()
+
+    def _iterate(self, iteration: int) -> None:
+        steps = self.train.gradient_accumulation_steps
+        for micro_batch in range(1, steps + 1):
+            with self._syncing(last=micro_batch == steps):
+                self._micro_batch(iteration)
+        self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
+        self._step()
+
+    def _micro_batch(self, iteration: int) -> None:
+        self.observer.mark(Phase.FORWARD, iteration)
+        batch = inputs.make(
+            self.feed, self.train.micro_batch_size, self.device, self.observer, own_loss=self.objective.own
+        )
+        with self.precision.autocast():
+            loss = self.objective(self.model, batch)
+        if self.train.gradient_accumulation_steps > 1:
+            loss = loss / self.train.gradient_accumulation_steps
+        self.observer.mark(Phase.BACKWARD, iteration)
+        self.precision.scaled(loss).backward()  # type: ignore[no-untyped-call]
+        self._tell_communication()
+
+    def _step(self) -> None:
+        scaler, limit = self.precision.scaler, self.train.gradient_clipping
+        if limit:
+            if scaler is not None:
+                scaler.unscale_(self.optimizer)
+            clip_grad_norm_(self._trained(), limit)
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+        if not isinstance(self.observer, Silent):
+            ownership.tell_optimizer_state(self.optimizer, self.bare_model, self.observer)
+        self.optimizer.zero_grad(set_to_none=self.train.zero_grad_set_to_none)
+
+    def _trained(self) -> Iterator[nn.Parameter]:
+        return (parameter for parameter in self.bare_model.parameters() if parameter.requires_grad)
+
+    def _syncing(self, *, last: bool) -> AbstractContextManager[None]:
+        """DDP reduces in the last micro-batch only, if the job accumulates under `no_sync`."""
+        if last or not self.replicate.no_sync or not isinstance(self.model, DistributedDataParallel):
+            return nullcontext()
+        return self.model.no_sync()
+
+    def _tell_communication(self) -> None:
+        if isinstance(self.observer, Silent) or not isinstance(self.model, Replicated):
+            return
+        for name, tensor in self.model.communication_tensors():
+            self.observer.assign(tensor, Category.COMMUNICATION, name)
+        if self.replicate.gradient_as_bucket_view and self.model.require_backward_grad_sync:
+            self._gradients.moved_into_buckets()
+
+    def _evaluates(self, iteration: int) -> bool:
+        if self.train.eval is None:
+            return False
+        every, last = self.train.eval.every, self.train.iterations
+        return iteration % every == 0 or (iteration == last and every > last)
+
+    def _evaluate(self, iteration: int) -> None:
+        """One batch without a graph: the model in eval mode, its loss computed, then back to training."""
+        assert self.train.eval is not None
+        self.observer.mark(Phase.EVAL, iteration)
+        with _evaluating(self.model), torch.no_grad(), self.precision.autocast():
+            batch = inputs.make(
+                self.feed, self.train.eval.micro_batch_size, self.device, self.observer, own_loss=self.objective.own
+            )
+            self.objective(self.model, batch)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()

@@ -1,0 +1,136 @@
+"""Losses: how the output of a model becomes the scalar that the backward starts from.
+
+`cross_entropy` is the loop that people write by hand: the model is called without labels, its logits enter
+`F.cross_entropy` in `loss.dtype` (float32 unless said otherwise), tokens flattened, targets already shifted by the data
+loader. `model` hands the labels to the model, which returns its loss itself, as transformers' Trainer does: causal
+models then shift and pad the labels and take the cross entropy in float32. A model whose output has no logits (CLIP,
+question answering) always uses its own loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from planner.errors import SpecError
+from planner.spec import job
+from planner.training import inputs
+from planner.training.dtypes import floating
+from planner.training.inputs import Feed, MicroBatch
+from planner.training.observer import Observer
+
+LOSSES = ("cross_entropy", "mse", "sum", "model")
+
+
+class Objective:
+    """Calls the model and computes the loss; nothing but the loss outlives the call."""
+
+    def __init__(self, spec: job.Loss, feed: Feed, device: torch.device, observer: Observer) -> None:
+        """Raises SpecError for a loss that does not exist."""
+        if spec.name not in LOSSES:
+            raise SpecError(f"unknown loss {spec.name!r}", allowed=", ".join(LOSSES), place="train.loss.name")
+        self.own = spec.name == "model" or (feed.own_loss and spec.name != "sum")
+        self._name, self._chunks = spec.name, spec.chunks
+        self._dtype = floating(spec.dtype, place="train.loss.dtype")
+        self._feed, self._device, self._observer = feed, device, observer
+
+    def __call__(self, model: nn.Module, batch: MicroBatch) -> Tensor:
+        """The loss of one micro-batch, a scalar on the device."""
+        output = self._call(model, batch)
+        if self.own:
+            return _own_loss(output)
+        logits = logits_of(output)
+        if self._name == "sum":
+            return logits.to(self._dtype).sum()
+        if self._name == "mse":
+            return self._squares(logits, batch)
+        target = batch.target if batch.target is not None else self._classes_like(logits)
+        return cross_entropy(logits, target, self._dtype, self._chunks)
+
+    def _call(self, model: nn.Module, batch: MicroBatch) -> Any:
+        if self._feed.positional:
+            return model(*batch.arguments.values(), **self._feed.constants)
+        labels = batch.labels if self.own else {}
+        return model(**batch.arguments, **labels, **self._feed.constants)
+
+    def _squares(self, prediction: Tensor, batch: MicroBatch) -> Tensor:
+        target = batch.target
+        if target is None:
+            made = torch.zeros(prediction.shape)
+            target = inputs.to_device(made, self._device, self._observer, "target")
+        return functional.mse_loss(prediction.to(self._dtype), target.to(self._dtype))
+
+    def _classes_like(self, logits: Tensor) -> Tensor:
+        """Targets for logits whose shape nobody knew before: classes in dim 1 of images, in the last dim else."""
+        dim = 1 if logits.dim() >= 4 else logits.dim() - 1
+        shape = (*logits.shape[:dim], *logits.shape[dim + 1 :])
+        classes = torch.randint(0, logits.shape[dim], shape)
+        return inputs.to_device(classes, self._device, self._observer, "labels")
+
+
+def cross_entropy(logits: Tensor, target: Tensor, dtype: torch.dtype, chunks: int = 1) -> Tensor:
+    """Mean cross entropy in `dtype`; with `chunks` > 1 the tokens are taken chunk by chunk, as torchtune does.
+
+    Logits are (batch, classes), (batch, tokens, classes) or, for images, (batch, classes, height, width). Chunks bound
+    how much of the logits exists in `dtype` at once.
+    """
+    if logits.dim() >= 4:
+        return functional.cross_entropy(_resized(logits, target).to(dtype), target)
+    if logits.dim() == 3:
+        logits, target = logits.flatten(0, 1), target.flatten()
+    if chunks == 1:
+        return functional.cross_entropy(logits.to(dtype), target)
+    parts = zip(logits.chunk(chunks), target.chunk(chunks), strict=True)
+    total = sum(functional.cross_entropy(part.to(dtype), classes, reduction="sum") for part, classes in parts)
+    assert isinstance(total, Tensor)
+    return total / target.numel()
+
+
+def logits_of(output: Any) -> Tensor:
+    """The tensor that a loss by hand starts from: `logits` where the output has them, else its first float tensor."""
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    found = _first_float(output)
+    if found is None:
+        raise SpecError(
+            f"the model returns a {type(output).__name__} without a floating-point tensor",
+            allowed="a tensor, or a tuple, dict or dataclass of tensors",
+            place="model",
+        )
+    return found
+
+
+def _resized(logits: Tensor, target: Tensor) -> Tensor:
+    if logits.shape[2:] == target.shape[1:]:
+        return logits
+    return functional.interpolate(logits, size=target.shape[1:], mode="bilinear", align_corners=False)
+
+
+def _own_loss(output: Any) -> Tensor:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is None and isinstance(output, Tensor) and output.dim() == 0:
+        loss = output
+    if not isinstance(loss, Tensor):
+        raise SpecError(
+            f"the model returned no loss ({type(output).__name__})",
+            allowed="cross_entropy, mse, sum for models that return none",
+            place="train.loss.name",
+        )
+    return loss
+
+
+def _first_float(output: Any) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output if output.is_floating_point() else None
+    if isinstance(output, Mapping):
+        values: Sequence[Any] = list(output.values())
+    elif isinstance(output, list | tuple):
+        values = output
+    else:
+        values = list(getattr(output, "__dict__", {}).values())
+    return next((found for value in values if (found := _first_float(value)) is not None), None)

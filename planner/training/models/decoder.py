@@ -1,0 +1,112 @@
+"""The built-in Llama-shaped decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+The shapes are those of Llama (Touvron et al. 2023); positions are rotated as in Su et al. 2021, base 500,000 as in
+Llama 3. It has no dropout and no bias.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from planner.errors import SpecError
+from planner.spec import job
+
+ROTARY_BASE = 500_000.0
+
+
+class Attention(nn.Module):
+    def __init__(self, hidden: int, heads: int, kv_heads: int) -> None:
+        super().__init__()
+        self.head_dim = hidden // heads
+        self.grouped = heads != kv_heads
+        self.q = nn.Linear(hidden, heads * self.head_dim, bias=False)
+        self.k = nn.Linear(hidden, kv_heads * self.head_dim, bias=False)
+        self.v = nn.Linear(hidden, kv_heads * self.head_dim, bias=False)
+        self.o = nn.Linear(heads * self.head_dim, hidden, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k, v = (self._by_head(projection(x)) for projection in (self.q, self.k, self.v))
+        mixed = functional.scaled_dot_product_attention(
+            _rotate(q, cos, sin), _rotate(k, cos, sin), v, is_causal=True, enable_gqa=self.grouped
+        )
+        return self.o(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        return x.view(batch, length, -1, self.head_dim).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden, ffn, bias=False)
+        self.up = nn.Linear(hidden, ffn, bias=False)
+        self.down = nn.Linear(ffn, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(functional.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    def __init__(self, spec: job.Decoder) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(spec.hidden, eps=1e-5)
+        self.attention = Attention(spec.hidden, spec.heads, spec.kv_heads)
+        self.ffn_norm = nn.RMSNorm(spec.hidden, eps=1e-5)
+        self.ffn = FeedForward(spec.hidden, spec.ffn)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        return x + self.ffn(self.ffn_norm(x))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """`forward(input_ids)` with ids of shape (batch, tokens) gives logits of shape (batch, tokens, vocab)."""
+
+    def __init__(self, spec: job.Decoder) -> None:
+        super().__init__()
+        _check(spec)
+        self.vocab = spec.vocab
+        self.head_dim = spec.hidden // spec.heads
+        self.embedding = nn.Embedding(spec.vocab, spec.hidden)
+        self.layers = nn.ModuleList(Block(spec) for _ in range(spec.layers))
+        self.norm = nn.RMSNorm(spec.hidden, eps=1e-5)
+        self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
+        if spec.tie_embeddings:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        cos, sin = self._rotations(input_ids.shape[1], x)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+    def _rotations(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        steps = torch.arange(0, self.head_dim, 2, device=like.device, dtype=torch.float32)
+        frequencies = ROTARY_BASE ** (-steps / self.head_dim)
+        positions = torch.arange(length, device=like.device, dtype=torch.float32)
+        angles = torch.outer(positions, frequencies).repeat(1, 2)
+        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+
+
+def _check(spec: job.Decoder) -> None:
+    if spec.hidden % spec.heads or (spec.hidden // spec.heads) % 2:
+        raise SpecError(
+            f"hidden {spec.hidden} does not divide into {spec.heads} heads of an even size",
+            allowed="hidden = heads times an even number",
+            place="model.decoder.heads",
+        )
+    if spec.heads % spec.kv_heads:
+        raise SpecError(
+            f"{spec.heads} heads cannot share {spec.kv_heads} key-value heads evenly",
+            allowed="a divisor of heads",
+            place="model.decoder.kv_heads",
+        )

@@ -1,0 +1,98 @@
+"""A model from a factory: `module:callable`, any callable that returns an `nn.Module`.
+
+The factory runs here and now; whoever calls limits its time and memory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from planner.errors import SpecError
+
+_PLACE = "model.factory"
+
+
+def from_factory(factory: str, arguments: Mapping[str, Any], path: str = "") -> nn.Module:
+    """The module that `factory` returns, on whichever device and in whichever dtype it made it.
+
+    `path` is put in front of `sys.path` for the import and the call, and taken off again. Raises SpecError if the
+    factory is missing, raises, or returns something else than an nn.Module.
+    """
+    with _importable(path):
+        build = _find(factory)
+        try:
+            module = build(**arguments)
+        except SpecError:
+            raise
+        except Exception as failure:
+            raise SpecError(
+                f"the factory {factory} raised {type(failure).__name__}: {failure}",
+                remedy="run the factory by itself; its arguments are model.factory_arguments",
+                place=_PLACE,
+            ) from failure
+    if not isinstance(module, nn.Module):
+        raise SpecError(
+            f"the factory {factory} returned a {type(module).__name__}",
+            allowed="a callable that returns a torch.nn.Module",
+            place=_PLACE,
+        )
+    return module
+
+
+@contextmanager
+def _importable(path: str) -> Iterator[None]:
+    if not path:
+        yield
+        return
+    sys.path.insert(0, path)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        if path in sys.path:
+            sys.path.remove(path)
+
+
+def _find(factory: str) -> Callable[..., Any]:
+    module_name, colon, name = factory.partition(":")
+    if not (module_name and colon and name):
+        raise SpecError(f"{factory!r} names no callable", allowed="module:callable", place=_PLACE)
+    module = _import(module_name, factory)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, [n for n in vars(module) if not n.startswith("_")], n=3)
+            raise SpecError(
+                f"{module_name} has no {name!r}",
+                remedy=f"did you mean {', '.join(close)}?" if close else "name a callable of that module",
+                place=_PLACE,
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise SpecError(f"{factory} is a {type(found).__name__}", allowed="a callable", place=_PLACE)
+    return found  # type: ignore[no-any-return]
+
+
+def _import(name: str, factory: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as failure:
+        missing = failure.name or name
+        if name == missing or name.startswith(f"{missing}."):
+            problem = f"there is no module {missing!r} for the factory {factory}"
+        else:
+            problem = f"the factory {factory} needs the module {missing!r}, which is not installed"
+        raise SpecError(problem, remedy="install it, or set model.factory_path", place=_PLACE) from failure
+    except Exception as failure:
+        raise SpecError(
+            f"importing {name} raised {type(failure).__name__}: {failure}",
+            remedy="import it by itself",
+            place=_PLACE,
+        ) from failure

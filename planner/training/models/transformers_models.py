@@ -1,0 +1,103 @@
+"""A model from the content of a transformers `config.json`: no weights, no network, no remote code."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from planner.errors import SpecError
+from planner.spec import job
+from planner.training.models import heads
+
+_PLACE = "model.hf_config"
+_NOT_OF_THE_MODEL = ("dtype", "torch_dtype", "quantization_config", "auto_map", "architectures", "transformers_version")
+"""Keys of a config.json that say how a checkpoint was stored, not what the model is."""
+
+
+def from_config(model: job.Model, dtype: torch.dtype) -> nn.Module:
+    """The model that the config describes, with random weights of `dtype`, on the current default device.
+
+    The key-value cache is off, as transformers' Trainer has it (`use_cache` of TrainingArguments, 5.23): it would copy
+    every layer's keys and values. Dtype and quantization of the config are those of a stored checkpoint and do not
+    count. Experts of a mixture run through transformers' own default, grouped matmuls (`experts_implementation`
+    unset is `grouped_mm`), which route without reading values on the host; the config may name another.
+    Raises SpecError for a config that transformers cannot make a model of.
+    """
+    content = dict(model.hf_config or {})
+    config = _config(content)
+    _prepare(config)
+    build = heads.class_of(config, model.head, content.get("architectures"))
+    try:
+        built = build._from_config(config, dtype=dtype, attn_implementation=model.attention)
+    except SpecError:
+        raise
+    except Exception as failure:
+        raise SpecError(
+            f"transformers cannot build {build.__name__} from the config: {type(failure).__name__}: {failure}",
+            remedy="check the sizes in the config",
+            place=_PLACE,
+        ) from failure
+    return built  # type: ignore[no-any-return]
+
+
+def _config(content: Mapping[str, Any]) -> Any:
+    model_type = content.get("model_type")
+    known = transformers.CONFIG_MAPPING
+    if not isinstance(model_type, str) or not model_type:
+        raise SpecError("the config names no model_type", allowed="a config.json of transformers", place=_PLACE)
+    if model_type not in known:
+        _refuse_unknown(model_type, content, list(known.keys()))
+    kept = {k: copy.deepcopy(v) for k, v in content.items() if k not in _NOT_OF_THE_MODEL and k != "model_type"}
+    try:
+        return known[model_type](**kept)
+    except Exception as failure:
+        raise SpecError(
+            f"transformers does not take this {model_type} config: {type(failure).__name__}: {failure}",
+            remedy="check the values in the config",
+            place=_PLACE,
+        ) from failure
+
+
+def _refuse_unknown(model_type: str, content: Mapping[str, Any], known: list[str]) -> None:
+    if "auto_map" in content:
+        raise SpecError(
+            f"the model type {model_type!r} wants to run remote code (auto_map)",
+            allowed="model types that transformers itself has",
+            remedy="write a factory that builds the model from code you trust",
+            place=_PLACE,
+        )
+    close = difflib.get_close_matches(model_type, known, n=3)
+    raise SpecError(
+        f"unknown model type {model_type!r}",
+        allowed=f"the {len(known)} model types of transformers {transformers.__version__}",
+        remedy=f"did you mean {', '.join(close)}?" if close else "use a factory",
+        place=_PLACE,
+    )
+
+
+def _prepare(config: Any) -> None:
+    for part in _with_parts(config):
+        if getattr(part, "use_cache", False):
+            part.use_cache = False
+        if not getattr(part, "is_encoder_decoder", False):
+            continue
+        # Labels are shifted to the right by hand inside the model, which wants to know what comes first.
+        if getattr(part, "pad_token_id", None) is None:
+            part.pad_token_id = 0
+        if getattr(part, "decoder_start_token_id", None) is None:
+            part.decoder_start_token_id = part.pad_token_id
+
+
+def _with_parts(config: Any) -> list[Any]:
+    parts = [config]
+    for name in getattr(config, "sub_configs", {}):
+        part = getattr(config, name, None)
+        if part is not None:
+            parts.extend(_with_parts(part))
+    return parts

@@ -1,0 +1,78 @@
+"""Optimizers: any class of `torch.optim` with its own arguments."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.errors import SpecError
+from planner.spec import job
+
+_NAME_PLACE = "train.optimizer.name"
+_ARGUMENTS_PLACE = "train.optimizer.arguments"
+_WANTS_A_CLOSURE = ("LBFGS",)
+
+
+def names() -> list[str]:
+    """The optimizers that a job can name: those of this torch's `torch.optim` that need no closure."""
+    base = torch.optim.Optimizer
+    found = (n for n, c in vars(torch.optim).items() if inspect.isclass(c) and issubclass(c, base) and c is not base)
+    return sorted(name for name in found if name not in _WANTS_A_CLOSURE)
+
+
+def build(spec: job.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer over the parameters that need gradients.
+
+    Raises SpecError for an unknown name (with the nearest ones), for an argument that the class does not take (with
+    those it takes), for a value that it refuses, and for a model in which nothing is trained.
+    """
+    cls = _class(spec.name)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained:
+        raise SpecError("no parameter of the model needs a gradient: there is nothing to train", place="model")
+    arguments = _checked(cls, spec.arguments)
+    try:
+        built: torch.optim.Optimizer = cls(trained, **arguments)
+    except (ValueError, TypeError, RuntimeError) as refusal:
+        raise SpecError(f"{spec.name} refuses its arguments: {refusal}", place=_ARGUMENTS_PLACE) from refusal
+    return built
+
+
+def _class(name: str) -> Any:
+    known = names()
+    if name in known:
+        return getattr(torch.optim, name)
+    if name in _WANTS_A_CLOSURE:
+        raise SpecError(
+            f"{name} evaluates the model several times in one step, which is not modelled",
+            allowed=", ".join(known),
+            place=_NAME_PLACE,
+        )
+    by_lower = {other.lower(): other for other in known}
+    close = [by_lower[n] for n in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
+    raise SpecError(
+        f"torch.optim has no optimizer {name!r}",
+        allowed=", ".join(known),
+        remedy=f"did you mean {', '.join(close)}?" if close else "",
+        place=_NAME_PLACE,
+    )
+
+
+def _checked(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    allowed = [name for name in inspect.signature(cls).parameters if name != "params"]
+    for name in arguments:
+        if name not in allowed:
+            close = difflib.get_close_matches(name, allowed, n=1)
+            raise SpecError(
+                f"{cls.__name__} does not take the argument {name!r}",
+                allowed=", ".join(allowed),
+                remedy=f"did you mean {close[0]}?" if close else "",
+                place=_ARGUMENTS_PLACE,
+            )
+    # YAML has no tuples, and Adam compares its betas with one.
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}

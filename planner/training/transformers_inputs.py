@@ -1,0 +1,197 @@
+"""What a transformers model takes, read from its config, its head and the signature of its forward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from planner.errors import SpecError
+from planner.spec import job
+from planner.spec.job import Input
+from planner.training import signatures
+from planner.training.inputs import Feed
+from planner.training.models import heads
+
+DEFAULT_IMAGE_SIZE = 224
+DEFAULT_SAMPLES = 160_000
+"""Ten seconds at 16 kHz, for models of raw audio; `train.inputs` says otherwise."""
+
+
+def feed_of(model: nn.Module, spec: job.Job) -> Feed:
+    """The inputs of this model. Text has no attention mask, as packed sequences do not need one.
+
+    Sizes not in the config: images are 224 pixels square, raw audio 160,000 samples. Raises SpecError for a model of
+    tokens without `train.sequence_length`.
+    """
+    config: Any = model.config
+    head = heads.head_of(model)
+    takes = signatures.of_forward(model)
+    main = str(model.main_input_name)
+    if "pixel_values" in takes.names and "input_ids" in takes.names:
+        return _image_and_text(config, takes, spec)
+    if main == "pixel_values":
+        return _image(config, head)
+    if main in ("input_features", "input_values"):
+        return _audio(config, head, main, takes, spec)
+    if main == "input_ids":
+        return _text(config, head, takes, spec)
+    if spec.train.inputs:
+        return Feed(arguments={})
+    raise SpecError(
+        f"what {type(model).__name__} takes as {main} is not known",
+        allowed=f"train.inputs with {main}: {{shape: [...], dtype: ...}}",
+        place="train.inputs",
+    )
+
+
+def _text(config: Any, head: str, takes: signatures.Takes, spec: job.Job) -> Feed:
+    tokens = _tokens(config, spec)
+    length = tokens.shape[0]
+    arguments = {"input_ids": tokens}
+    if config.is_encoder_decoder and "decoder_input_ids" in takes.names:
+        labels = {"labels": tokens}
+        # With labels the model shifts them itself; a loss by hand needs the decoder's input.
+        return Feed(arguments=arguments, labels=labels, by_hand={"decoder_input_ids": tokens})
+    if head == "sequence_classification":
+        return Feed(arguments=arguments, labels={"labels": _classes(config)})
+    if head == "token_classification":
+        return Feed(
+            arguments=arguments,
+            labels={"labels": Input(shape=(length,), dtype="int64", maximum=config.num_labels)},
+        )
+    if head == "question_answering":
+        position = Input(shape=(), dtype="int64", maximum=length)
+        return Feed(arguments=arguments, labels={"start_positions": position, "end_positions": position}, own_loss=True)
+    if "labels" in takes.names and head != "base":
+        return Feed(arguments=arguments, labels={"labels": tokens})
+    return Feed(arguments=arguments)
+
+
+def _image(config: Any, head: str) -> Feed:
+    height, width = _image_size(config)
+    arguments = {"pixel_values": _pixels(config)}
+    if head == "image_classification":
+        return Feed(arguments=arguments, labels={"labels": _classes(config)})
+    if head == "semantic_segmentation":
+        classes = Input(shape=(height, width), dtype="int64", maximum=config.num_labels)
+        return Feed(arguments=arguments, labels={"labels": classes})
+    if head == "masked_image_modeling":
+        patches = (height // _patch(config)) * (width // _patch(config))
+        masked = Input(shape=(patches,), dtype="bool")
+        return Feed(arguments={**arguments, "bool_masked_pos": masked}, own_loss=True)
+    return Feed(arguments=arguments)
+
+
+def _audio(config: Any, head: str, main: str, takes: signatures.Takes, spec: job.Job) -> Feed:
+    arguments = {main: _sound(config, spec)}
+    if "decoder_input_ids" in takes.names:
+        tokens = _tokens(config, spec, longest=getattr(config, "max_target_positions", 0))
+        return Feed(arguments=arguments, labels={"labels": tokens}, by_hand={"decoder_input_ids": tokens})
+    if head == "audio_classification":
+        return Feed(arguments=arguments, labels={"labels": _classes(config)})
+    if head == "ctc":
+        # A transcript is shorter than its frames; a loss by hand takes a class for each frame instead.
+        transcript = Input(shape=(spec.train.sequence_length or 16,), dtype="int64", maximum=config.vocab_size)
+        return Feed(arguments=arguments, own_labels={"labels": transcript})
+    return Feed(arguments=arguments)
+
+
+def _image_and_text(config: Any, takes: signatures.Takes, spec: job.Job) -> Feed:
+    text, vision = getattr(config, "text_config", config), getattr(config, "vision_config", config)
+    tokens = _tokens(text, spec, longest=getattr(text, "max_position_embeddings", 0))
+    arguments = {"input_ids": tokens}
+    if "return_loss" in takes.names:
+        return Feed(
+            arguments={**arguments, "pixel_values": _pixels(vision)}, constants={"return_loss": True}, own_loss=True
+        )
+    labels = {"labels": tokens} if "labels" in takes.names else {}
+    marker = _image_marker(config)
+    if marker < 0:
+        return Feed(arguments={**arguments, "pixel_values": _pixels(vision)}, labels=labels)
+    count = _image_tokens(config, vision)
+    if not count:
+        return Feed(arguments=arguments, labels=labels)
+    if count >= tokens.shape[0]:
+        raise SpecError(
+            f"an image takes {count} of the {tokens.shape[0]} tokens of a sequence",
+            remedy=f"raise train.sequence_length above {count}",
+            place="train.sequence_length",
+        )
+    return Feed(
+        arguments={**arguments, "pixel_values": _pixels(vision)}, labels=labels, image_token=marker, image_tokens=count
+    )
+
+
+def _tokens(config: Any, spec: job.Job, *, longest: int = 0) -> Input:
+    length = spec.train.sequence_length or longest
+    if not length:
+        raise SpecError(
+            f"a {config.model_type} model takes tokens, and their number is not said",
+            allowed="a whole number from 1",
+            place="train.sequence_length",
+        )
+    if longest:
+        length = min(length, longest)
+    vocab = int(getattr(config, "vocab_size", 0) or getattr(config.get_text_config(), "vocab_size", 2))
+    return Input(shape=(length,), dtype="int64", maximum=vocab)
+
+
+def _classes(config: Any) -> Input:
+    return Input(shape=(), dtype="int64", maximum=config.num_labels)
+
+
+def _pixels(config: Any) -> Input:
+    return Input(shape=(getattr(config, "num_channels", 3), *_image_size(config)))
+
+
+def _image_size(config: Any) -> tuple[int, int]:
+    size = getattr(config, "image_size", None) or DEFAULT_IMAGE_SIZE
+    if isinstance(size, Mapping):
+        return int(size["height"]), int(size["width"])
+    if isinstance(size, list | tuple):
+        return int(size[0]), int(size[1])
+    return int(size), int(size)
+
+
+def _patch(config: Any) -> int:
+    patch = getattr(config, "patch_size", 16)
+    return int(patch[0] if isinstance(patch, list | tuple) else patch)
+
+
+def _sound(config: Any, spec: job.Job) -> Input:
+    bins = getattr(config, "num_mel_bins", 0)
+    if not bins:
+        return Input(shape=(DEFAULT_SAMPLES,))
+    frames = getattr(config, "max_source_positions", 0)
+    if frames and hasattr(config, "max_target_positions"):
+        # Whisper: bins before frames, and its encoder halves the number of frames.
+        return Input(shape=(bins, 2 * frames))
+    return Input(shape=(getattr(config, "max_length", 0) or spec.train.sequence_length or 1024, bins))
+
+
+def _image_marker(config: Any) -> int:
+    for name in ("image_token_id", "image_token_index"):
+        marker = getattr(config, name, None)
+        if isinstance(marker, int):
+            return marker
+    return -1
+
+
+def _image_tokens(config: Any, vision: Any) -> int:
+    """How many tokens stand for one image; 0 where that is not known, and the model is trained on text."""
+    for name in ("mm_tokens_per_image", "image_seq_length"):
+        count = getattr(config, name, None)
+        if name == "mm_tokens_per_image" and isinstance(count, int):
+            return count
+    if not hasattr(vision, "image_size") or not hasattr(vision, "patch_size"):
+        return 0
+    height, width = _image_size(vision)
+    patches = (height // _patch(vision)) * (width // _patch(vision))
+    kept = getattr(config, "vision_feature_select_strategy", "default")
+    if kept == "full":
+        return patches + 1
+    factor = getattr(config, "scale_factor", 1)
+    return math.ceil(patches / factor**2)

@@ -1,0 +1,124 @@
+"""DistributedDataParallel with every argument of `parallel.dp_replicate`.
+
+The reducer, its buckets and their rebuild are PyTorch's own C++ (torch/csrc/distributed/c10d/reducer.cpp). Gradients
+are reduced over the default process group, which the caller has initialised.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+from torch.nn.parallel import DistributedDataParallel
+
+from planner.errors import SpecError
+from planner.events import Category
+from planner.spec import job
+from planner.training.observer import Observer, Silent
+
+COMM_HOOKS = ("", "fp16_compress", "bf16_compress", "power_sgd")
+
+
+class Replicated(DistributedDataParallel):
+    """DistributedDataParallel that tells an observer which storages are buckets and which serve communication."""
+
+    _observer: Observer
+    _sync: ExitStack
+
+    def __init__(self, module: nn.Module, spec: job.DpReplicate, observer: Observer) -> None:
+        """Raises SpecError for a communication hook that does not exist."""
+        if spec.comm_hook not in COMM_HOOKS:
+            raise SpecError(
+                f"unknown communication hook {spec.comm_hook!r}",
+                allowed=", ".join(name or "none" for name in COMM_HOOKS),
+                place="parallel.dp_replicate.comm_hook",
+            )
+        # Set before nn.Module is initialised: plain attributes that the constructor below already needs.
+        object.__setattr__(self, "_observer", observer)
+        object.__setattr__(self, "_sync", ExitStack())
+        with warnings.catch_warnings(), self._sync:
+            # torch 2.13 renames broadcast_buffers; the new name means something else for the initial sync.
+            warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
+            super().__init__(
+                module,
+                broadcast_buffers=spec.broadcast_buffers,
+                init_sync=spec.init_sync,
+                bucket_cap_mb=spec.bucket_cap_mb,
+                find_unused_parameters=spec.find_unused_parameters,
+                gradient_as_bucket_view=spec.gradient_as_bucket_view,
+                static_graph=spec.static_graph,
+            )
+        self._compression: power_sgd.PowerSGDState | None = None
+        self._compress(spec.comm_hook)
+        if not isinstance(observer, Silent):
+            self.reducer: Any = _WatchedReducer(self.reducer, observer)
+
+    def account(self) -> dict[str, Any]:
+        """The reducer's own account of itself: bucket sizes in bytes, rebuilt or not, the hook's name."""
+        return dict(self._get_ddp_logging_data())  # type: ignore[no-untyped-call]
+
+    def communication_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the communication hook keeps from one iteration to the next (PowerSGD: factors and errors)."""
+        if self._compression is None:
+            return
+        state = self._compression
+        for name, tensors in (("p", state.p_memory_dict), ("q", state.q_memory_dict), ("error", state.error_dict)):
+            for bucket, tensor in tensors.items():
+                yield f"power_sgd.{name}.{bucket}", tensor
+
+    def _build_params_for_reducer(self) -> Any:
+        built = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        # From here to the reducer the constructor verifies and broadcasts parameters and buffers.
+        self._sync.enter_context(self._observer.region(Category.COMMUNICATION, "init_sync"))
+        return built
+
+    def _ddp_init_helper(self, *arguments: Any, **keywords: Any) -> Any:
+        self._sync.close()
+        with self._observer.region(Category.BUCKET, "ddp"):
+            return super()._ddp_init_helper(*arguments, **keywords)  # type: ignore[no-untyped-call]
+
+    def _sync_buffers(self) -> None:
+        with self._observer.region(Category.COMMUNICATION, "buffers"):
+            super()._sync_buffers()  # type: ignore[no-untyped-call]
+
+    def _compress(self, name: str) -> None:
+        if name == "power_sgd":
+            self._compression = power_sgd.PowerSGDState(process_group=None)
+            self._register(self._compression, power_sgd.powerSGD_hook)
+        elif name == "fp16_compress":
+            self._register(None, default_hooks.fp16_compress_hook)
+        elif name == "bf16_compress":
+            self._register(None, default_hooks.bf16_compress_hook)
+
+    def _register(self, state: Any, hook: Callable[..., Any]) -> None:
+        self.register_comm_hook(state, hook if isinstance(self._observer, Silent) else _watched(hook, self._observer))
+
+
+class _WatchedReducer:
+    """The reducer, with a word to the observer while it rebuilds its buckets."""
+
+    def __init__(self, reducer: Any, observer: Observer) -> None:
+        self._reducer, self._observer = reducer, observer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> Any:
+        with self._observer.region(Category.BUCKET, "ddp"):
+            return self._reducer._rebuild_buckets()
+
+
+def _watched(hook: Callable[..., Any], observer: Observer) -> Callable[..., Any]:
+    def told(state: Any, bucket: Any) -> Any:
+        with observer.region(Category.COMMUNICATION, hook.__name__):
+            return hook(state, bucket)
+
+    # DDP checks the signature and names the hook in its logging data.
+    told.__name__ = told.__qualname__ = hook.__name__
+    return told
