@@ -1,0 +1,94 @@
+"""The only door: inside `gpu(target, world)` there is a CUDA device, on paper."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from planner.paper import facade, library, values
+from planner.paper.kernels import attention, convolution, dropout, table  # noqa: F401
+from planner.paper.recorder import Recorder
+from planner.paper.targets import target_of
+
+# Registered in native/kernels.cpp or values.py.
+_OWN = {"empty.memory_format", "empty_strided", "record_stream", "set_.source_Storage_storage_offset", "copy_"}
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """A GPU on paper and the recorder that writes down what it is asked for."""
+
+    device: torch.device
+    recorder: Recorder
+
+
+@contextmanager
+def gpu(target: str, gpus: int = 1) -> Iterator[Paper]:
+    """A paper GPU of the architecture `target` (`sm_90`, `cpu` for tests); `gpus` is how many a node seems to have.
+
+    Raises TraceError for an unknown architecture, or if torch was imported before planner.paper.
+    """
+    chosen = target_of(target)
+    _install()
+    table.choose(chosen)
+    native = library.load()
+    native.paper_set_device_count(gpus)
+    native.paper_set_workspace_bytes(chosen.workspace_bytes)
+    with facade.answering(chosen, gpus):
+        recorder = Recorder()
+        recorder.start()
+        try:
+            yield Paper(torch.device("cuda", 0), recorder)
+        finally:
+            recorder.stop()
+            native.paper_set_workspace_bytes(0)
+
+
+@cache
+def _install() -> None:
+    """Once for the process: kernels for everything that CUDA has one for."""
+    native = library.load()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        native.paper_install_kernels()
+        for operator in _operators_of_cuda():
+            if operator not in _OWN:
+                native.paper_prefer_meta(operator.encode())
+        table.install()
+    _read_values()
+
+
+def _operators_of_cuda() -> list[str]:
+    """Operators with a kernel of their own on CUDA, from the operator list that torch ships (torchgen)."""
+    found = importlib.util.find_spec("torchgen")
+    if found is None or found.origin is None:
+        return []
+    text = (Path(found.origin).parent / "packaged/ATen/native/native_functions.yaml").read_text()
+    return [name for entry in re.split(r"\n(?=- func: )", text) for name in _cuda_name(entry)]
+
+
+def _cuda_name(entry: str) -> list[str]:
+    name = re.match(r"- func: ([\w.:]+)\(", entry)
+    if name is None:
+        return []
+    dispatch = re.search(r"\n  dispatch:\n((?:    .*\n?)*)", entry)
+    keys = re.findall(r"^    ([\w, ]+):", dispatch[1], re.MULTILINE) if dispatch else []
+    on_cuda = any(key.strip() == "CUDA" for line in keys for key in line.split(","))
+    return [name[1]] if on_cuda or "structured_delegate" in entry else []
+
+
+@cache
+def _read_values() -> tuple[torch.library.Library, torch.library.Library]:
+    aten = torch.library.Library("aten", "IMPL")
+    aten.impl("_local_scalar_dense", values.read, "CUDA")
+    own = torch.library.Library("paper", "FRAGMENT")
+    own.impl("read_to_host", values.copy_to_host, "CUDA")
+    return aten, own

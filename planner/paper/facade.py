@@ -1,0 +1,137 @@
+"""What `torch.cuda` answers while the paper GPU is there: the Python side of a CUDA build that the CPU build lacks."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from planner.paper import library
+from planner.paper.targets import Target
+
+_TOTAL_BYTES = 1 << 46
+
+
+class Stream(torch.Stream):
+    """`torch.cuda.Stream` on the generic stream of the device guard."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+        if kwargs:
+            return super().__new__(cls, **kwargs)
+        return super().__new__(cls, device=torch.device("cuda", 0), priority=priority)
+
+    @property
+    def cuda_stream(self) -> int:
+        return int(self.stream_id)
+
+
+class Event(torch.Event):
+    """`torch.cuda.Event`; nothing runs, so nothing is ever waited for."""
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any) -> Event:
+        return super().__new__(cls, device=torch.device("cuda", 0), enable_timing=enable_timing)
+
+    def elapsed_time(self, end_event: Any) -> float:  # noqa: ARG002
+        return 0.0
+
+
+class _StreamContext:
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._before = current_stream()
+            torch.accelerator.set_stream(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            torch.accelerator.set_stream(self._before)
+
+
+def current_stream(_device: Any = None) -> Stream:
+    native: Any = torch._C._get_current_stream if hasattr(torch._C, "_get_current_stream") else None
+    stream = native() if native else torch.accelerator.current_stream()
+    return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
+def default_stream(_device: Any = None) -> Stream:
+    return Stream(stream_id=0, device_index=0, device_type=1)
+
+
+def _resize_storage(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    if storage.device.type != "cuda":
+        return _resize_on_host(storage, size)
+    library.load().paper_resize_storage(ctypes.c_void_p(storage._cdata), int(size))
+    return storage
+
+
+_resize_on_host = torch.UntypedStorage.resize_
+
+
+def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
+    native = library.load()
+    name = f"paper {target.arch}"
+    properties = SimpleNamespace(
+        name=name,
+        major=target.capability[0],
+        minor=target.capability[1],
+        total_memory=_TOTAL_BYTES,
+        multi_processor_count=target.multiprocessors,
+        warp_size=32,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+        gcnArchName="",
+    )
+    return {
+        "_lazy_init": lambda: None,
+        "is_initialized": lambda: True,
+        "is_available": lambda: True,
+        "device_count": lambda: gpus,
+        "current_device": lambda: 0,
+        "set_device": lambda _device: None,
+        "get_device_name": lambda _device=None: name,
+        "get_device_capability": lambda _device=None: target.capability,
+        "get_device_properties": lambda _device=None: properties,
+        "is_bf16_supported": lambda *_, **__: target.capability >= (8, 0),
+        "is_current_stream_capturing": lambda: False,
+        "synchronize": lambda _device=None: native.paper_synchronize(),
+        "empty_cache": native.paper_empty_cache,
+        "Stream": Stream,
+        "Event": Event,
+        "stream": _StreamContext,
+        "StreamContext": _StreamContext,
+        "current_stream": current_stream,
+        "default_stream": default_stream,
+        "set_stream": lambda stream: torch.accelerator.set_stream(stream),
+        "manual_seed": lambda _seed: None,
+        "manual_seed_all": lambda _seed: None,
+        # A generator's state has to survive being saved and set again, which checkpointing does.
+        "get_rng_state": lambda _device="cuda": torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": lambda _state, _device="cuda": None,
+        "mem_get_info": lambda _device=None: (_TOTAL_BYTES, _TOTAL_BYTES),
+        "memory_allocated": lambda _device=None: 0,
+        "max_memory_allocated": lambda _device=None: 0,
+        "memory_reserved": lambda _device=None: 0,
+        "max_memory_reserved": lambda _device=None: 0,
+        "reset_peak_memory_stats": lambda _device=None: None,
+        "memory_stats": lambda _device=None: {},
+    }
+
+
+@contextmanager
+def answering(target: Target, gpus: int) -> Iterator[None]:
+    """Inside, `torch.cuda` answers for `gpus` GPUs of the target architecture; afterwards all is as before."""
+    with mock.patch.multiple(torch.cuda, create=True, **_cuda_answers(target, gpus)), mock.patch.multiple(
+        torch.UntypedStorage, resize_=_resize_storage
+    ), mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False), mock.patch.object(
+        torch.backends.cudnn, "is_available", lambda: True
+    ), mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: bool(tensor.is_cuda)), mock.patch.object(
+        torch.backends.cudnn, "version", lambda: 91300
+    ):
+        yield

@@ -1,0 +1,93 @@
+"""The table of kernels: which Python function stands for an operator on which target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from planner.paper.targets import Target, target_of
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+_cuda: dict[str, Callable[..., Any]] = {}
+_cpu: dict[str, Callable[..., Any]] = {}
+_library: torch.library.Library | None = None
+_target: Target = target_of("sm_90")
+
+
+def cuda(*operators: str) -> Callable[[Kernel], Kernel]:
+    """The decorated function is the kernel of these operators (`native_dropout`, `sum.dim_IntList`) on a GPU."""
+    return _register(_cuda, operators)
+
+
+def cpu(*operators: str) -> Callable[[Kernel], Kernel]:
+    """The decorated function is the kernel of these operators where the target is the CPU."""
+    return _register(_cpu, operators)
+
+
+def _register(table: dict[str, Callable[..., Any]], operators: tuple[str, ...]) -> Callable[[Kernel], Kernel]:
+    def add(kernel: Kernel) -> Kernel:
+        for operator in operators:
+            table[operator] = kernel
+        return kernel
+
+    return add
+
+
+def target() -> Target:
+    """The target whose kernels are in force."""
+    return _target
+
+
+def choose(new: Target) -> None:
+    global _target
+    _target = new
+
+
+def install() -> None:
+    """Register every kernel of the table with torch, once for the process."""
+    global _library
+    if _library is not None:
+        return
+    _library = torch.library.Library("aten", "IMPL")
+    for operator in sorted({*_cuda, *_cpu}):
+        _library.impl(operator, _chosen(operator), "CUDA")
+
+
+def _chosen(operator: str) -> Callable[..., Any]:
+    on_gpu, on_cpu = _cuda.get(operator), _cpu.get(operator)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        kernel = on_cpu if _target.is_cpu and on_cpu is not None else on_gpu
+        if kernel is None:
+            return like_meta(operator, *args, **kwargs)
+        return kernel(*args, **kwargs)
+
+    return run
+
+
+def like_meta(operator: str, *args: Any, **kwargs: Any) -> Any:
+    """Results of the operator as its meta kernel shapes them, born on the paper GPU."""
+    name, _, overload = operator.partition(".")
+    call = getattr(getattr(torch.ops.aten, name), overload or "default")
+    with torch._C.DisableTorchFunction():
+        return torch.utils._pytree.tree_map(_to_paper, call(*torch.utils._pytree.tree_map(_to_meta, args), **kwargs))
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.is_cuda:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return value
+
+
+def _to_paper(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.is_meta:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+    return value
+
+
+def scratch(size_bytes: int) -> torch.Tensor:
+    """Bytes that a kernel asks for while it runs; free when the tensor goes."""
+    return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")

@@ -1,0 +1,116 @@
+"""Builds and loads the native part of the paper GPU: a few hundred lines of C++ against torch's own headers.
+
+CUDA's hooks are looked up once, while torch is imported, so the library has to be in the process before torch.
+It is built on first use, by the C++ compiler of the machine, and kept in the user's cache for this torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from planner.errors import TraceError
+
+_SOURCES = Path(__file__).parent / "native"
+_TORCH_LIBRARIES = ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so")
+_loaded: ctypes.CDLL | None = None
+
+
+def load() -> ctypes.CDLL:
+    """Load the native library, building it when this torch has none yet.
+
+    Raises TraceError if torch is missing, was imported before, or no compiler is there to build with.
+    """
+    global _loaded
+    if _loaded is not None:
+        return _loaded
+    if "torch" in sys.modules:
+        raise TraceError(
+            "torch was imported before the paper GPU",
+            allowed="planner.paper is the first to import torch in its process",
+            remedy="import planner.paper before torch",
+        )
+    torch_folder = _torch_folder()
+    path = _built(torch_folder)
+    for name in _TORCH_LIBRARIES:
+        ctypes.CDLL(str(torch_folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    _loaded = ctypes.CDLL(str(path))
+    _declare(_loaded)
+    _loaded.paper_install_device()
+    return _loaded
+
+
+def _torch_folder() -> Path:
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise TraceError("torch is not installed", remedy="pip install 'planner[plan]'")
+    return Path(found.origin).parent
+
+
+def _built(torch_folder: Path) -> Path:
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    digest = hashlib.sha256(importlib.metadata.version("torch").encode())
+    for file in sorted(_SOURCES.iterdir()):
+        digest.update(file.read_bytes())
+    folder = _cache() / f"paper-{digest.hexdigest()[:16]}"
+    library = folder / "libpaper.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _build(sources, torch_folder, library)
+    return library
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "planner"
+
+
+def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise TraceError(
+            "the paper GPU has to be built once for this torch, and there is no C++ compiler",
+            allowed="g++ or clang++ on the PATH, or the one that CXX names",
+            remedy="install g++ (Debian: apt-get install g++)",
+        )
+    print("building the paper GPU for this torch (once, under a minute)", file=sys.stderr)
+    include = torch_folder / "include"
+    flags = ["-std=c++20", "-O1", "-fPIC", f"-I{include}", f"-I{include}/torch/csrc/api/include"]
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
+        running = [
+            subprocess.Popen([compiler, *flags, "-c", str(source), "-o", str(out)], stderr=subprocess.PIPE, text=True)
+            for source, out in zip(sources, objects, strict=True)
+        ]
+        for process in running:
+            _, said = process.communicate()
+            if process.returncode != 0:
+                raise TraceError(f"the paper GPU does not build with {compiler} for this torch:\n{said.strip()}")
+        out = Path(scratch) / library.name
+        link = [compiler, "-shared", *map(str, objects), f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
+        subprocess.run([*link, "-o", str(out)], check=True)
+        out.replace(library)
+
+
+def _declare(native: ctypes.CDLL) -> None:
+    """ctypes takes every result for an int unless told otherwise."""
+    native.paper_count.restype = ctypes.c_int64
+    native.paper_records.restype = ctypes.c_void_p
+    native.paper_shape_count.restype = ctypes.c_int64
+    native.paper_shapes.restype = ctypes.c_void_p
+    native.paper_name.restype = ctypes.c_char_p
+    native.paper_block_at.restype = ctypes.c_int64
+    native.paper_block_at.argtypes = [ctypes.c_void_p]
+    native.paper_current_stream.restype = ctypes.c_int64
+    native.paper_prefer_meta.argtypes = [ctypes.c_char_p]
+    native.paper_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    native.paper_set_workspace_bytes.argtypes = [ctypes.c_int64]
+    native.paper_born_alive.restype = ctypes.c_int64
+    native.paper_born_alive.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]

@@ -1,0 +1,121 @@
+// The device itself: a guard that remembers device and stream, and hooks that say CUDA and cuDNN are there.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <atomic>
+
+#include "memory.h"
+#include "trace.h"
+
+namespace paper {
+namespace {
+
+thread_local c10::StreamId stream_now = 0;
+thread_local c10::DeviceIndex device_now = 0;
+std::atomic<c10::StreamId> last_stream{0};
+std::atomic<int> device_count{1};
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  static constexpr c10::DeviceType kType = c10::DeviceType::CUDA;
+
+  c10::DeviceType type() const override { return kType; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const auto old = getDevice();
+    device_now = device.index() < 0 ? device_now : device.index();
+    return old;
+  }
+  c10::Device getDevice() const override { return {kType, device_now}; }
+  void setDevice(c10::Device device) const override { device_now = device.index(); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { device_now = device.index(); }
+  c10::Stream getStream(c10::Device device) const override { return named(device, stream_now); }
+  c10::Stream getDefaultStream(c10::Device device) const override { return named(device, 0); }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
+  c10::Stream getNewStream(c10::Device device, int) const override { return named(device, ++last_stream); }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const auto old = getStream(stream.device());
+    stream_now = stream.id();
+    return old;
+  }
+  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(device_count.load()); }
+  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
+    *event = reinterpret_cast<void*>(1);
+  }
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override {}
+  void synchronizeEvent(void*) const override {}
+  void synchronizeDevice(const c10::DeviceIndex) const override {}
+  double elapsedTime(void*, void*, const c10::DeviceIndex) const override { return 0.0; }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    record_use(block_at(data.get()), static_cast<int32_t>(stream.id()));
+  }
+
+ private:
+  static c10::Stream named(c10::Device device, c10::StreamId id) {
+    const auto index = device.index() < 0 ? device_now : device.index();
+    return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, index), id);
+  }
+};
+
+struct Hooks final : at::CUDAHooksInterface {
+  explicit Hooks(at::CUDAHooksArgs) {}
+
+  void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasCUDA() const override { return true; }
+  bool hasCUDART() const override { return true; }
+  bool hasCuDNN() const override { return true; }
+  bool hasCuSOLVER() const override { return true; }
+  bool hasMAGMA() const override { return true; }
+  bool hasCuBLASLt() const override { return true; }
+  bool compiledWithCuDNN() const override { return true; }
+  // torch 2.13 with CUDA 13.0 ships cuDNN 9.13.
+  long versionCuDNN() const override { return 91300; }
+  long versionRuntimeCuDNN() const override { return 91300; }
+  bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
+  bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
+  bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }
+  bool supportsBFloat16RNNWithCuDNN() const override { return true; }
+  double batchnormMinEpsilonCuDNN() const override { return 0.0; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(device_count.load()); }
+  c10::DeviceIndex current_device() const override { return device_now; }
+  c10::DeviceIndex getCurrentDevice() const override { return device_now; }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override { return std::exchange(device_now, device); }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
+  void setCurrentDevice(c10::DeviceIndex device) const override { device_now = device; }
+  int getNumGPUs() const override { return device_count; }
+  bool isPinnedPtr(const void*) const override { return false; }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  c10::Allocator* getCUDADeviceAllocator() const override { return allocator(); }
+  c10::Device getDeviceFromPtr(void*) const override { return {c10::DeviceType::CUDA, device_now}; }
+  void deviceSynchronize(c10::DeviceIndex) const override {}
+  // No kernel draws from it: a generator is only ever handed around.
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+};
+
+}  // namespace
+
+int32_t current_stream() { return static_cast<int32_t>(stream_now); }
+
+}  // namespace paper
+
+namespace at {
+using PaperHooks = paper::Hooks;
+C10_REGISTER_TYPED_CLASS_WITH_PRIORITY(CUDAHooksRegistry, "CUDAHooks", c10::REGISTRY_PREFERRED, PaperHooks)
+}  // namespace at
+
+extern "C" {
+void paper_install_device() {
+  c10::impl::registerDeviceGuard(c10::DeviceType::CUDA, new paper::Guard());
+  paper::install_allocator();
+}
+void paper_set_device_count(int count) { paper::device_count = count; }
+int64_t paper_current_stream() { return paper::stream_now; }
+}

@@ -1,0 +1,335 @@
+// Kernels of the paper GPU: what an operator allocates, without what it computes.
+//
+// The fallback runs the operator's meta kernel on stand-ins of its arguments and gives every new storage that
+// comes out of it a storage on the paper GPU. Operators that CUDA implements in its own way are registered from
+// Python (planner/paper/kernels/), over this fallback.
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "memory.h"
+#include "trace.h"
+
+namespace paper {
+namespace {
+
+const c10::DispatchKeySet kCuda(c10::DispatchKey::CUDA);
+const c10::DispatchKeySet kMeta(c10::DispatchKey::Meta);
+
+// Meta kernels written in Python must not see the modes of the program that is being traced.
+struct WithoutFunctionModes {
+  WithoutFunctionModes() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~WithoutFunctionModes() { at::impl::PythonTorchFunctionTLS::set_disabled_state(before_); }
+  at::impl::TorchFunctionDisabledState before_;
+};
+
+void describe_tensor(const at::TensorBase& tensor) {
+  if (!tensor.has_storage()) return;
+  const auto sizes = tensor.sizes();
+  describe(block_at(tensor.storage().data()), sizes.data(), sizes.size(), static_cast<int32_t>(tensor.scalar_type()));
+}
+
+void resize_storage(c10::StorageImpl* storage, size_t bytes) {
+  auto data = allocator()->allocate(bytes);  // first the new, then the old goes: as the real one copies between them
+  storage->set_data_ptr_noswap(std::move(data));
+  storage->set_nbytes(bytes);
+}
+
+// cuBLAS takes one workspace for each handle and stream, on first use, and keeps it; a thread has a handle of its own.
+size_t workspace_bytes = 0;
+std::mutex workspace_mutex;
+std::map<std::pair<std::thread::id, int32_t>, c10::DataPtr> workspaces;
+
+bool is_gemm(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string> names{
+      "aten::mm",    "aten::addmm", "aten::bmm", "aten::baddbmm",         "aten::addmv",
+      "aten::addbmm", "aten::dot",  "aten::vdot", "aten::_addmm_activation", "aten::_scaled_mm"};
+  return names.count(op.schema().name()) > 0;
+}
+
+void take_workspace() {
+  std::lock_guard<std::mutex> lock(workspace_mutex);
+  auto& workspace = workspaces[{std::this_thread::get_id(), current_stream()}];
+  if (workspace.get() != nullptr || workspace_bytes == 0) return;
+  static const std::string name = "cublas::workspace";
+  KernelScope scope(name);
+  workspace = allocator()->allocate(workspace_bytes);
+}
+
+// The arguments of one call as meta tensors, and the way back.
+class StandIns {
+ public:
+  c10::IValue of(const c10::IValue& value) {
+    if (value.isTensor()) return of(value.toTensor());
+    if (value.isDevice()) {
+      return value.toDevice().is_cuda() ? c10::IValue(c10::Device(c10::DeviceType::Meta)) : value;
+    }
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      list.reserve(value.toListRef().size());
+      for (const auto& item : value.toListRef()) list.push_back(of(item.toTensor()));
+      return list;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const auto& item : value.toListRef()) {
+        list.push_back(item.isNone() ? std::nullopt : std::optional<at::Tensor>(of(item.toTensor())));
+      }
+      return list;
+    }
+    if (value.isGenerator()) return c10::IValue();
+    return value;
+  }
+
+  c10::IValue back(const c10::IValue& value) {
+    if (value.isTensor()) return back(value.toTensor());
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const auto& item : value.toListRef()) list.push_back(back(item.toTensor()));
+      return list;
+    }
+    return value;
+  }
+
+  // `out=` arguments and operators like `resize_` change the arguments themselves.
+  void carry_over_changes() {
+    for (auto& pair : pairs_) {
+      auto* meta = pair.meta.unsafeGetTensorImpl();
+      auto* real = pair.real.unsafeGetTensorImpl();
+      if (!pair.real.is_cuda()) continue;
+      if (meta->storage().nbytes() > real->storage().nbytes()) resize_storage(real->unsafe_storage().unsafeGetStorageImpl(), meta->storage().nbytes());
+      if (meta->sizes() != real->sizes() || meta->strides() != real->strides()) {
+        real->set_sizes_and_strides(meta->sizes(), meta->strides(), meta->storage_offset());
+      }
+    }
+  }
+
+ private:
+  struct Pair {
+    at::Tensor real, meta;
+  };
+
+  at::Tensor of(const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.is_meta()) return tensor;
+    // A number among tensors stays what it is: CUDA kernels take it by value.
+    if (tensor.is_cpu() && tensor.dim() == 0) return tensor;
+    auto* impl = tensor.unsafeGetTensorImpl();
+    for (auto& pair : pairs_)
+      if (pair.real.unsafeGetTensorImpl() == impl) return pair.meta;
+    auto meta = c10::make_intrusive<c10::TensorImpl>(storage_of(tensor), kMeta, tensor.dtype());
+    meta->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    if (impl->is_wrapped_number()) meta->set_wrapped_number(true);
+    pairs_.push_back({tensor, at::Tensor(std::move(meta))});
+    return pairs_.back().meta;
+  }
+
+  c10::Storage storage_of(const at::Tensor& tensor) {
+    const auto& real = tensor.storage();
+    for (auto& [meta, known] : storages_)
+      if (known.unsafeGetStorageImpl() == real.unsafeGetStorageImpl()) return meta;
+    c10::Storage meta(c10::Storage::use_byte_size_t(), real.nbytes(),
+                      c10::DataPtr(nullptr, c10::Device(c10::DeviceType::Meta)),
+                      c10::GetAllocator(c10::DeviceType::Meta), /*resizable=*/true);
+    storages_.emplace_back(meta, real);
+    return meta;
+  }
+
+  at::Tensor back(const at::Tensor& meta) {
+    if (!meta.defined() || !meta.is_meta()) return meta;
+    for (auto& pair : pairs_)
+      if (pair.meta.unsafeGetTensorImpl() == meta.unsafeGetTensorImpl()) return pair.real;
+    auto impl = c10::make_intrusive<c10::TensorImpl>(real_storage(meta), kCuda, meta.dtype());
+    impl->set_sizes_and_strides(meta.sizes(), meta.strides(), meta.storage_offset());
+    at::Tensor real(std::move(impl));
+    describe_tensor(real);
+    pairs_.push_back({real, meta});
+    return real;
+  }
+
+  c10::Storage real_storage(const at::Tensor& meta) {
+    const auto& storage = meta.storage();
+    for (auto& [known, real] : storages_)
+      if (known.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl()) return real;
+    c10::Storage real(c10::Storage::use_byte_size_t(), storage.nbytes(), allocator()->allocate(storage.nbytes()),
+                      allocator(), /*resizable=*/true);
+    storages_.emplace_back(storage, real);
+    return real;
+  }
+
+
+  std::vector<Pair> pairs_;
+  std::vector<std::pair<c10::Storage, c10::Storage>> storages_;  // meta, real
+};
+
+void run_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  KernelScope scope(schema.name());
+  StandIns stand_ins;
+  const auto arguments = torch::jit::last(*stack, schema.arguments().size());
+  torch::jit::Stack meta;
+  meta.reserve(arguments.size());
+  for (const auto& argument : arguments) meta.push_back(stand_ins.of(argument));
+  {
+    WithoutFunctionModes guard;
+    at::AutoDispatchBelowAutograd below;
+    op.redispatchBoxed(kMeta, &meta);
+  }
+  if (workspace_bytes > 0 && is_gemm(op)) take_workspace();
+  stand_ins.carry_over_changes();
+  torch::jit::Stack results;
+  results.reserve(meta.size());
+  for (const auto& result : meta) results.push_back(stand_ins.back(result));
+  torch::jit::drop(*stack, arguments.size());
+  for (auto& result : results) stack->push_back(std::move(result));
+}
+
+// An operator that only writes into its arguments and has no meta kernel allocates nothing that we know of.
+bool only_writes(const c10::FunctionSchema& schema) {
+  if (schema.returns().empty()) return true;
+  for (const auto& result : schema.returns())
+    if (result.alias_info() == nullptr || !result.alias_info()->isWrite()) return false;
+  return true;
+}
+
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (only_writes(op.schema()) && !op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
+    torch::jit::drop(*stack, op.schema().arguments().size());
+    return;
+  }
+  run_meta(op, stack);
+}
+
+at::Tensor empty_memory_format(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
+                               std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>,
+                               std::optional<at::MemoryFormat> format) {
+  static const std::string name = "aten::empty";
+  KernelScope scope(name);
+  at::Tensor out = at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), allocator(), kCuda,
+                                             c10::dtype_or_default(dtype), format);
+  describe_tensor(out);
+  return out;
+}
+
+at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  static const std::string name = "aten::empty_strided";
+  KernelScope scope(name);
+  at::Tensor out = at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
+                                                     allocator(), kCuda, c10::dtype_or_default(dtype));
+  describe_tensor(out);
+  return out;
+}
+
+void record_stream(at::Tensor& self, at::Stream stream) {
+  record_use(block_at(self.storage().data()), static_cast<int32_t>(stream.id()));
+}
+
+at::Tensor& set_source_storage(at::Tensor& self, at::Storage source, c10::SymInt offset, c10::SymIntArrayRef size,
+                               c10::SymIntArrayRef stride) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  impl->set_sizes_and_strides(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), offset.expect_int());
+  return self;
+}
+
+// What a copy between host and device allocates on the device (torch 2.13, aten/src/ATen/native/cuda/Copy.cu): a
+// contiguous twin where the device's side is not contiguous, and one of the host's dtype where the device converts.
+at::Tensor& copy_between(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  const bool same_dtype = self.scalar_type() == source.scalar_type();
+  if (same_dtype && self.is_contiguous() && source.is_contiguous() && self.sizes() == source.sizes()) return self;
+  if (self.is_cuda()) {
+    at::Tensor twin = self.is_contiguous() ? self : at::empty_like(self, at::MemoryFormat::Contiguous);
+    if (non_blocking && !same_dtype) twin = at::empty_like(self, self.options().dtype(source.scalar_type()));
+    return self;
+  }
+  at::Tensor twin = source;
+  if (non_blocking && !same_dtype) twin = source.to(self.scalar_type());
+  twin = twin.expand_as(self).contiguous();
+  return self;
+}
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  static const std::string name = "aten::copy_";
+  KernelScope scope(name);
+  if (self.is_same(source) || self.numel() == 0) return self;
+  TORCH_CHECK(at::is_expandable_to(source.sizes(), self.sizes()), "The size of the source ", source.sizes(),
+              " does not broadcast to the size of the destination ", self.sizes());
+  if (self.is_cuda() && source.is_cuda()) return self;
+  copy_between(self, source, non_blocking);
+  if (!self.is_cuda()) {
+    static const auto read = c10::Dispatcher::singleton()
+                                 .findSchemaOrThrow("paper::read_to_host", "")
+                                 .typed<void(const at::Tensor&, const at::Tensor&)>();
+    read.call(self, source);
+  }
+  return self;
+}
+
+int64_t sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                   const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale,
+                   bool gqa) {
+  return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, gqa);
+}
+
+std::vector<std::unique_ptr<torch::Library>> libraries;
+
+torch::Library& library(torch::Library::Kind kind, const char* ns) {
+  const auto key = kind == torch::Library::IMPL ? std::make_optional(c10::DispatchKey::CUDA) : std::nullopt;
+  libraries.push_back(std::make_unique<torch::Library>(kind, ns, key, __FILE__, __LINE__));
+  return *libraries.back();
+}
+
+}  // namespace
+}  // namespace paper
+
+extern "C" {
+
+void paper_install_kernels() {
+  using namespace paper;
+  library(torch::Library::IMPL, "_").fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  // A copy from the device to the host: the values are not there, and Python decides whether that matters.
+  library(torch::Library::DEF, "paper").def("read_to_host(Tensor host, Tensor device) -> ()");
+  auto& aten = library(torch::Library::IMPL, "aten");
+  aten.impl("empty.memory_format", TORCH_FN(empty_memory_format));
+  aten.impl("empty_strided", TORCH_FN(empty_strided));
+  aten.impl("copy_", TORCH_FN(copy_));
+  aten.impl("record_stream", TORCH_FN(record_stream));
+  aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_source_storage));
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&sdp_choice);
+  start_following_autograd();
+}
+
+// An operator that has a composite kernel in the CPU build but a kernel of its own on CUDA.
+void paper_prefer_meta(const char* name) {
+  static auto& aten = paper::library(torch::Library::IMPL, "aten");
+  aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&paper::fallback>());
+}
+
+// `UntypedStorage.resize_` of the CPU build does not know the device.
+void paper_resize_storage(c10::StorageImpl* storage, int64_t bytes) {
+  static const std::string name = "storage::resize_";
+  paper::KernelScope scope(name);
+  paper::resize_storage(storage, static_cast<size_t>(bytes));
+}
+
+// Bytes of a cuBLAS workspace from now on; those that are held are given back.
+void paper_set_workspace_bytes(int64_t bytes) {
+  std::lock_guard<std::mutex> lock(paper::workspace_mutex);
+  paper::workspaces.clear();
+  paper::workspace_bytes = static_cast<size_t>(bytes);
+}
+
+}  // extern "C"

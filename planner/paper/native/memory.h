@@ -1,0 +1,15 @@
+// The memory of the paper GPU: addresses, sizes and lifetimes, but no bytes behind them.
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+namespace paper {
+
+c10::Allocator* allocator();
+void install_allocator();
+// The block at this address, or -1: an address is never given out twice while it is in use.
+int64_t block_at(const void* address);
+
+int32_t current_stream();
+
+}  // namespace paper

@@ -1,0 +1,170 @@
+#include "trace.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace paper {
+namespace {
+
+std::mutex mutex;
+std::vector<Record> records;
+std::vector<std::string> names;
+std::unordered_map<std::string, int32_t> name_index;
+std::vector<int64_t> shapes;  // each: number of dims, then the sizes
+std::vector<int64_t> alloc_position;  // block -> its record
+bool recording = false;
+
+thread_local const std::string* kernel = nullptr;
+thread_local int32_t module_scope = 0;
+thread_local int32_t backward_depth = 0;
+
+// Which module was open when the forward operator with this (thread, sequence number) ran: the autograd
+// node that it left behind carries the same pair.
+std::unordered_map<uint64_t, int32_t> scope_of_node;
+
+uint64_t node_key(uint64_t thread, int64_t sequence) { return (thread << 40) ^ static_cast<uint64_t>(sequence); }
+
+int32_t index_of(const std::string& name) {
+  auto [found, inserted] = name_index.try_emplace(name, static_cast<int32_t>(names.size()));
+  if (inserted) names.push_back(name);
+  return found->second;
+}
+
+struct NodeContext final : at::ObserverContext {
+  int32_t previous_scope = 0;
+};
+
+std::unique_ptr<at::ObserverContext> enter_function(const at::RecordFunction& function) {
+  if (!recording) return nullptr;
+  if (function.scope() != at::RecordScope::BACKWARD_FUNCTION) {
+    if (module_scope != 0 && function.seqNr() >= 0) {
+      std::lock_guard<std::mutex> lock(mutex);
+      scope_of_node[node_key(at::RecordFunction::currentThreadId(), function.seqNr())] = module_scope;
+    }
+    return nullptr;
+  }
+  auto context = std::make_unique<NodeContext>();
+  context->previous_scope = module_scope;
+  ++backward_depth;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found = scope_of_node.find(node_key(function.forwardThreadId(), function.seqNr()));
+  if (found != scope_of_node.end()) module_scope = found->second;
+  return context;
+}
+
+void leave_function(const at::RecordFunction&, at::ObserverContext* context) {
+  auto* node = dynamic_cast<NodeContext*>(context);
+  if (node == nullptr) return;
+  module_scope = node->previous_scope;
+  --backward_depth;
+}
+
+}  // namespace
+
+KernelScope::KernelScope(const std::string& name) : previous_(kernel) { kernel = &name; }
+KernelScope::~KernelScope() { kernel = previous_; }
+
+int64_t record_alloc(size_t bytes, int32_t stream) {
+  static const std::string unknown;
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto block = static_cast<int64_t>(alloc_position.size());
+  alloc_position.push_back(recording ? static_cast<int64_t>(records.size()) : -1);
+  if (!recording) return block;
+  const int32_t op = index_of(kernel == nullptr ? unknown : *kernel);
+  records.push_back({static_cast<int32_t>(Kind::Alloc), op, module_scope, stream, block, static_cast<int64_t>(bytes), -1,
+                     -1, backward_depth > 0});
+  return block;
+}
+
+void record_free(int64_t block) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (recording && alloc_position[block] >= 0)
+    records.push_back({static_cast<int32_t>(Kind::Free), 0, 0, 0, block, 0, -1, -1, 0});
+}
+
+void record_use(int64_t block, int32_t stream) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (recording && block >= 0 && alloc_position[block] >= 0)
+    records.push_back({static_cast<int32_t>(Kind::Use), 0, 0, stream, block, 0, -1, -1, 0});
+}
+
+void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (block < 0 || alloc_position[block] < 0) return;
+  Record& record = records[alloc_position[block]];
+  if (record.shape >= 0) return;
+  record.shape = static_cast<int64_t>(shapes.size());
+  record.dtype = dtype;
+  shapes.push_back(static_cast<int64_t>(dims));
+  shapes.insert(shapes.end(), sizes, sizes + dims);
+}
+
+void start_following_autograd() {
+  at::addGlobalCallback(at::RecordFunctionCallback(enter_function, leave_function)
+                            .needsIds(true)
+                            .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+}
+
+}  // namespace paper
+
+// The reading side, for ctypes.
+extern "C" {
+
+void paper_start() {
+  std::lock_guard<std::mutex> lock(paper::mutex);
+  paper::records.clear();
+  paper::shapes.clear();
+  paper::scope_of_node.clear();
+  std::fill(paper::alloc_position.begin(), paper::alloc_position.end(), -1);
+  paper::recording = true;
+}
+
+void paper_stop() { paper::recording = false; }
+
+// Blocks born at or after the record `first` and alive now, oldest first; at most `room` of them.
+int64_t paper_born_alive(int64_t first, int64_t* out, int64_t room) {
+  std::lock_guard<std::mutex> lock(paper::mutex);
+  std::vector<int64_t> born;
+  std::unordered_set<int64_t> freed;
+  for (size_t i = first; i < paper::records.size(); ++i) {
+    const auto& record = paper::records[i];
+    if (record.kind == static_cast<int32_t>(paper::Kind::Alloc)) born.push_back(record.block);
+    if (record.kind == static_cast<int32_t>(paper::Kind::Free)) freed.insert(record.block);
+  }
+  int64_t count = 0;
+  for (const auto block : born)
+    if (freed.count(block) == 0 && count < room) out[count++] = block;
+  return count;
+}
+
+int64_t paper_count() { return static_cast<int64_t>(paper::records.size()); }
+const paper::Record* paper_records() { return paper::records.data(); }
+int64_t paper_shape_count() { return static_cast<int64_t>(paper::shapes.size()); }
+const int64_t* paper_shapes() { return paper::shapes.data(); }
+int32_t paper_name_count() { return static_cast<int32_t>(paper::names.size()); }
+const char* paper_name(int32_t index) { return paper::names[index].c_str(); }
+
+int32_t paper_enter_scope(int32_t scope) {
+  const int32_t previous = paper::module_scope;
+  paper::module_scope = scope;
+  return previous;
+}
+
+void paper_synchronize() {
+  std::lock_guard<std::mutex> lock(paper::mutex);
+  if (paper::recording)
+    paper::records.push_back({static_cast<int32_t>(paper::Kind::Synchronize), 0, 0, 0, -1, 0, -1, -1, 0});
+}
+
+void paper_empty_cache() {
+  std::lock_guard<std::mutex> lock(paper::mutex);
+  if (paper::recording)
+    paper::records.push_back({static_cast<int32_t>(paper::Kind::EmptyCache), 0, 0, 0, -1, 0, -1, -1, 0});
+}
+
+}  // extern "C"

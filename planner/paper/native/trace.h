@@ -1,0 +1,40 @@
+// What the paper GPU writes down: one record for each thing that a caching allocator would be told.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace paper {
+
+enum class Kind : int32_t { Alloc = 0, Free = 1, Use = 2, Synchronize = 3, EmptyCache = 4 };
+
+// Read from Python as a flat array: keep the layout in step with planner/paper/recorder.py.
+struct Record {
+  int32_t kind;
+  int32_t op;      // index into the table of names
+  int32_t scope;   // module scope that was open, as numbered by Python; 0 is none
+  int32_t stream;
+  int64_t block;
+  int64_t bytes;
+  int64_t shape;   // index into the table of shapes, -1 if not known
+  int32_t dtype;   // c10::ScalarType, -1 if not known
+  int32_t backward; // 1 on a thread that runs an autograd node
+};
+
+// The operator whose kernel is at work on this thread; empty between operators.
+struct KernelScope {
+  explicit KernelScope(const std::string& name);
+  ~KernelScope();
+
+ private:
+  const std::string* previous_;
+};
+
+int64_t record_alloc(size_t bytes, int32_t stream);
+void record_free(int64_t block);
+void record_use(int64_t block, int32_t stream);
+void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype);
+void start_following_autograd();
+
+}  // namespace paper

@@ -1,0 +1,158 @@
+"""What the paper GPU wrote down, as events: every block with its origin, its roles, and the marks of the phases."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from planner.events import Alloc, Category, EmptyCache, Event, Free, Mark, Origin, Phase, Role, Synchronize, Use
+from planner.paper import library
+
+# struct Record of native/trace.h
+_RECORD = struct.Struct("=iiiiqqqii")
+_ALLOC, _FREE, _USE, _SYNCHRONIZE, _EMPTY_CACHE = range(5)
+# c10::ScalarType, in its order (torch 2.13, c10/core/ScalarType.h)
+_DTYPES = (
+    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32 "
+    "bfloat16 quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz "
+    "float8_e4m3fnuz uint16 uint32 uint64"
+).split()
+
+
+class Recorder:
+    """Listens while a step runs on the paper GPU; an observer of the step, by shape.
+
+    Positions are counts of native records: whatever Python adds (marks, roles) is placed between two of them.
+    """
+
+    follows_modules = True
+
+    def __init__(self) -> None:
+        self._native = library.load()
+        self._marks: list[tuple[int, Mark]] = []
+        self._roles: list[tuple[int, Role]] = []
+        self._born_as: dict[int, Role] = {}
+        self._category: dict[int, Category] = {}
+        self._scopes: dict[str, int] = {"": 0}
+        self._open: list[int] = []
+
+    def start(self) -> None:
+        self._native.paper_start()
+
+    def stop(self) -> None:
+        self._native.paper_stop()
+
+    def mark(self, phase: Phase, iteration: int) -> None:
+        self._marks.append((self._native.paper_count(), Mark(phase, iteration)))
+
+    def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
+        """The storage of `tensor` belongs to `category`: since its birth if nothing was said of it before."""
+        block = self.block_of(tensor)
+        if block is None:
+            return
+        before = self._category.get(block)
+        if before is category or (before is Category.BUCKET and category is Category.GRADIENT):
+            return
+        self._assign_block(block, category, name)
+
+    @contextmanager
+    def region(self, category: Category, name: str = "") -> Iterator[None]:
+        """Storages born inside and alive at the end belong to `category`."""
+        first = self._native.paper_count()
+        yield
+        for block in self._born_alive(first):
+            if block not in self._category:
+                self._assign_block(block, category, name)
+
+    def enter(self, path: str) -> None:
+        scope = self._scopes.setdefault(path, len(self._scopes))
+        self._open.append(self._native.paper_enter_scope(scope))
+
+    def leave(self) -> None:
+        self._native.paper_enter_scope(self._open.pop())
+
+    def block_of(self, tensor: torch.Tensor) -> int | None:
+        """The block behind a tensor on the paper GPU; None for one that has none."""
+        local = getattr(tensor, "_local_tensor", tensor)
+        if local.device.type != "cuda":
+            return None
+        block: int = self._native.paper_block_at(local.untyped_storage().data_ptr())
+        return block if block >= 0 else None
+
+    def events(self) -> list[Event]:
+        """Everything since `start`, in order."""
+        placed: dict[int, list[Event]] = defaultdict(list)
+        for position, mark in self._marks:
+            placed[position].append(mark)
+        for position, role in self._roles:
+            placed[position].append(role)
+        events: list[Event] = []
+        origins = _Origins(self._native, self._scopes)
+        for position, record in enumerate(self._records()):
+            if position in placed:
+                events += placed[position]
+            events.append(_event(record, origins))
+            if record[0] == _ALLOC and record[4] in self._born_as:
+                events.append(self._born_as[record[4]])
+        return events + placed[self._native.paper_count()]
+
+    def _assign_block(self, block: int, category: Category, name: str) -> None:
+        role = Role(block, category, name)
+        if block in self._category:
+            self._roles.append((self._native.paper_count(), role))
+        else:
+            self._born_as[block] = role
+        self._category[block] = category
+
+    def _records(self) -> list[tuple[int, ...]]:
+        count = self._native.paper_count()
+        if count == 0:
+            return []
+        return list(_RECORD.iter_unpack(ctypes.string_at(self._native.paper_records(), count * _RECORD.size)))
+
+    def _born_alive(self, first: int) -> list[int]:
+        room = self._native.paper_count() - first
+        blocks = (ctypes.c_int64 * max(room, 1))()
+        found = self._native.paper_born_alive(first, blocks, room)
+        return list(blocks[:found])
+
+
+class _Origins:
+    """One Origin for all blocks that come from the same place."""
+
+    def __init__(self, native: ctypes.CDLL, scopes: dict[str, int]) -> None:
+        self._ops = [native.paper_name(i).decode().replace("::", ".") for i in range(native.paper_name_count())]
+        self._paths = list(scopes)
+        count = native.paper_shape_count()
+        self._shapes = (ctypes.c_int64 * count).from_address(native.paper_shapes()) if count else []
+        self._known: dict[tuple[int, int, tuple[int, ...], int], Origin] = {}
+
+    def of(self, op: int, scope: int, shape_index: int, dtype: int) -> Origin:
+        shape = self._shape(shape_index)
+        key = (op, scope, shape, dtype)
+        if key not in self._known:
+            name = _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else ""
+            self._known[key] = Origin(self._ops[op], self._paths[scope], shape, name)
+        return self._known[key]
+
+    def _shape(self, index: int) -> tuple[int, ...]:
+        if index < 0:
+            return ()
+        dims = self._shapes[index]
+        return tuple(self._shapes[index + 1 : index + 1 + dims])
+
+
+def _event(record: tuple[int, ...], origins: _Origins) -> Event:
+    kind, op, scope, stream, block, size, shape, dtype, _ = record
+    if kind == _ALLOC:
+        return Alloc(block, size, stream, origins.of(op, scope, shape, dtype))
+    if kind == _FREE:
+        return Free(block)
+    if kind == _USE:
+        return Use(block, stream)
+    return Synchronize() if kind == _SYNCHRONIZE else EmptyCache()

@@ -1,0 +1,103 @@
+"""Reading values from a device that has none: a table of call sites whose answer is known, and errors for the rest.
+
+An answer never follows from a dtype alone. Whoever reads something else is told which module and operator it was.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from planner.errors import TraceError
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """A function of a library that reads a value, and what it would read in a healthy training step."""
+
+    module: str
+    function: str
+    answer: Callable[[torch.Tensor], float | int | bool]
+    why: str
+
+
+_KNOWN = (
+    CallSite("torch.amp.grad_scaler", "_maybe_opt_step", lambda _: 0.0, "found_inf: no gradient overflowed"),
+    CallSite("torch.amp.grad_scaler", "_get_scale_async", lambda _: 65536.0, "the initial scale"),
+    CallSite("torch.amp.grad_scaler", "get_scale", lambda _: 65536.0, "the initial scale"),
+    CallSite("torch.amp.grad_scaler", "update", lambda _: 0.0, "found_inf: no gradient overflowed"),
+    CallSite("torch.nn.utils.clip_grad", "clip_grad_norm_", lambda _: False, "error_if_nonfinite: the norm is finite"),
+    CallSite("torch.optim.*", "*", lambda _: 1.0, "a step counter or a norm: any finite number does"),
+    CallSite("torch.distributed.algorithms.ddp_comm_hooks.*", "*", lambda _: 1.0, "a norm that is not zero"),
+)
+
+
+def read(tensor: torch.Tensor) -> float | int | bool:
+    """The answer for the nearest call site in the table; TraceError names the reader if there is none."""
+    frames = list(_frames(inspect.currentframe()))
+    for frame in frames:
+        site = _site(frame)
+        if site is not None:
+            return site.answer(tensor)
+    raise _unanswered(frames, f"a value of {_described(tensor)}")
+
+
+def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
+    """Many floats may travel to the host unseen (offload); single values and whole numbers are read by somebody."""
+    if host.is_floating_point() and host.numel() > 1:
+        host.zero_()
+        return
+    frames = list(_frames(inspect.currentframe()))
+    if any(_module(frame).startswith("torch.nn.parallel.distributed") for frame in frames):
+        return  # the reducer agrees on rebuilt buckets: the host's own numbers are the answer
+    if any((site := _site(frame)) is not None for frame in frames):
+        host.fill_(next(site.answer(device) for frame in frames if (site := _site(frame)) is not None))
+        return
+    raise _unanswered(frames, f"the values of {_described(device)}")
+
+
+def _frames(frame: FrameType | None) -> list[FrameType]:
+    found = []
+    while frame is not None:
+        if not _module(frame).startswith("planner.paper"):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _site(frame: FrameType) -> CallSite | None:
+    module, function = _module(frame), frame.f_code.co_name
+    for site in _KNOWN:
+        same_module = site.module == module or (site.module.endswith("*") and module.startswith(site.module[:-1]))
+        if same_module and site.function in ("*", function):
+            return site
+    return None
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"a tensor of shape {tuple(tensor.shape)} and dtype {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _unanswered(frames: list[FrameType], what: str) -> TraceError:
+    reader = next((f for f in frames if not _module(f).startswith("torch")), frames[0] if frames else None)
+    where = f"{Path(reader.f_code.co_filename).name}:{reader.f_lineno} in {reader.f_code.co_qualname}" if reader else "?"
+    owner = next((type(f.f_locals["self"]).__name__ for f in frames if _is_module(f)), "")
+    module = f" (module {owner})" if owner else ""
+    return TraceError(
+        f"the program reads {what} at {where}{module}: on paper a tensor has no values",
+        allowed="control flow that does not depend on values of device tensors",
+        remedy="keep such decisions on the host, or plan this model with a variant that does not take them",
+    )
+
+
+def _is_module(frame: FrameType) -> bool:
+    return isinstance(frame.f_locals.get("self"), torch.nn.Module)
