@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from planner.errors import SpecError
+from planner.spec.axes import axis_degrees
 from planner.spec.job import Decoder, Job, Parallel
 from planner.spec.nodes import Node
 
@@ -19,18 +20,6 @@ def check(job: Job, document: Node) -> None:
     _check_world(job, document)
     _refuse_unplanned_axes(job.parallel, document)
     _check_precision(job, document)
-
-
-def axis_degrees(parallel: Parallel) -> dict[str, int]:
-    """The degree of every axis, in the order in which messages name them."""
-    return {
-        "dp_replicate": parallel.dp_replicate.degree,
-        "dp_shard": parallel.dp_shard.degree,
-        "tp": parallel.tp,
-        "pp": parallel.pp.degree,
-        "cp": parallel.cp,
-        "ep": parallel.ep,
-    }
 
 
 def _check_model_source(job: Job, document: Node) -> None:

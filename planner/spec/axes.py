@@ -1,0 +1,17 @@
+"""The axes of parallelism and their degrees."""
+
+from __future__ import annotations
+
+from planner.spec.job import Parallel
+
+
+def axis_degrees(parallel: Parallel) -> dict[str, int]:
+    """The degree of every axis, in the order of the job spec."""
+    return {
+        "dp_replicate": parallel.dp_replicate.degree,
+        "dp_shard": parallel.dp_shard.degree,
+        "tp": parallel.tp,
+        "pp": parallel.pp.degree,
+        "cp": parallel.cp,
+        "ep": parallel.ep,
+    }
