@@ -12,6 +12,7 @@ from planner.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, Block, Pool, Se
 from planner.allocator.device import Device
 from planner.allocator.expandable import ExpandableSegments
 from planner.allocator.rules import Rules
+from planner.allocator.start import StartSegment
 
 
 class CachingAllocator:
@@ -149,40 +150,39 @@ class CachingAllocator:
                 yield following
                 following = following.after
 
-    def adopt(
-        self, segment: Segment, pool: Pool, stretches: list[tuple[int, int | None, int]], waiting: set[int]
-    ) -> None:
-        """Takes over a segment that exists already.
-
-        `stretches` are its blocks in order of address: size, name (None: free), requested bytes; names in `waiting`
-        were given up and wait for a stream. What lies behind them in an expandable segment has no memory.
-        """
+    def adopt(self, segment: StartSegment) -> None:
+        """Takes over a segment that exists already, with the blocks in it."""
+        pool = self.pool(segment.stream, segment.small)
+        home = Segment(segment.address, segment.size, segment.expandable)
         address, before = segment.address, None
-        for size, name, requested in stretches:
-            block = Block(address, size, pool, segment)
+        for stretch in segment.stretches:
+            block = Block(address, stretch.size, pool, home)
             block.before = before
             if before is not None:
                 before.after = block
-            address, before = address + size, block
-            if name is None:
+            address, before = address + stretch.size, block
+            if not stretch.mapped:
+                block.mapped = False
+                pool.unmapped[block.address] = block
+                continue
+            home.mapped_bytes += stretch.size
+            if stretch.block is None:
                 pool.put(block)
                 continue
-            block.requested = requested
-            self.requested += requested
-            self.active += size
-            if name in waiting:
-                self._waiting[name] = block
+            block.requested = stretch.requested_bytes
+            self.requested += stretch.requested_bytes
+            self.active += stretch.size
+            if stretch.waiting:
+                self._waiting[stretch.block] = block
             else:
-                self._live[name] = block
-                self.allocated += size
-        held = sum(size for size, _, _ in stretches)
+                self._live[stretch.block] = block
+                self.allocated += stretch.size
         if segment.expandable:
-            self._expandable.leave_unmapped(segment, pool, address, before)
+            self._expandable.ranges += 1
             self._plain = False
-        segment.mapped_bytes = held
         self.segments += 1
-        self._account(held)
-        self.device.taken_bytes += held
+        self.device.taken_bytes += home.mapped_bytes
+        self._account(home.mapped_bytes)
 
     def _nothing(self, name: int, stream: int) -> Block:
         block = Block(0, 0, self.pool(stream, True), Segment(0, 0))

@@ -1,0 +1,255 @@
+"""From a snapshot's trace to events, and to the state in which the trace began.
+
+A trace is a ring: mostly it begins in the middle. The state at its beginning is found by undoing its entries, last
+one first, from the segments at the end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from planner.allocator.ranges import Stretches, ranges_at_start
+from planner.allocator.rules import Rules
+from planner.allocator.snapshot import Snapshot, SnapshotSegment, TraceEntry
+from planner.allocator.start import StartSegment, Stretch
+from planner.errors import SnapshotError
+from planner.events import Alloc, EmptyCache, Event, Free, Passed, Use
+
+_GROWS = frozenset({"segment_alloc", "segment_map"})
+_SHRINKS = frozenset({"segment_free", "segment_unmap"})
+_NO_CHANGE = frozenset({"oom", "snapshot"})
+OTHER_STREAM = -1
+"""Stands for the stream that a waiting block was used on; the trace does not name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What one device's allocator was told, and what it did."""
+
+    device: int
+    start: tuple[StartSegment, ...]
+    events: tuple[Event, ...]
+    addresses: dict[int, int]
+    """Where each block allocated in the trace was put."""
+    changes: dict[int, tuple[TraceEntry, ...]]
+    """By event index: the segments that the event took from the device or gave back."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """A block that is handed out or waiting, while entries are undone."""
+
+    requested_bytes: int
+    size: int
+    """As far as known; what was freed in the trace is known only as asked for."""
+    known: bool
+    waiting: bool = False
+
+
+@dataclass(slots=True)
+class _State:
+    segments: dict[int, SnapshotSegment] = field(default_factory=dict)
+    live: dict[int, _Live] = field(default_factory=dict)
+
+
+def recordings(snapshot: Snapshot, rules: Rules) -> list[Recording]:
+    """One recording for each device with a trace.
+
+    `rules` are those of the recorded process. Raises SnapshotError if trace and segments contradict each other, or
+    for what is not modelled.
+    """
+    return [_recording(snapshot, device, rules) for device, trace in enumerate(snapshot.traces) if trace]
+
+
+def _recording(snapshot: Snapshot, device: int, rules: Rules) -> Recording:
+    trace = snapshot.traces[device]
+    segments = [segment for segment in snapshot.segments if segment.device == device]
+    state = _undo(trace, segments, rules)
+    ranges = ranges_at_start(segments, trace, rules)
+    state.segments.update((r.segment.address, r.segment) for r in ranges)
+    _measure_blocks(state, trace, rules)
+    mapped = {r.segment.address: r.mapped for r in ranges}
+    names = {address: name for name, address in enumerate(sorted(state.live))}
+    inside: dict[int, list[int]] = {address: [] for address in state.segments}
+    starts = sorted(state.segments)
+    for address in names:
+        inside[_segment_of(address, starts)].append(address)
+    start = tuple(
+        _start_segment(state.segments[a], inside[a], state, names, mapped.get(a, ((a, a + state.segments[a].size),)))
+        for a in starts
+    )
+    return _events(device, trace, start, names)
+
+
+def _segment_of(address: int, starts: list[int]) -> int:
+    index = bisect_right(starts, address) - 1
+    if index < 0:
+        raise SnapshotError(f"the block at {address:#x} lies in no segment")
+    return starts[index]
+
+
+def _undo(trace: Sequence[TraceEntry], segments: Sequence[SnapshotSegment], rules: Rules) -> _State:
+    """The segments and blocks before the first entry."""
+    state = _State({segment.address: segment for segment in segments if not segment.expandable})
+    for segment in segments:
+        for block in segment.blocks:
+            if not block.free:
+                state.live[block.address] = _Live(block.requested_bytes, block.size, True, block.waiting)
+    for index in range(len(trace) - 1, -1, -1):
+        entry = trace[index]
+        action = entry.action
+        if action == "alloc":
+            if state.live.pop(entry.address, None) is None:
+                raise _contradiction(index, entry, "no block is there afterwards")
+        elif action == "free_completed":
+            if entry.address in state.live:
+                raise _contradiction(index, entry, "a block is still there afterwards")
+            size = rules.round_size(entry.size)
+            state.live[entry.address] = _Live(entry.size, size, False, True)
+        elif action == "free_requested":
+            if entry.address not in state.live:
+                raise _contradiction(index, entry, "the block was never free afterwards")
+            state.live[entry.address].waiting = False
+        elif action == "segment_alloc":
+            if state.segments.pop(entry.address, None) is None:
+                raise _contradiction(index, entry, "the segment is not there afterwards")
+        elif action == "segment_free":
+            small = entry.size == rules.small_segment_bytes
+            state.segments[entry.address] = SnapshotSegment(
+                0, entry.address, entry.size, entry.stream, small, False, ()
+            )
+        elif action not in _NO_CHANGE and action not in ("segment_map", "segment_unmap"):
+            raise SnapshotError(
+                f"trace entry {index} is {action!r}, which this version does not know",
+                allowed=", ".join(("alloc", "free_requested", "free_completed", *sorted(_GROWS), *sorted(_SHRINKS))),
+            )
+    return state
+
+
+def _measure_blocks(state: _State, trace: Sequence[TraceEntry], rules: Rules) -> None:
+    """Finds the true size of blocks that were there at the start and freed in the trace.
+
+    A block of the large pool can be larger than asked for by a rest too small to be cut off. Nothing else is ever
+    put there, and free memory behind the block is used from its lowest address on. So the block reaches up to the
+    next block, or to the end of its segment, wherever that is nearer than the largest such rest.
+    """
+    starts = sorted(state.segments)
+    room: dict[int, int] = {}
+    for address, block in state.live.items():
+        segment = state.segments[_segment_of(address, starts)]
+        if not (block.known or segment.small or segment.expandable):
+            room[address] = segment.address + segment.size - address
+    unknown, gone = sorted(room), set[int]()
+    for address in chain(state.live, _allocated_while_alive(trace, gone)):
+        below = bisect_left(unknown, address) - 1
+        if below >= 0 and unknown[below] not in gone:
+            room[unknown[below]] = min(room[unknown[below]], address - unknown[below])
+    for address, most in room.items():
+        block = state.live[address]
+        if most <= block.size + _longest_rest(block.size, rules):
+            block.size = most
+
+
+def _allocated_while_alive(trace: Sequence[TraceEntry], gone: set[int]) -> Iterator[int]:
+    """Addresses of the trace's allocations; what was freed before each is put into `gone`."""
+    for entry in trace:
+        if entry.action == "alloc":
+            yield entry.address
+        elif entry.action == "free_completed":
+            gone.add(entry.address)
+
+
+def _longest_rest(size: int, rules: Rules) -> int:
+    if rules.max_split_bytes is not None and size >= rules.max_split_bytes:
+        return rules.max_non_split_rounding_bytes
+    return rules.largest_unsplit_rest_bytes
+
+
+def _start_segment(
+    segment: SnapshotSegment, inside: list[int], state: _State, names: dict[int, int], mapped: Stretches
+) -> StartSegment:
+    """The segment with the blocks at the addresses `inside`; between them is free memory, or none."""
+    stretches: list[Stretch] = []
+    address, end = segment.address, segment.address + segment.size
+    for start in inside:
+        block = state.live[start]
+        if start < address:
+            raise SnapshotError(f"blocks overlap at address {start:#x} when the trace begins")
+        stretches += _gap(address, start, mapped)
+        stretches.append(Stretch(block.size, names[start], block.requested_bytes, block.waiting))
+        address = start + block.size
+    if address > end:
+        raise SnapshotError(f"a block reaches beyond its segment at address {segment.address:#x}")
+    stretches += _gap(address, end, mapped)
+    return StartSegment(
+        segment.address, segment.size, segment.stream, segment.small, segment.expandable, tuple(stretches)
+    )
+
+
+def _gap(address: int, end: int, mapped: Stretches) -> Iterator[Stretch]:
+    for start, stop in mapped:
+        if stop <= address or start >= end:
+            continue
+        if start > address:
+            yield Stretch(start - address, mapped=False)
+            address = start
+        yield Stretch(min(stop, end) - address)
+        address = min(stop, end)
+    if address < end:
+        yield Stretch(end - address, mapped=False)
+
+
+def _events(
+    device: int, trace: Sequence[TraceEntry], start: tuple[StartSegment, ...], names: dict[int, int]
+) -> Recording:
+    """The trace as events; blocks of the start keep their names, the others are numbered on."""
+    current = dict(names)
+    events: list[Event] = []
+    addresses: dict[int, int] = {}
+    changes: dict[int, tuple[TraceEntry, ...]] = {}
+    taken: list[TraceEntry] = []
+    given: list[TraceEntry] = []
+    next_name = len(names)
+    for index, entry in enumerate(trace):
+        action = entry.action
+        if action in _SHRINKS:
+            given.append(entry)
+            continue
+        if given:
+            changes[len(events)] = tuple(given)
+            events.append(EmptyCache())
+            given.clear()
+        if action in _GROWS:
+            taken.append(entry)
+        elif action == "alloc":
+            if taken:
+                changes[len(events)] = tuple(taken)
+                taken.clear()
+            current[entry.address] = next_name
+            addresses[next_name] = entry.address
+            events.append(Alloc(next_name, entry.size, entry.stream))
+            next_name += 1
+        elif action == "free_requested":
+            name = current[entry.address]
+            following = trace[index + 1] if index + 1 < len(trace) else None
+            if following is None or (following.action, following.address) != ("free_completed", entry.address):
+                events.append(Use(name, OTHER_STREAM))
+            events.append(Free(name))
+        elif action == "free_completed":
+            previous = trace[index - 1] if index else None
+            if previous is None or (previous.action, previous.address) != ("free_requested", entry.address):
+                events.append(Passed(current[entry.address]))
+    if given:
+        changes[len(events)] = tuple(given)
+        events.append(EmptyCache())
+    return Recording(device, start, tuple(events), addresses, changes)
+
+
+def _contradiction(index: int, entry: TraceEntry, reason: str) -> SnapshotError:
+    return SnapshotError(
+        f"trace entry {index} ({entry.action} at {entry.address:#x}) contradicts the segments: {reason}",
+        remedy="take the snapshot while no other thread allocates",
+    )

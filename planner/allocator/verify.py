@@ -1,0 +1,251 @@
+"""Replays a recorded snapshot and compares every address and every segment with what the GPU's allocator did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.allocator.caching import CachingAllocator
+from planner.allocator.device import Device
+from planner.allocator.recording import Recording, recordings
+from planner.allocator.replay import replay
+from planner.allocator.rules import Rules
+from planner.allocator.snapshot import Snapshot, TraceEntry, read_snapshot
+from planner.events import Alloc, EmptyCache, Event, Free, Passed, Use
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """How many of the recorded decisions the replay made too, and how many there were in both together."""
+
+    matched: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first decision in which replay and recording differ."""
+
+    event: int
+    what: str
+    """`address` or `segment`."""
+    recorded: str
+    replayed: str
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What another PYTORCH_ALLOC_CONF would have reserved for the same events."""
+
+    conf: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    exact: bool
+    """False where the trace began with blocks whose order of allocation nobody recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    device: int
+    events: int
+    addresses: Matched
+    segments: Matched
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    first_difference: Difference | None
+    what_if: WhatIf | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """This device's part of `planner.replay/1`; `what_if` is there only where it was asked for."""
+        first = self.first_difference
+        report: dict[str, Any] = {
+            "device": self.device,
+            "events": self.events,
+            "addresses": {"matched": self.addresses.matched, "total": self.addresses.total},
+            "segments": {"matched": self.segments.matched, "total": self.segments.total},
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "first_difference": None
+            if first is None
+            else {
+                "event": first.event,
+                "what": first.what,
+                "recorded": first.recorded,
+                "replayed": first.replayed,
+            },
+        }
+        if self.what_if is not None:
+            report["what_if"] = {
+                "conf": self.what_if.conf,
+                "peak_allocated_bytes": self.what_if.peak_allocated_bytes,
+                "peak_reserved_bytes": self.what_if.peak_reserved_bytes,
+                "exact": self.what_if.exact,
+            }
+        return report
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What `planner replay` has to say."""
+
+    devices: tuple[DeviceReport, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every decision of every device was replayed."""
+        return all(d.first_difference is None for d in self.devices)
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract `planner.replay/1`."""
+        return {"schema": "planner.replay/1", "devices": [device.to_json() for device in self.devices]}
+
+
+def verify_snapshot(path: Path, conf: str | None = None) -> ReplayReport:
+    """Replays the snapshot at `path` under the rules it was recorded with.
+
+    With `conf`, also says what that PYTORCH_ALLOC_CONF would have reserved. Raises SnapshotError for a file that
+    cannot be replayed, AllocatorConfError for a conf that is not modelled.
+    """
+    return verify(read_snapshot(path), conf)
+
+
+def verify(snapshot: Snapshot, conf: str | None = None) -> ReplayReport:
+    """The same for a snapshot that was read already."""
+    rules = Rules.from_conf(snapshot.conf)
+    other = None if conf is None else Rules.from_conf(conf)
+    devices = []
+    for recording in recordings(snapshot, rules):
+        what_if = None if other is None or conf is None else _what_if(recording, conf, other)
+        devices.append(_Comparison(recording, rules).report(what_if))
+    return ReplayReport(tuple(devices))
+
+
+def start_allocator(recording: Recording, rules: Rules, device: Device) -> CachingAllocator:
+    """An allocator in the state in which the recording begins."""
+    allocator = CachingAllocator(rules, device)
+    for segment in recording.start:
+        allocator.adopt(segment)
+    return allocator
+
+
+class _RecordedDevice(Device):
+    """Gives the addresses that the recorded device gave, and notes every request that was not recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expected: list[TraceEntry] = []
+        self.unexpected: list[str] = []
+        self.matched = 0
+
+    def take(self, size: int) -> int | None:
+        self.taken_bytes += size
+        for entry in self.expected:
+            if entry.action == "segment_alloc" and entry.size == size:
+                self._match(entry)
+                return entry.address
+        self.unexpected.append(f"segment_alloc of {size} bytes")
+        return super().take(size)
+
+    def give_back(self, address: int, size: int) -> None:
+        self.taken_bytes -= size
+        self._expect("segment_free", address, size)
+
+    def reserve_range(self, size: int) -> int:
+        for entry in self.expected:
+            if entry.action == "segment_map":
+                return entry.address
+        return super().reserve_range(size)
+
+    def map(self, address: int, size: int) -> bool:
+        self._expect("segment_map", address, size)
+        return super().map(address, size)
+
+    def unmap(self, address: int, size: int) -> None:
+        self._expect("segment_unmap", address, size)
+        super().unmap(address, size)
+
+    def _expect(self, action: str, address: int, size: int) -> None:
+        for entry in self.expected:
+            if (entry.action, entry.address, entry.size) == (action, address, size):
+                self._match(entry)
+                return
+        self.unexpected.append(f"{action} of {size} bytes at {address:#x}")
+
+    def _match(self, entry: TraceEntry) -> None:
+        self.expected.remove(entry)
+        self.matched += 1
+
+
+class _Comparison:
+    """One device's replay beside its recording."""
+
+    def __init__(self, recording: Recording, rules: Rules) -> None:
+        self._recording = recording
+        self._device = _RecordedDevice()
+        self._allocator = start_allocator(recording, rules, self._device)
+        self._first: Difference | None = None
+        self._addresses = 0
+        self._segments_missed = 0
+
+    def report(self, what_if: WhatIf | None) -> DeviceReport:
+        recording, allocator = self._recording, self._allocator
+        peak_allocated = allocator.allocated
+        for index, event in enumerate(recording.events):
+            self._device.expected = list(recording.changes.get(index, ()))
+            self._step(index, event)
+            peak_allocated = max(peak_allocated, allocator.allocated)
+            if self._device.expected or self._device.unexpected:
+                self._note_segments(index)
+        return DeviceReport(
+            device=recording.device,
+            events=len(recording.events),
+            addresses=Matched(self._addresses, len(recording.addresses)),
+            segments=Matched(self._device.matched, self._device.matched + self._segments_missed),
+            peak_allocated_bytes=peak_allocated,
+            peak_reserved_bytes=allocator.peak_reserved,
+            first_difference=self._first,
+            what_if=what_if,
+        )
+
+    def _step(self, index: int, event: Event) -> None:
+        allocator = self._allocator
+        if isinstance(event, Alloc):
+            block = allocator.malloc(event.block, event.requested_bytes, event.stream)
+            assert block is not None  # the recorded device is without end
+            recorded = self._recording.addresses[event.block]
+            if block.address == recorded:
+                self._addresses += 1
+            else:
+                self._differ(index, "address", f"{recorded:#x}", f"{block.address:#x}")
+        elif isinstance(event, Free):
+            allocator.free(event.block)
+        elif isinstance(event, Use):
+            allocator.use(event.block, event.stream)
+        elif isinstance(event, Passed):
+            allocator.passed(event.block)
+        elif isinstance(event, EmptyCache):
+            allocator.empty_cache()
+
+    def _note_segments(self, index: int) -> None:
+        recorded = [f"{entry.action} of {entry.size} bytes at {entry.address:#x}" for entry in self._device.expected]
+        replayed = self._device.unexpected
+        self._segments_missed += max(len(recorded), len(replayed))
+        self._differ(index, "segment", ", ".join(recorded) or "nothing", ", ".join(replayed) or "nothing")
+        self._device.unexpected = []
+
+    def _differ(self, index: int, what: str, recorded: str, replayed: str) -> None:
+        if self._first is None:
+            self._first = Difference(index, what, recorded, replayed)
+
+
+def _what_if(recording: Recording, conf: str, rules: Rules) -> WhatIf:
+    """Replays from an empty device: what was there at the start is allocated first, in order of address."""
+    before = [
+        Alloc(stretch.block, stretch.requested_bytes, segment.stream)
+        for segment in recording.start
+        for stretch in segment.stretches
+        if stretch.block is not None
+    ]
+    timeline = replay([*before, *recording.events], rules)
+    return WhatIf(conf, timeline.peak_allocated_bytes, timeline.peak_reserved_bytes, exact=not recording.start)
