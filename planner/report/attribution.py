@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from planner.allocator.timeline import Timeline
 from planner.events import Category, Event, Phase
 from planner.report.lives import Life, alive, lives, stretches
 from planner.report.statement import Holder
-from planner.report.timelines import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ _CLASSES = {
 
 def attribute(events: Sequence[Event], timeline: Timeline) -> Attribution:
     """The first moment of the highest allocated bytes, and whose they are."""
-    moment = peak_event(timeline)
+    moment = timeline.peak_allocated_index
     at_peak = dict.fromkeys(Category, 0)
     requested = dict.fromkeys(Category, 0)
     held: Counter[tuple[Category, str, str, tuple[int, ...], str]] = Counter()
@@ -73,7 +73,7 @@ def attribute(events: Sequence[Event], timeline: Timeline) -> Attribution:
         for key, size in held.items()
     ]
     where = next(each for each in stretches(events) if moment < each.last)
-    peak = timeline.allocated_bytes[moment] if moment >= 0 else 0
+    peak = timeline.peak_allocated_bytes
     assert sum(at_peak.values()) == peak, f"{sum(at_peak.values())} bytes have a holder, {peak} are allocated"
     return Attribution(
         event=moment,
@@ -83,12 +83,6 @@ def attribute(events: Sequence[Event], timeline: Timeline) -> Attribution:
         requested_at_peak=requested,
         holders=tuple(sorted(holders, key=lambda each: (-each.bytes, each.category, each.module, each.op))),
     )
-
-
-def peak_event(timeline: Timeline) -> int:
-    """The first event after which most bytes are allocated; -1 if there is none."""
-    allocated = timeline.allocated_bytes
-    return allocated.index(max(allocated)) if len(allocated) else -1
 
 
 def dnnmem(attribution: Attribution, device_bytes: int) -> DnnMem:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.allocator.timeline import Timeline
 from planner.events import Event, Phase
 from planner.report.lives import stretches
 from planner.report.statement import PhaseStatement
-from planner.report.timelines import Timeline
 
 
 def state_phases(events: Sequence[Event], timeline: Timeline) -> tuple[PhaseStatement, ...]:

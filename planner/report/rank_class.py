@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from planner.allocator.timeline import Timeline
 from planner.events import Event
 from planner.report.attribution import attribute
 from planner.report.phases import state_phases
 from planner.report.statement import OutsideAllocator, Peak, RankClassStatement
-from planner.report.timelines import Timeline
 from planner.report.verdict import decide
 
 
@@ -33,7 +33,7 @@ def state_rank_class(
     """
     timeline = unlimited if capped.out_of_memory is not None else capped
     attribution = attribute(events, timeline)
-    reserved = max(timeline.reserved_bytes, default=0)
+    reserved = timeline.peak_reserved_bytes
     device_bytes = reserved + outside.total_bytes
     interval_bytes = interval(device_bytes)
     return RankClassStatement(
@@ -43,7 +43,7 @@ def state_rank_class(
         peak=Peak(
             phase=attribution.phase,
             iteration=attribution.iteration,
-            allocated_bytes=sum(attribution.at_peak.values()),
+            allocated_bytes=timeline.peak_allocated_bytes,
             reserved_bytes=reserved,
             device_bytes=device_bytes,
             interval_bytes=interval_bytes,

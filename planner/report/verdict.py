@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from planner.allocator.timeline import Timeline
 from planner.report.statement import Verdict
-from planner.report.timelines import Timeline
 
 
 def decide(capped: Timeline, interval_bytes: tuple[int, int], capacity_bytes: int) -> Verdict:

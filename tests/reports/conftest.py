@@ -1,9 +1,8 @@
-"""Builders for reports: a small training job as events, and a timeline without an allocator."""
+"""Builders for reports: a small training job as events, and a Llama-shaped plan."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -22,47 +21,6 @@ from planner.report.statement import (
     Verdict,
 )
 from planner.units import GIB, MIB
-
-
-@dataclass(frozen=True)
-class PlainTimeline:
-    """A timeline in which every block is its size rounded up to 512, and segments are never given back."""
-
-    requested_bytes: Sequence[int]
-    allocated_bytes: Sequence[int]
-    active_bytes: Sequence[int]
-    reserved_bytes: Sequence[int]
-    segments: Sequence[int]
-    block_bytes: dict[int, int]
-    block_addresses: dict[int, int]
-    cache_releases: int = 0
-    out_of_memory: object | None = None
-
-
-def _replay(events: Iterable[Event], *, cache_releases: int = 0, out_of_memory: object | None = None) -> PlainTimeline:
-    requested, allocated, reserved, segments = array("q"), array("q"), array("q"), array("q")
-    asked: dict[int, int] = {}
-    sizes: dict[int, int] = {}
-    addresses: dict[int, int] = {}
-    now = wanted = highest = 0
-    address = 0x7F00_0000_0000
-    for event in events:
-        if isinstance(event, Alloc):
-            asked[event.block] = event.requested_bytes
-            sizes[event.block] = -(-event.requested_bytes // 512) * 512
-            addresses[event.block] = address
-            address += sizes[event.block]
-            now, wanted = now + sizes[event.block], wanted + event.requested_bytes
-        elif isinstance(event, Free):
-            now, wanted = now - sizes[event.block], wanted - asked[event.block]
-        highest = max(highest, -(-now // (2 * MIB)) * 2 * MIB)
-        requested.append(wanted)
-        allocated.append(now)
-        reserved.append(highest)
-        segments.append(highest // (2 * MIB))
-    return PlainTimeline(
-        requested, allocated, allocated, reserved, segments, sizes, addresses, cache_releases, out_of_memory
-    )
 
 
 @dataclass
@@ -205,11 +163,6 @@ def _plan(verdict: Verdict = Verdict.FITS) -> Plan:
         ),
         seconds=Seconds(trace=3.25, replay=0.5, total=4.0),
     )
-
-
-@pytest.fixture
-def replay() -> Callable[..., PlainTimeline]:
-    return _replay
 
 
 @pytest.fixture

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from planner.allocator.replay import replay
 from planner.errors import PlannerError
 from planner.events import Category, Event, Phase
 from planner.report.rank_class import state_rank_class
@@ -98,12 +100,12 @@ def test_a_plan_that_lacks_a_key_is_refused(plan: Callable[..., Plan]) -> None:
         from_json(document)
 
 
-def test_a_rank_that_runs_out_of_memory_even_after_cache_releases_exceeds(replay: Callable[..., Any]) -> None:
-    assert decide(replay([], out_of_memory="16 MiB"), (0, 10), 100) is Verdict.EXCEEDS
+def test_a_rank_that_runs_out_of_memory_even_after_cache_releases_exceeds(training: list[Event]) -> None:
+    assert decide(replay(training, capacity_bytes=1), (0, 10), 100) is Verdict.EXCEEDS
 
 
-def test_a_rank_is_tight_if_it_needs_cache_releases_or_the_interval_reaches_beyond(replay: Callable[..., Any]) -> None:
-    assert decide(replay([], cache_releases=1), (0, 10), 100) is Verdict.TIGHT
+def test_a_rank_is_tight_if_it_needs_cache_releases_or_the_interval_reaches_beyond() -> None:
+    assert decide(replace(replay([]), cache_releases=1), (0, 10), 100) is Verdict.TIGHT
     assert decide(replay([]), (0, 101), 100) is Verdict.TIGHT
     assert decide(replay([]), (0, 100), 100) is Verdict.FITS
 
@@ -122,7 +124,9 @@ def _state(training: list[Event], unlimited: Any, capped: Any) -> Any:
     )
 
 
-def test_a_rank_class_is_stated_from_its_events_and_replays(training: list[Event], replay: Callable[..., Any]) -> None:
+def test_a_rank_class_is_stated_from_its_events_and_replays(
+    training: list[Event],
+) -> None:
     statement = _state(training, replay(training), replay(training))
 
     peak = statement.peak
@@ -136,10 +140,8 @@ def test_a_rank_class_is_stated_from_its_events_and_replays(training: list[Event
     assert statement.headroom_bytes == 3_000_000 - peak.device_bytes
 
 
-def test_a_class_that_exceeds_is_stated_as_it_would_have_been_without_a_limit(
-    training: list[Event], replay: Callable[..., Any]
-) -> None:
-    capped = replay(training[:5], out_of_memory="16 MiB")
+def test_a_class_that_exceeds_is_stated_as_it_would_have_been_without_a_limit(training: list[Event]) -> None:
+    capped = replay(training, capacity_bytes=1)
 
     statement = _state(training, replay(training), capped)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.allocator.replay import replay
 from planner.events import Category, Origin, Phase, Role
 from planner.report.attribution import DnnMem, attribute, dnnmem
 from planner.report.phases import state_phases
@@ -12,7 +13,7 @@ def _only(**sizes: int) -> dict[Category, int]:
     return {category: sizes.get(category.value, 0) for category in Category}
 
 
-def test_every_byte_of_the_peak_has_a_category_slack_included(training, replay) -> None:
+def test_every_byte_of_the_peak_has_a_category_slack_included(training) -> None:
     timeline = replay(training)
 
     found = attribute(training, timeline)
@@ -24,7 +25,7 @@ def test_every_byte_of_the_peak_has_a_category_slack_included(training, replay) 
     assert sum(found.at_peak.values()) == max(timeline.allocated_bytes)
 
 
-def test_holders_are_grouped_and_the_largest_comes_first(training, replay) -> None:
+def test_holders_are_grouped_and_the_largest_comes_first(training) -> None:
     found = attribute(training, replay(training))
 
     def holder(size: int, category: Category, module: str, op: str, shape: tuple[int, ...]) -> Holder:
@@ -41,7 +42,7 @@ def test_holders_are_grouped_and_the_largest_comes_first(training, replay) -> No
     )
 
 
-def test_two_blocks_of_one_kind_are_one_holder_with_a_count(script, replay) -> None:
+def test_two_blocks_of_one_kind_are_one_holder_with_a_count(script) -> None:
     for _ in range(3):
         script.alloc(700, Origin("aten.mm", "head", (175,), "float32"))
 
@@ -50,7 +51,7 @@ def test_two_blocks_of_one_kind_are_one_holder_with_a_count(script, replay) -> N
     assert (holder.bytes, holder.count) == (3 * 1024, 3)
 
 
-def test_the_latest_role_up_to_the_peak_wins(script, replay) -> None:
+def test_the_latest_role_up_to_the_peak_wins(script) -> None:
     gradient = script.alloc(512)
     script.role(gradient, Category.GRADIENT)
     script.role(gradient, Category.BUCKET)
@@ -61,7 +62,7 @@ def test_the_latest_role_up_to_the_peak_wins(script, replay) -> None:
     assert attribute(script.events, replay(script.events)).at_peak == _only(bucket=512, temporary=4096)
 
 
-def test_a_role_placed_right_after_the_birth_counts_from_birth(script, replay) -> None:
+def test_a_role_placed_right_after_the_birth_counts_from_birth(script) -> None:
     script.alloc(512)
     workspace = script.alloc(4096)
     script.role(workspace, Category.WORKSPACE)
@@ -70,7 +71,7 @@ def test_a_role_placed_right_after_the_birth_counts_from_birth(script, replay) -
     assert attribute(script.events, replay(script.events)).at_peak == _only(temporary=512, workspace=4096)
 
 
-def test_what_is_born_in_forward_and_outlives_it_is_an_activation_everything_else_temporary(script, replay) -> None:
+def test_what_is_born_in_forward_and_outlives_it_is_an_activation_everything_else_temporary(script) -> None:
     script.phase(Phase.LOAD)
     script.alloc(512)
     script.phase(Phase.FORWARD, 1)
@@ -83,20 +84,20 @@ def test_what_is_born_in_forward_and_outlives_it_is_an_activation_everything_els
     assert attribute(script.events, replay(script.events)).at_peak == _only(activation=1024, temporary=512 + 8192)
 
 
-def test_roles_of_blocks_that_never_were_are_ignored(script, replay) -> None:
+def test_roles_of_blocks_that_never_were_are_ignored(script) -> None:
     script.events.append(Role(99, Category.PARAMETER))
     script.alloc(512)
 
     assert attribute(script.events, replay(script.events)).at_peak == _only(temporary=512)
 
 
-def test_no_events_hold_nothing(replay) -> None:
+def test_no_events_hold_nothing() -> None:
     found = attribute([], replay([]))
 
     assert (found.phase, found.iteration, found.at_peak, found.holders) == (Phase.LOAD, 0, _only(), ())
 
 
-def test_phases_of_an_iteration_are_merged_over_its_micro_batches(script, replay) -> None:
+def test_phases_of_an_iteration_are_merged_over_its_micro_batches(script) -> None:
     script.phase(Phase.LOAD)
     script.alloc(512)
     script.phase(Phase.FORWARD, 1)
@@ -126,7 +127,7 @@ def test_phases_of_an_iteration_are_merged_over_its_micro_batches(script, replay
     )  # fmt: skip
 
 
-def test_events_before_the_first_mark_belong_to_the_loading(script, replay) -> None:
+def test_events_before_the_first_mark_belong_to_the_loading(script) -> None:
     script.alloc(512)
     script.phase(Phase.FORWARD, 1)
 
@@ -136,7 +137,7 @@ def test_events_before_the_first_mark_belong_to_the_loading(script, replay) -> N
     ]
 
 
-def test_dnnmem_classes_sum_to_the_device_bytes(training, replay) -> None:
+def test_dnnmem_classes_sum_to_the_device_bytes(training) -> None:
     found = attribute(training, replay(training))
 
     assert dnnmem(found, device_bytes=20_000) == DnnMem(

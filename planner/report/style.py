@@ -1,0 +1,71 @@
+"""How text looks on a terminal: width, characters, colours; and bars drawn with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from planner.units import GIB, show_bytes
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_COLORS = {
+    "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33",
+    "parameter": "38;5;67", "gradient": "38;5;137", "bucket": "38;5;173", "optimizer_state": "38;5;103",
+    "activation": "38;5;108", "temporary": "38;5;144", "workspace": "38;5;96", "input": "38;5;73",
+    "communication": "38;5;131", "other": "38;5;245",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """`width` in characters, at least 72; `unicode` False draws with ASCII only; `color` True uses ANSI sequences."""
+
+    width: int = 100
+    unicode: bool = True
+    color: bool = False
+
+    def paint(self, text: str, color: str) -> str:
+        return f"\x1b[{_COLORS[color]}m{text}\x1b[0m" if self.color and text else text
+
+    @property
+    def dot(self) -> str:
+        return " · " if self.unicode else " | "
+
+    @property
+    def times(self) -> str:
+        return "×" if self.unicode else "x"
+
+    def bar(self, share: float, width: int) -> str:
+        """A bar of `share` of `width` characters, to an eighth of a character where that can be drawn."""
+        if not self.unicode:
+            return "#" * max(round(share * width), 1 if share > 0 else 0)
+        eighths = max(round(share * width * 8), 1 if share > 0 else 0)
+        return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+    def stack(self, parts: Sequence[tuple[str, str, int]], width: int) -> str:
+        """Parts of a whole side by side as `(character, ASCII character, size)`, exactly `width` wide."""
+        whole, drawn, line = sum(size for _, _, size in parts), 0, ""
+        upto = 0
+        for character, plain, size in parts:
+            upto += size
+            end = round(upto / whole * width) if whole else 0
+            line += (character if self.unicode else plain) * (end - drawn)
+            drawn = end
+        return line
+
+
+def style_of(stream: TextIO, environ: Mapping[str, str], columns: int) -> Style:
+    """The style for a stream: colours only on a terminal and without NO_COLOR, ASCII where the encoding asks for it."""
+    terminal = stream.isatty() and environ.get("TERM") != "dumb"
+    encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
+    return Style(
+        width=max(72, min(columns, 120)),
+        unicode=encoding.startswith("utf"),
+        color=terminal and not environ.get("NO_COLOR"),
+    )
+
+
+def size(count: int) -> str:
+    """Bytes for a screen: GiB, and a smaller unit only where GiB would show nothing."""
+    return show_bytes(count) if 0 < abs(count) < GIB // 100 else f"{count / GIB:.2f} GiB"

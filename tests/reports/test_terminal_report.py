@@ -1,0 +1,138 @@
+"""The report on a terminal, as people see it. `UPDATE_GOLDEN=1` writes the golden files anew."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.report.statement import Plan, Verdict
+from planner.report.style import Style, size, style_of
+from planner.report.text import one_line, render
+from planner.units import GIB, KIB
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NOTES = ["CUDA context of H100, measured with torch 2.8 to 2.10: published.json nvidia_smi_overhead-0 to -42."]
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "style"),
+    [
+        ("report_fits", Verdict.FITS, Style(width=100)),
+        ("report_tight_narrow", Verdict.TIGHT, Style(width=72)),
+        ("report_exceeds_ascii", Verdict.EXCEEDS, Style(width=80, unicode=False)),
+        ("report_exceeds_color", Verdict.EXCEEDS, Style(width=100, color=True)),
+    ],
+)
+def test_the_report_reads_as_the_golden_file(
+    plan: Callable[..., Plan], name: str, verdict: Verdict, style: Style
+) -> None:
+    text = render(plan(verdict), style, notes=NOTES)
+
+    golden = GOLDEN / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("width", [72, 80, 100, 120])
+@pytest.mark.parametrize("unicode", [True, False])
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_no_line_is_wider_than_the_terminal(
+    plan: Callable[..., Plan], width: int, unicode: bool, verdict: Verdict
+) -> None:
+    text = render(plan(verdict), Style(width=width, unicode=unicode), notes=NOTES)
+
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_ascii_is_ascii(plan: Callable[..., Plan]) -> None:
+    assert render(plan(Verdict.EXCEEDS), Style(unicode=False)).isascii()
+
+
+def test_colours_change_nothing_but_colours(plan: Callable[..., Plan]) -> None:
+    plain, colored = (render(plan(Verdict.TIGHT), Style(color=color)) for color in (False, True))
+
+    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
+
+
+def test_an_uncalibrated_plan_says_so_and_a_calibrated_one_names_its_calibration(plan: Callable[..., Plan]) -> None:
+    uncalibrated = plan()
+    calibrated = replace(
+        uncalibrated, calibrated=True, provenance=replace(uncalibrated.provenance, calibration="h100-2025-11")
+    )
+
+    assert "Uncalibrated: nothing was measured" in render(uncalibrated, Style())
+    assert "uncalibrated" not in render(calibrated, Style()).lower()
+    assert "calibration h100-2025-11" in render(calibrated, Style())
+
+
+def test_every_rank_class_has_its_own_table(plan: Callable[..., Plan]) -> None:
+    first = plan().rank_classes[0]
+    last = replace(first, representative=8, ranks="8-15", coordinates={"pp": 1})
+    text = render(replace(plan(), rank_classes=(replace(first, coordinates={"pp": 0}), last)), Style())
+
+    assert "ranks 0-7, like rank 0 (pp 0)\n" in text
+    assert "ranks 8-15, like rank 8 (pp 1)\n" in text
+
+
+def _worded(plan: Plan, **changes: object) -> str:
+    changed = replace(plan, rank_classes=(replace(plan.rank_classes[0], **changes),))
+    return next(line for line in render(changed, Style(width=120)).splitlines() if line.startswith("It "))
+
+
+def test_the_verdict_is_said_in_words(plan: Callable[..., Plan]) -> None:
+    fits, tight, exceeds = plan(), plan(Verdict.TIGHT), plan(Verdict.EXCEEDS)
+
+    assert _worded(fits) == "It fits: 12.52 GiB of 79.10 GiB stay free on ranks 0-7."
+    assert _worded(tight) == (
+        "It is tight: 66.58 GiB fit into 70.00 GiB on ranks 0-7, but the upper end of the interval, "
+        "71.58 GiB, does not."
+    )
+    assert _worded(tight, cache_releases=3) == (
+        "It is tight: ranks 0-7 fit only because the allocator gives its cache back 3 times, which takes time."
+    )
+    assert _worded(exceeds) == "It does not fit: ranks 0-7 would take 27.20 GiB more than the 39.38 GiB there are."
+    assert _worded(exceeds, capacity_bytes=67 * GIB, ranks="3") == (
+        "It does not fit: rank 3 runs out of memory, since what is free of the 67.00 GiB is in pieces."
+    )
+
+
+def test_the_check_is_one_line(plan: Callable[..., Plan]) -> None:
+    assert one_line(plan()) == (
+        "fits: llama-8b-sft takes 66.58 GiB of 79.10 GiB on H100-SXM-80GB "
+        "(ranks 0-7, backward of iteration 2, uncalibrated)"
+    )
+
+
+class _Terminal(io.StringIO):
+    encoding = "UTF-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colours_are_for_terminals_without_no_color() -> None:
+    assert style_of(_Terminal(), {"TERM": "xterm"}, 90) == Style(width=90, unicode=True, color=True)
+    assert style_of(_Terminal(), {"NO_COLOR": "1"}, 500) == Style(width=120, unicode=True, color=False)
+    assert style_of(_Terminal(), {"TERM": "dumb"}, 20) == Style(width=72, unicode=True, color=False)
+    assert style_of(io.TextIOWrapper(io.BytesIO(), encoding="ascii"), {}, 80) == Style(width=80, unicode=False)
+
+
+def test_sizes_are_gib_until_gib_would_show_nothing() -> None:
+    assert [size(count) for count in (0, 512, 200 * KIB, GIB // 50, 3 * GIB)] == [
+        "0.00 GiB", "512 B", "200.00 KiB", "0.02 GiB", "3.00 GiB",
+    ]  # fmt: skip
+
+
+def test_bars_are_as_long_as_their_share() -> None:
+    assert Style().bar(0.5, 10) == "█████"
+    assert Style().bar(0.55, 10) == "█████▌"
+    assert Style().bar(0.0001, 10) == "▏"
+    assert Style(unicode=False).bar(0.5, 10) == "#####"
+    assert Style().stack([("a", "A", 1), ("b", "B", 2), ("c", "C", 1)], 8) == "aabbbbcc"
