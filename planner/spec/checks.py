@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.spec import job
@@ -82,7 +82,9 @@ CHECKS: dict[tuple[type, str], Check] = {
     (job.Loss, "chunks"): COUNT,
     (job.Optimizer, "name"): _like(r"[^\W\d]\w*", "the name of a class of torch.optim"),
     (job.Optimizer, "arguments"): ANYTHING,
-    (job.Recompute, "mode"): _one_of("none", "full", "selective", "every"),
+    (job.Recompute, "mode"): replace(
+        _one_of("none", "full", "selective", "every"), allowed="none, full, selective or {every: 2}"
+    ),
     (job.Recompute, "every"): COUNT,
     (job.CheckpointLoad, "map_location"): _one_of("cpu", "device"),
     (job.CheckpointLoad, "keep_reference"): TRUTH,

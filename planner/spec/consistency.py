@@ -65,6 +65,10 @@ def _check_recompute(job: Job, document: Node) -> None:
 
 
 def _check_gpu(job: Job, document: Node) -> None:
+    gpu, node = job.cluster.gpu, document.nearest_to("cluster.gpu")
+    if node.value is not None and not (gpu.total_bytes and gpu.arch):
+        missing = "arch" if gpu.total_bytes else "total_bytes"
+        raise node.error(f"has no {missing}", allowed="a name of the catalog, or {total_bytes: 79.1GiB, arch: sm_90}")
     held, total = job.cluster.held_by_others_bytes, job.cluster.gpu.total_bytes
     if total and held >= total:
         node = document.nearest_to("cluster.held_by_others_bytes")
@@ -78,12 +82,16 @@ def _check_world(job: Job, document: Node) -> None:
         return
     product = " * ".join(f"{name}({degree})" for name, degree in degrees.items())
     raise SpecError(
-        f"the cluster has nodes({cluster.nodes}) * gpus_per_node({cluster.gpus_per_node}) = {gpus} GPUs, "
-        f"the job {product} = {ranks} ranks",
+        f"the cluster has nodes({cluster.nodes}) * gpus_per_node({cluster.gpus_per_node}) = {_counted(gpus, 'GPU')}, "
+        f"the job {product} = {_counted(ranks, 'rank')}",
         allowed="one rank to a GPU",
         remedy="change cluster.nodes, cluster.gpus_per_node or the degrees under parallel",
         place=document.nearest_to("parallel" if "parallel" in document.mapping() else "cluster").place,
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _refuse_unplanned_axes(parallel: Parallel, document: Node) -> None:

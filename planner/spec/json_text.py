@@ -30,7 +30,8 @@ def read_json(text: str, source: str) -> Any:
         data = json.loads(text, object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as error:
         place = f"{source}:{error.lineno}:{error.colno}"
-        raise SpecError(f"no JSON: {error.msg}", allowed="one JSON object", place=place) from None
+        problem = error.msg.removesuffix(" at")  # in Python's own message the position follows
+        raise SpecError(f"no JSON: {problem}", allowed="one JSON object", place=place) from None
     except RecursionError:
         raise SpecError("no usable JSON: nested too deeply", place=source) from None
     except ValueError as error:  # an integer of more digits than Python reads

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 1) -> list[str]:
-    """Up to `count` of the `known` names that look like `name`, the likeliest first; case does not count."""
-    by_folded = {other.casefold(): other for other in known}
-    found = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.5)
-    return [by_folded[folded] for folded in found]
+    """Up to `count` of the `known` names that begin with `name` or look like it, the likeliest first; in any case."""
+    folded, by_folded = name.casefold(), {other.casefold(): other for other in known}
+    longer = [other for other in by_folded if len(folded) > 1 and other.startswith(folded)]
+    alike = difflib.get_close_matches(folded, by_folded, n=count, cutoff=0.5)
+    return [by_folded[other] for other in dict.fromkeys(longer + alike)][:count]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

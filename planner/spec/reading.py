@@ -39,7 +39,9 @@ def read_dataclass(kind: type, node: Node, around: Surroundings) -> Any:
         if name in written:
             values[name] = _read_field(kind, name, hints[name], written[name], around)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise SpecError(f"{_joined(node.path, name)} is missing", allowed=_allowed(kind, name), place=node.place)
+            raise SpecError(
+                f"{_joined(node.path, name)} is missing", allowed=_allowed(kind, name, hints[name]), place=node.place
+            )
     return kind(**values)
 
 
@@ -55,7 +57,7 @@ def _read_field(kind: type, name: str, hint: Any, node: Node, around: Surroundin
     check = CHECKS[kind, name]
     if typing.get_origin(hint) is tuple:
         if not isinstance(node.value, list):
-            raise node.is_error(allowed=f"a list, each {check.allowed}")
+            raise node.is_error(allowed=_allowed_items(check))
         return tuple(_read_value(int, item, check) for item in node.value)
     return _read_value(hint, node, check)
 
@@ -85,14 +87,15 @@ def _read_value(hint: Any, node: Node, check: Check) -> Any:
 
 
 def _read_size(node: Node, check: Check) -> int:
-    if not isinstance(node.value, str | int) or isinstance(node.value, bool):
-        raise node.is_error(allowed=check.allowed, remedy="write a unit: B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
+    negative = str(node.value).lstrip().startswith("-")
+    remedy = "" if negative else "the units are B, KB, MB, GB, TB, KiB, MiB, GiB and TiB"
     try:
-        return parse_bytes(node.value)
+        size = parse_bytes(node.value)  # type: ignore[arg-type]  # it refuses what is neither text nor whole number
     except ValueError:
-        raise node.is_error(
-            allowed=check.allowed, remedy="the units are B, KB, MB, GB, TB, KiB, MiB, GiB and TiB"
-        ) from None
+        raise node.is_error(allowed=check.allowed, remedy=remedy) from None
+    if not check.accepts(size):
+        raise node.is_error(allowed=check.allowed, remedy=remedy if node.written else "")
+    return size
 
 
 def _has_type(value: Any, hint: Any) -> bool:
@@ -110,6 +113,8 @@ def _remedy(value: Any, hint: Any, check: Check) -> str:
         if hint is bool and value.lower() in ("no", "off", "n"):
             return "write false"
     if hint is int and type(value) is float and value.is_integer():
+        return f"write {int(value)}"
+    if hint is int and isinstance(value, str) and value.isdecimal():
         return f"write {int(value)}"
     return ""
 
@@ -136,9 +141,14 @@ def _may_be_none(hint: Any) -> bool:
     return isinstance(hint, types.UnionType) and types.NoneType in typing.get_args(hint)
 
 
-def _allowed(kind: type, name: str) -> str:
-    check = CHECKS.get((kind, name))
-    return check.allowed if check else ""
+def _allowed(kind: type, name: str, hint: Any) -> str:
+    if (nested := _dataclass_in(hint)) is not None:
+        return short_forms.allowed(nested)
+    return _allowed_items(CHECKS[kind, name]) if typing.get_origin(hint) is tuple else CHECKS[kind, name].allowed
+
+
+def _allowed_items(check: Check) -> str:
+    return f"a list, each {check.allowed}"
 
 
 def _joined(path: str, name: str) -> str:

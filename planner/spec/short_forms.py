@@ -57,6 +57,8 @@ def _recompute(node: Node) -> Node:
 
 def _gpu(node: Node) -> Node:
     """A catalog name brings its figures along; what is written beside it wins."""
+    if node.value is None:
+        return _mapping(node, {})  # said aloud: there is none, and so no verdict
     node = _single("name")(node)
     if not isinstance(node.value, dict):
         return node
@@ -82,6 +84,7 @@ _REWRITINGS: dict[type, Callable[[Node], Node]] = {
     job.Gpu: _gpu,
 }
 _ALLOWED: dict[type, str] = {
+    job.Model: "a mapping with one of hf_config, factory and decoder",
     job.Loss: "the name of a loss, or a mapping",
     job.Optimizer: "the name of a class of torch.optim, or a mapping",
     job.Recompute: "none, full, selective or {every: 2}",

@@ -14,7 +14,7 @@ from planner.errors import SpecError
 from planner.spec.nodes import Node, Scalar, below
 
 _TAG = "tag:yaml.org,2002:"
-_MOST_NODES = 1_000_000
+_MOST_NODES = 200_000
 """Aliases may name other aliases: a small text can stand for more than any machine holds."""
 
 RESOLVERS = (
@@ -50,7 +50,9 @@ def read_yaml(text: str, source: str) -> Node:
     except yaml.MarkedYAMLError as error:
         raise _not_yaml(error, source) from None
     except yaml.reader.ReaderError as error:
-        raise SpecError(f"no YAML: {error.reason} (character {error.position})", place=source) from None
+        before = text[: error.position]
+        place = f"{source}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
+        raise SpecError(f"no YAML: {error.reason}", place=place) from None
     except RecursionError:
         raise SpecError("no usable YAML: nested too deeply", place=source) from None
 
