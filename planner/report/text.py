@@ -62,7 +62,7 @@ def _ranks(statement: RankClassStatement, plan: Plan) -> str:
 def _phases(statement: RankClassStatement, style: Style) -> Iterator[str]:
     heads = f"{'allocated':>{_SIZE}}{'reserved':>{_SIZE}}{'at its end':>{_SIZE}}"
     yield style.paint(f"  {'phase':<{_LABEL}}{heads}", "dim")
-    arrow = "◂ peak" if style.unicode else "<- peak"
+    arrow = " ◂ peak" if style.unicode else "<- peak"
     iteration = -1
     for each in statement.phases:
         head = f"iteration {each.iteration}" if each.iteration > 0 and each.iteration != iteration else ""
@@ -71,7 +71,7 @@ def _phases(statement: RankClassStatement, style: Style) -> Iterator[str]:
         sizes = (each.peak_allocated_bytes, each.peak_reserved_bytes, each.end_allocated_bytes)
         row = f"  {label:<{_LABEL}}" + "".join(f"{size(count):>{_SIZE}}" for count in sizes)
         peak = (each.phase, each.iteration) == (statement.peak.phase, statement.peak.iteration)
-        yield style.paint(f"{row}  {arrow}", "bold") if peak else row
+        yield style.paint(f"{row} {arrow}", "bold") if peak else row
 
 
 def _categories(statement: RankClassStatement, style: Style) -> Iterator[str]:
@@ -196,11 +196,12 @@ def _worst(plan: Plan) -> RankClassStatement:
 
 def _advice(advice: Sequence[Advice], style: Style) -> Iterator[str]:
     yield style.paint("What would make it fit, each by itself and proven by a plan", "bold")
-    texts = [_change(each.change) for each in advice]
-    names = min(max(map(len, texts)), style.width - 2 - _SIZE - 10)
-    for each, text in zip(advice, texts, strict=True):
-        verdict = style.paint(each.verdict.value, _VERDICT_COLORS[each.verdict])
-        yield f"  {_short(text, names, style):<{names}}{size(each.device_bytes):>{_SIZE}}  {verdict}"
+    indent = 2 + _SIZE + 9
+    for each in advice:
+        verdict = style.paint(f"{each.verdict.value:<7}", _VERDICT_COLORS[each.verdict])
+        first, *more = textwrap.wrap(_change(each.change), style.width - indent - 2)
+        yield f"  {size(each.device_bytes):>{_SIZE - 1}}  {verdict} {first}"
+        yield from (f"{'':{indent}}  {line}" for line in more)
 
 
 def _change(change: Mapping[str, Any]) -> str:
