@@ -14,11 +14,11 @@ def find(model: nn.Module, pattern: str = "") -> list[tuple[str, nn.Module]]:
 
     With a `pattern` (`model.layers.*`, where `*` stands for one part of a path) the modules that match it. Without,
     those that transformers marks as checkpointable (`GradientCheckpointingLayer`), or else the members of every
-    ModuleList or Sequential of at least two layers of one class. Raises SpecError if a pattern matches nothing.
+    ModuleList or Sequential of at least two layers of one class, or of one where there are no two. Raises SpecError if a pattern matches nothing.
     """
     if pattern:
         return _matching(model, pattern)
-    return _outermost(_marked(model)) or _outermost(_repeated(model))
+    return _outermost(_marked(model)) or _outermost(_repeated(model, 2)) or _outermost(_repeated(model, 1))
 
 
 def _matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
@@ -46,10 +46,10 @@ def _marked(model: nn.Module) -> list[tuple[str, nn.Module]]:
     ]
 
 
-def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def _repeated(model: nn.Module, at_least: int) -> list[tuple[str, nn.Module]]:
     found = []
     for path, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
+        if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < at_least:
             continue
         if len({type(child) for child in module}) == 1:
             found += [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]

@@ -100,9 +100,12 @@ def _refuse_other_parallelism(parallel: job.Parallel) -> None:
 def _collecting_by_hand() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.collect()
+    # What was there before is not looked at again: a collection then takes milliseconds.
+    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
+        gc.unfreeze()
         if was_enabled:
             gc.enable()

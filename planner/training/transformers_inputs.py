@@ -71,15 +71,16 @@ def _text(config: Any, head: str, takes: signatures.Takes, spec: job.Job) -> Fee
 
 
 def _image(config: Any, head: str) -> Feed:
-    height, width = _image_size(config)
-    arguments = {"pixel_values": _pixels(config)}
+    vision = getattr(config, "vision_config", config)
+    height, width = _image_size(vision)
+    arguments = {"pixel_values": _pixels(vision)}
     if head == "image_classification":
         return Feed(arguments=arguments, labels={"labels": _classes(config)})
     if head == "semantic_segmentation":
         classes = Input(shape=(height, width), dtype="int64", maximum=config.num_labels)
         return Feed(arguments=arguments, labels={"labels": classes})
     if head == "masked_image_modeling":
-        patches = (height // _patch(config)) * (width // _patch(config))
+        patches = (height // _patch(vision)) * (width // _patch(vision))
         masked = Input(shape=(patches,), dtype="bool")
         return Feed(arguments={**arguments, "bool_masked_pos": masked}, own_loss=True)
     return Feed(arguments=arguments)

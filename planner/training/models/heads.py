@@ -17,6 +17,7 @@ from planner.errors import SpecError
 
 _TABLES = {
     "image_text_to_text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "contrastive": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "seq2seq_lm": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
     "speech_seq2seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "masked_lm": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
@@ -29,7 +30,6 @@ _TABLES = {
     "token_classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
     "question_answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
     "masked_image_modeling": "MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING_NAMES",
-    "contrastive": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "base": "MODEL_MAPPING_NAMES",
 }
 """The order is the order in which a head is looked for when neither the job nor the config names one: BART also has a

@@ -32,9 +32,9 @@ def from_config(model: job.Model, dtype: torch.dtype) -> nn.Module:
     content = dict(model.hf_config or {})
     config = _config(content)
     _prepare(config)
-    build = heads.class_of(config, model.head, content.get("architectures"))
+    build: Any = heads.class_of(config, model.head, content.get("architectures"))
     try:
-        built = build._from_config(config, dtype=dtype, attn_implementation=model.attention)
+        built = build._from_config(config, dtype=dtype, attn_implementation=_attention(build, model.attention))
     except SpecError:
         raise
     except Exception as failure:
@@ -44,6 +44,11 @@ def from_config(model: job.Model, dtype: torch.dtype) -> nn.Module:
             place=_PLACE,
         ) from failure
     return built  # type: ignore[no-any-return]
+
+
+def _attention(build: Any, wanted: str) -> str | None:
+    """sdpa where the class has it; else what transformers chooses itself, which is eager."""
+    return None if wanted == "sdpa" and not getattr(build, "_supports_sdpa", False) else wanted
 
 
 def _config(content: Mapping[str, Any]) -> Any:
