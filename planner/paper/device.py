@@ -19,7 +19,14 @@ from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
 
 # Registered in native/kernels.cpp or values.py.
-_OWN = {"empty.memory_format", "empty_strided", "record_stream", "set_.source_Storage_storage_offset", "copy_"}
+_OWN = {
+    "_local_scalar_dense",
+    "copy_",
+    "empty.memory_format",
+    "empty_strided",
+    "record_stream",
+    "set_.source_Storage_storage_offset",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +93,8 @@ def _cuda_name(entry: str) -> list[str]:
 
 
 @cache
-def _read_values() -> tuple[torch.library.Library, torch.library.Library]:
-    aten = torch.library.Library("aten", "IMPL")
-    aten.impl("_local_scalar_dense", values.read, "CUDA")
+def _read_values() -> torch.library.Library:
     own = torch.library.Library("paper", "FRAGMENT")
+    own.impl("read_value", values.read, "CUDA")
     own.impl("read_to_host", values.copy_to_host, "CUDA")
-    return aten, own
+    return own

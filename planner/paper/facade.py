@@ -33,7 +33,9 @@ class Stream(torch.Stream):
 class Event(torch.Event):
     """`torch.cuda.Event`; nothing runs, so nothing is ever waited for."""
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any) -> Event:
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
+    ) -> Event:
         return super().__new__(cls, device=torch.device("cuda", 0), enable_timing=enable_timing)
 
     def elapsed_time(self, end_event: Any) -> float:  # noqa: ARG002
@@ -127,11 +129,12 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
 @contextmanager
 def answering(target: Target, gpus: int) -> Iterator[None]:
     """Inside, `torch.cuda` answers for `gpus` GPUs of the target architecture; afterwards all is as before."""
-    with mock.patch.multiple(torch.cuda, create=True, **_cuda_answers(target, gpus)), mock.patch.multiple(
-        torch.UntypedStorage, resize_=_resize_storage
-    ), mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False), mock.patch.object(
-        torch.backends.cudnn, "is_available", lambda: True
-    ), mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: bool(tensor.is_cuda)), mock.patch.object(
-        torch.backends.cudnn, "version", lambda: 91300
+    with (
+        mock.patch.multiple(torch.cuda, create=True, **_cuda_answers(target, gpus)),
+        mock.patch.multiple(torch.UntypedStorage, resize_=_resize_storage),
+        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
+        mock.patch.object(torch.backends.cudnn, "is_available", lambda: True),
+        mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: bool(tensor.is_cuda)),
+        mock.patch.object(torch.backends.cudnn, "version", lambda: 91300),
     ):
         yield

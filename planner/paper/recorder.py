@@ -76,6 +76,10 @@ class Recorder:
     def leave(self) -> None:
         self._native.paper_enter_scope(self._open.pop())
 
+    def open_module(self) -> str:
+        """The path of the module that is running; empty between modules."""
+        return list(self._scopes)[self._native.paper_current_scope()]
+
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block behind a tensor on the paper GPU; None for one that has none."""
         local = getattr(tensor, "_local_tensor", tensor)

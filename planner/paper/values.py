@@ -89,7 +89,9 @@ def _described(tensor: torch.Tensor) -> str:
 
 def _unanswered(frames: list[FrameType], what: str) -> TraceError:
     reader = next((f for f in frames if not _module(f).startswith("torch")), frames[0] if frames else None)
-    where = f"{Path(reader.f_code.co_filename).name}:{reader.f_lineno} in {reader.f_code.co_qualname}" if reader else "?"
+    where = (
+        f"{Path(reader.f_code.co_filename).name}:{reader.f_lineno} in {reader.f_code.co_qualname}" if reader else "?"
+    )
     owner = next((type(f.f_locals["self"]).__name__ for f in frames if _is_module(f)), "")
     module = f" (module {owner})" if owner else ""
     return TraceError(

@@ -18,6 +18,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "host_values.h"
 #include "memory.h"
 #include "trace.h"
 
@@ -204,7 +205,18 @@ bool only_writes(const c10::FunctionSchema& schema) {
   return true;
 }
 
+void forget_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = arguments[i].alias_info();
+    if (alias == nullptr || !alias->isWrite()) continue;
+    const auto& value = stack[stack.size() - arguments.size() + i];
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda()) forget(value.toTensor());
+  }
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (op.schema().is_mutable()) forget_written(op, *stack);
   if (only_writes(op.schema()) && !op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     torch::jit::drop(*stack, op.schema().arguments().size());
     return;
@@ -231,6 +243,14 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, s
                                                      allocator(), kCuda, c10::dtype_or_default(dtype));
   describe_tensor(out);
   return out;
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  if (const auto value = remembered(self)) return value->item();
+  static const auto read = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("paper::read_value", "")
+                               .typed<at::Scalar(const at::Tensor&)>();
+  return read.call(self);
 }
 
 void record_stream(at::Tensor& self, at::Stream stream) {
@@ -267,9 +287,20 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   if (self.is_same(source) || self.numel() == 0) return self;
   TORCH_CHECK(at::is_expandable_to(source.sizes(), self.sizes()), "The size of the source ", source.sizes(),
               " does not broadcast to the size of the destination ", self.sizes());
-  if (self.is_cuda() && source.is_cuda()) return self;
+  if (self.is_cuda()) {
+    const auto value = source.is_cuda() ? remembered(source) : std::optional<at::Tensor>(source);
+    if (value.has_value()) {
+      at::AutoDispatchBelowAutograd below;
+      remember(self, *value);
+    } else {
+      forget(self);
+    }
+    return source.is_cuda() ? self : copy_between(self, source, non_blocking);
+  }
   copy_between(self, source, non_blocking);
-  if (!self.is_cuda()) {
+  if (const auto value = remembered(source)) {
+    self.copy_(*value);
+  } else {
     static const auto read = c10::Dispatcher::singleton()
                                  .findSchemaOrThrow("paper::read_to_host", "")
                                  .typed<void(const at::Tensor&, const at::Tensor&)>();
@@ -300,12 +331,15 @@ extern "C" {
 void paper_install_kernels() {
   using namespace paper;
   library(torch::Library::IMPL, "_").fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  // A copy from the device to the host: the values are not there, and Python decides whether that matters.
-  library(torch::Library::DEF, "paper").def("read_to_host(Tensor host, Tensor device) -> ()");
+  // Values that are not there: Python decides whether that matters.
+  auto& own = library(torch::Library::DEF, "paper");
+  own.def("read_to_host(Tensor host, Tensor device) -> ()");
+  own.def("read_value(Tensor device) -> Scalar");
   auto& aten = library(torch::Library::IMPL, "aten");
   aten.impl("empty.memory_format", TORCH_FN(empty_memory_format));
   aten.impl("empty_strided", TORCH_FN(empty_strided));
   aten.impl("copy_", TORCH_FN(copy_));
+  aten.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
   aten.impl("record_stream", TORCH_FN(record_stream));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_source_storage));
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&sdp_choice);

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "host_values.h"
 #include "trace.h"
 
 namespace paper {
@@ -37,6 +38,7 @@ Region region;
 std::unordered_map<const void*, int64_t> blocks;
 
 void release(void* address) {
+  forget(address);
   int64_t block = -1;
   {
     std::lock_guard<std::mutex> lock(mutex);

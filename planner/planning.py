@@ -1,0 +1,175 @@
+"""From a job to its plan: the one module that knows the whole chain.
+
+job -> layout -> trace of each rank class -> replay through the allocator -> statement.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from planner.allocator.replay import replay
+from planner.allocator.rules import Rules
+from planner.allocator.timeline import Timeline
+from planner.calibration.interval import Calibration, interval
+from planner.events import Event
+from planner.layout.mesh import Mesh
+from planner.layout.rank_classes import RankClass, rank_classes
+from planner.overhead.estimate import Outside, outside
+from planner.report.rank_class import state_rank_class
+from planner.report.statement import OutsideAllocator, Plan, Provenance, RankClassStatement, Seconds
+from planner.spec import bundle, catalog
+from planner.spec.job import Job
+from planner.spec.json_text import canonical_json
+
+if TYPE_CHECKING:
+    from planner.tracing.trace import Trace
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """One rank class and what its representative did."""
+
+    rank_class: RankClass
+    trace: Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan with what it was made from, for whoever draws the memory over time."""
+
+    plan: Plan
+    traces: tuple[RankTrace, ...]
+    timelines: tuple[Timeline, ...]
+
+
+def plan(job: Job, calibration: Calibration | None = None) -> Plan:
+    """The plan of a job. Raises SpecError, TraceError or AllocatorConfError for what cannot be planned."""
+    return planned(job, calibration).plan
+
+
+def planned(job: Job, calibration: Calibration | None = None, progress: Progress = lambda _: None) -> Planned:
+    """The plan, with its traces and timelines."""
+    Rules.from_conf(job.allocator.conf)  # a setting that is not modelled is said before the work, not after it
+    return judged(job, traces(job, progress), calibration, progress)
+
+
+def traces(job: Job, progress: Progress = lambda _: None) -> tuple[RankTrace, ...]:
+    """One trace for each rank class."""
+    from planner.tracing.isolated import trace_isolated
+
+    found = []
+    for each in rank_classes(Mesh.of(job.parallel)):
+        progress(f"tracing ranks {each.ranks}")
+        if job.model.factory:
+            found.append(RankTrace(each, trace_isolated(job, each.representative)))
+            continue
+        from planner.tracing.trace import trace
+
+        found.append(RankTrace(each, trace(job, each.representative)))
+    return tuple(found)
+
+
+def judged(
+    job: Job,
+    rank_traces: Sequence[RankTrace],
+    calibration: Calibration | None = None,
+    progress: Progress = lambda _: None,
+) -> Planned:
+    """The plan that follows from traces already made: replay, verdict, identity."""
+    began = time.perf_counter()
+    known = Calibration.none() if calibration is None else calibration
+    progress("replaying through the allocator")
+    pairs = [_judge(job, each, known) for each in rank_traces]
+    replayed = time.perf_counter() - began
+    traced = sum(each.trace.seconds for each in rank_traces)
+    provenance = provenance_of(job, known)
+    trace_id = bundle.trace_id(job, _software())
+    finished = Plan(
+        plan_id=plan_id(trace_id, provenance),
+        trace_id=trace_id,
+        calibrated=known.calibrated,
+        job=bundle.bundle(job),
+        rank_classes=tuple(statement for statement, _ in pairs),
+        provenance=provenance,
+        seconds=Seconds(trace=round(traced, 3), replay=round(replayed, 3), total=round(traced + replayed, 3)),
+    )
+    return Planned(finished, tuple(rank_traces), tuple(timeline for _, timeline in pairs))
+
+
+def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> tuple[RankClassStatement, Timeline]:
+    rules = Rules.from_conf(job.allocator.conf)
+    held = outside_of(job)
+    capacity = job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes
+    events: Sequence[Event] = rank_trace.trace.events
+    unlimited = replay(events, rules)
+    capped = replay(events, rules, max(capacity - held.total_bytes, 0), device_bytes=job.cluster.gpu.total_bytes)
+    statement = state_rank_class(
+        representative=rank_trace.rank_class.representative,
+        ranks=str(rank_trace.rank_class.ranks),
+        coordinates=rank_trace.rank_class.coordinates,
+        events=events,
+        unlimited=unlimited,
+        capped=capped,
+        outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
+        interval=lambda device_bytes: interval(device_bytes, held, calibration),
+        capacity_bytes=capacity,
+    )
+    return statement, unlimited if capped.out_of_memory is not None else capped
+
+
+def outside_of(job: Job) -> Outside:
+    """What lives outside the allocator: one communicator for each axis along which the job is parallel."""
+    degrees = Mesh.of(job.parallel).degrees
+    return outside(job.cluster.gpu, job.software, [degree for degree in degrees if degree > 1])
+
+
+def provenance_of(job: Job, calibration: Calibration) -> Provenance:
+    """The versions and tables on which the figures hinge."""
+    software = _software()
+    return Provenance(
+        planner=software["planner"],
+        torch=software["torch"],
+        allocator_rules=_digest(repr(Rules.from_conf(""))),
+        catalog=_digest(repr(sorted(catalog.gpus().items()))),
+        calibration=calibration.id,
+    )
+
+
+def plan_id(trace_id: str, provenance: Provenance) -> str:
+    """`pl-` and 26 base32 characters, lower case: short enough for a Kubernetes label."""
+    parts = {
+        "trace_id": trace_id,
+        "allocator_rules": provenance.allocator_rules,
+        "catalog": provenance.catalog,
+        "calibration": provenance.calibration,
+    }
+    digest = hashlib.sha256(canonical_json(parts).encode()).digest()
+    return "pl-" + base64.b32encode(digest).decode().lower()[:26]
+
+
+def with_metadata(found: Plan, job: Job) -> Plan:
+    """A stored plan under the metadata of the job that asks for it now."""
+    return replace(found, job=bundle.bundle(job))
+
+
+def _software() -> Mapping[str, str]:
+    return {name: _version(name) for name in ("planner", "torch", "transformers")}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

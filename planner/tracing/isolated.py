@@ -1,0 +1,151 @@
+"""A trace in a process of its own: for code that may loop, eat memory, or change what torch is.
+
+The child reads a request from its standard input and writes the trace to its standard output, both plain JSON; what
+the traced program prints goes to standard error. The parent watches time and memory and ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from planner.errors import PlannerError, SpecError, TraceError
+from planner.spec import bundle, loading
+from planner.spec.job import Job
+from planner.units import GIB, show_bytes
+
+if TYPE_CHECKING:
+    from planner.tracing.trace import Trace
+
+_PROBLEM = 2
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a traced program may take; `memory_bytes` is resident memory of the host."""
+
+    seconds: float = 300.0
+    memory_bytes: int = 12 * GIB
+
+
+def trace_isolated(job: Job, rank: int = 0, target: str = "", limits: Limits = Limits()) -> Trace:  # noqa: B008 - frozen
+    """As `trace.trace`, in a child process.
+
+    Raises SpecError for a program that takes more than its limits or ends its process, and what `trace` raises.
+    """
+    from planner.tracing import wire
+
+    request = {"job": bundle.bundle(job), "factory_path": job.model.factory_path, "rank": rank, "target": target}
+    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answered, tempfile.TemporaryFile() as said:
+        asked.write(json.dumps(request).encode())
+        asked.seek(0)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "planner.tracing.isolated"],
+            stdin=asked, stdout=answered, stderr=said, start_new_session=True,
+        )  # fmt: skip
+        try:
+            _watch(child, limits, job.model.factory)
+        finally:
+            _end(child)
+        if child.returncode not in (0, _PROBLEM):
+            raise _ended(child.returncode, _last_line(said), job.model.factory)
+        document = json.loads(_all(answered))
+    if child.returncode == _PROBLEM:
+        raise _problem(document)
+    return wire.from_json(document)
+
+
+def _watch(child: subprocess.Popen[bytes], limits: Limits, factory: str) -> None:
+    deadline = time.monotonic() + limits.seconds
+    while child.poll() is None:
+        if time.monotonic() > deadline:
+            raise SpecError(
+                f"{factory or 'the model'} was not traced within {limits.seconds:g} s",
+                allowed=f"at most {limits.seconds:g} s from its start to the end of its step",
+                remedy="see whether the factory loops or loads data; it has to return the module only",
+                place="model.factory",
+            )
+        if _resident_bytes(child.pid) > limits.memory_bytes:
+            raise SpecError(
+                f"{factory or 'the model'} takes more than {show_bytes(limits.memory_bytes)} of the host's memory",
+                allowed=f"at most {show_bytes(limits.memory_bytes)} resident",
+                remedy="build the module without its data, and on the default device",
+                place="model.factory",
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def _resident_bytes(process: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _ended(code: int, last_line: str, factory: str) -> SpecError:
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return SpecError(
+        f"{factory or 'the model'} ended its process with {how}: {last_line or 'without a word'}",
+        allowed="a callable that returns an nn.Module",
+        remedy="run the factory by itself and see where it ends",
+        place="model.factory",
+    )
+
+
+def _problem(document: dict[str, str]) -> PlannerError:
+    kinds = {"SpecError": SpecError, "TraceError": TraceError}
+    kind = kinds.get(document.pop("kind"), PlannerError)
+    return kind(document.pop("problem"), **document)
+
+
+def _all(stream: IO[bytes]) -> bytes:
+    stream.seek(0)
+    return stream.read()
+
+
+def _last_line(stream: IO[bytes]) -> str:
+    lines = _all(stream).decode(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
+def _child() -> int:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the program prints is no answer
+    request = json.load(sys.stdin)
+    try:
+        from planner.tracing import wire
+        from planner.tracing.trace import trace
+
+        job = loading.load_bundle({**request["job"]})
+        document = wire.to_json(trace(job, request["rank"], request["target"]))
+        code = 0
+    except PlannerError as error:
+        document = {
+            "kind": type(error).__name__, "problem": error.problem, "allowed": error.allowed,
+            "remedy": error.remedy, "place": error.place,
+        }  # fmt: skip
+        code = _PROBLEM
+    json.dump(document, answers)
+    answers.flush()
+    # Not the ordinary way out: threads or exit handlers of a foreign program could keep the process.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _child()

@@ -1,0 +1,60 @@
+"""A trace: what one rank's step asked of the caching allocator, in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner import paper
+from planner.errors import PlannerError, TraceError
+from planner.events import Event
+from planner.layout.mesh import Mesh
+from planner.spec.job import Job
+from planner.training import absent_peers, step
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Events of one rank; `buckets` is the account that DDP's reducer gives of itself, empty without DDP."""
+
+    events: tuple[Event, ...]
+    buckets: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
+    """Run the step of `rank` on a paper GPU whose kernels are those of `target` (default: the job's GPU).
+
+    Raises SpecError for what the job names and torch or transformers do not know, TraceError for a step that
+    cannot be traced, with its module and operator.
+    """
+    began = time.perf_counter()
+    world_size = Mesh.of(job.parallel).world_size
+    with paper.gpu(target or job.cluster.gpu.arch, job.cluster.gpus_per_node) as gpu:
+        try:
+            with absent_peers.join(rank, world_size):
+                outcome = step.run(job, gpu.device, gpu.recorder, rank=rank)
+                buckets = _account(outcome.ddp)
+                events = tuple(gpu.recorder.events())
+                del outcome
+        except PlannerError:
+            raise
+        except Exception as error:
+            raise _untraceable(error, gpu.recorder.open_module()) from error
+    return Trace(events, buckets, time.perf_counter() - began)
+
+
+def _account(logged: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in logged.items() if isinstance(value, str | int | float | bool)}
+
+
+def _untraceable(error: Exception, module: str) -> TraceError:
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    where = f" in {module}" if module else ""
+    return TraceError(
+        f"the step cannot be traced{where}: {type(error).__name__}: {said[:300]}",
+        allowed="a step that runs on a GPU and reads no values of device tensors on the host",
+        remedy="run the step on a real device first; if it works there, planner lacks a kernel: report this line",
+    )
