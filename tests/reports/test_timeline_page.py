@@ -1,0 +1,116 @@
+"""The page of memory over time: complete in itself, and true to the timeline."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.allocator.replay import replay
+from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
+from planner.report.rank_class import state_rank_class
+from planner.report.series import thin
+from planner.report.statement import OutsideAllocator, Plan
+from planner.report.timeline_page import Traced, render_page
+
+
+def _page(plan: Plan, events: list[Event]) -> str:
+    timeline = replay(events)
+    statement = state_rank_class(
+        representative=0, ranks="0-7", coordinates={}, events=events, unlimited=timeline, capped=timeline,
+        outside=OutsideAllocator(cuda_context_bytes=700), interval=lambda device: (device, device),
+        capacity_bytes=4_000_000,
+    )  # fmt: skip
+    return render_page(replace(plan, rank_classes=(statement,)), [Traced(statement, events, timeline)])
+
+
+def _data(page: str) -> Any:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match
+    return json.loads(match[1])
+
+
+def test_the_page_asks_nothing_from_anywhere(plan: Callable[..., Plan], training: list[Event]) -> None:
+    page = _page(plan(), training)
+
+    assert not re.findall(r"https?:|//[a-z]|\bsrc=|\bhref=|@import|url\(|\bfetch\(|\bimport\b", page)
+    assert "default-src 'none'" in page
+    assert "{{" not in page
+
+
+def test_the_embedded_data_are_the_statement(plan: Callable[..., Plan], training: list[Event]) -> None:
+    (shown,) = _data(_page(plan(), training))["classes"]
+
+    assert shown["events"] == len(training)
+    assert shown["peak"] == {
+        "event": replay(training).peak_allocated_index,
+        "phase": "forward",
+        "iteration": 2,
+        "allocated_bytes": 11264,
+        "reserved_bytes": 2 * 2**20,
+    }
+    assert [each["phase"] for each in shown["phases"]][:3] == ["load", "forward", "backward"]
+    assert shown["holders"][0]["op"] == "aten.mul"
+    assert sum(sizes[shown["peak"]["event"]] for sizes in shown["allocated_bytes"].values()) == 11264
+
+
+def test_a_module_named_like_markup_stays_text(plan: Callable[..., Plan]) -> None:
+    named = replace(plan(), job={"metadata": {"name": "</title><script>alert(1)</script>"}})
+    events: list[Event] = [Alloc(1, 512), Role(1, Category.PARAMETER, "</script><b>")]
+
+    page = _page(named, events)
+
+    assert "<script>alert" not in page
+    assert _data(page)["classes"][0]["holders"][0]["module"] == "</script><b>"
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node to read the script with")
+def test_the_script_of_the_page_is_valid(plan: Callable[..., Plan], training: list[Event], tmp_path: Path) -> None:
+    script = _page(plan(), training).rpartition("<script>")[2].partition("</script>")[0]
+    (tmp_path / "page.js").write_text(script)
+
+    assert subprocess.run(["node", "--check", str(tmp_path / "page.js")], check=False).returncode == 0
+
+
+def test_the_categories_sum_to_the_allocated_bytes_at_every_moment(training: list[Event]) -> None:
+    timeline = replay(training)
+
+    series = thin(training, timeline)
+
+    sums = [sum(sizes) for sizes in zip(*series.allocated_bytes.values(), strict=True)]
+    assert sums == list(timeline.allocated_bytes)
+    assert series.at == tuple(range(len(training)))
+    assert series.reserved_bytes == tuple(timeline.reserved_bytes)
+
+
+def test_a_new_role_moves_bytes_from_one_category_to_the_other() -> None:
+    events: list[Event] = [
+        Mark(Phase.BACKWARD, 1), Alloc(1, 512), Role(1, Category.GRADIENT), Alloc(2, 1024), Free(2),
+        Role(1, Category.BUCKET),
+    ]  # fmt: skip
+
+    series = thin(events, replay(events))
+
+    assert series.allocated_bytes == {
+        Category.GRADIENT: (0, 512, 512, 512, 0, 0),
+        Category.BUCKET: (0, 0, 0, 0, 512, 512),
+        Category.TEMPORARY: (0, 0, 0, 1024, 0, 0),
+    }
+
+
+def test_thinning_keeps_the_peak_and_stays_exact(training: list[Event]) -> None:
+    timeline = replay(training)
+
+    series = thin(training, timeline, points=5)
+
+    assert len(series.at) == 5
+    assert timeline.peak_allocated_index in series.at
+    sums = [sum(sizes) for sizes in zip(*series.allocated_bytes.values(), strict=True)]
+    assert sums == [timeline.allocated_bytes[moment] for moment in series.at]
