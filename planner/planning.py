@@ -90,7 +90,7 @@ def judged(
     pairs = [_judge(job, each, known) for each in rank_traces]
     replayed = time.perf_counter() - began
     traced = sum(each.trace.seconds for each in rank_traces)
-    provenance = provenance_of(job, known)
+    provenance = provenance_of(known)
     trace_id = bundle.trace_id(job, _software())
     finished = Plan(
         plan_id=plan_id(trace_id, provenance),
@@ -131,7 +131,7 @@ def outside_of(job: Job) -> Outside:
     return outside(job.cluster.gpu, job.software, [degree for degree in degrees if degree > 1])
 
 
-def provenance_of(job: Job, calibration: Calibration) -> Provenance:
+def provenance_of(calibration: Calibration) -> Provenance:
     """The versions and tables on which the figures hinge."""
     software = _software()
     return Provenance(

@@ -20,7 +20,8 @@ _TOTAL_BYTES = 1 << 46
 class Stream(torch.Stream):
     """`torch.cuda.Stream` on the generic stream of the device guard."""
 
-    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+    def __new__(cls, _device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+        kwargs.pop("device", None)
         if kwargs:
             return super().__new__(cls, **kwargs)
         return super().__new__(cls, device=torch.device("cuda", 0), priority=priority)
@@ -33,9 +34,7 @@ class Stream(torch.Stream):
 class Event(torch.Event):
     """`torch.cuda.Event`; nothing runs, so nothing is ever waited for."""
 
-    def __new__(
-        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
-    ) -> Event:
+    def __new__(cls, enable_timing: bool = False, **_unused: Any) -> Event:
         return super().__new__(cls, device=torch.device("cuda", 0), enable_timing=enable_timing)
 
     def elapsed_time(self, end_event: Any) -> float:  # noqa: ARG002
@@ -132,9 +131,9 @@ def answering(target: Target, gpus: int) -> Iterator[None]:
     with (
         mock.patch.multiple(torch.cuda, create=True, **_cuda_answers(target, gpus)),
         mock.patch.multiple(torch.UntypedStorage, resize_=_resize_storage),
-        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
-        mock.patch.object(torch.backends.cudnn, "is_available", lambda: True),
+        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
+        mock.patch.object(torch.backends.cudnn, "is_available", return_value=True),
         mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: bool(tensor.is_cuda)),
-        mock.patch.object(torch.backends.cudnn, "version", lambda: 91300),
+        mock.patch.object(torch.backends.cudnn, "version", return_value=91300),
     ):
         yield

@@ -37,7 +37,7 @@ class Limits:
     memory_bytes: int = 12 * GIB
 
 
-def trace_isolated(job: Job, rank: int = 0, target: str = "", limits: Limits = Limits()) -> Trace:  # noqa: B008 - frozen
+def trace_isolated(job: Job, rank: int = 0, target: str = "", limits: Limits = Limits()) -> Trace:
     """As `trace.trace`, in a child process.
 
     Raises SpecError for a program that takes more than its limits or ends its process, and what `trace` raises.
