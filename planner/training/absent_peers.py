@@ -1,43 +1,128 @@
 """A world whose other ranks are not there: one process is one rank of any world, and every collective is done at once.
 
 Reductions and broadcasts leave the tensors as they are; gathers and scatters are done by torch's fake process group,
-which fills what it can from this rank's own tensors. torch's fake group alone is not enough: its work's future carries
-no value, and the C++ reducer of DistributedDataParallel reads the reduced bucket out of that future (torch 2.13,
-torch/csrc/distributed/c10d/FakeProcessGroup.hpp and reducer.cpp), so the reductions are done here.
+which fills what it can from this rank's own tensors. torch's fake group alone does not do: the future of its work
+carries no value (torch 2.11 to 2.13, torch/csrc/distributed/c10d/FakeProcessGroup.hpp), and the reducer of
+DistributedDataParallel takes the reduced bucket from that future (reducer.cpp).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from planner.errors import MeasureError
 
 BACKEND = "absent_peers"
 
+# The value of the work's future is the first argument: the tensors that the collective fills.
+_IN_PLACE = ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource")
+_FILLED_BY_FAKE = (
+    "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base", "all_gather_single",
+    "all_gather_single_coalesced", "reduce_scatter", "reduce_scatter_tensor_coalesced", "_reduce_scatter_base",
+    "reduce_scatter_single", "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
+    "gather", "scatter",
+)  # fmt: skip
+
+
+@contextmanager
+def join(rank: int, world_size: int) -> Iterator[None]:
+    """Inside, this process is `rank` of a world of `world_size` whose peers are absent; afterwards it is alone again.
+
+    For tensors on the host and on any CUDA device. Raises MeasureError if this process is in a world already, or if
+    there is no such rank.
+    """
+    if not 0 <= rank < world_size:
+        raise MeasureError(f"there is no rank {rank} in a world of {world_size}", allowed=f"0 to {world_size - 1}")
+    if dist.is_initialized():
+        raise MeasureError(
+            "this process has joined a world already", remedy="leave it first (torch.distributed.destroy_process_group)"
+        )
+    _register()
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        # The check of a communication hook asks for NCCL, which absent peers do not need.
+        with mock.patch.object(DistributedDataParallel, "_check_comm_hook", lambda _self, _hook: None):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def every_step_is_taken() -> Iterator[None]:
+    """Inside, no GradScaler finds an infinite gradient: an optimizer whose step is skipped would have no state.
+
+    What absent peers would have sent is not there, and the first scales of fp16 overflow by design; neither says
+    anything about memory. Nothing is allocated for it.
+    """
+    real = GradScaler._unscale_grads_
+
+    def unscale(self: GradScaler, *arguments: Any, **keywords: Any) -> dict[torch.device, Tensor]:
+        found = real(self, *arguments, **keywords)
+        for found_inf in found.values():
+            found_inf.zero_()
+        return found
+
+    with mock.patch.object(GradScaler, "_unscale_grads_", unscale):
+        yield
+
 
 class AbsentPeers(dist.ProcessGroup):
-    """The process group of rank `rank` of a world of `size` in which nobody answers and nobody is waited for."""
+    """The process group of one rank in a world in which nobody answers and nobody is waited for."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
-        self._fake = _fake_group(rank, size)
-        self._named = ""
+        from torch._C._distributed_c10d import FakeProcessGroup
+
+        self._fake: Any = FakeProcessGroup._create_internal(rank, size)
 
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND
 
-    def allreduce(self, tensors: Any, _options: Any = None) -> Any:
-        return _done(tensors)
-
-    def allreduce_coalesced(self, tensors: Any, _options: Any = None) -> Any:
-        return _done(tensors)
-
-    def broadcast(self, tensors: Any, _options: Any = None) -> Any:
-        return _done(tensors)
-
     def barrier(self, _options: Any = None) -> Any:
         return _done([])
+
+
+def _in_place(_self: AbsentPeers, tensors: Any, *_options: Any, **_named: Any) -> Any:
+    return _done(tensors)
+
+
+def _filled(name: str) -> Callable[..., Any]:
+    def collective(self: AbsentPeers, outputs: Any, *arguments: Any, **named: Any) -> Any:
+        getattr(self._fake, name)(outputs, *arguments, **named)
+        return _done(outputs)
+
+    return collective
+
+
+def _done(value: Any) -> Any:
+    """Work that is done; its future has the value that the reducer and the communication hooks ask for."""
+    from torch._C._distributed_c10d import _create_work_from_future
+
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(value)
+    return _create_work_from_future(future)
+
+
+for _name in _IN_PLACE:
+    setattr(AbsentPeers, _name, _in_place)
+for _name in _FILLED_BY_FAKE:
+    setattr(AbsentPeers, _name, _filled(_name))
+
+
+@cache
+def _register() -> None:
+    dist.Backend.register_backend(
+        BACKEND, lambda _store, rank, size, _timeout: AbsentPeers(rank, size), devices=["cpu", "cuda"]
+    )
