@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from planner.allocator.timeline import Timeline
-from planner.events import Event
+from planner.events import Category, Event
 from planner.report.lives import stretches
 from planner.report.series import thin
 from planner.report.statement import Plan, RankClassStatement
@@ -18,6 +18,11 @@ from planner.report.style import Style
 from planner.report.title import describe, name_of
 
 _HOLDERS = 60
+_STACKED = (
+    Category.PARAMETER, Category.OPTIMIZER_STATE, Category.BUCKET, Category.GRADIENT, Category.INPUT,
+    Category.ACTIVATION, Category.WORKSPACE, Category.COMMUNICATION, Category.OTHER, Category.TEMPORARY,
+)  # fmt: skip
+"""From the bottom up: what stays longest lies lowest, so that the picture is calm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,11 @@ def _class(traced: Traced) -> dict[str, Any]:
             "reserved_bytes": peak.reserved_bytes,
         },
         "at": series.at,
-        "allocated_bytes": {category.value: sizes for category, sizes in series.allocated_bytes.items()},
+        "allocated_bytes": {
+            category.value: series.allocated_bytes[category]
+            for category in _STACKED
+            if category in series.allocated_bytes
+        },
         "reserved_bytes": series.reserved_bytes,
         "phases": [
             {"phase": each.phase.value, "iteration": each.iteration, "first": each.first, "last": each.last}

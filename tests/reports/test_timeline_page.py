@@ -18,7 +18,7 @@ from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
 from planner.report.rank_class import state_rank_class
 from planner.report.series import thin
 from planner.report.statement import OutsideAllocator, Plan
-from planner.report.timeline_page import Traced, render_page
+from planner.report.timeline_page import _STACKED, Traced, render_page
 
 
 def _page(plan: Plan, events: list[Event]) -> str:
@@ -59,6 +59,13 @@ def test_the_embedded_data_are_the_statement(plan: Callable[..., Plan], training
     assert [each["phase"] for each in shown["phases"]][:3] == ["load", "forward", "backward"]
     assert shown["holders"][0]["op"] == "aten.mul"
     assert sum(sizes[shown["peak"]["event"]] for sizes in shown["allocated_bytes"].values()) == 11264
+
+
+def test_what_stays_longest_is_stacked_lowest(plan: Callable[..., Plan], training: list[Event]) -> None:
+    (shown,) = _data(_page(plan(), training))["classes"]
+
+    assert list(shown["allocated_bytes"]) == ["parameter", "optimizer_state", "gradient", "activation", "temporary"]
+    assert set(_STACKED) == set(Category)
 
 
 def test_a_module_named_like_markup_stays_text(plan: Callable[..., Plan]) -> None:
