@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.allocator.caching import CachingAllocator
 from planner.allocator.device import Device
-from planner.allocator.recording import Recording, recordings
+from planner.allocator.recording import OTHER_STREAM, Recording, recordings
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import Snapshot, TraceEntry, read_snapshot
@@ -41,8 +41,11 @@ class WhatIf:
     conf: str
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    out_of_memory: bool
+    """Whether it ran out at the capacity that was given."""
     exact: bool
-    """False where the trace began with blocks whose order of allocation nobody recorded."""
+    """False where the trace began with blocks that nobody saw allocated, or where memory was given back just before
+    more was taken: then the recorded process may have been short of memory, which the other one need not be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class DeviceReport:
                 "conf": self.what_if.conf,
                 "peak_allocated_bytes": self.what_if.peak_allocated_bytes,
                 "peak_reserved_bytes": self.what_if.peak_reserved_bytes,
+                "out_of_memory": self.what_if.out_of_memory,
                 "exact": self.what_if.exact,
             }
         return report
@@ -101,22 +105,23 @@ class ReplayReport:
         return {"schema": "planner.replay/1", "devices": [device.to_json() for device in self.devices]}
 
 
-def verify_snapshot(path: Path, conf: str | None = None) -> ReplayReport:
+def verify_snapshot(path: Path, conf: str | None = None, capacity_bytes: int | None = None) -> ReplayReport:
     """Replays the snapshot at `path` under the rules it was recorded with.
 
-    With `conf`, also says what that PYTORCH_ALLOC_CONF would have reserved. Raises SnapshotError for a file that
+    With `conf`, also says what that PYTORCH_ALLOC_CONF would have reserved, on a device that has `capacity_bytes`
+    for it (None: as much as it takes). Raises SnapshotError for a file that
     cannot be replayed, AllocatorConfError for a conf that is not modelled.
     """
-    return verify(read_snapshot(path), conf)
+    return verify(read_snapshot(path), conf, capacity_bytes)
 
 
-def verify(snapshot: Snapshot, conf: str | None = None) -> ReplayReport:
+def verify(snapshot: Snapshot, conf: str | None = None, capacity_bytes: int | None = None) -> ReplayReport:
     """The same for a snapshot that was read already."""
     rules = Rules.from_conf(snapshot.conf)
     other = None if conf is None else Rules.from_conf(conf)
     devices = []
     for recording in recordings(snapshot, rules):
-        what_if = None if other is None or conf is None else _what_if(recording, conf, other)
+        what_if = None if other is None or conf is None else _what_if(recording, conf, other, capacity_bytes)
         devices.append(_Comparison(recording, rules).report(what_if))
     return ReplayReport(tuple(devices))
 
@@ -239,13 +244,27 @@ class _Comparison:
             self._first = Difference(index, what, recorded, replayed)
 
 
-def _what_if(recording: Recording, conf: str, rules: Rules) -> WhatIf:
+def _what_if(recording: Recording, conf: str, rules: Rules, capacity_bytes: int | None) -> WhatIf:
     """Replays from an empty device: what was there at the start is allocated first, in order of address."""
-    before = [
-        Alloc(stretch.block, stretch.requested_bytes, segment.stream)
-        for segment in recording.start
-        for stretch in segment.stretches
-        if stretch.block is not None
-    ]
-    timeline = replay([*before, *recording.events], rules)
-    return WhatIf(conf, timeline.peak_allocated_bytes, timeline.peak_reserved_bytes, exact=not recording.start)
+    before: list[Event] = []
+    for segment in recording.start:
+        for stretch in segment.stretches:
+            if stretch.block is None:
+                continue
+            before.append(Alloc(stretch.block, stretch.requested_bytes, segment.stream))
+            if stretch.waiting:
+                before += [Use(stretch.block, OTHER_STREAM), Free(stretch.block)]
+    timeline = replay([*before, *recording.events], rules, capacity_bytes)
+    return WhatIf(
+        conf=conf,
+        peak_allocated_bytes=timeline.peak_allocated_bytes,
+        peak_reserved_bytes=timeline.peak_reserved_bytes,
+        out_of_memory=timeline.out_of_memory is not None,
+        exact=not recording.start and not _short_of_memory(recording),
+    )
+
+
+def _short_of_memory(recording: Recording) -> bool:
+    """Whether memory was ever given back right before more was taken."""
+    events = recording.events
+    return any(isinstance(events[i], EmptyCache) and i + 1 in recording.changes for i in recording.changes)

@@ -1,0 +1,21 @@
+"""Programs in tests/golden/replays: each command, and under it what the allocator does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = sorted((Path(__file__).parents[1] / "golden" / "replays").glob("*.txt"))
+
+
+def test_there_are_programs() -> None:
+    assert len(PROGRAMS) >= 14
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_the_allocator_does_what_the_program_says(path: Path, program: Callable[[str], str]) -> None:
+    written = path.read_text()
+
+    assert program(written) == written
