@@ -53,7 +53,7 @@ def join(rank: int, world_size: int) -> Iterator[None]:
     dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=FakeStore())
     try:
         # The check of a communication hook asks for NCCL, which absent peers do not need.
-        with mock.patch.object(DistributedDataParallel, "_check_comm_hook", lambda _self, _hook: None):
+        with mock.patch.object(DistributedDataParallel, "_check_comm_hook"):
             yield
     finally:
         dist.destroy_process_group()
@@ -82,7 +82,7 @@ class AbsentPeers(dist.ProcessGroup):
     """The process group of one rank in a world in which nobody answers and nobody is waited for."""
 
     def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         from torch._C._distributed_c10d import FakeProcessGroup
 
         self._fake: Any = FakeProcessGroup._create_internal(rank, size)
@@ -108,7 +108,7 @@ def _filled(name: str) -> Callable[..., Any]:
 
 def _done(value: Any) -> Any:
     """Work that is done; its future has the value that the reducer and the communication hooks ask for."""
-    from torch._C._distributed_c10d import _create_work_from_future
+    from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(value)

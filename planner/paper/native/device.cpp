@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "memory.h"
+#include "pinned.h"
 #include "trace.h"
 
 namespace paper {
@@ -90,8 +91,8 @@ struct Hooks final : at::CUDAHooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
   void setCurrentDevice(c10::DeviceIndex device) const override { device_now = device; }
   int getNumGPUs() const override { return device_count; }
-  bool isPinnedPtr(const void*) const override { return false; }
-  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
   c10::Allocator* getCUDADeviceAllocator() const override { return allocator(); }
   c10::Device getDeviceFromPtr(void*) const override { return {c10::DeviceType::CUDA, device_now}; }
   void deviceSynchronize(c10::DeviceIndex) const override {}
