@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,11 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from planner.errors import PlannerError
+from planner.progress import shown
 
 if TYPE_CHECKING:
+    from planner.planning import Planned
+    from planner.report.style import Style
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-DONE, OUR_FAULT, WRONG_INPUT = 0, 1, 2
+DONE, OUR_FAULT, WRONG_INPUT, EXCEEDS = 0, 1, 2, 3
 INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13
 """As shells report a process that SIGINT or SIGPIPE ended."""
 
@@ -63,7 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(debug=False)
     parser.add_argument("--version", action="version", version=f"planner {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_plan(commands)
+    _add_check(commands)
     _add_spec(commands)
+    _add_replay(commands)
     return parser
 
 
@@ -77,6 +86,131 @@ def _common_options() -> argparse.ArgumentParser:
         help="show where an error comes from (also: PLANNER_DEBUG=1)",
     )
     return options
+
+
+def _add_plan(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "plan",
+        parents=[_common_options()],
+        help="say what every rank will hold, phase by phase, and whether it fits",
+        description="Plans a job: traces its training step without a GPU and says what memory every rank will take. "
+        "Ends with 0 if it fits (also tightly), 3 if it does not, 2 if the input is wrong.",
+    )
+    parser.add_argument("job", type=Path, metavar="JOB", help="a job spec (YAML) or a bundle (JSON)")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+    parser.add_argument("--timeline", type=Path, metavar="FILE.html", help="memory over time, as a page of its own")
+    parser.add_argument("--snapshot", type=Path, metavar="FILE.pickle", help="for PyTorch's own memory viewer")
+    parser.add_argument("--no-advice", action="store_true", help="do not look for changes that would make it fit")
+    parser.set_defaults(run=run_plan)
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    """`planner plan`: 0 or 3, or what planning raises."""
+    from planner.report.statement import to_json
+    from planner.report.text import render
+
+    found = _answer(arguments.job, with_advice=not arguments.no_advice)
+    if arguments.timeline:
+        _write_timeline(found, arguments.timeline)
+    if arguments.snapshot:
+        _write_snapshot(found, arguments.snapshot)
+    if arguments.format == "json":
+        print(json.dumps(to_json(found.plan), indent=2))
+    else:
+        print(render(found.plan, _style(), notes=found.notes), end="")
+    return _exit_code(found)
+
+
+def _add_check(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "check",
+        parents=[_common_options()],
+        help="say in one line whether a job fits",
+        description="Plans a job and prints the verdict in one line. Exit code as for plan.",
+    )
+    parser.add_argument("job", type=Path, metavar="JOB", help="a job spec (YAML) or a bundle (JSON)")
+    parser.set_defaults(run=run_check)
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """`planner check`: 0 or 3, or what planning raises."""
+    from planner.report.text import one_line
+
+    found = _answer(arguments.job, with_advice=False)
+    print(one_line(found.plan))
+    return _exit_code(found)
+
+
+def _answer(job_file: Path, *, with_advice: bool) -> Planned:
+    from planner.answer import answer
+    from planner.spec.loading import load_job
+
+    job = load_job(job_file)
+    with shown() as progress:
+        progress("loading PyTorch")
+        return answer(job, with_advice=with_advice, progress=progress)
+
+
+def _exit_code(found: Planned) -> int:
+    if found.plan.verdict == "exceeds":
+        return EXCEEDS
+    if found.plan.verdict == "tight":
+        print("warning: it is tight", file=sys.stderr)
+    return DONE
+
+
+def _style() -> Style:
+    from planner.report.style import style_of
+
+    return style_of(sys.stdout, os.environ, shutil.get_terminal_size((100, 24)).columns)
+
+
+def _write_timeline(found: Planned, path: Path) -> None:
+    from planner.report.timeline_page import Traced, render_page
+
+    classes = [
+        Traced(statement, each.trace.events, timeline)
+        for statement, each, timeline in zip(found.plan.rank_classes, found.traces, found.timelines, strict=True)
+    ]
+    _write(path, lambda: path.write_text(render_page(found.plan, classes), encoding="utf-8"))
+
+
+def _write_snapshot(found: Planned, path: Path) -> None:
+    from planner.report.memory_viz import write_snapshot
+
+    first = found.traces[0]
+    _write(path, lambda: write_snapshot(path, first.trace.events, found.plan.job["allocator"]["conf"]))
+
+
+def _write(path: Path, write: Callable[[], object]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise PlannerError(f"cannot write: {error.strerror}", place=str(path)) from error
+
+
+def _add_replay(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "replay",
+        parents=[_common_options()],
+        help="replay a recorded snapshot of CUDA memory through the allocator's model",
+        description="Replays a pickle of torch.cuda.memory._dump_snapshot (also .gz, .xz) and says how many addresses "
+        "and segment decisions the model gets right, and what another allocator setting would have reserved.",
+    )
+    parser.add_argument("snapshot", type=Path, metavar="SNAPSHOT")
+    parser.add_argument("--conf", help="what this PYTORCH_ALLOC_CONF would have reserved")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+    parser.set_defaults(run=run_replay)
+
+
+def run_replay(arguments: argparse.Namespace) -> int:
+    """`planner replay`: 0, or SnapshotError or AllocatorConfError."""
+    from planner.allocator.verify import verify_snapshot
+    from planner.report.replay_text import render_replay
+
+    report = verify_snapshot(arguments.snapshot, arguments.conf).to_json()
+    print(json.dumps(report, indent=2) if arguments.format == "json" else render_replay(report, _style()))
+    return DONE
 
 
 def _add_spec(commands: Commands) -> None:

@@ -48,6 +48,8 @@ class Planned:
     plan: Plan
     traces: tuple[RankTrace, ...]
     timelines: tuple[Timeline, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences for people: where the figures outside the allocator come from."""
 
 
 def plan(job: Job, calibration: Calibration | None = None) -> Plan:
@@ -101,7 +103,8 @@ def judged(
         provenance=provenance,
         seconds=Seconds(trace=round(traced, 3), replay=round(replayed, 3), total=round(traced + replayed, 3)),
     )
-    return Planned(finished, tuple(rank_traces), tuple(timeline for _, timeline in pairs))
+    notes = outside_of(job).provenance
+    return Planned(finished, tuple(rank_traces), tuple(timeline for _, timeline in pairs), notes)
 
 
 def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> tuple[RankClassStatement, Timeline]:

@@ -9,7 +9,7 @@
 namespace paper {
 namespace {
 
-constexpr size_t kLargestBytes = 4096;
+constexpr size_t kLargestBytes = size_t{1} << 20;
 
 std::mutex mutex;
 std::unordered_map<const void*, at::Tensor> values;
