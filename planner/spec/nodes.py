@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ def node_from_data(data: Any, source: str, path: str = "") -> Node:
         return Node(children, path, source, source)
     if isinstance(data, str | int | float) or data is None:
         return Node(data, path, source, source)
-    if isinstance(data, Sequence):
+    if isinstance(data, list | tuple):
         items = [node_from_data(value, source, f"{path}[{index}]") for index, value in enumerate(data)]
         return Node(items, path, source, source)
     raise SpecError(f"{path or 'the document'} is a {type(data).__name__}", allowed="what JSON can hold", place=source)

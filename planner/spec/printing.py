@@ -17,6 +17,14 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, _data: object) -> bool:
         return True
 
+    def text(self, value: str) -> yaml.ScalarNode:
+        """PyYAML 6 folds the line breaks of Unicode into spaces unless the text stands in double quotes."""
+        style = '"' if any(mark in value for mark in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.text)
+
 
 for _tag, _pattern, _first in RESOLVERS:
     _Dumper.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern.pattern})\\Z"), _first)

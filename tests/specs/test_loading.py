@@ -1,0 +1,320 @@
+"""What a job spec may say, and what it then means."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planner.errors import SpecError
+from planner.spec.job import (
+    Cluster,
+    Decoder,
+    DpReplicate,
+    Eval,
+    Gpu,
+    Input,
+    Job,
+    Loss,
+    Metadata,
+    Model,
+    Optimizer,
+    Parallel,
+    Recompute,
+    Software,
+    Train,
+)
+from planner.spec.loading import load_document, load_job
+
+Load = Callable[..., Job]
+
+
+def test_the_smallest_spec_gets_every_default(load: Load) -> None:
+    expected = Job(
+        model=Model(decoder=Decoder(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=1000)),
+        train=Train(sequence_length=128),
+        cluster=Cluster(gpu=Gpu(name="H100-SXM-80GB", total_bytes=int(79.10 * 2**30), arch="sm_90")),
+    )
+
+    assert load() == expected
+
+
+def test_the_spec_of_the_documentation_loads(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 4096}')
+    (tmp_path / "job.yaml").write_text("""
+metadata: {name: llama-8b-sft, team: nlp, queue: h100}     # not part of the plan's identity
+model:
+  hf_config: ./config.json
+  head: causal_lm
+  blocks: "model.layers.*"
+  parameter_dtype: float32
+train:
+  micro_batch_size: 1
+  sequence_length: 8192
+  gradient_accumulation_steps: 8
+  precision: bf16_autocast
+  loss: cross_entropy
+  optimizer: {name: AdamW, foreach: true}
+  recompute: none
+  gradient_clipping: 1.0
+  checkpoint_load: {map_location: cpu, keep_reference: false}
+  eval: {micro_batch_size: 8, every: 100}
+parallel:
+  dp_replicate: {degree: 8, kind: ddp, bucket_cap_mb: 25, gradient_as_bucket_view: false, static_graph: false}
+  dp_shard: {degree: 1, reshard_after_forward: true}
+  tp: 1
+  pp: {degree: 1, schedule: 1F1B, split: [8, 8, 8, 8]}
+  cp: 1
+  ep: 1
+cluster:
+  nodes: 1
+  gpus_per_node: 8
+  gpu: H100-SXM-80GB
+software: {torch: "2.13", cuda: "13.0"}
+allocator:
+  conf: "expandable_segments:True"
+""")
+
+    job = load_job(tmp_path / "job.yaml")
+
+    assert job.metadata == Metadata(name="llama-8b-sft", team="nlp", queue="h100")
+    assert job.model == Model(
+        hf_config={"model_type": "llama", "hidden_size": 4096}, head="causal_lm", blocks="model.layers.*"
+    )
+    assert job.train.optimizer == Optimizer(name="AdamW", arguments={"foreach": True})
+    assert job.train.eval == Eval(micro_batch_size=8, every=100)
+    assert job.parallel.dp_replicate == DpReplicate(degree=8)
+    assert job.parallel.pp.split == (8, 8, 8, 8)
+    assert job.allocator.conf == "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("none", Recompute()),
+        ("full", Recompute(mode="full")),
+        ("selective", Recompute(mode="selective")),
+        ("{every: 2}", Recompute(mode="every", every=2)),
+        ("{mode: every, every: 3}", Recompute(mode="every", every=3)),
+        ("{mode: full}", Recompute(mode="full")),
+    ],
+)
+def test_recompute_has_a_short_form(load: Load, written: str, meant: Recompute) -> None:
+    assert load(train=f"train: {{sequence_length: 1, recompute: {written}}}\n").train.recompute == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("SGD", Optimizer(name="SGD")),
+        ("{name: SGD, momentum: 0.9}", Optimizer(name="SGD", arguments={"momentum": 0.9})),
+        ("{lr: 1e-4}", Optimizer(arguments={"lr": 1e-4})),
+        ("{betas: [0.9, 0.95], fused: true}", Optimizer(arguments={"betas": [0.9, 0.95], "fused": True})),
+    ],
+)
+def test_an_optimizer_is_a_name_or_a_mapping_with_its_own_arguments(load: Load, written: str, meant: Optimizer) -> None:
+    assert load(train=f"train: {{sequence_length: 1, optimizer: {written}}}\n").train.optimizer == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("mse", Loss(name="mse")), ("{chunks: 8, dtype: bfloat16}", Loss(chunks=8, dtype="bfloat16"))],
+)
+def test_a_loss_is_a_name_or_a_mapping(load: Load, written: str, meant: Loss) -> None:
+    assert load(train=f"train: {{sequence_length: 1, loss: {written}}}\n").train.loss == meant
+
+
+@pytest.mark.parametrize("written", ["{dp_replicate: 8}", "{dp_replicate: {degree: 8}, dp_shard: 1, pp: 1}"])
+def test_a_lone_number_is_the_degree_of_an_axis(load: Load, written: str) -> None:
+    cluster = "cluster: {gpus_per_node: 8, gpu: T4-16GB}\n"
+
+    assert load(cluster=cluster, more=f"parallel: {written}\n").parallel == Parallel(dp_replicate=DpReplicate(degree=8))
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("h200-sxm-141gb", Gpu(name="H200-SXM-141GB", total_bytes=143156 * 2**20, arch="sm_90")),
+        ("{name: H200-SXM-141GB}", Gpu(name="H200-SXM-141GB", total_bytes=143156 * 2**20, arch="sm_90")),
+        (
+            "{name: H200-SXM-141GB, total_bytes: 70GiB}",
+            Gpu(name="H200-SXM-141GB", total_bytes=70 * 2**30, arch="sm_90"),
+        ),
+        ("{total_bytes: 80GB, arch: sm_90}", Gpu(total_bytes=80 * 10**9, arch="sm_90")),
+        ("{name: ours, total_bytes: 1024MiB, arch: gfx90a}", Gpu(name="ours", total_bytes=2**30, arch="gfx90a")),
+        ("null", Gpu()),
+    ],
+)
+def test_a_gpu_is_a_catalog_name_in_any_case_or_its_figures(load: Load, written: str, meant: Gpu) -> None:
+    assert load(cluster=f"cluster: {{gpu: {written}}}\n").cluster.gpu == meant
+
+
+def test_sizes_are_exact_bytes(load: Load) -> None:
+    cluster = "cluster: {gpu: {total_bytes: 79.1GiB, arch: sm_90}, held_by_others_bytes: 1.5 GB}\n"
+
+    assert load(cluster=cluster).cluster == Cluster(
+        gpu=Gpu(total_bytes=791 * 2**30 // 10, arch="sm_90"), held_by_others_bytes=1_500_000_000
+    )
+
+
+@pytest.mark.parametrize(("written", "meant"), [("2.10", "2.10"), ('"2.10"', "2.10"), ("2.13.0", "2.13.0")])
+def test_a_version_without_quotes_is_the_text_and_not_a_number(load: Load, written: str, meant: str) -> None:
+    assert load(more=f"software: {{torch: {written}}}\n").software == Software(torch=meant)
+
+
+def test_names_that_look_like_numbers_are_names(load: Load) -> None:
+    assert load(more="metadata: {name: 2024, team: no, queue: 1e5}\n").metadata == Metadata(
+        name="2024", team="no", queue="1e5"
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("1e-4", 1e-4),
+        ("1e5", 1e5),
+        ("-2.5E+3", -2500.0),
+        (".5", 0.5),
+        ("7", 7),
+        ("-7", -7),
+        ("16_384", 16384),
+        ("0x10", 16),
+        ("0o10", 8),
+        ("010", "010"),
+        ("1:30", "1:30"),
+        ("no", "no"),
+        ("on", "on"),
+        ("True", True),
+        ("~", None),
+        ("2024-01-01", "2024-01-01"),
+        (".inf", math.inf),
+        ("-.inf", -math.inf),
+        ("'7'", "7"),
+        ("!!str 7", "7"),
+        ("!!float 7", 7.0),
+        ("{a: [1, x]}", {"a": [1, "x"]}),
+        ("{8: x}", {"8": "x"}),
+    ],
+)
+def test_free_values_follow_yaml_1_2(load: Load, written: str, meant: object) -> None:
+    model = f'model:\n  factory: "m:build"\n  factory_arguments: {{value: {written}}}\n'
+
+    value = load(model=model).model.factory_arguments["value"]
+
+    assert value == meant
+    assert type(value) is type(meant)
+
+
+def test_anchors_and_merges_are_written_out(load: Load) -> None:
+    train = """
+train:
+  inputs:
+    left: &image {shape: [3, 224, 224], dtype: bfloat16}
+    right: *image
+    mask: {<<: *image, dtype: bool}
+"""
+    image = Input(shape=(3, 224, 224), dtype="bfloat16")
+
+    assert load(model='model: {factory: "m:build"}\n', train=train).train.inputs == {
+        "left": image,
+        "mask": Input(shape=(3, 224, 224), dtype="bool"),
+        "right": image,
+    }
+
+
+def test_the_first_of_several_merged_mappings_wins(load: Load) -> None:
+    model = """
+model:
+  factory: "m:build"
+  factory_arguments:
+    first: &first {a: 1}
+    second: &second {a: 2, b: 2}
+    both: {<<: [*first, *second], c: 3}
+"""
+
+    assert load(model=model).model.factory_arguments["both"] == {"a": 1, "b": 2, "c": 3}
+
+
+def test_inputs_come_in_the_order_of_their_names(load: Load) -> None:
+    """So that a bundle, whose keys something may have sorted, gives the same trace."""
+    train = "train: {inputs: {b: {shape: [1]}, a: {shape: []}}}\n"
+
+    assert list(load(model='model: {factory: "m:build"}\n', train=train).train.inputs) == ["a", "b"]
+
+
+def test_a_config_may_stand_in_the_spec(load: Load) -> None:
+    model = "model: {hf_config: {model_type: bert, hidden_size: 64, id2label: {0: no}}}\n"
+
+    assert load(model=model).model.hf_config == {"model_type": "bert", "hidden_size": 64, "id2label": {"0": "no"}}
+
+
+def test_numbers_that_json_lacks_are_read_as_transformers_writes_them(load: Load, tmp_path: Path) -> None:
+    config = {"model_type": "mamba2", "old": [0.0, math.inf], "new": [0.0, {"__float__": "Infinity"}]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    assert load(model="model: {hf_config: config.json}\n").model.hf_config == {
+        "model_type": "mamba2",
+        "old": [0.0, math.inf],
+        "new": [0.0, math.inf],
+    }
+
+
+def test_a_config_without_remote_code_may_say_so(load: Load) -> None:
+    model = "model: {hf_config: {model_type: bert, auto_map: null, trust_remote_code: false}}\n"
+
+    assert load(model=model).model.hf_config is not None
+
+
+def test_a_factory_is_looked_for_beside_the_spec(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+
+    assert load(model='model: {factory: "m:build"}\n').model.factory_path == str(tmp_path)
+    there = load(model='model: {factory: "m:build", factory_path: models}\n')
+    assert there.model.factory_path == str(tmp_path / "models")
+
+
+def test_a_spec_may_be_json(tmp_path: Path) -> None:
+    spec = {"model": {"factory": "m:build"}, "cluster": {"gpu": "T4-16GB"}}
+    (tmp_path / "job.json").write_text(json.dumps(spec, indent=2))
+
+    assert load_job(tmp_path / "job.json").cluster.gpu.name == "T4-16GB"
+
+
+def test_a_yaml_spec_may_be_written_in_braces(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text('{model: {factory: "m:build"}, cluster: {gpu: T4-16GB}}')
+
+    assert load_job(tmp_path / "job.yaml").cluster.gpu.name == "T4-16GB"
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text('\ufeffmodel: {factory: "m:build"}\ncluster: {gpu: T4-16GB}')
+
+    assert load_job(tmp_path / "job.yaml").model.factory == "m:build"
+
+
+def test_a_spec_that_a_service_received_reads_no_file() -> None:
+    spec = {"model": {"hf_config": "/etc/passwd"}, "cluster": {"gpu": "T4-16GB"}}
+
+    with pytest.raises(SpecError, match="this spec may not refer to files"):
+        load_document(spec)
+
+
+def test_a_value_that_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"the spec: model\.factory is a bytes"):
+        load_document({"model": {"factory": b"m:build"}})
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "{a: " * 5000, '{"a":' * 5000, "a: " + "- " * 5000])
+def test_a_spec_nested_without_end_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+
+    with pytest.raises(SpecError, match=r"nested too deeply|no YAML"):
+        load_job(tmp_path / "job.yaml")
+
+
+def test_a_file_without_end_is_not_read_to_its_end() -> None:
+    with pytest.raises(SpecError, match="/dev/zero is larger than 16 MiB"):
+        load_job(Path("/dev/zero"))
