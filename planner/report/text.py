@@ -97,7 +97,7 @@ def _holders(holders: Sequence[Holder], style: Style, largest: int) -> Iterator[
     names = min(max(len(_where(each)) for each in shown), max(style.width - 70, 20))
     for each in shown:
         name = _short(_where(each), names, style)
-        what = "  ".join(part for part in (_pieces(each, style), each.dtype, each.op) if part)
+        what = "  ".join(part for part in (_pieces(each, style), each.dtype, each.op if each.module else "") if part)
         row = f"  {size(each.bytes):>{_SIZE - 1}}  {each.category.value.replace('_', ' '):<16}{name:<{names}}  {what}"
         yield _short(row, style.width, style)
     rest = alike[largest:]
@@ -153,7 +153,8 @@ def _device(statement: RankClassStatement, plan: Plan, style: Style) -> Iterator
     yield f"  {marks[0]} {'allocated at the peak':<{_LABEL}}{size(peak.allocated_bytes):>{_SIZE}}"
     yield f"  {marks[1]} {'cached by the allocator':<{_LABEL}}{size(cached):>{_SIZE}}"
     yield f"  {marks[2]} {'CUDA context':<{_LABEL}}{size(outside.cuda_context_bytes):>{_SIZE}}"
-    yield f"  {marks[2]} {'NCCL':<{_LABEL}}{size(outside.nccl_bytes):>{_SIZE}}"
+    if outside.nccl_bytes:
+        yield f"  {marks[2]} {'NCCL':<{_LABEL}}{size(outside.nccl_bytes):>{_SIZE}}"
     yield style.paint(f"    {'device':<{_LABEL}}{size(peak.device_bytes):>{_SIZE}}", "bold")
     label = "  95 % interval" if plan.calibrated else "  uncalibrated interval"
     yield f"    {label:<{_LABEL}}{size(low):>{_SIZE}} to {size(high)}"

@@ -81,6 +81,23 @@ def test_every_rank_class_has_its_own_table(plan: Callable[..., Plan]) -> None:
     assert "ranks 8-15, like rank 8 (pp 1)\n" in text
 
 
+def test_a_single_process_has_no_line_for_nccl(plan: Callable[..., Plan]) -> None:
+    first = plan().rank_classes[0]
+    alone = replace(first, outside_allocator=replace(first.outside_allocator, nccl_bytes=0))
+
+    assert "NCCL" in render(plan(), Style())
+    assert "NCCL" not in render(replace(plan(), rank_classes=(alone,)), Style())
+
+
+def test_a_holder_without_a_module_is_called_by_its_operator_once(plan: Callable[..., Plan]) -> None:
+    first = plan().rank_classes[0]
+    holder = replace(first.holders[0], module="", op="aten._foreach_sqrt")
+
+    text = render(replace(plan(), rank_classes=(replace(first, holders=(holder,)),)), Style())
+
+    assert text.count("aten._foreach_sqrt") == 1
+
+
 def _worded(plan: Plan, **changes: object) -> str:
     changed = replace(plan, rank_classes=(replace(plan.rank_classes[0], **changes),))
     return next(line for line in render(changed, Style(width=120)).splitlines() if line.startswith("It "))
