@@ -53,22 +53,35 @@ def ranges_at_start(segments: Sequence[SnapshotSegment], trace: Sequence[TraceEn
 def _pools(
     segments: Sequence[SnapshotSegment], trace: Sequence[TraceEntry], rules: Rules
 ) -> dict[tuple[int, int], tuple[int, bool]]:
-    """To which stream and pool each mapped address belongs: entries do not say which pool it is.
+    """To which stream and pool each mapped or unmapped address belongs: entries do not say which pool it is.
 
-    The small pool grows by one small segment at a time, the large one by larger pages.
+    The small pool grows by one small segment at a time, the large one by larger pages. What was only unmapped
+    belongs to the nearest address that is known: to a mapped one, or to a block, whose size tells its pool.
     """
-    known = sorted(
-        {(s.address, s.stream, s.small) for s in segments if s.expandable}
-        | {(e.address, e.stream, e.size == rules.small_segment_bytes) for e in trace if e.action == "segment_map"}
-    )
-    addresses = [address for address, _, _ in known]
-    pools = {(address, stream): (stream, small) for address, stream, small in known}
+    known = {(s.address, s.stream): s.small for s in segments if s.expandable}
     for entry in trace:
-        if entry.action == "segment_unmap" and (entry.address, entry.stream) not in pools:
-            near = [k for k in known[: bisect_right(addresses, entry.address)] if k[1] == entry.stream]
-            small = near[-1][2] if near else entry.size % rules.large_segment_bytes != 0
+        if entry.action == "segment_map":
+            known[entry.address, entry.stream] = entry.size == rules.small_segment_bytes
+        elif entry.action in ("alloc", "free_completed"):
+            known.setdefault((entry.address, entry.stream), rules.round_size(entry.size) <= rules.small_bytes)
+    addresses: dict[int, list[int]] = {}
+    for address, stream in sorted(known):
+        addresses.setdefault(stream, []).append(address)
+    pools = {}
+    for entry in trace:
+        if entry.action == "segment_map":
+            pools[entry.address, entry.stream] = (entry.stream, known[entry.address, entry.stream])
+        elif entry.action == "segment_unmap":
+            near = _nearest(addresses.get(entry.stream, []), entry.address)
+            small = known[near, entry.stream] if near is not None else entry.size % rules.large_segment_bytes != 0
             pools[entry.address, entry.stream] = (entry.stream, small)
     return pools
+
+
+def _nearest(addresses: list[int], address: int) -> int | None:
+    index = bisect_right(addresses, address)
+    around = addresses[max(index - 1, 0) : index + 1]
+    return min(around, key=lambda known: abs(known - address), default=None)
 
 
 def _mapped_lower(

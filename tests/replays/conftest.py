@@ -39,6 +39,8 @@ class TracingDevice(Device):
         super().__init__(capacity_bytes)
         self.entries: list[Entry] = []
         self.ranges: list[int] = []
+        self.owners: dict[int, int] = {}
+        """The stream that each segment was taken for: an entry names that one, whatever runs at the time."""
         self.stream = 0
 
     def reserve_range(self, size: int) -> int:
@@ -66,7 +68,11 @@ class TracingDevice(Device):
         self._note("segment_unmap", address, size)
 
     def _note(self, action: str, address: int, size: int) -> None:
-        self.entries.append({"action": action, "addr": address, "size": size, "stream": self.stream})
+        base = max((a for a in self.ranges if a <= address), default=address)
+        stream = self.owners.setdefault(base, self.stream)
+        if action == "segment_free":
+            del self.owners[base]
+        self.entries.append({"action": action, "addr": address, "size": size, "stream": stream})
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,124 @@
+"""Files that are no snapshots: refused with a reason, and nothing in them is executed."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.allocator.snapshot import read_snapshot
+from planner.allocator.verify import verify_snapshot
+from planner.errors import SnapshotError
+from planner.events import Alloc, Free
+
+GOOD = [Alloc(0, 5000), Alloc(1, 5 << 20), Free(0)]
+
+
+class Attack:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def problem(path: Path) -> str:
+    with pytest.raises(SnapshotError) as refusal:
+        read_snapshot(path)
+    return refusal.value.problem
+
+
+def test_a_pickle_that_calls_something_is_refused_and_nothing_is_executed(tmp_path: Path) -> None:
+    path, trap = tmp_path / "attack.pickle", tmp_path / "trap"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [Attack(trap)]}))
+
+    assert problem(path) == f"not plain data: it asks for {os.mkdir.__module__}.mkdir; nothing was executed"
+    assert not trap.exists()
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "empty.pickle"
+    path.touch()
+
+    assert problem(path) == "the file is empty"
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    assert problem(tmp_path / "none.pickle") == "cannot be read: No such file or directory"
+
+
+def test_every_truncation_is_refused(tmp_path: Path, recorded: Callable[..., dict[str, Any]]) -> None:
+    path = tmp_path / "cut.pickle"
+    whole = pickle.dumps(recorded(GOOD), protocol=2)
+    for length in range(1, len(whole), 7):
+        path.write_bytes(whole[:length])
+
+        with pytest.raises(SnapshotError):
+            read_snapshot(path)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress], ids=["gz", "xz"])
+def test_compressed_snapshots_are_read_and_truncated_ones_refused(
+    compress: Callable[[bytes], bytes], tmp_path: Path, recorded: Callable[..., dict[str, Any]]
+) -> None:
+    path = tmp_path / "snapshot"
+    whole = compress(pickle.dumps(recorded(GOOD)))
+    path.write_bytes(whole)
+    assert verify_snapshot(path).exact
+
+    path.write_bytes(whole[: len(whole) // 2])
+
+    assert problem(path) == "the compressed file is truncated or damaged"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ([1, 2], "not a snapshot of CUDA memory (AttributeError: 'list' object has no attribute 'get')"),
+        ({"segments": []}, "not a snapshot of CUDA memory (KeyError: 'device_traces')"),
+        (
+            {"segments": [], "device_traces": [[{"action": "alloc"}]]},
+            "not a snapshot of CUDA memory (KeyError: 'size')",
+        ),
+        ({"segments": [], "device_traces": [[], []]}, "the snapshot holds no trace"),
+    ],
+    ids=["a list", "without traces", "without sizes", "nothing recorded"],
+)
+def test_plain_data_of_another_kind(content: object, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.pickle"
+    path.write_bytes(pickle.dumps(content))
+
+    assert problem(path) == expected
+
+
+def test_text_is_no_pickle(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("hello\n")
+
+    assert problem(path).startswith("not a pickle")
+
+
+def test_a_trace_that_contradicts_its_segments(tmp_path: Path, recorded: Callable[..., dict[str, Any]]) -> None:
+    path = tmp_path / "snapshot.pickle"
+    content = recorded(GOOD)
+    content["segments"].pop()
+    path.write_bytes(pickle.dumps(content))
+
+    with pytest.raises(SnapshotError, match="contradicts the segments"):
+        verify_snapshot(path)
+
+
+def test_an_action_that_is_not_known(tmp_path: Path, recorded: Callable[..., dict[str, Any]]) -> None:
+    path = tmp_path / "snapshot.pickle"
+    content = recorded(GOOD)
+    content["device_traces"][0].append({"action": "teleport", "addr": 0, "size": 1, "stream": 0})
+    path.write_bytes(pickle.dumps(content))
+
+    with pytest.raises(SnapshotError, match="'teleport'"):
+        verify_snapshot(path)
