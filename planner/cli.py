@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        problem = "".join(traceback.format_exception_only(error)).splitlines()[0]
         hint = "" if debug else "; --debug shows where"
         _say(f"planner: a fault of planner itself, please report it: {problem}{hint}", debug)
         return OUR_FAULT

@@ -1,0 +1,41 @@
+"""Pure rooms stay light: hooks and small machines import them without torch, transformers and Ray."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+HEAVY = ("torch", "transformers", "ray", "numpy", "pydantic")
+ROOMS = ["planner", "planner.spec", "planner.layout", "planner.cli"]
+
+
+def modules_of(room: str) -> list[str]:
+    """The room and every module in it; for the root itself none, since they are other rooms."""
+    found = import_module(room)
+    paths = getattr(found, "__path__", []) if room != "planner" else []
+    return [room, *(module.name for module in pkgutil.walk_packages(paths, f"{room}."))]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_importing_all_of_a_room_loads_nothing_heavy(room: str) -> None:
+    imports = "; ".join(f"import {module}" for module in modules_of(room))
+    code = f"import sys; {imports}; print([name for name in {HEAVY} if name in sys.modules])"
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+
+    assert ended.stdout == "[]\n"
+
+
+def test_the_root_is_empty() -> None:
+    """Whatever it imported, every room would import."""
+    root = import_module("planner")
+
+    assert root.__file__ is not None
+    with open(root.__file__, encoding="utf-8") as file:
+        assert file.read() == ""
