@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 
 from planner.paper import facade, library, values
-from planner.paper.kernels import attention, convolution, dropout, table  # noqa: F401
+from planner.paper.kernels import attention, convolution, dropout, table, workspaces  # noqa: F401
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
 
 # Registered in native/kernels.cpp or values.py.
 _OWN = {
+    "_fused_sdp_choice",
     "_local_scalar_dense",
     "copy_",
     "empty.memory_format",
@@ -36,6 +37,10 @@ class Paper:
     device: torch.device
     recorder: Recorder
 
+    def unknown_workspaces(self) -> tuple[str, ...]:
+        """Kernels that took a workspace of unknown size so far: nothing is counted for them."""
+        return workspaces.met()
+
 
 @contextmanager
 def gpu(target: str, gpus: int = 1) -> Iterator[Paper]:
@@ -46,9 +51,12 @@ def gpu(target: str, gpus: int = 1) -> Iterator[Paper]:
     chosen = target_of(target)
     _install()
     table.choose(chosen)
+    workspaces.forget()
     native = library.load()
     native.paper_set_device_count(gpus)
     native.paper_set_workspace_bytes(chosen.workspace_bytes)
+    native.paper_set_multiprocessors(chosen.multiprocessors, chosen.threads_per_multiprocessor)
+    native.paper_choose_attention_for(*chosen.capability)
     with facade.answering(chosen, gpus):
         recorder = Recorder()
         recorder.start()
@@ -70,6 +78,7 @@ def _install() -> None:
             if operator not in _OWN:
                 native.paper_prefer_meta(operator.encode())
         table.install()
+        native.paper_install_reductions()
     _read_values()
 
 

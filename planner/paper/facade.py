@@ -134,6 +134,6 @@ def answering(target: Target, gpus: int) -> Iterator[None]:
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
         mock.patch.object(torch.backends.cudnn, "is_available", return_value=True),
         mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: bool(tensor.is_cuda)),
-        mock.patch.object(torch.backends.cudnn, "version", return_value=91300),
+        mock.patch.object(torch.backends.cudnn, "version", return_value=92000),
     ):
         yield

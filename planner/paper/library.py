@@ -109,8 +109,10 @@ def _declare(native: ctypes.CDLL) -> None:
     native.paper_block_at.restype = ctypes.c_int64
     native.paper_block_at.argtypes = [ctypes.c_void_p]
     native.paper_current_stream.restype = ctypes.c_int64
+    native.paper_name_index.argtypes = [ctypes.c_char_p]
     native.paper_prefer_meta.argtypes = [ctypes.c_char_p]
     native.paper_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     native.paper_set_workspace_bytes.argtypes = [ctypes.c_int64]
+    native.paper_set_multiprocessors.argtypes = [ctypes.c_int64, ctypes.c_int64]
     native.paper_born_alive.restype = ctypes.c_int64
     native.paper_born_alive.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from planner.paper import library
 from planner.paper.targets import Target, target_of
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -58,12 +59,18 @@ def install() -> None:
 
 def _chosen(operator: str) -> Callable[..., Any]:
     on_gpu, on_cpu = _cuda.get(operator), _cpu.get(operator)
+    native = library.load()
+    name = native.paper_name_index(f"aten::{operator.partition('.')[0]}".encode())
 
     def run(*args: Any, **kwargs: Any) -> Any:
         kernel = on_cpu if _target.is_cpu and on_cpu is not None else on_gpu
-        if kernel is None:
-            return like_meta(operator, *args, **kwargs)
-        return kernel(*args, **kwargs)
+        outer = native.paper_enter_kernel(name)
+        if outer >= 0:
+            native.paper_enter_kernel(outer)  # a kernel that calls another one: the outer one has asked
+        try:
+            return like_meta(operator, *args, **kwargs) if kernel is None else kernel(*args, **kwargs)
+        finally:
+            native.paper_enter_kernel(outer)
 
     return run
 

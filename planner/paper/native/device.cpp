@@ -75,9 +75,9 @@ struct Hooks final : at::CUDAHooksInterface {
   bool hasMAGMA() const override { return true; }
   bool hasCuBLASLt() const override { return true; }
   bool compiledWithCuDNN() const override { return true; }
-  // torch 2.13 with CUDA 13.0 ships cuDNN 9.13.
-  long versionCuDNN() const override { return 91300; }
-  long versionRuntimeCuDNN() const override { return 91300; }
+  // torch 2.13 with CUDA 13.0 asks for nvidia-cudnn-cu13 9.20.0 (its package metadata).
+  long versionCuDNN() const override { return 92000; }
+  long versionRuntimeCuDNN() const override { return 92000; }
   bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
   bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
   bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }

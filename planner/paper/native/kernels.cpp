@@ -18,6 +18,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "attention.h"
 #include "host_values.h"
 #include "memory.h"
 #include "trace.h"
@@ -342,6 +343,7 @@ void paper_install_kernels() {
   aten.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
   aten.impl("record_stream", TORCH_FN(record_stream));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_source_storage));
+  install_attention_choice(aten);
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&sdp_choice);
   start_following_autograd();
 }

@@ -20,6 +20,7 @@ std::vector<int64_t> alloc_position;  // block -> its record
 bool recording = false;
 
 thread_local const std::string* kernel = nullptr;
+thread_local int32_t python_kernel = -1;  // the operator whose kernel is a Python function and at work; its name's index
 thread_local int32_t module_scope = 0;
 thread_local int32_t backward_depth = 0;
 
@@ -75,7 +76,7 @@ int64_t record_alloc(size_t bytes, int32_t stream) {
   const auto block = static_cast<int64_t>(alloc_position.size());
   alloc_position.push_back(recording ? static_cast<int64_t>(records.size()) : -1);
   if (!recording) return block;
-  const int32_t op = index_of(kernel == nullptr ? unknown : *kernel);
+  const int32_t op = python_kernel >= 0 ? python_kernel : index_of(kernel == nullptr ? unknown : *kernel);
   records.push_back({static_cast<int32_t>(Kind::Alloc), op, module_scope, stream, block, static_cast<int64_t>(bytes), -1,
                      -1, backward_depth > 0});
   return block;
@@ -148,6 +149,18 @@ int64_t paper_shape_count() { return static_cast<int64_t>(paper::shapes.size());
 const int64_t* paper_shapes() { return paper::shapes.data(); }
 int32_t paper_name_count() { return static_cast<int32_t>(paper::names.size()); }
 const char* paper_name(int32_t index) { return paper::names[index].c_str(); }
+
+int32_t paper_name_index(const char* name) {
+  std::lock_guard<std::mutex> lock(paper::mutex);
+  return paper::index_of(name);
+}
+
+// What is allocated until this is called again belongs to the operator of that name, or to nobody (-1).
+int32_t paper_enter_kernel(int32_t name) {
+  const int32_t previous = paper::python_kernel;
+  paper::python_kernel = name;
+  return previous;
+}
 
 int32_t paper_enter_scope(int32_t scope) {
   const int32_t previous = paper::module_scope;
