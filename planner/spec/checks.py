@@ -48,7 +48,7 @@ def _size(least: int, allowed: str) -> Check:
 COUNT = _whole(1)
 COUNT_OR_NONE = _whole(0)
 TRUTH = Check("true or false", _anything)
-TEXT = Check("text", lambda value: len(value) <= 1000)
+TEXT = Check("text of up to 1000 characters", lambda value: len(value) <= 1000)
 PATH = Check("a path", lambda value: len(value) <= 4000 and "\0" not in value)
 FLOATING = _one_of("float64", "float32", "bfloat16", "float16")
 POSITIVE = Check("a number larger than 0", lambda value: 0 < value <= _MOST)

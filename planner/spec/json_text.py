@@ -13,6 +13,8 @@ from planner.errors import SpecError
 # (transformers/configuration_utils.py, _encode_special_floats); Mamba-2's time_step_limit needs it.
 _SPECIAL = "__float__"
 _SPECIAL_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf}
+MOST_DEPTH = 100
+"""No job needs more levels, and every reader and writer of one must be able to follow."""
 
 
 def read_json(text: str, source: str) -> Any:
@@ -27,7 +29,7 @@ def read_json(text: str, source: str) -> Any:
         return found
 
     try:
-        data = json.loads(text, object_pairs_hook=without_duplicates)
+        return with_floats(json.loads(text, object_pairs_hook=without_duplicates))
     except json.JSONDecodeError as error:
         place = f"{source}:{error.lineno}:{error.colno}"
         problem = error.msg.removesuffix(" at")  # in Python's own message the position follows
@@ -36,18 +38,23 @@ def read_json(text: str, source: str) -> Any:
         raise SpecError("no usable JSON: nested too deeply", place=source) from None
     except ValueError as error:  # an integer of more digits than Python reads
         raise SpecError(f"no usable JSON: {error}", place=source) from None
-    return with_floats(data)
 
 
-def with_floats(data: Any) -> Any:
-    """Plain data in which numbers that JSON does not have are floats again."""
+def special_float(data: Mapping[str, Any]) -> float | None:
+    """The number that JSON does not have and that an object stands for; None for any other object."""
+    special = data.get(_SPECIAL)
+    return _SPECIAL_FLOATS.get(special) if len(data) == 1 and isinstance(special, str) else None
+
+
+def with_floats(data: Any, depth: int = 0) -> Any:
+    """Plain data in which numbers that JSON does not have are floats again. Raises RecursionError below MOST_DEPTH."""
+    if depth > MOST_DEPTH:
+        raise RecursionError
     if isinstance(data, Mapping):
-        special = data.get(_SPECIAL)
-        if len(data) == 1 and isinstance(special, str) and special in _SPECIAL_FLOATS:
-            return _SPECIAL_FLOATS[special]
-        return {key: with_floats(value) for key, value in data.items()}
+        special = special_float(data)
+        return {key: with_floats(value, depth + 1) for key, value in data.items()} if special is None else special
     if isinstance(data, list):
-        return [with_floats(value) for value in data]
+        return [with_floats(value, depth + 1) for value in data]
     return data
 
 

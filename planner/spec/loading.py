@@ -11,9 +11,9 @@ from planner.errors import SpecError
 from planner.spec import catalog, consistency
 from planner.spec.documents import file_text
 from planner.spec.job import Job
-from planner.spec.json_text import read_json, with_floats
+from planner.spec.json_text import read_json
 from planner.spec.nodes import Node, node_from_data
-from planner.spec.reading import Surroundings, read_dataclass
+from planner.spec.reading import read_dataclass
 from planner.spec.yaml_text import read_yaml
 
 BUNDLE_SCHEMA = "planner.bundle/1"
@@ -43,7 +43,7 @@ def load_bundle(document: Mapping[str, Any], source: str = "the bundle") -> Job:
 
 def load_document(document: Mapping[str, Any], source: str = "the spec") -> Job:
     """The job of a spec that is parsed already and refers to nothing outside. Raises SpecError."""
-    return _job(node_from_data(with_floats(document), source), None)
+    return _job(node_from_data(document, source), None)
 
 
 def _is_json_object(text: str) -> bool:
@@ -58,7 +58,7 @@ def _is_json_object(text: str) -> bool:
 
 def _job(document: Node, folder: Path | None) -> Job:
     document.mapping("a mapping with model, train, parallel, cluster, ...")
-    job = cast(Job, read_dataclass(Job, document, Surroundings(folder)))
+    job = cast(Job, read_dataclass(Job, document, folder))
     if "gpu" not in document.nearest_to("cluster").mapping() or document.nearest_to("cluster") is document:
         raise SpecError(
             "cluster.gpu is missing",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import SpecError
+from planner.spec.json_text import MOST_DEPTH, special_float
 
 Scalar = str | int | float | bool | None
 
@@ -46,9 +47,8 @@ class Node:
             return "a mapping"
         if isinstance(self.value, list):
             return "a list"
-        if isinstance(self.value, str) and len(self.value) > 80:
-            return json.dumps(self.value[:80], ensure_ascii=False)[:-1] + '..."'
-        return self.written or json.dumps(self.value, ensure_ascii=False)
+        text = self.written or json.dumps(self.value, ensure_ascii=False)
+        return text if len(text) <= 100 else text[:100] + "..."
 
     def mapping(self, allowed: str = "a mapping") -> dict[str, Node]:
         """The value as a mapping; SpecError if it is none."""
@@ -81,14 +81,19 @@ def below(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def node_from_data(data: Any, source: str, path: str = "") -> Node:
-    """Plain data (what JSON can hold) as a node; every place is the source."""
+def node_from_data(data: Any, source: str, path: str = "", depth: int = 0) -> Node:
+    """Plain data (what JSON can hold) as a node; every place is the source. SpecError for anything else."""
+    if depth > MOST_DEPTH:
+        raise SpecError("no usable document: nested too deeply", place=source)
     if isinstance(data, Mapping):
-        children = {str(key): node_from_data(value, source, below(path, str(key))) for key, value in data.items()}
+        if (special := special_float(data)) is not None:
+            return Node(special, path, source, source)
+        found = {str(key): value for key, value in data.items()}
+        children = {key: node_from_data(found[key], source, below(path, key), depth + 1) for key in found}
         return Node(children, path, source, source)
     if isinstance(data, str | int | float) or data is None:
         return Node(data, path, source, source)
     if isinstance(data, list | tuple):
-        items = [node_from_data(value, source, f"{path}[{index}]") for index, value in enumerate(data)]
+        items = [node_from_data(value, source, f"{path}[{index}]", depth + 1) for index, value in enumerate(data)]
         return Node(items, path, source, source)
     raise SpecError(f"{path or 'the document'} is a {type(data).__name__}", allowed="what JSON can hold", place=source)

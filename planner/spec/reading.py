@@ -6,7 +6,6 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,15 @@ from planner.spec import hf_config, short_forms
 from planner.spec.checks import CHECKS, Check
 from planner.spec.job import Model
 from planner.spec.nearest import did_you_mean
-from planner.spec.nodes import Node
+from planner.spec.nodes import Node, below
 from planner.units import parse_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Where relative paths of a spec lead; `folder` is None for a spec that may refer to nothing outside."""
+def read_dataclass(kind: type, node: Node, folder: Path | None) -> Any:
+    """The dataclass that a mapping, or one of its short forms, describes; SpecError at the first fault.
 
-    folder: Path | None = None
-
-
-def read_dataclass(kind: type, node: Node, around: Surroundings) -> Any:
-    """The dataclass that a mapping, or one of its short forms, describes; SpecError at the first fault."""
+    `folder` is where relative paths start; None for a spec that may refer to nothing outside.
+    """
     written = short_forms.written_out(kind, node).mapping(short_forms.allowed(kind))
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key, child in written.items():
@@ -37,23 +32,23 @@ def read_dataclass(kind: type, node: Node, around: Surroundings) -> Any:
     values = {}
     for name, field in fields.items():
         if name in written:
-            values[name] = _read_field(kind, name, hints[name], written[name], around)
+            values[name] = _read_field(kind, name, hints[name], written[name], folder)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise SpecError(
-                f"{_joined(node.path, name)} is missing", allowed=_allowed(kind, name, hints[name]), place=node.place
+                f"{below(node.path, name)} is missing", allowed=_allowed(kind, name, hints[name]), place=node.place
             )
     return kind(**values)
 
 
-def _read_field(kind: type, name: str, hint: Any, node: Node, around: Surroundings) -> Any:
+def _read_field(kind: type, name: str, hint: Any, node: Node, folder: Path | None) -> Any:
     if (kind, name) == (Model, "hf_config"):
-        return hf_config.read(node, around.folder)
+        return hf_config.read(node, folder)
     if (nested := _dataclass_in(hint)) is not None:
         if node.value is None and _may_be_none(hint):
             return None
-        return read_dataclass(nested, node, around)
+        return read_dataclass(nested, node, folder)
     if typing.get_origin(hint) is Mapping:
-        return _read_mapping(hint, node, around)
+        return _read_mapping(hint, node, folder)
     check = CHECKS[kind, name]
     if typing.get_origin(hint) is tuple:
         if not isinstance(node.value, list):
@@ -62,13 +57,13 @@ def _read_field(kind: type, name: str, hint: Any, node: Node, around: Surroundin
     return _read_value(hint, node, check)
 
 
-def _read_mapping(hint: Any, node: Node, around: Surroundings) -> dict[str, Any]:
+def _read_mapping(hint: Any, node: Node, folder: Path | None) -> dict[str, Any]:
     nested = typing.get_args(hint)[1]
     if not dataclasses.is_dataclass(nested):
         return {key: child.plain() for key, child in node.mapping().items()}
     # In the order of the names, so that a job is the same whichever way its document was sorted.
     children = sorted(node.mapping("a mapping of names to inputs").items())
-    return {key: read_dataclass(typing.cast(type, nested), child, around) for key, child in children}
+    return {key: read_dataclass(typing.cast(type, nested), child, folder) for key, child in children}
 
 
 def _read_value(hint: Any, node: Node, check: Check) -> Any:
@@ -79,11 +74,9 @@ def _read_value(hint: Any, node: Node, check: Check) -> Any:
         value = node.written  # `torch: 2.10` means the text, not the number 2.1
     else:
         value = node.value
-    if hint is float and type(value) is int:
-        value = float(value)
     if not _has_type(value, hint) or not check.accepts(value):
         raise node.is_error(allowed=check.allowed, remedy=_remedy(value, hint, check))
-    return value
+    return float(value) if hint is float else value
 
 
 def _read_size(node: Node, check: Check) -> int:
@@ -99,8 +92,8 @@ def _read_size(node: Node, check: Check) -> int:
 
 
 def _has_type(value: Any, hint: Any) -> bool:
-    """Exactly one of the hinted types: true is no whole number here."""
-    kinds = typing.get_args(hint) or (hint,)
+    """Exactly one of the hinted types: true is no whole number here, but a whole number is a number."""
+    kinds = (int, float) if hint is float else typing.get_args(hint) or (hint,)
     return type(value) in kinds
 
 
@@ -149,7 +142,3 @@ def _allowed(kind: type, name: str, hint: Any) -> str:
 
 def _allowed_items(check: Check) -> str:
     return f"a list, each {check.allowed}"
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

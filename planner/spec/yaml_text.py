@@ -11,6 +11,7 @@ import re
 import yaml
 
 from planner.errors import SpecError
+from planner.spec.json_text import MOST_DEPTH
 from planner.spec.nodes import Node, Scalar, below
 
 _TAG = "tag:yaml.org,2002:"
@@ -101,6 +102,8 @@ class _Conversion:
             value = self._scalar(found, place)
             written = found.value if isinstance(value, int | float) and not isinstance(value, bool) else ""
             return Node(value, path, place, key_place, written)
+        if len(self._open) > MOST_DEPTH:
+            raise RecursionError
         if id(found) in self._open:
             raise SpecError("an alias stands inside of what it names", remedy="write it out", place=place)
         self._open.add(id(found))

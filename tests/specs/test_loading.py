@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import SpecError
+from planner.spec.bundle import bundle_text
 from planner.spec.job import (
     Cluster,
     Decoder,
@@ -27,7 +28,8 @@ from planner.spec.job import (
     Software,
     Train,
 )
-from planner.spec.loading import load_document, load_job
+from planner.spec.loading import load_bundle, load_document, load_job
+from planner.spec.printing import job_yaml
 
 Load = Callable[..., Job]
 
@@ -313,6 +315,29 @@ def test_a_spec_nested_without_end_is_refused(tmp_path: Path, text: str) -> None
 
     with pytest.raises(SpecError, match=r"nested too deeply|no YAML"):
         load_job(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize("depth", [90, 110, 300, 900])
+def test_what_can_be_read_at_all_can_be_written_again(depth: int) -> None:
+    """The limit of the depth is ours, since Python's own lies elsewhere for each reader and writer."""
+    deep: object = 1
+    for _ in range(depth):
+        deep = {"deeper": deep}
+    spec = {"model": {"factory": "m:build", "factory_arguments": deep}, "cluster": {"gpu": "T4-16GB"}}
+
+    if depth > 100:
+        with pytest.raises(SpecError, match="nested too deeply"):
+            load_document(spec)
+    else:
+        job = load_document(spec)
+        assert load_bundle(json.loads(bundle_text(job))) == job
+        assert "deeper" in job_yaml(job)
+
+
+@pytest.mark.parametrize("written", ["1e999", str(10**400), "-1"])
+def test_a_number_beyond_all_bounds_is_refused(load: Load, written: str) -> None:
+    with pytest.raises(SpecError, match="gradient_clipping is"):
+        load(train=f"train: {{sequence_length: 1, gradient_clipping: {written}}}\n")
 
 
 def test_a_file_without_end_is_not_read_to_its_end() -> None:
