@@ -1,0 +1,191 @@
+"""What a step on the CPU asked its allocator for, from the memory events of torch's own profiler.
+
+The observer's words (marks, roles, regions) are put between the profiler's events by markers: each word leaves a
+`record_function` range, which the profiler places in time by the same clock as allocations.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
+
+_MARKER = "planner-marker#"
+
+
+@dataclass(frozen=True, slots=True)
+class _Assigned:
+    address: int
+    category: Category
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    category: Category
+    name: str
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The events of one run; `net_bytes` were allocated and not freed, `live_bytes` live tensors account for."""
+
+    events: tuple[Event, ...]
+    net_bytes: int
+    live_bytes: int
+
+
+class HostRecorder:
+    """An observer of a step on the CPU: run the step inside `profiled()`, then ask for `recorded()`."""
+
+    def __init__(self) -> None:
+        self._words: list[Mark | _Assigned | _Region] = []
+        self._alive: dict[int, int] = {}
+        self._tree: list[Any] = []
+
+    @contextmanager
+    def profiled(self) -> Iterator[None]:
+        """Inside, every allocation on the CPU is seen; at its end the live tensors are counted."""
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+            yield
+            self._alive = _storages_of_live_tensors()
+        self._tree = profiler.profiler.kineto_results.experimental_event_tree()
+
+    def mark(self, phase: Phase, iteration: int) -> None:
+        self._say(Mark(phase, iteration))
+
+    def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
+        if tensor.device.type == "cpu":
+            self._say(_Assigned(tensor.untyped_storage().data_ptr(), category, name))
+
+    @contextmanager
+    def region(self, category: Category, name: str = "") -> Iterator[None]:
+        self._say(_Region(category, name, begins=True))
+        try:
+            yield
+        finally:
+            self._say(_Region(category, name, begins=False))
+
+    def recorded(self) -> Recorded:
+        """The run in planner's own events, a block born with the role that it was given first."""
+        builder = _Builder()
+        for item in _in_time(self._tree):
+            if isinstance(item, int):
+                builder.word(self._words[item])
+            else:
+                builder.memory(*item)
+        return builder.recorded(self._alive)
+
+    def _say(self, word: Mark | _Assigned | _Region) -> None:
+        with record_function(f"{_MARKER}{len(self._words)}"):
+            self._words.append(word)
+
+
+class _Builder:
+    """Turns memory events by address into events by block."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._at: dict[int, tuple[int, int]] = {}  # address: block, bytes
+        self._category: dict[int, Category] = {}
+        self._born_as: dict[int, Role] = {}
+        self._blocks = 0
+        self._region_from = 0
+
+    def memory(self, size: int, address: int, op: str) -> None:
+        if size > 0:
+            self._free(address)  # its end was on a thread that is not profiled
+            self._at[address] = (self._blocks, size)
+            self._events.append(Alloc(self._blocks, size, 0, Origin(op=op)))
+            self._blocks += 1
+        else:
+            self._free(address)
+
+    def word(self, word: Mark | _Assigned | _Region) -> None:
+        if isinstance(word, Mark):
+            self._events.append(word)
+        elif isinstance(word, _Assigned):
+            if word.address in self._at:
+                self._assign(self._at[word.address][0], word.category, word.name)
+        elif word.begins:
+            self._region_from = self._blocks
+        else:
+            for block, _ in list(self._at.values()):
+                if block >= self._region_from and block not in self._category:
+                    self._assign(block, word.category, word.name)
+
+    def recorded(self, alive: dict[int, int]) -> Recorded:
+        events: list[Event] = []
+        for event in self._events:
+            events.append(event)
+            if isinstance(event, Alloc) and event.block in self._born_as:
+                events.append(self._born_as[event.block])
+        accounted = {Category.BUCKET, Category.COMMUNICATION}  # the reducer holds them, in C++
+        live = sum(
+            size
+            for address, (block, size) in self._at.items()
+            if address in alive or self._category.get(block) in accounted
+        )
+        return Recorded(tuple(events), sum(size for _, size in self._at.values()), live)
+
+    def _free(self, address: int) -> None:
+        if address in self._at:
+            self._events.append(Free(self._at.pop(address)[0]))
+
+    def _assign(self, block: int, category: Category, name: str) -> None:
+        before = self._category.get(block)
+        if before is category or (before is Category.BUCKET and category is Category.GRADIENT):
+            return
+        role = Role(block, category, name)
+        if before is None:
+            self._born_as[block] = role
+        else:
+            self._events.append(role)
+        self._category[block] = category
+
+
+def _in_time(tree: list[Any]) -> list[int | tuple[int, int, str]]:
+    """Markers as their numbers, allocations as (bytes, address, operator), in the order of their times."""
+    found: list[tuple[int, int, int | tuple[int, int, str]]] = []
+    waiting = [(each, "") for each in reversed(tree)]
+    while waiting:
+        event, operator = waiting.pop()
+        if event.tag.name == "Allocation":
+            extra = event.extra_fields
+            if extra.device.type == "cpu":
+                found.append((event.start_time_ns, len(found), (extra.alloc_size, extra.ptr, operator)))
+            continue
+        name = event.name
+        if name.startswith(_MARKER):
+            found.append((event.start_time_ns, len(found), int(name.removeprefix(_MARKER))))
+        inside = _operator(name, operator)
+        waiting += [(child, inside) for child in reversed(event.children)]
+    return [item for _, _, item in sorted(found, key=lambda each: each[:2])]
+
+
+def _operator(name: str, around: str) -> str:
+    """The innermost operator that is more than a way to say `empty`."""
+    if not name.startswith("aten::") or name.startswith("aten::empty"):
+        return around
+    return name.replace("::", ".")
+
+
+def _storages_of_live_tensors() -> dict[int, int]:
+    found: dict[int, int] = {}
+    for each in gc.get_objects():
+        # By type: isinstance asks an object for its class, and a lazily loaded module then imports itself.
+        if not issubclass(type(each), torch.Tensor) or each.device.type != "cpu":
+            continue
+        for tensor in (each, each.grad if each.is_leaf else None):
+            if tensor is not None and tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
+    return found

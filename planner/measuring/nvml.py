@@ -1,0 +1,98 @@
+"""Device bytes as the driver counts them (NVML), asked through its C library: no package is needed.
+
+Source: NVML API reference, nvmlDeviceGetComputeRunningProcesses_v3 and nvmlDeviceGetMemoryInfo (driver 510 and up).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_NOT_AVAILABLE = (1 << 64) - 1
+_SUCCESS, _TOO_SMALL = 0, 7
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def process_bytes(uuid: str) -> int:
+    """Bytes that this process holds on the GPU of that uuid; 0 where the driver does not say."""
+    library, handle = _handle(uuid)
+    if library is None:
+        return 0
+    count = ctypes.c_uint(0)
+    processes = (_Process * 1)()
+    code = library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes)
+    if code == _TOO_SMALL:
+        count = ctypes.c_uint(count.value + 8)
+        processes = (_Process * count.value)()
+        code = library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes)
+    if code != _SUCCESS:
+        return 0
+    ours = _own_ids()
+    found = [each.used for each in processes[: count.value] if each.pid in ours and each.used != _NOT_AVAILABLE]
+    return int(found[0]) if found else 0
+
+
+def device_bytes(uuid: str) -> int:
+    """Bytes in use on the whole GPU, by whomever; 0 where the driver does not say."""
+    library, handle = _handle(uuid)
+    if library is None:
+        return 0
+    memory = _Memory()
+    code = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    return int(memory.used) if code == _SUCCESS else 0
+
+
+def driver_version() -> str:
+    """The driver's version; empty where there is none."""
+    library = _library()
+    if library is None:
+        return ""
+    text = ctypes.create_string_buffer(80)
+    return text.value.decode() if library.nvmlSystemGetDriverVersion(text, 80) == _SUCCESS else ""
+
+
+@cache
+def _library() -> Any:
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == _SUCCESS else None
+
+
+@cache
+def _handle(uuid: str) -> tuple[Any, Any]:
+    library = _library()
+    if library is None:
+        return None, None
+    handle = ctypes.c_void_p()
+    name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    if library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)) != _SUCCESS:
+        return None, None
+    return library, handle
+
+
+def _own_ids() -> set[int]:
+    """This process's number in every namespace: inside a container the driver may speak of the host's."""
+    ids = {os.getpid()}
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("NSpid:"):
+                ids.update(int(number) for number in line.split()[1:])
+    return ids
