@@ -201,16 +201,18 @@ class CachingAllocator:
         """get_free_block: the smallest free block that fits, where options other than the default look further."""
         if self._collects and not pool.small:
             self._lookups += 1
-        block = self._expandable.best_fit(pool, size)
-        if block is None:
+        index = self._expandable.best_fit(pool, size)
+        if index < 0:
             return None
+        block = pool.at[pool.keys[index] & ADDRESS_MASK]
         limit = self.rules.max_split_bytes
         if limit is not None:
             if size < limit <= block.size:
                 return None
             if size >= limit and block.size >= size + self.rules.max_non_split_rounding_bytes:
                 return None
-        pool.take(block)
+        del pool.keys[index], pool.at[block.address]
+        block.free = False
         return block
 
     def _new_block(self, pool: Pool, size: int) -> Block | None:

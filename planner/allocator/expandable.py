@@ -29,30 +29,30 @@ class ExpandableSegments:
         self._account = account
         self._length = TIB if device_bytes is None else device_bytes + device_bytes // 8
 
-    def best_fit(self, pool: Pool, size: int) -> Block | None:
-        """The free block for `size`, still in its pool.
+    def best_fit(self, pool: Pool, size: int) -> int:
+        """Place in `pool.keys` of the free block for `size`, -1 if there is none.
 
         A block at the end of the mapped part counts as large as it can become, so that blocks which fit without
         growing are used first.
         """
-        keys = pool.keys
-        index = bisect_left(keys, size << ADDRESS_BITS)
-        if index == len(keys):
-            return None
-        block = pool.at[keys[index] & ADDRESS_MASK]
+        keys, at = pool.keys, pool.at
+        index, count = bisect_left(keys, size << ADDRESS_BITS), len(keys)
         if not self._rules.expandable_segments:
-            while block.segment.expandable:
+            while index < count and at[keys[index] & ADDRESS_MASK].segment.expandable:
                 index += 1
-                if index == len(keys):
-                    return None
-                block = pool.at[keys[index] & ADDRESS_MASK]
-            return block
-        while block.segment.expandable and index + 1 < len(keys):
-            other = pool.at[keys[index + 1] & ADDRESS_MASK]
-            if _possible_size(other) >= _possible_size(block):
+        if index == count:
+            return -1
+        block = at[keys[index] & ADDRESS_MASK]
+        while block.segment.expandable and index + 1 < count:
+            following = block.after
+            if following is None or following.mapped:
+                # It cannot grow, and whatever comes next in the list is at least as large.
+                break
+            other = at[keys[index + 1] & ADDRESS_MASK]
+            if _possible_size(other) >= block.size + following.size:
                 break
             block, index = other, index + 1
-        return block
+        return index
 
     def grow(self, pool: Pool, size: int) -> Block | None:
         """Maps memory until a free block holds `size`, and takes it; None if the device has not enough."""

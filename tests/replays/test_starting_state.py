@@ -46,7 +46,9 @@ def write(path: Path, content: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("keep", [None, 1500, 800, 200, 1])
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("conf", "largest"), [("", 19), ("expandable_segments:True", 26)], ids=["small", "expandable"])
+@pytest.mark.parametrize(
+    ("conf", "largest"), [("", 19), ("", 26), ("expandable_segments:True", 26)], ids=["small", "large", "expandable"]
+)
 def test_a_trace_of_the_model_replays_from_any_point(
     conf: str, largest: int, seed: int, keep: int | None, tmp_path: Path, recorded: Recorded
 ) -> None:
@@ -56,13 +58,6 @@ def test_a_trace_of_the_model_replays_from_any_point(
 
     assert device.first_difference is None
     assert device.addresses.matched == sum(entry["action"] == "alloc" for entry in content["device_traces"][0])
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_trace_with_large_blocks_replays_from_its_beginning(seed: int, tmp_path: Path, recorded: Recorded) -> None:
-    content = recorded(random_program(seed, 26))
-
-    assert verify_snapshot(write(tmp_path / "snapshot.pickle", content)).exact
 
 
 def test_a_freed_block_was_larger_than_asked_for_by_a_rest_that_was_not_cut_off(
