@@ -7,6 +7,7 @@ It is built on first use, by the C++ compiler of the machine, and kept in the us
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -14,8 +15,8 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
+from subprocess import PIPE
 
 from planner.errors import TraceError
 
@@ -56,20 +57,28 @@ def _torch_folder() -> Path:
 
 
 def _built(torch_folder: Path) -> Path:
-    sources = sorted(_SOURCES.glob("*.cpp"))
-    digest = hashlib.sha256(importlib.metadata.version("torch").encode())
-    for file in sorted(_SOURCES.iterdir()):
-        digest.update(file.read_bytes())
-    folder = _cache() / f"paper-{digest.hexdigest()[:16]}"
+    sources = {path: path.read_bytes() for path in sorted(_SOURCES.iterdir()) if path.suffix in (".cpp", ".h")}
+    folder = _cache() / f"paper-{_digest(*sources.values())}"
     library = folder / "libpaper.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        _build(sources, torch_folder, library)
+    if library.exists():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "building").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it: its library is as good as ours
+        if not library.exists():
+            _build([path for path in sources if path.suffix == ".cpp"], torch_folder, library)
     return library
 
 
 def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "planner"
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256(importlib.metadata.version("torch").encode())
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()[:16]
 
 
 def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
@@ -81,22 +90,26 @@ def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
             remedy="install g++ (Debian: apt-get install g++)",
         )
     print("building the paper GPU for this torch (once, under a minute)", file=sys.stderr)
+    headers = [path.read_bytes() for path in sorted(_SOURCES.glob("*.h"))]
     include = torch_folder / "include"
     flags = ["-std=c++20", "-O1", "-fPIC", f"-I{include}", f"-I{include}/torch/csrc/api/include"]
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
-        running = [
-            subprocess.Popen([compiler, *flags, "-c", str(source), "-o", str(out)], stderr=subprocess.PIPE, text=True)
-            for source, out in zip(sources, objects, strict=True)
-        ]
-        for process in running:
-            _, said = process.communicate()
-            if process.returncode != 0:
-                raise TraceError(f"the paper GPU does not build with {compiler} for this torch:\n{said.strip()}")
-        out = Path(scratch) / library.name
-        link = [compiler, "-shared", *map(str, objects), f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
-        subprocess.run([*link, "-o", str(out)], check=True)
-        out.replace(library)
+    objects = [_cache() / "objects" / f"{source.stem}-{_digest(source.read_bytes(), *headers)}.o" for source in sources]
+    objects[0].parent.mkdir(parents=True, exist_ok=True)
+    running = [
+        (subprocess.Popen([compiler, *flags, "-c", str(source), "-o", f"{out}.{os.getpid()}"], stderr=PIPE), out)
+        for source, out in zip(sources, objects, strict=True)
+        if not out.exists()
+    ]
+    for process, out in running:
+        _, said = process.communicate()
+        if process.returncode != 0:
+            problem = said.decode(errors="replace").strip()
+            raise TraceError(f"the paper GPU does not build with {compiler} for this torch:\n{problem}")
+        Path(f"{out}.{os.getpid()}").replace(out)
+    fresh = library.with_suffix(f".{os.getpid()}")
+    link = [compiler, "-shared", *map(str, objects), f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
+    subprocess.run([*link, "-o", str(fresh)], check=True)
+    fresh.replace(library)
 
 
 def _declare(native: ctypes.CDLL) -> None:
