@@ -67,6 +67,11 @@ def recordings(snapshot: Snapshot, rules: Rules) -> list[Recording]:
 def _recording(snapshot: Snapshot, device: int, rules: Rules) -> Recording:
     trace = snapshot.traces[device]
     segments = [segment for segment in snapshot.segments if segment.device == device]
+    if any(segment.private for segment in segments):
+        raise SnapshotError(
+            "the snapshot has private memory pools (CUDA graphs, torch.cuda.MemPool), which are not modelled",
+            remedy="record the step without CUDA graphs",
+        )
     state = _undo(trace, segments, rules)
     ranges = ranges_at_start(segments, trace, rules)
     state.segments.update((r.segment.address, r.segment) for r in ranges)

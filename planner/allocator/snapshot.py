@@ -55,6 +55,8 @@ class SnapshotSegment:
     small: bool
     expandable: bool
     blocks: tuple[SnapshotBlock, ...]
+    private: bool = False
+    """In the pool of a CUDA graph or of torch.cuda.MemPool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,7 @@ def _segment(segment: Mapping[str, Any]) -> SnapshotSegment:
         small=segment["segment_type"] == "small",
         expandable=bool(segment.get("is_expandable", False)),
         blocks=tuple(_blocks(int(segment["address"]), segment["blocks"])),
+        private=tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0),
     )
 
 

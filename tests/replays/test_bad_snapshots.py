@@ -122,3 +122,13 @@ def test_an_action_that_is_not_known(tmp_path: Path, recorded: Callable[..., dic
 
     with pytest.raises(SnapshotError, match="'teleport'"):
         verify_snapshot(path)
+
+
+def test_private_pools_are_not_modelled(tmp_path: Path, recorded: Callable[..., dict[str, Any]]) -> None:
+    path = tmp_path / "snapshot.pickle"
+    content = recorded(GOOD)
+    content["segments"][0]["segment_pool_id"] = (0, 1)
+    path.write_bytes(pickle.dumps(content))
+
+    with pytest.raises(SnapshotError, match="private memory pools"):
+        verify_snapshot(path)

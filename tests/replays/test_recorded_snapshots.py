@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planner.allocator.verify import Matched, verify_snapshot
+from planner.allocator.snapshot import read_snapshot
+from planner.allocator.verify import Matched, verify, verify_snapshot
 
 NAMES = (
     "federated-zeroth-order", "llama-two-streams", "lm-oom-sized-forward", "lm24-infer-ctx256", "lm24-train-ctx128",
@@ -38,6 +40,17 @@ def test_every_address_and_every_segment_is_replayed(name: str, recorded_snapsho
     assert device.addresses == Matched(actions["alloc"], actions["alloc"])
     assert device.segments == Matched(segments, segments)
     assert device.peak_reserved_bytes == known["peak_reserved_in_trace_bytes"]
+
+
+@pytest.mark.parametrize("conf", ["large_segment_size_mb:22", "roundup_power2_divisions:8", "expandable_segments:True"])
+def test_a_replay_under_the_wrong_rules_is_found_out(conf: str, recorded_snapshots: Path) -> None:
+    snapshot = read_snapshot(recorded_snapshots / "lm4-train-ctx100-fp32.pickle.xz")
+
+    (device,) = verify(replace(snapshot, conf=conf)).devices
+
+    assert device.first_difference is not None
+    assert device.addresses.matched < device.addresses.total
+    assert device.segments.matched < device.segments.total
 
 
 def test_another_conf_is_replayed_from_the_same_events(recorded_snapshots: Path) -> None:
