@@ -14,7 +14,8 @@ def find(model: nn.Module, pattern: str = "") -> list[tuple[str, nn.Module]]:
 
     With a `pattern` (`model.layers.*`, where `*` stands for one part of a path) the modules that match it. Without,
     those that transformers marks as checkpointable (`GradientCheckpointingLayer`), or else the members of every
-    ModuleList or Sequential of at least two layers of one class, or of one where there are no two. Raises SpecError if a pattern matches nothing.
+    ModuleList or Sequential of at least two layers of one class, or of one layer where there are no two. Raises
+    SpecError if a pattern matches nothing.
     """
     if pattern:
         return _matching(model, pattern)

@@ -41,12 +41,10 @@ class Loop:
     device: torch.device
     observer: Observer
 
-    def __post_init__(self) -> None:
-        self._gradients = ownership.Gradients(self.bare_model, self.observer)
-
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
-        with self._gradients.told():
+        views = self.replicate.gradient_as_bucket_view and self.replicate.degree > 1
+        with ownership.telling_gradients(self.bare_model, self.observer, bucket_views=views):
             for iteration in range(1, self.train.iterations + 1):
                 self._iterate(iteration)
                 if self._evaluates(iteration):
@@ -103,8 +101,6 @@ class Loop:
             return
         for name, tensor in self.model.communication_tensors():
             self.observer.assign(tensor, Category.COMMUNICATION, name)
-        if self.replicate.gradient_as_bucket_view and self.model.require_backward_grad_sync:
-            self._gradients.moved_into_buckets()
 
     def _evaluates(self, iteration: int) -> bool:
         if self.train.eval is None:

@@ -54,7 +54,10 @@ def _class(name: str) -> Any:
             place=_NAME_PLACE,
         )
     by_lower = {other.lower(): other for other in known}
-    close = [by_lower[n] for n in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
+    near = difflib.get_close_matches(name.lower(), by_lower, n=5, cutoff=0.5)
+    # A wrong ending is likelier than a wrong beginning: AdamW before RAdam for `adamv`.
+    near.sort(key=lambda other: other[:3] != name.lower()[:3])
+    close = [by_lower[other] for other in near[:3]]
     raise SpecError(
         f"torch.optim has no optimizer {name!r}",
         allowed=", ".join(known),

@@ -29,41 +29,30 @@ def tell_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, obs
                 observer.assign(value, Category.OPTIMIZER_STATE, f"{names.get(id(parameter), '')}.{key}")
 
 
-class Gradients:
-    """Tells each gradient when it has been accumulated, except where it already is a view of a bucket."""
+@contextmanager
+def telling_gradients(model: nn.Module, observer: Observer, *, bucket_views: bool) -> Iterator[None]:
+    """Inside, each gradient is told when it has been accumulated; with a silent observer no hook is installed.
 
-    def __init__(self, model: nn.Module, observer: Observer) -> None:
-        self._model, self._observer = model, observer
-        self._in_buckets: frozenset[int] = frozenset()
+    `bucket_views`: under DDP's `gradient_as_bucket_view` a gradient that is a view already lies in its bucket, whose
+    storage stays a bucket. It is none when it has just been born: DDP moves it after it was accumulated.
+    """
+    if isinstance(observer, Silent):
+        yield
+        return
 
-    @contextmanager
-    def told(self) -> Iterator[None]:
-        """Inside, gradients are told; with a silent observer no hook is installed."""
-        if isinstance(self._observer, Silent):
-            yield
-            return
-        trained = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
-        handles = [_after_accumulation(p, partial(self._tell, name)) for name, p in trained]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def moved_into_buckets(self) -> None:
-        """The reducer has made every gradient a view of its bucket: from here on their storages are buckets."""
-        grads = (parameter.grad for parameter in self._model.parameters())
-        self._in_buckets = frozenset(_storage(grad) for grad in grads if grad is not None)
-
-    def _tell(self, name: str, parameter: Tensor) -> None:
+    def tell(name: str, parameter: Tensor) -> None:
         grad = parameter.grad
-        if grad is not None and _storage(grad) not in self._in_buckets:
-            self._observer.assign(grad, Category.GRADIENT, name)
+        if grad is not None and not (bucket_views and grad._is_view()):
+            observer.assign(grad, Category.GRADIENT, name)
+
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    handles = [_after_accumulation(parameter, partial(tell, name)) for name, parameter in trained]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _after_accumulation(parameter: Tensor, tell: Callable[[Tensor], None]) -> Any:
     return parameter.register_post_accumulate_grad_hook(tell)  # type: ignore[no-untyped-call]
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

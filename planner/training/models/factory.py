@@ -76,7 +76,7 @@ def _find(factory: str) -> Callable[..., Any]:
             )
         found = getattr(found, part)
     if not callable(found):
-        raise SpecError(f"{factory} is a {type(found).__name__}", allowed="a callable", place=_PLACE)
+        raise SpecError(f"{factory} is of type {type(found).__name__}", allowed="a callable", place=_PLACE)
     return found  # type: ignore[no-any-return]
 
 

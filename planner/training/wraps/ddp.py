@@ -97,7 +97,7 @@ class Replicated(DistributedDataParallel):
             self._register(None, default_hooks.bf16_compress_hook)
 
     def _register(self, state: Any, hook: Callable[..., Any]) -> None:
-        self.register_comm_hook(state, hook if isinstance(self._observer, Silent) else _watched(hook, self._observer))
+        self.register_comm_hook(state, _watched(hook, self._observer))
 
 
 class _WatchedReducer:
@@ -119,6 +119,8 @@ def _watched(hook: Callable[..., Any], observer: Observer) -> Callable[..., Any]
         with observer.region(Category.COMMUNICATION, hook.__name__):
             return hook(state, bucket)
 
-    # DDP checks the signature and names the hook in its logging data.
-    told.__name__ = told.__qualname__ = hook.__name__
+    # DDP wants no annotations or its own, and logs the qualified name. By the plain name it would refuse bfloat16 where
+    # torch was built without CUDA, whatever the device.
+    told.__annotations__ = {}
+    told.__qualname__ = hook.__qualname__
     return told

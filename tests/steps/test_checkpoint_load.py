@@ -1,0 +1,94 @@
+"""A checkpoint is loaded before training: onto the host or the device, dropped or kept."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from planner.errors import SpecError
+from planner.events import Phase
+from planner.spec.job import CheckpointLoad, Decoder, Job
+from planner.training import checkpoints, step
+
+Run = Callable[..., step.Outcome]
+JobOf = Callable[..., Job]
+CPU = torch.device("cpu")
+
+
+def copies_alive(job: Job, run: Run, notebook: Any) -> int:
+    """How many tensors shaped like the first layer's weight are there in the first forward, its own not counted."""
+    found: list[int] = []
+
+    def at_mark(phase: Phase, iteration: int) -> None:
+        if phase is Phase.FORWARD and iteration == 1:
+            tensors = (thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor))
+            found.append(sum(type(t) is torch.Tensor and t.shape == (32, 16) for t in tensors))
+
+    run(job, notebook(at_mark=at_mark))
+    return found[0]
+
+
+def test_the_state_dict_is_gone_when_training_begins_unless_it_is_kept(
+    factory_job: JobOf, run: Run, notebook: Any
+) -> None:
+    def load(**spec: Any) -> Job:
+        return factory_job(iterations=1, checkpoint_load=CheckpointLoad(**spec))
+
+    assert copies_alive(load(), run, notebook) == 0
+    assert copies_alive(load(map_location="device"), run, notebook) == 0
+    assert copies_alive(load(map_location="device", keep_reference=True), run, notebook) == 1
+
+
+def test_what_is_loaded_onto_the_device_is_told(factory_job: JobOf, run: Run, notebook: Any) -> None:
+    watching = notebook()
+
+    run(factory_job(iterations=0, checkpoint_load=CheckpointLoad(map_location="device")), watching)
+
+    assert watching.names("other") == [
+        f"checkpoint.{name}" for name in ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias")
+    ]
+    assert watching.marks == [("load", 0), ("checkpoint_load", 0)]
+
+
+def test_loading_what_the_model_was_changes_nothing(factory_job: JobOf, run: Run) -> None:
+    plain = run(factory_job()).model.state_dict()
+    loaded = run(factory_job(checkpoint_load=CheckpointLoad())).model.state_dict()
+
+    assert all(torch.equal(plain[name], loaded[name]) for name in plain)
+
+
+def test_tied_weights_are_loaded_once(decoder_job: JobOf, run: Run, notebook: Any) -> None:
+    tied = Decoder(layers=1, hidden=32, heads=4, kv_heads=2, ffn=64, vocab=128, tie_embeddings=True)
+    watching = notebook()
+
+    run(
+        decoder_job(model={"decoder": tied}, iterations=1, checkpoint_load=CheckpointLoad(map_location="device")),
+        watching,
+    )
+
+    assert [shape for told, _, shape in watching.roles if told == "other"].count((128, 32)) == 1
+
+
+def test_a_checkpoint_on_the_host_of_another_device_takes_no_memory_there() -> None:
+    model = nn.Linear(1000, 1000, device="meta")
+
+    state = checkpoints._on_host(model)
+
+    assert {name: (t.shape, t.device, t.untyped_storage().nbytes()) for name, t in state.items()} == {
+        "weight": (torch.Size([1000, 1000]), CPU, 4),
+        "bias": (torch.Size([1000]), CPU, 4),
+    }
+
+
+def test_another_place_is_refused(factory_job: JobOf, run: Run) -> None:
+    with pytest.raises(SpecError) as refusal:
+        run(factory_job(checkpoint_load=CheckpointLoad(map_location="disk")))
+
+    assert str(refusal.value) == (
+        "train.checkpoint_load.map_location: unknown map_location 'disk'\n  allowed: cpu, device"
+    )

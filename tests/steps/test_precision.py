@@ -1,0 +1,96 @@
+"""Autocast and the GradScaler are really on, and pure low precision is what the parameters say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from planner.errors import SpecError
+from planner.spec.job import Job
+from planner.training import step
+from planner.training.precision import Precision
+
+Run = Callable[..., step.Outcome]
+JobOf = Callable[..., Job]
+CPU = torch.device("cpu")
+
+
+def gradients_and_activations(outcome: step.Outcome) -> set[torch.dtype]:
+    return {p.dtype for p in outcome.model.parameters()} | {
+        value.dtype for state in outcome.optimizer.state.values() for key, value in state.items() if key == "exp_avg"
+    }
+
+
+def test_fp16_with_a_scaler_takes_its_steps(decoder_job: JobOf, run: Run) -> None:
+    before = run(decoder_job(iterations=0)).model.state_dict()
+
+    outcome = run(decoder_job(precision="fp16_autocast", gradient_clipping=1.0))
+
+    after = outcome.model.state_dict()
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    assert {float(state["step"]) for state in outcome.optimizer.state.values()} == {2.0}
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16_autocast", torch.bfloat16), ("fp16_autocast", torch.float16)])
+def test_autocast_computes_in_its_dtype(name: str, dtype: torch.dtype) -> None:
+    linear = torch.nn.Linear(4, 4)
+
+    with Precision(name, CPU).autocast():
+        computed = linear(torch.ones(2, 4))
+
+    assert computed.dtype is dtype
+
+
+def test_only_fp16_is_scaled() -> None:
+    loss = torch.tensor(2.0)
+
+    scaled = [float(Precision(name, CPU).scaled(loss)) for name in ("none", "bf16_autocast", "fp16_autocast")]
+
+    assert scaled == [2.0, 2.0, 2.0 * 65536]
+
+
+def test_a_scaler_that_turned_itself_off_is_an_error_and_not_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.amp.GradScaler, "is_enabled", lambda _scaler: False)
+
+    with pytest.raises(RuntimeError, match="GradScaler turned itself off on cpu"):
+        Precision("fp16_autocast", CPU)
+
+
+def test_autocast_that_turned_itself_off_is_an_error_and_not_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _device: False)
+
+    with (
+        pytest.raises(RuntimeError, match="autocast turned itself off on cpu"),
+        Precision("bf16_autocast", CPU).autocast(),
+    ):
+        pass
+
+
+def test_pure_low_precision_keeps_everything_in_its_dtype(decoder_job: JobOf, run: Run) -> None:
+    outcome = run(decoder_job(model={"parameter_dtype": "bfloat16"}))
+
+    assert gradients_and_activations(outcome) == {torch.bfloat16}
+
+
+def test_autocast_keeps_parameters_and_states_in_float32(decoder_job: JobOf, run: Run) -> None:
+    outcome = run(decoder_job(precision="bf16_autocast"))
+
+    assert gradients_and_activations(outcome) == {torch.float32}
+
+
+def test_unknown_precisions_and_dtypes_are_refused(decoder_job: JobOf, run: Run) -> None:
+    with pytest.raises(SpecError) as precision:
+        run(decoder_job(precision="fp8"))
+    with pytest.raises(SpecError) as dtype:
+        run(decoder_job(model={"parameter_dtype": "int8"}))
+    with pytest.raises(SpecError, match="nothing is sharded"):
+        run(decoder_job(precision="fsdp_mixed"))
+
+    assert str(precision.value) == (
+        "train.precision: unknown precision 'fp8'\n  allowed: none, bf16_autocast, fp16_autocast, fsdp_mixed"
+    )
+    assert str(dtype.value) == (
+        "model.parameter_dtype: 'int8' is no floating-point dtype\n  allowed: float32, bfloat16, float16, float64"
+    )
