@@ -1,7 +1,7 @@
 """What a target architecture decides about kernels: capability, multiprocessors, workspaces.
 
-Sources: CUDA C programming guide (capabilities), vendors' data sheets (multiprocessors), torch 2.13
-aten/src/ATen/cuda/CublasHandlePool.cpp (workspace sizes).
+Sources: CUDA C programming guide (capabilities, threads per multiprocessor), vendors' data sheets (multiprocessors),
+torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp (workspace sizes; until torch 2.9 only sm_90 took 32 MiB).
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from planner.errors import TraceError
 
 # `:4096:2:16:8`, in KiB times count: 2 * 4 MiB + 8 * 16 KiB
 _WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * 1024
-_HOPPER_WORKSPACE_BYTES = 32 * 1024 * 1024
+# Hopper and Blackwell
+_LARGE_WORKSPACE_BYTES = 32 * 1024 * 1024
+_GFX94_WORKSPACE_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Target:
     capability: tuple[int, int]
     multiprocessors: int
     workspace_bytes: int
+    threads_per_multiprocessor: int = 2048
 
     @property
     def is_cpu(self) -> bool:
@@ -34,14 +37,14 @@ _TARGETS = {
     for target in (
         Target("cpu", (0, 0), 0, 0),
         Target("sm_70", (7, 0), 80, _WORKSPACE_BYTES),
-        Target("sm_75", (7, 5), 40, _WORKSPACE_BYTES),
+        Target("sm_75", (7, 5), 40, _WORKSPACE_BYTES, 1024),
         Target("sm_80", (8, 0), 108, _WORKSPACE_BYTES),
-        Target("sm_86", (8, 6), 82, _WORKSPACE_BYTES),
-        Target("sm_89", (8, 9), 128, _WORKSPACE_BYTES),
-        Target("sm_90", (9, 0), 132, _HOPPER_WORKSPACE_BYTES),
-        Target("sm_100", (10, 0), 148, _HOPPER_WORKSPACE_BYTES),
-        Target("sm_120", (12, 0), 170, _WORKSPACE_BYTES),
-        Target("gfx942", (9, 4), 304, _WORKSPACE_BYTES),
+        Target("sm_86", (8, 6), 82, _WORKSPACE_BYTES, 1536),
+        Target("sm_89", (8, 9), 128, _WORKSPACE_BYTES, 1536),
+        Target("sm_90", (9, 0), 132, _LARGE_WORKSPACE_BYTES),
+        Target("sm_100", (10, 0), 148, _LARGE_WORKSPACE_BYTES),
+        Target("sm_120", (12, 0), 170, _LARGE_WORKSPACE_BYTES, 1536),
+        Target("gfx942", (9, 4), 304, _GFX94_WORKSPACE_BYTES),
     )
 }
 

@@ -20,6 +20,7 @@
 
 #include "attention.h"
 #include "host_values.h"
+#include "kernels.h"
 #include "memory.h"
 #include "trace.h"
 
@@ -176,6 +177,8 @@ class StandIns {
   std::vector<std::pair<c10::Storage, c10::Storage>> storages_;  // meta, real
 };
 
+}  // namespace
+
 void run_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   KernelScope scope(schema.name());
@@ -189,14 +192,16 @@ void run_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     at::AutoDispatchBelowAutograd below;
     op.redispatchBoxed(kMeta, &meta);
   }
-  if (workspace_bytes > 0 && is_gemm(op)) take_workspace();
   stand_ins.carry_over_changes();
   torch::jit::Stack results;
   results.reserve(meta.size());
   for (const auto& result : meta) results.push_back(stand_ins.back(result));
+  if (workspace_bytes > 0 && is_gemm(op)) take_workspace();  // the result is born before the handle is asked for
   torch::jit::drop(*stack, arguments.size());
   for (auto& result : results) stack->push_back(std::move(result));
 }
+
+namespace {
 
 // An operator that only writes into its arguments and has no meta kernel allocates nothing that we know of.
 bool only_writes(const c10::FunctionSchema& schema) {
@@ -316,6 +321,11 @@ int64_t sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Ten
   return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, gqa);
 }
 
+// Taking over operators that torch has registered is what we are here for: nobody needs to be told.
+struct Quiet final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
 std::vector<std::unique_ptr<torch::Library>> libraries;
 
 torch::Library& library(torch::Library::Kind kind, const char* ns) {
@@ -350,6 +360,8 @@ void paper_install_kernels() {
 
 // An operator that has a composite kernel in the CPU build but a kernel of its own on CUDA.
 void paper_prefer_meta(const char* name) {
+  static paper::Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   static auto& aten = paper::library(torch::Library::IMPL, "aten");
   aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&paper::fallback>());
 }

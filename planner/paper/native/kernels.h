@@ -1,0 +1,11 @@
+// The kernel of every operator that allocates only its results.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace paper {
+
+// Runs the operator's meta kernel and gives what it returns storages on the paper GPU.
+void run_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+}  // namespace paper
