@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -135,5 +135,13 @@ def answering(target: Target, gpus: int) -> Iterator[None]:
         mock.patch.object(torch.backends.cudnn, "is_available", return_value=True),
         mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: bool(tensor.is_cuda)),
         mock.patch.object(torch.backends.cudnn, "version", return_value=92000),
+        _optimizers_of(target),
     ):
         yield
+
+
+def _optimizers_of(target: Target) -> AbstractContextManager[Any]:
+    """On a CPU optimizers loop over their parameters by default (torch 2.13, torch/utils/_foreach_utils.py)."""
+    if not target.is_cpu:
+        return nullcontext()
+    return mock.patch.object(torch.optim.optimizer, "_get_foreach_kernels_supported_devices", return_value=[])
