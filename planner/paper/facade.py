@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -144,4 +145,4 @@ def _optimizers_of(target: Target) -> AbstractContextManager[Any]:
     """On a CPU optimizers loop over their parameters by default (torch 2.13, torch/utils/_foreach_utils.py)."""
     if not target.is_cpu:
         return nullcontext()
-    return mock.patch.object(torch.optim.optimizer, "_get_foreach_kernels_supported_devices", return_value=[])
+    return mock.patch.object(sys.modules["torch.optim.optimizer"], "_get_foreach_kernels_supported_devices", return_value=[])
