@@ -14,15 +14,30 @@ from pathlib import Path
 import torch
 
 from planner.paper import facade, library, values
-from planner.paper.kernels import attention, convolution, dropout, table, workspaces  # noqa: F401
+from planner.paper.kernels import (  # noqa: F401
+    attention,
+    cpu_dropout,
+    dropout,
+    embedding,
+    indexing,
+    normalization,
+    recurrent,
+    table,
+    workspaces,
+)
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
 
 # Registered in native/kernels.cpp or values.py.
 _OWN = {
+    "_conv_depthwise2d",
     "_fused_sdp_choice",
     "_local_scalar_dense",
+    "conv_depthwise3d",
+    "convolution_backward",
     "copy_",
+    "cudnn_convolution",
+    "cudnn_convolution_transpose",
     "empty.memory_format",
     "empty_strided",
     "record_stream",

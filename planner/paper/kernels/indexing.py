@@ -1,0 +1,73 @@
+"""Indexing: adding to places that may come twice sorts the places first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from planner.paper.kernels.sorting import bits_of, radix_sort_bytes
+from planner.paper.kernels.table import cuda, like_meta, scratch
+
+_INT64 = torch.int64
+
+
+@cuda("_index_put_impl_")
+def index_put(
+    into: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> torch.Tensor:
+    """What `x[i] = y` and the backward of `x[i]` take.
+
+    Source: torch 2.13 aten/src/ATen/native/cuda/Indexing.cu (index_put_with_sort_kernel), the same in 2.6 and 2.11:
+    the places as whole numbers, sorted, with where they came from.
+    """
+    if not accumulate and not torch.are_deterministic_algorithms_enabled():
+        like_meta("_index_put_impl_", into, indices, values, accumulate, unsafe)
+        return into
+    whole = into if into.is_contiguous() else into.contiguous()
+    places = _places(whole, indices)
+    if places is None or places.numel() == 0:
+        return into
+    rest = prod(size for size, index in zip(into.shape, _padded(indices, into.dim()), strict=True) if index is None)
+    spread = values if values.numel() == places.numel() * rest and values.is_contiguous() else _spread(values, places, rest)
+    sorted_places, origins = torch.empty_like(places), torch.empty_like(places)
+    numbers = torch.empty_like(places)
+    highest = (into.numel() - 1) // _after(into, indices)
+    taken = scratch(radix_sort_bytes(places.numel(), key_bytes=8, value_bytes=8, bits=bits_of(highest)))
+    del taken, numbers, sorted_places, origins, spread, whole
+    return into
+
+
+def _padded(indices: Sequence[torch.Tensor | None], dims: int) -> list[torch.Tensor | None]:
+    return [*indices, *[None] * (dims - len(indices))]
+
+
+def _after(into: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> int:
+    """Elements behind one place: what the dims after the last index hold."""
+    last = max(position for position, index in enumerate(indices) if index is not None)
+    return prod(into.shape[last + 1 :])
+
+
+def _spread(values: torch.Tensor, places: torch.Tensor, rest: int) -> torch.Tensor:
+    return torch.empty(places.numel() * rest, dtype=values.dtype, device="cuda")
+
+
+def _places(into: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Each index wrapped (remainder) and times its stride; the sum stays."""
+    given = [index for index in indices if index is not None]
+    if not given:
+        return None
+    shape = torch.broadcast_shapes(*(index.shape for index in given))
+    total: torch.Tensor | None = None
+    for index in given:
+        wide = index if index.dtype is _INT64 else torch.empty(index.shape, dtype=_INT64, device="cuda")
+        wrapped = torch.empty(shape, dtype=_INT64, device="cuda")
+        scaled = torch.empty(shape, dtype=_INT64, device="cuda")
+        del wrapped, wide
+        total = scaled if total is None else total
+    return total
