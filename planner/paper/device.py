@@ -88,6 +88,7 @@ def _install() -> None:
     native = library.load()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        native.paper_install_device()  # again: a CUDA build of torch has put its own in its place while it was imported
         native.paper_install_kernels()
         for operator in _operators_of_cuda():
             if operator not in _OWN:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from subprocess import PIPE
 
@@ -22,6 +24,8 @@ from planner.errors import TraceError
 
 _SOURCES = Path(__file__).parent / "native"
 _TORCH_LIBRARIES = ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so")
+# c10/util/Registry.h
+_SKIPPED = "Higher priority item already registered"
 _loaded: ctypes.CDLL | None = None
 
 
@@ -46,7 +50,24 @@ def load() -> ctypes.CDLL:
     _loaded = ctypes.CDLL(str(path))
     _declare(_loaded)
     _loaded.paper_install_device()
+    _import_torch()
     return _loaded
+
+
+def _import_torch() -> None:
+    """A CUDA build of torch finds its places in the registries taken, and says so on standard error."""
+    with tempfile.TemporaryFile() as said:
+        before = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            importlib.import_module("torch")
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            said.seek(0)
+            rest = [line for line in said.read().decode(errors="replace").splitlines() if _SKIPPED not in line]
+            if rest:
+                print("\n".join(rest), file=sys.stderr)
 
 
 def _torch_folder() -> Path:
@@ -127,5 +148,7 @@ def _declare(native: ctypes.CDLL) -> None:
     native.paper_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     native.paper_set_workspace_bytes.argtypes = [ctypes.c_int64]
     native.paper_set_multiprocessors.argtypes = [ctypes.c_int64, ctypes.c_int64]
+    native.paper_workspace_is_unknown.argtypes = [ctypes.c_char_p]
+    native.paper_unknown_workspaces.restype = ctypes.c_char_p
     native.paper_born_alive.restype = ctypes.c_int64
     native.paper_born_alive.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]

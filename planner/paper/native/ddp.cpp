@@ -57,5 +57,5 @@ bool is_pinned(const void* address) {
 
 namespace c10d {
 using PaperTimer = paper::DeviceTimer;
-C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, PaperTimer)
+C10_REGISTER_TYPED_CLASS_WITH_PRIORITY(TimerRegistry, c10::kCUDA, c10::REGISTRY_PREFERRED, PaperTimer)
 }  // namespace c10d
