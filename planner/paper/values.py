@@ -32,6 +32,19 @@ _KNOWN = (
     CallSite("torch.amp.grad_scaler", "get_scale", lambda _: 65536.0, "the initial scale"),
     CallSite("torch.amp.grad_scaler", "update", lambda _: 0.0, "found_inf: no gradient overflowed"),
     CallSite("torch.nn.utils.clip_grad", "clip_grad_norm_", lambda _: False, "error_if_nonfinite: the norm is finite"),
+    CallSite(
+        "transformers.masking_utils",
+        "find_packed_sequence_indices",
+        lambda _: True,
+        "positions count up by one: no sequences are packed",
+    ),
+    CallSite("transformers.masking_utils", "*", lambda _: True, "a padding mask of ones: nothing is padded"),
+    CallSite(
+        "transformers.modeling_utils",
+        "warn_if_padding_and_no_attention_mask",
+        lambda _: False,
+        "decides about a warning only",
+    ),
     CallSite("torch.optim.*", "*", lambda _: 1.0, "a step counter or a norm: any finite number does"),
     CallSite("torch.distributed.algorithms.ddp_comm_hooks.*", "*", lambda _: 1.0, "a norm that is not zero"),
 )

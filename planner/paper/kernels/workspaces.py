@@ -6,26 +6,27 @@ carries the names, so that a plan can widen its interval.
 
 from __future__ import annotations
 
+from planner.paper import library
 from planner.paper.kernels.table import target
 
 _FLOAT = 4
 _LOCK = 16
-_unknown: set[str] = set()
 
 
 def unknown(kernel: str) -> None:
     """This kernel has taken a workspace of a size that is not known; nothing is counted for it."""
-    _unknown.add(kernel)
+    library.load().paper_workspace_is_unknown(kernel.encode())
 
 
 def forget() -> None:
     """A trace begins."""
-    _unknown.clear()
+    library.load().paper_forget_unknown_workspaces()
 
 
 def met() -> tuple[str, ...]:
     """The kernels of this trace whose workspaces are not counted, sorted."""
-    return tuple(sorted(_unknown))
+    names: bytes = library.load().paper_unknown_workspaces()
+    return tuple(names.decode().splitlines())
 
 
 def memory_efficient_backward(

@@ -19,9 +19,11 @@
 #include <vector>
 
 #include "attention.h"
+#include "convolution.h"
 #include "host_values.h"
 #include "kernels.h"
 #include "memory.h"
+#include "recurrent.h"
 #include "trace.h"
 
 namespace paper {
@@ -354,6 +356,8 @@ void paper_install_kernels() {
   aten.impl("record_stream", TORCH_FN(record_stream));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_source_storage));
   install_attention_choice(aten);
+  install_convolutions(aten);
+  install_recurrent_networks(aten);
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&sdp_choice);
   start_following_autograd();
 }

@@ -1,0 +1,171 @@
+"""Normalization: statistics that CUDA keeps for the backward, and partial sums of the backward.
+
+Sources, torch 2.13: aten/src/ATen/native/cuda/layer_norm_kernel.cu, group_norm_kernel.cu, Normalization.cuh,
+native/cudnn/BatchNorm.cpp, native/group_norm.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from planner.paper.kernels import workspaces
+from planner.paper.kernels.table import cuda, target
+
+Tensor = torch.Tensor
+
+_PARTIAL_ROWS = 64 * 1024
+_PARTIAL_BLOCKS = 32 * 1024
+_WARP = 32
+
+
+def _accumulated(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def _statistics(x: Tensor, shape: Sequence[int]) -> Tensor:
+    return torch.empty(tuple(shape), dtype=_accumulated(x.dtype), device="cuda")
+
+
+def _rows(x: Tensor, normalized: Sequence[int]) -> tuple[list[int], int, int]:
+    """Shape of the statistics, number of rows, elements of a row."""
+    outer = x.dim() - len(normalized)
+    return [*x.shape[:outer], *[1] * len(normalized)], math.prod(x.shape[:outer]), math.prod(normalized)
+
+
+@cuda("native_layer_norm")
+def layer_norm(
+    x: Tensor, normalized: Sequence[int], _weight: Tensor | None, _bias: Tensor | None, _eps: float
+) -> tuple[Tensor, ...]:
+    kept = x.contiguous()
+    shape, rows, _ = _rows(x, normalized)
+    out = torch.empty_like(kept, memory_format=torch.contiguous_format)
+    mean, rstd = _statistics(x, [rows]), _statistics(x, [rows])
+    return out, mean.view(shape), rstd.view(shape)
+
+
+@cuda("native_layer_norm_backward")
+def layer_norm_backward(
+    grad: Tensor, x: Tensor, normalized: Sequence[int], _mean: Tensor, _rstd: Tensor, weight: Tensor | None,
+    bias: Tensor | None, wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    kept = x.contiguous(), grad.contiguous()
+    _, rows, columns = _rows(x, normalized)
+    of_x = torch.empty_like(kept[0], memory_format=torch.contiguous_format) if wanted[0] else None
+    like = weight if weight is not None else bias
+    of_weight = torch.empty_like(weight) if wanted[1] and weight is not None else None
+    of_bias = torch.empty_like(like) if wanted[2] and like is not None else None
+    of_weight, of_bias = _summed_in_parts(rows, columns, of_weight, of_bias)
+    return of_x, of_weight, of_bias
+
+
+@cuda("_fused_rms_norm")
+def rms_norm(
+    x: Tensor, normalized: Sequence[int], _weight: Tensor | None, _eps: float | None
+) -> tuple[Tensor, Tensor]:
+    kept = x.contiguous()
+    shape, rows, _ = _rows(x, normalized)
+    out = torch.empty_like(kept, memory_format=torch.contiguous_format)
+    return out, _statistics(x, [rows]).view(shape)
+
+
+@cuda("_fused_rms_norm_backward")
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, normalized: Sequence[int], _rstd: Tensor, weight: Tensor | None, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    kept = x.contiguous(), grad.contiguous()
+    _, rows, columns = _rows(x, normalized)
+    of_x = torch.empty_like(kept[0], memory_format=torch.contiguous_format) if wanted[0] else None
+    of_weight = torch.empty_like(weight) if wanted[1] and weight is not None else None
+    of_weight, _ = _summed_in_parts(rows, columns, of_weight, None)
+    return of_x, of_weight
+
+
+def _summed_in_parts(
+    rows: int, columns: int, of_weight: Tensor | None, of_bias: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Many short rows are summed over blocks first, and the blocks then; the results are those of the second sum."""
+    if rows <= _PARTIAL_ROWS or columns // _WARP >= target().multiprocessors // 2:
+        return of_weight, of_bias
+    across = -(-columns // _WARP)
+    blocks = min(_PARTIAL_BLOCKS // across, -(-rows // _WARP))
+    parts = [t.new_empty(blocks, columns) if t is not None else None for t in (of_weight, of_bias)]
+    if of_weight is not None:
+        of_weight = parts[0].sum(0)
+    if of_bias is not None:
+        of_bias = parts[1].sum(0)
+    return of_weight, of_bias
+
+
+@cuda("native_group_norm")
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, batch: int, channels: int, positions: int, groups: int,
+    _eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    kept = x.contiguous()
+    out = torch.empty_like(kept)
+    mean, rstd = kept.new_empty(batch, groups), kept.new_empty(batch, groups)
+    if positions > 1 and (weight is not None or bias is not None):
+        scale_and_shift = _statistics(x, [batch, channels]), _statistics(x, [batch, channels])
+        del scale_and_shift
+    return out, mean, rstd
+
+
+@cuda("native_group_norm_backward")
+def group_norm_backward(
+    grad: Tensor, x: Tensor, _mean: Tensor, _rstd: Tensor, weight: Tensor | None, batch: int, channels: int,
+    positions: int, groups: int, wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    kept = grad.contiguous(), x.contiguous()
+    of_x = torch.empty_like(kept[1]) if wanted[0] else None
+    of_weight = x.new_empty(channels) if wanted[1] else None
+    of_bias = x.new_empty(channels) if wanted[2] else None
+    if positions > 1:
+        sums = [_statistics(x, [batch, channels]) for _ in range(2)]
+        if of_x is not None:
+            sums += [_statistics(x, [batch, groups]) for _ in range(2)]
+            if weight is not None:
+                sums.append(_statistics(x, [batch, channels]))
+        del sums
+    elif of_x is not None:
+        sums = [_statistics(x, [batch, groups]) for _ in range(2)]
+        del sums
+    return of_x, of_weight, of_bias
+
+
+@cuda("cudnn_batch_norm")
+def cudnn_batch_norm(
+    x: Tensor, weight: Tensor, _bias: Tensor | None, _mean: Tensor | None, _var: Tensor | None, training: bool,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    out = torch.empty_like(x, memory_format=_suggested(x))
+    if not training:
+        return out, weight.new_empty(0), weight.new_empty(0), _reserve()
+    mean, variance = weight.new_empty(x.size(1)), weight.new_empty(x.size(1))
+    workspaces.unknown("cuDNN batch normalization, forward")
+    return out, mean, variance, _reserve()
+
+
+def _reserve() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cuda")
+
+
+@cuda("cudnn_batch_norm_backward")
+def cudnn_batch_norm_backward(x: Tensor, grad: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    kept = grad.contiguous(memory_format=_suggested(x))
+    of_x = torch.empty_like(x, memory_format=_suggested(x))
+    of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
+    workspaces.unknown("cuDNN batch normalization, backward")
+    del kept
+    return of_x, of_weight, of_bias
+
+
+def _suggested(x: Tensor) -> torch.memory_format:
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+        return torch.channels_last
+    if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous():
+        return torch.channels_last_3d
+    return torch.contiguous_format
