@@ -16,6 +16,8 @@ from planner.paper import library
 # struct Record of native/trace.h
 _RECORD = struct.Struct("=iiiiqqqii")
 _ALLOC, _FREE, _USE, _SYNCHRONIZE, _EMPTY_CACHE = range(5)
+# as native/kernels.cpp names it
+_CUBLAS_WORKSPACE = "cublas::workspace"
 # c10::ScalarType, in its order (torch 2.13, c10/core/ScalarType.h)
 _DTYPES = (
     "uint8",
@@ -116,7 +118,7 @@ class Recorder:
         return block if block >= 0 else None
 
     def events(self) -> list[Event]:
-        """Everything since `start`, in order."""
+        """Everything since `start`, in order; blocks are numbered from 0."""
         placed: dict[int, list[Event]] = defaultdict(list)
         for position, mark in self._marks:
             placed[position].append(mark)
@@ -124,13 +126,21 @@ class Recorder:
             placed[position].append(role)
         events: list[Event] = []
         origins = _Origins(self._native, self._scopes)
-        for position, record in enumerate(self._records()):
+        workspace = self._native.paper_name_index(_CUBLAS_WORKSPACE.encode())
+        records = self._records()
+        # The device counts its blocks for as long as the process lives; a trace tells the same story every time.
+        first = next((record[4] for record in records if record[0] == _ALLOC), 0)
+        for position, record in enumerate(records):
             if position in placed:
-                events += placed[position]
-            events.append(_event(record, origins))
-            if record[0] == _ALLOC and record[4] in self._born_as:
-                events.append(self._born_as[record[4]])
-        return events + placed[self._native.paper_count()]
+                events += _renumbered(placed[position], first)
+            events.append(_event(record, origins, first))
+            if record[0] != _ALLOC:
+                continue
+            if record[4] in self._born_as:
+                events += _renumbered([self._born_as[record[4]]], first)
+            elif record[1] == workspace:
+                events.append(Role(record[4] - first, Category.WORKSPACE, _CUBLAS_WORKSPACE))
+        return events + _renumbered(placed[self._native.paper_count()], first)
 
     def _assign_block(self, block: int, category: Category, name: str) -> None:
         role = Role(block, category, name)
@@ -178,8 +188,13 @@ class _Origins:
         return tuple(self._shapes[index + 1 : index + 1 + dims])
 
 
-def _event(record: tuple[int, ...], origins: _Origins) -> Event:
+def _renumbered(events: list[Event], first: int) -> list[Event]:
+    return [Role(e.block - first, e.category, e.name) if isinstance(e, Role) else e for e in events]
+
+
+def _event(record: tuple[int, ...], origins: _Origins, first: int) -> Event:
     kind, op, scope, stream, block, size, shape, dtype, _ = record
+    block -= first
     if kind == _ALLOC:
         return Alloc(block, size, stream, origins.of(op, scope, shape, dtype))
     if kind == _FREE:
