@@ -21,7 +21,7 @@ DEFAULT_SAMPLES = 160_000
 
 
 def feed_of(model: nn.Module, spec: job.Job) -> Feed:
-    """The inputs of this model. Text has no attention mask, as packed sequences do not need one.
+    """The inputs of this model: text without an attention mask, as packed sequences have it; videos frame by frame.
 
     Sizes not in the config: images are 224 pixels square, raw audio 160,000 samples. Raises SpecError for a model of
     tokens without `train.sequence_length`.
@@ -145,7 +145,9 @@ def _classes(config: Any) -> Input:
 
 
 def _pixels(config: Any) -> Input:
-    return Input(shape=(getattr(config, "num_channels", 3), *_image_size(config)))
+    image = (getattr(config, "num_channels", 3), *_image_size(config))
+    frames = getattr(config, "num_frames", 0)
+    return Input(shape=(frames, *image) if frames else image)
 
 
 def _image_size(config: Any) -> tuple[int, int]:

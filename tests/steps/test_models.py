@@ -55,6 +55,17 @@ def test_a_factory_is_moved_to_the_dtype_of_the_parameters(shop: Callable[..., M
     assert {p.dtype for p in build(spec, CPU).parameters()} == {torch.bfloat16}
 
 
+def test_a_module_of_the_same_name_elsewhere_is_another_module(tmp_path: Path) -> None:
+    widths = []
+    for width in (3, 5):
+        folder = tmp_path / str(width)
+        folder.mkdir()
+        (folder / "twin.py").write_text(f"from torch import nn\ndef build(): return nn.Linear({width}, 1)")
+        widths.append(build(Model(factory="twin:build", factory_path=str(folder)), CPU).in_features)
+
+    assert widths == [3, 5]
+
+
 def test_a_factory_that_cannot_be_found_is_refused(shop: Callable[..., Model]) -> None:
     source = "from torch import nn\ndef builder(): return nn.Linear(1, 1)\nnumber = 3"
 
@@ -118,6 +129,11 @@ def test_experts_route_without_reading_values_on_the_host() -> None:
         ({**LLAMA, "architectures": ["LlamaForCausalLM"]}, "token_classification", "LlamaForTokenClassification"),
         ({**LLAMA, "architectures": ["SomeoneElses"]}, "", "LlamaForCausalLM"),
         (LLAMA, "base", "LlamaModel"),
+        (
+            {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4},
+            "",
+            "BertForMaskedLM",
+        ),
     ],
 )
 def test_the_head_is_the_jobs_or_the_configs_or_the_usual_one(config: dict[str, Any], head: str, expected: str) -> None:

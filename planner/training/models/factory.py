@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.machinery
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ def from_factory(factory: str, arguments: Mapping[str, Any], path: str = "") -> 
     factory is missing, raises, or returns something else than an nn.Module.
     """
     with _importable(path):
+        _forget_namesake(factory.partition(":")[0], path)
         build = _find(factory)
         try:
             module = build(**arguments)
@@ -58,6 +60,17 @@ def _importable(path: str) -> Iterator[None]:
     finally:
         if path in sys.path:
             sys.path.remove(path)
+
+
+def _forget_namesake(module_name: str, path: str) -> None:
+    """A process that has built another job's `models:build` has that job's `models` in memory."""
+    top = module_name.partition(".")[0]
+    here = importlib.machinery.PathFinder.find_spec(top, [path]) if path else None
+    loaded = sys.modules.get(top)
+    if here is None or loaded is None or getattr(loaded, "__file__", None) == here.origin:
+        return
+    for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
+        del sys.modules[name]
 
 
 def _find(factory: str) -> Callable[..., Any]:

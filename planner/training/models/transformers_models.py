@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,8 +35,12 @@ def from_config(model: job.Model, dtype: torch.dtype) -> nn.Module:
     config = _config(content)
     _prepare(config)
     build: Any = heads.class_of(config, model.head, content.get("architectures"))
+    if "SequenceClassification" in build.__name__ and getattr(config, "pad_token_id", None) is None:
+        # Decoders look for the last token that is no padding.
+        config.pad_token_id = 0
     try:
-        built = build._from_config(config, dtype=dtype, attn_implementation=_attention(build, model.attention))
+        with _quiet():
+            built = build._from_config(config, dtype=dtype, attn_implementation=_attention(build, model.attention))
     except SpecError:
         raise
     except Exception as failure:
@@ -44,6 +50,17 @@ def from_config(model: job.Model, dtype: torch.dtype) -> nn.Module:
             place=_PLACE,
         ) from failure
     return built  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers remarks on tokens and kernels that concern generation and speed, not a training step's memory."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 def _attention(build: Any, wanted: str) -> str | None:
@@ -60,7 +77,8 @@ def _config(content: Mapping[str, Any]) -> Any:
         _refuse_unknown(model_type, content, list(known.keys()))
     kept = {k: copy.deepcopy(v) for k, v in content.items() if k not in _NOT_OF_THE_MODEL and k != "model_type"}
     try:
-        return known[model_type](**kept)
+        with _quiet():
+            return known[model_type](**kept)
     except Exception as failure:
         raise SpecError(
             f"transformers does not take this {model_type} config: {type(failure).__name__}: {failure}",
