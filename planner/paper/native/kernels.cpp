@@ -152,11 +152,20 @@ class StandIns {
     return meta;
   }
 
+  // A view has the keys of its base, also in inference mode, where what is born new loses those of autograd.
+  c10::intrusive_ptr<c10::TensorImpl> new_impl(const at::Tensor& meta) {
+    for (auto& pair : pairs_)
+      if (pair.real.is_cuda() && pair.meta.is_alias_of(meta))
+        return c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, real_storage(meta), pair.real.key_set(),
+                                                    meta.dtype());
+    return c10::make_intrusive<c10::TensorImpl>(real_storage(meta), kCuda, meta.dtype());
+  }
+
   at::Tensor back(const at::Tensor& meta) {
     if (!meta.defined() || !meta.is_meta()) return meta;
     for (auto& pair : pairs_)
       if (pair.meta.unsafeGetTensorImpl() == meta.unsafeGetTensorImpl()) return pair.real;
-    auto impl = c10::make_intrusive<c10::TensorImpl>(real_storage(meta), kCuda, meta.dtype());
+    auto impl = new_impl(meta);
     impl->set_sizes_and_strides(meta.sizes(), meta.strides(), meta.storage_offset());
     at::Tensor real(std::move(impl));
     describe_tensor(real);
