@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -13,6 +12,7 @@ from unittest import mock
 import torch
 
 from planner.paper import library
+from planner.paper.cpu_target import as_on_cpu
 from planner.paper.targets import Target
 
 _TOTAL_BYTES = 1 << 46
@@ -136,13 +136,6 @@ def answering(target: Target, gpus: int) -> Iterator[None]:
         mock.patch.object(torch.backends.cudnn, "is_available", return_value=True),
         mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: bool(tensor.is_cuda)),
         mock.patch.object(torch.backends.cudnn, "version", return_value=92000),
-        _optimizers_of(target),
+        as_on_cpu() if target.is_cpu else nullcontext(),
     ):
         yield
-
-
-def _optimizers_of(target: Target) -> AbstractContextManager[Any]:
-    """On a CPU optimizers loop over their parameters by default (torch 2.13, torch/utils/_foreach_utils.py)."""
-    if not target.is_cpu:
-        return nullcontext()
-    return mock.patch.object(sys.modules["torch.optim.optimizer"], "_get_foreach_kernels_supported_devices", return_value=[])

@@ -1,0 +1,139 @@
+"""Convolutions as a CPU runs them with torch's own kernels, oneDNN switched off: unfolded columns and a product.
+
+oneDNN lays tensors out anew, differently on each processor: runs to be compared with paper have it off
+(`torch.backends.mkldnn.enabled = False`). Sources, torch 2.13, aten/src/ATen/native: Convolution.cpp (groups one by
+one), ConvolutionMM2d.cpp, NaiveConvolutionTranspose2d.cpp, ConvolutionMM3d.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+Tensor = torch.Tensor
+Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    output_padding: Sequence[int]
+
+    def result(self, rows: Sequence[int], kernel: Sequence[int]) -> list[int]:
+        """Spatial sizes of what comes out."""
+        each = zip(rows, kernel, self.stride, self.padding, self.dilation, self.output_padding, strict=True)
+        if self.transposed:
+            return [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in each]
+        return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in each]
+
+    def needs_columns(self, kernel: Sequence[int]) -> bool:
+        """A kernel of one element that moves by one reads the input as it lies."""
+        return not (
+            len(kernel) == 2 and set(kernel) == {1} and set(self.stride) == {1} and set(self.padding) == {0}
+        )  # fmt: skip
+
+
+def convolution(
+    x: Tensor, weight: Tensor, _bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
+    transposed: bool, output_padding: list[int], groups: int,
+) -> Tensor:  # fmt: skip
+    how, flat, x, weight = _spatial(x.contiguous(), weight, stride, padding, dilation, transposed, output_padding)
+    if groups == 1:
+        result = _forward(x, weight, how)
+    else:
+        parts = [_forward(_part(x, 1, g, groups), _part(weight, 0, g, groups), how) for g in range(groups)]
+        result = torch.cat(parts, 1)
+    return result.squeeze(2) if flat else result
+
+
+def convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, _bias_sizes: list[int] | None, stride: list[int], padding: list[int],
+    dilation: list[int], transposed: bool, output_padding: list[int], groups: int, wanted: list[bool],
+) -> Grads:  # fmt: skip
+    grad, x = grad.contiguous(), x.contiguous()
+    how, flat, x, weight = _spatial(x, weight, stride, padding, dilation, transposed, output_padding)
+    grad = grad.unsqueeze(2) if flat else grad
+    if groups == 1:
+        of_input, of_weight, of_bias = _backward(grad, x, weight, how, wanted)
+    else:
+        parts = [
+            _backward(_part(grad, 1, g, groups), _part(x, 1, g, groups), _part(weight, 0, g, groups), how, wanted)
+            for g in range(groups)
+        ]
+        of_input = _joined([part[0] for part in parts], 1)
+        of_weight = _joined([part[1] for part in parts], 0)
+        of_bias = _joined([part[2] for part in parts], 0)
+    if not flat:
+        return of_input, of_weight, of_bias
+    return _flat(of_input), _flat(of_weight), of_bias
+
+
+def _spatial(
+    x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], transposed: bool,
+    output_padding: list[int],
+) -> tuple[_How, bool, Tensor, Tensor]:  # fmt: skip
+    """In one dim the tensors get a second one of size 1, in front."""
+    flat = x.dim() == 3
+    if flat:
+        x, weight = x.unsqueeze(2), weight.unsqueeze(2)
+        stride, dilation = [1, *stride], [1, *dilation]
+        padding, output_padding = [0, *padding], [0, *output_padding]
+    return _How(stride, padding, dilation, transposed, output_padding), flat, x, weight
+
+
+def _forward(x: Tensor, weight: Tensor, how: _How) -> Tensor:
+    kernel, rows = list(weight.shape[2:]), list(x.shape[2:])
+    sizes = how.result(rows, kernel)
+    if how.transposed:
+        result = x.new_empty(x.size(0), weight.size(1), *sizes)
+        columns = x.new_empty(x.size(0), weight.size(1) * math.prod(kernel), math.prod(rows))
+    else:
+        columns = x.new_empty(_columns(x.size(0), weight, sizes)) if how.needs_columns(kernel) else x
+        result = x.new_empty(x.size(0), weight.size(0), *sizes)
+    del columns
+    return result
+
+
+def _backward(grad: Tensor, x: Tensor, weight: Tensor, how: _How, wanted: list[bool]) -> Grads:
+    kernel = list(weight.shape[2:])
+    own_columns = len(kernel) == 3 or how.transposed
+    if how.transposed:
+        columns = [weight.size(1) * math.prod(kernel), math.prod(x.shape[2:])]
+    else:
+        columns = _columns(x.size(0), weight, list(grad.shape[2:]))
+    of_input = of_weight = of_bias = None
+    if wanted[0]:
+        of_input = torch.empty_like(x)
+        if own_columns:
+            x.new_empty(columns)
+    if wanted[2]:
+        of_bias = grad.new_empty(grad.size(1))
+    if wanted[1]:
+        of_weight = torch.empty_like(weight)
+        if how.needs_columns(kernel):
+            x.new_empty(columns)
+    return of_input, of_weight, of_bias
+
+
+def _columns(batch: int, weight: Tensor, sizes: list[int]) -> list[int]:
+    return [batch, weight.size(1) * math.prod(weight.shape[2:]), math.prod(sizes)]
+
+
+def _part(tensor: Tensor, dim: int, group: int, groups: int) -> Tensor:
+    size = tensor.size(dim) // groups
+    return tensor.narrow(dim, group * size, size).contiguous()
+
+
+def _joined(parts: list[Tensor | None], dim: int) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known, dim) if known else None
+
+
+def _flat(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.squeeze(2)
