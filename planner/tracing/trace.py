@@ -47,7 +47,9 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
 
 
 def _account(logged: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in logged.items() if isinstance(value, str | int | float | bool)}
+    """Without its clock: a trace of the same job is the same at any time."""
+    plain = {key: value for key, value in logged.items() if isinstance(value, str | int | float | bool)}
+    return {key: value for key, value in plain.items() if "_time" not in key}
 
 
 def _untraceable(error: Exception, module: str) -> TraceError:

@@ -34,6 +34,8 @@ class Outcome:
     """Paths of the blocks that recompute."""
     ddp: Mapping[str, Any] = field(default_factory=dict)
     """The reducer's own account of itself (`_get_ddp_logging_data`): bucket sizes, rebuilt or not."""
+    kept: tuple[Any, ...] = ()
+    """What else lives as long as the training: the loop with its scaler, a checkpoint whose reference is kept."""
 
 
 def run(spec: job.Job, device: torch.device, observer: Observer | None = None, *, rank: int = 0) -> Outcome:
@@ -57,10 +59,9 @@ def run(spec: job.Job, device: torch.device, observer: Observer | None = None, *
             watching.mark(Phase.CHECKPOINT_LOAD, 0)
             kept = checkpoints.load(loop.bare_model, spec.train.checkpoint_load, device, watching)
         loop.run()
-        del kept
     wrapped = loop.model
     ddp = wrapped.account() if isinstance(wrapped, Replicated) else {}
-    return Outcome(model=wrapped, optimizer=loop.optimizer, recomputed=recomputed, ddp=ddp)
+    return Outcome(model=wrapped, optimizer=loop.optimizer, recomputed=recomputed, ddp=ddp, kept=(loop, kept))
 
 
 def _load(spec: job.Job, device: torch.device, observer: Observer) -> tuple[Loop, list[str]]:
