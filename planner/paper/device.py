@@ -17,8 +17,10 @@ from planner.paper import facade, library, values
 from planner.paper.kernels import (  # noqa: F401
     attention,
     cpu_dropout,
+    data_dependent,
     dropout,
     embedding,
+    grouped_gemm,
     indexing,
     normalization,
     recurrent,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import torch
 
@@ -40,11 +41,24 @@ _KNOWN = (
     ),
     CallSite("transformers.masking_utils", "*", lambda _: True, "a padding mask of ones: nothing is padded"),
     CallSite(
+        "transformers.utils.import_utils",
+        "torch_compilable_check",
+        lambda _: True,
+        "the inputs of a healthy step pass the model's own checks",
+    ),
+    CallSite(
+        "torch.nn.init",
+        "_no_grad_trunc_normal_",
+        lambda _: False,
+        "the first draw lies within the bounds: they are many deviations wide",
+    ),
+    CallSite(
         "transformers.modeling_utils",
         "warn_if_padding_and_no_attention_mask",
         lambda _: False,
         "decides about a warning only",
     ),
+    CallSite("torch._tensor", "__format__", lambda _: 0, "a number in the text of a message"),
     CallSite("torch.optim.*", "*", lambda _: 1.0, "a step counter or a norm: any finite number does"),
     CallSite("torch.distributed.algorithms.ddp_comm_hooks.*", "*", lambda _: 1.0, "a norm that is not zero"),
 )
@@ -68,10 +82,32 @@ def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
     frames = list(_frames(inspect.currentframe()))
     if any(_module(frame).startswith("torch.nn.parallel.distributed") for frame in frames):
         return  # the reducer agrees on rebuilt buckets: the host's own numbers are the answer
-    if any((site := _site(frame)) is not None for frame in frames):
-        host.fill_(next(site.answer(device) for frame in frames if (site := _site(frame)) is not None))
-        return
+    for frame in frames:
+        if (size := _shared(frame)) is not None:
+            host.copy_(_equal_shares(size, host.numel()))
+            return
+        if (site := _site(frame)) is not None:
+            host.fill_(site.answer(device))
+            return
     raise _unanswered(frames, f"the values of {_described(device)}")
+
+
+def refuse_size_of(operator: str, tensor: torch.Tensor) -> NoReturn:
+    """TraceError for an operator whose result is as large as the values of the tensor say."""
+    frames = list(_frames(inspect.currentframe()))
+    raise _unanswered(frames, f"the size of a result of {operator}, which depends on the values of {_described(tensor)}")
+
+
+def _shared(frame: FrameType) -> int | None:
+    """How many tokens the experts of a mixture share at this call site; None if it is none of those."""
+    if _module(frame) != "transformers.integrations.moe" or "offs" not in frame.f_locals:
+        return None
+    return int(frame.f_locals["input"].size(0))
+
+
+def _equal_shares(tokens: int, experts: int) -> torch.Tensor:
+    """Where each expert's tokens end if all get the same: what a router is trained for."""
+    return torch.tensor([tokens * (expert + 1) // experts for expert in range(experts)])
 
 
 def _frames(frame: FrameType | None) -> list[FrameType]:

@@ -7,6 +7,7 @@ from math import prod
 
 import torch
 
+from planner.paper.kernels.data_dependent import as_places
 from planner.paper.kernels.sorting import bits_of, radix_sort_bytes
 from planner.paper.kernels.table import cuda, like_meta, scratch
 
@@ -26,6 +27,9 @@ def index_put(
     Source: torch 2.13 aten/src/ATen/native/cuda/Indexing.cu (index_put_with_sort_kernel), the same in 2.6 and 2.11:
     the places as whole numbers, sorted, with where they came from.
     """
+    if values.numel() == 1 and not accumulate and len(indices) == 1 and _is_mask(indices[0]):
+        return into  # a fill under a mask: no places are looked for
+    indices = as_places(indices)
     if not accumulate and not torch.are_deterministic_algorithms_enabled():
         like_meta("_index_put_impl_", into, indices, values, accumulate, unsafe)
         return into
@@ -41,6 +45,10 @@ def index_put(
     taken = scratch(radix_sort_bytes(places.numel(), key_bytes=8, value_bytes=8, bits=bits_of(highest)))
     del taken, numbers, sorted_places, origins, spread, whole
     return into
+
+
+def _is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
 def _padded(indices: Sequence[torch.Tensor | None], dims: int) -> list[torch.Tensor | None]:

@@ -59,6 +59,7 @@ def install() -> None:
 
 def _chosen(operator: str) -> Callable[..., Any]:
     on_gpu, on_cpu = _cuda.get(operator), _cpu.get(operator)
+    written = _written(operator)
     native = library.load()
     name = native.paper_name_index(f"aten::{operator.partition('.')[0]}".encode())
 
@@ -67,12 +68,25 @@ def _chosen(operator: str) -> Callable[..., Any]:
         outer = native.paper_enter_kernel(name)
         if outer >= 0:
             native.paper_enter_kernel(outer)  # a kernel that calls another one: the outer one has asked
+        for position in written:
+            torch.ops.paper.forget_value(args[position])
         try:
             return like_meta(operator, *args, **kwargs) if kernel is None else kernel(*args, **kwargs)
         finally:
             native.paper_enter_kernel(outer)
 
     return run
+
+
+def _written(operator: str) -> list[int]:
+    """Positions of the tensors that the operator writes to."""
+    name, _, overload = operator.partition(".")
+    schema = getattr(getattr(torch.ops.aten, name), overload or "default")._schema
+    return [
+        position
+        for position, argument in enumerate(schema.arguments)
+        if argument.is_write and not argument.kwarg_only and str(argument.type) == "Tensor"
+    ]
 
 
 def like_meta(operator: str, *args: Any, **kwargs: Any) -> Any:

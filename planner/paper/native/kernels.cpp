@@ -357,6 +357,9 @@ void paper_install_kernels() {
   auto& own = library(torch::Library::DEF, "paper");
   own.def("read_to_host(Tensor host, Tensor device) -> ()");
   own.def("read_value(Tensor device) -> Scalar");
+  // For kernels in Python: what came from the host and still holds, and the end of that.
+  own.def("known_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return remembered(device); });
+  own.def("forget_value(Tensor device) -> ()", [](const at::Tensor& device) { forget(device); });
   auto& aten = library(torch::Library::IMPL, "aten");
   aten.impl("empty.memory_format", TORCH_FN(empty_memory_format));
   aten.impl("empty_strided", TORCH_FN(empty_strided));

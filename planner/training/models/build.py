@@ -32,7 +32,8 @@ def build(model: job.Model, device: torch.device) -> nn.Module:
         from planner.training.models import transformers_models
 
         with _born_on(device, dtype):
-            return transformers_models.from_config(model, dtype).train()
+            module = transformers_models.from_config(model, dtype)
+        return module.to(device).train()  # a model may name the host for a parameter of its own
     raise SpecError("the job names no model", allowed="one of hf_config, factory, decoder", place="model")
 
 

@@ -1,0 +1,98 @@
+"""Operators whose results are as large as the data says: known for data that came from the host, refused otherwise.
+
+Sources, torch 2.13: aten/src/ATen/native/cuda/Nonzero.cu, Unique.cu, IndexKernel.cpp, Indexing.cu, Repeat.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from planner.paper import values
+from planner.paper.kernels.sorting import scan_bytes
+from planner.paper.kernels.table import cuda, like_meta, scratch
+
+Tensor = torch.Tensor
+
+
+def _known(tensor: Tensor) -> Tensor | None:
+    found: Tensor | None = torch.ops.paper.known_value(tensor)
+    return found
+
+
+def _refuse(operator: str, tensor: Tensor) -> NoReturn:
+    values.refuse_size_of(operator, tensor)
+
+
+@cuda("nonzero")
+def nonzero(x: Tensor) -> Tensor:
+    found = _known(x)
+    if found is None:
+        _refuse("aten.nonzero", x)
+    return _places(x, int(found.count_nonzero()))
+
+
+def _places(x: Tensor, count: int) -> Tensor:
+    """A counter, the scratch of a selection, then the coordinates, dim by dim."""
+    kept = x.contiguous()
+    counter = torch.empty((), dtype=torch.int32, device="cuda")
+    selection = scratch(scan_bytes(x.numel(), 8))
+    out = torch.empty(x.dim(), count, dtype=torch.int64, device="cuda").t()
+    del kept, counter, selection
+    return out
+
+
+@cuda("masked_scatter_backward")
+def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The gradients under the mask: as many as the source had values, all of which had a place."""
+    shape = torch.broadcast_shapes(grad.shape, mask.shape)
+    places = _places(mask.expand(shape), math.prod(sizes))
+    selected = grad.new_empty(math.prod(sizes))
+    del places
+    return selected.view(list(sizes))
+
+
+@cuda("masked_select")
+def masked_select(x: Tensor, mask: Tensor) -> Tensor:
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    return torch.ops.aten.index.Tensor(x.expand(shape), [mask.expand(shape)])
+
+
+@cuda("index.Tensor")
+def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """A mask becomes coordinates first."""
+    result: Tensor = like_meta("index.Tensor", x, as_places(indices))
+    return result
+
+
+def as_places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The indices with every mask turned into coordinates, which only a mask from the host allows."""
+    places: list[Tensor | None] = []
+    for given in indices:
+        if given is not None and given.dtype in (torch.bool, torch.uint8):
+            places += given.nonzero().unbind(1)
+        else:
+            places.append(given)
+    return places
+
+
+@cuda("repeat_interleave.Tensor")
+def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    """Running sums of the repeats, then as many places as they come to."""
+    found = _known(repeats)
+    if output_size is None and found is None:
+        _refuse("aten.repeat_interleave", repeats)
+    sums = torch.empty_like(repeats, dtype=torch.int64)
+    kept = scratch(scan_bytes(repeats.numel(), 8))
+    size = int(found.sum()) if output_size is None and found is not None else output_size
+    out = torch.empty(size or 0, dtype=repeats.dtype, device="cuda")
+    del sums, kept
+    return out
+
+
+@cuda("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "bincount")
+def sized_by_values(x: Tensor, *_: Any, **__: Any) -> NoReturn:
+    _refuse("aten.unique or aten.bincount", x)
