@@ -1,0 +1,46 @@
+"""What every test stands on: the paper GPU, in the process before torch, and sums that hold in any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import planner.paper  # noqa: F401  before anything imports torch
+from planner import planning
+from planner.report.statement import RankClassStatement
+
+
+@pytest.fixture(autouse=True)
+def every_plan_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever plan a test makes, by whichever door: its figures agree with each other to the byte."""
+    real = planning._judge
+
+    def judge(*arguments: Any) -> Any:
+        statement, timeline = real(*arguments)
+        adds_up(statement)
+        return statement, timeline
+
+    monkeypatch.setattr(planning, "_judge", judge)
+
+
+def adds_up(statement: RankClassStatement) -> None:
+    """Categories, holders and phases tell the same peak; no phase ends above its peak."""
+    peak, phases = statement.peak, statement.phases
+    assert sum(statement.at_peak.values()) == peak.allocated_bytes
+    if len(statement.holders) < 1000:  # the list is cut there
+        assert sum(holder.bytes for holder in statement.holders) == peak.allocated_bytes
+    assert max(phase.peak_allocated_bytes for phase in phases) == peak.allocated_bytes
+    assert max(phase.peak_reserved_bytes for phase in phases) <= peak.reserved_bytes
+    assert peak.device_bytes == peak.reserved_bytes + statement.outside_allocator.total_bytes
+    assert peak.interval_bytes[0] <= peak.device_bytes <= peak.interval_bytes[1]
+    for phase in phases:
+        assert phase.end_allocated_bytes <= phase.peak_allocated_bytes <= phase.peak_reserved_bytes
+        assert phase.peak_allocated_bytes <= peak.allocated_bytes
+    assert is_in_order([(phase.iteration, phase.phase) for phase in phases])
+
+
+def is_in_order(seen: Sequence[tuple[int, Any]]) -> bool:
+    """Iterations count up, and each phase of one comes once."""
+    return len(set(seen)) == len(seen) and [iteration for iteration, _ in seen] == sorted(i for i, _ in seen)

@@ -1,0 +1,159 @@
+"""Small jobs, planned in this process, and what they hold at the end of each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner import planning
+from planner.events import Category, Phase
+from planner.layout.mesh import Mesh
+from planner.layout.rank_classes import rank_classes
+from planner.planning import Planned, RankTrace
+from planner.report.lives import Life, alive, lives, stretches
+from planner.report.statement import PhaseStatement, RankClassStatement
+from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Train
+from planner.tracing.trace import Trace, trace
+from planner.units import GIB
+
+DECODER = Decoder(layers=2, hidden=128, heads=2, kv_heads=2, ffn=256, vocab=512)
+"""Each of its tensors is a multiple of 512 bytes and at most 1 MiB: blocks are as large as what is asked for."""
+PARAMETERS = 2 * 512 * 128 + 2 * (4 * 128 * 128 + 3 * 128 * 256 + 2 * 128) + 128
+ROWS = {"x": Input(shape=(128,)), "labels": Input(shape=(), dtype="int64", maximum=128)}
+H100 = Gpu(name="H100-SXM-80GB", total_bytes=80 * GIB, arch="sm_90")
+FACTORIES = """
+import torch
+from torch import nn
+
+def mlp(width=128, layers=3):
+    return nn.Sequential(*(m for _ in range(layers) for m in (nn.Linear(width, width, bias=False), nn.ReLU())))
+
+def frozen():
+    model = mlp()
+    model[0].requires_grad_(False)
+    return model
+
+def normed():
+    return nn.Sequential(nn.Linear(128, 128), nn.BatchNorm1d(128), nn.Linear(128, 128))
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False)
+
+    def forward(self, x):
+        return self.used(x)
+
+class Mixed(nn.Module):
+    '''A float32 and a float64 layer: parameters of two dtypes in one model.'''
+    def __init__(self):
+        super().__init__()
+        self.single, self.double = nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False)
+
+    def to(self, *args, **kwargs):
+        super().to(*args, **kwargs)
+        self.double.double()
+        return self
+
+    def forward(self, x):
+        return self.double(self.single(x).double())
+"""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A planned job, read in the words of the guides."""
+
+    planned: Planned
+
+    @property
+    def statement(self) -> RankClassStatement:
+        return self.planned.plan.rank_classes[0]
+
+    @property
+    def trace(self) -> Trace:
+        return self.planned.traces[0].trace
+
+    def phase(self, phase: str, iteration: int) -> PhaseStatement:
+        return next(each for each in self.statement.phases if (each.phase, each.iteration) == (phase, iteration))
+
+    def peak(self, iteration: int) -> int:
+        """The highest allocated bytes of one iteration."""
+        return max(each.peak_allocated_bytes for each in self.statement.phases if each.iteration == iteration)
+
+    def after(self, phase: str, iteration: int) -> dict[str, int]:
+        """Block bytes by category at the end of a phase, of its last micro-batch; to the byte what the plan says."""
+        found = self.ends(phase, iteration)[-1]
+        assert sum(found.values()) == self.phase(phase, iteration).end_allocated_bytes
+        return found
+
+    def ends(self, phase: str, iteration: int) -> list[dict[str, int]]:
+        """The same for each micro-batch."""
+        found = lives(self.trace.events)
+        moments = [s.last - 1 for s in stretches(self.trace.events) if (s.phase, s.iteration) == (phase, iteration)]
+        return [self._at(found, moment) for moment in moments]
+
+    def _at(self, found: dict[int, Life], moment: int) -> dict[str, int]:
+        sums = dict.fromkeys(Category, 0)
+        for life in alive(found, moment):
+            sums[life.category_at(moment)] += self.planned.timelines[0].block_bytes[life.block]
+        return {category.value: size for category, size in sums.items() if size}
+
+    def blocks(self, category: Category, phase: Phase, iteration: int) -> list[Life]:
+        """The blocks of a category at the end of a phase."""
+        last = max(s.last - 1 for s in stretches(self.trace.events) if (s.phase, s.iteration) == (phase, iteration))
+        return [life for life in alive(lives(self.trace.events), last) if life.category_at(last) is category]
+
+
+_traced: dict[str, Trace] = {}
+
+
+def told(job: Job) -> Told:
+    """Planned in this process, factories too; each job is traced once for all tests."""
+    key = repr(replace(job, allocator=type(job.allocator)(), cluster=Cluster(gpu=Gpu(arch=job.cluster.gpu.arch))))
+    if key not in _traced:
+        _traced[key] = trace(job)
+    found = [RankTrace(each, _traced[key]) for each in rank_classes(Mesh.of(job.parallel))]
+    return Told(planning.judged(job, found))
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a module of factories, `shop`."""
+    folder = tmp_path_factory.mktemp("shop")
+    (folder / "shop.py").write_text(FACTORIES)
+    return folder
+
+
+@pytest.fixture
+def job_of(shop: Path) -> Callable[..., Job]:
+    """A job that trains the decoder, or what a factory of `shop` makes; what is not of the job is of its training."""
+
+    def build(
+        factory: str = "", *, model: Mapping[str, Any] | None = None, ddp: Mapping[str, Any] | None = None, **train: Any
+    ) -> Job:
+        if factory:
+            made = Model(**{"factory": f"shop:{factory}", "factory_path": str(shop), **(model or {})})
+            trained = Train(**{"micro_batch_size": 4, "inputs": ROWS, **train})
+        else:
+            made = Model(**{"decoder": DECODER, **(model or {})})
+            trained = Train(**{"micro_batch_size": 8, "sequence_length": 64, **train})
+        replicate = DpReplicate() if ddp is None else DpReplicate(**{"degree": 8, **ddp})
+        return Job(
+            model=made,
+            train=trained,
+            parallel=Parallel(dp_replicate=replicate),
+            cluster=Cluster(gpu=H100, gpus_per_node=replicate.degree),
+        )
+
+    return build
+
+
+@pytest.fixture
+def planned(job_of: Callable[..., Job]) -> Callable[..., Told]:
+    """The plan of such a job."""
+    return lambda *arguments, **keywords: told(job_of(*arguments, **keywords))
