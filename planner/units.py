@@ -29,7 +29,8 @@ def parse_bytes(written: str | int) -> int:
     if match is None or match[3].upper() not in _FACTORS:
         raise ValueError(f"{written!r} is no size: a number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
     decimals = match[2] or ""
-    return int(match[1] + decimals) * _FACTORS[match[3].upper()] // 10 ** len(decimals)
+    scaled = int(match[1] + decimals) * _FACTORS[match[3].upper()]
+    return scaled // int(10 ** len(decimals))
 
 
 def show_bytes(count: int) -> str:

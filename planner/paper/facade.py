@@ -68,7 +68,8 @@ def default_stream(_device: Any = None) -> Stream:
 
 def _resize_storage(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
     if storage.device.type != "cuda":
-        return _resize_on_host(storage, size)
+        _resize_on_host(storage, size)
+        return storage
     library.load().paper_resize_storage(ctypes.c_void_p(storage._cdata), int(size))
     return storage
 

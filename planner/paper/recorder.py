@@ -107,7 +107,8 @@ class Recorder:
 
     def open_module(self) -> str:
         """The path of the module that is running; empty between modules."""
-        return list(self._scopes)[self._native.paper_current_scope()]
+        scope: int = self._native.paper_current_scope()
+        return list(self._scopes)[scope]
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block behind a tensor on the paper GPU; None for one that has none."""

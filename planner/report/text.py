@@ -97,12 +97,18 @@ def _holders(holders: Sequence[Holder], style: Style, largest: int) -> Iterator[
     names = min(max(len(_where(each)) for each in shown), max(style.width - 70, 20))
     for each in shown:
         name = _short(_where(each), names, style)
-        what = "  ".join(part for part in (_pieces(each, style), each.dtype, each.op if each.module else "") if part)
+        what = "  ".join(part for part in (_pieces(each, style), each.dtype, _maker(each)) if part)
         row = f"  {size(each.bytes):>{_SIZE - 1}}  {each.category.value.replace('_', ' '):<16}{name:<{names}}  {what}"
         yield _short(row, style.width, style)
     rest = alike[largest:]
     if rest:
         yield style.paint(f"  {size(sum(each.bytes for each in rest)):>{_SIZE - 1}}  in {len(rest)} more kinds", "dim")
+
+
+def _maker(holder: Holder) -> str:
+    """The operator, where it says something that category and module do not."""
+    named = holder.category in (Category.ACTIVATION, Category.TEMPORARY, Category.COMMUNICATION, Category.OTHER)
+    return holder.op if named and holder.module else ""
 
 
 def _pieces(holder: Holder, style: Style) -> str:

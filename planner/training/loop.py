@@ -69,7 +69,7 @@ class Loop:
         if self.train.gradient_accumulation_steps > 1:
             loss = loss / self.train.gradient_accumulation_steps
         self.observer.mark(Phase.BACKWARD, iteration)
-        self.precision.scaled(loss).backward()  # type: ignore[no-untyped-call]
+        self.precision.scaled(loss).backward()
         self._tell_communication()
 
     def _step(self) -> None:
