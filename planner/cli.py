@@ -209,7 +209,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
     from planner.report.replay_text import render_replay
 
     report = verify_snapshot(arguments.snapshot, arguments.conf).to_json()
-    print(json.dumps(report, indent=2) if arguments.format == "json" else render_replay(report, _style()))
+    print(json.dumps(report, indent=2) if arguments.format == "json" else render_replay(arguments.snapshot.name, report, _style()), end="")
     return DONE
 
 
