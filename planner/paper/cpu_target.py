@@ -7,32 +7,39 @@ the CPU's way before they choose. cuDNN is off. What a kernel does otherwise is 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.paper.kernels import cpu_convolution, cpu_norms
+from planner.paper.kernels import cpu_convolution, cpu_norms, loss  # noqa: F401
 
-_aten = torch.ops.aten
-_INSTEAD: dict[Any, Callable[..., Any]] = {
-    _aten.convolution.default: cpu_convolution.convolution,
-    _aten.convolution_backward.default: cpu_convolution.convolution_backward,
-    _aten.native_batch_norm_backward.default: cpu_norms.batch_norm_backward,
+_INSTEAD: dict[str, Callable[..., Any]] = {
+    "convolution": cpu_convolution.convolution,
+    "convolution_backward": cpu_convolution.convolution_backward,
+    "native_batch_norm_backward": cpu_norms.batch_norm_backward,
 }
 
 
-class _AsOnCpu(TorchDispatchMode):
-    """Operators that a backend is chosen for inside, below autograd."""
+@contextmanager
+def _operators() -> Iterator[None]:
+    """Operators inside which a backend is chosen, below autograd; at the end CUDA's are in force again.
 
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        instead = _INSTEAD.get(func)
-        if instead is not None and args[0].is_cuda:
-            return instead(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+    Not a dispatch mode: with one, autograd adds gradients up out of place (torch 2.13,
+    aten/src/ATen/TensorSubclassLikeUtils.h).
+    """
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, instead in _INSTEAD.items():
+            library.impl(name, instead, "CUDA")
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 @contextmanager
@@ -44,6 +51,6 @@ def as_on_cpu() -> Iterator[None]:
         mock.patch.object(optimizers, "_get_foreach_kernels_supported_devices", return_value=[]),
         mock.patch.object(torch.nn.functional, "rms_norm", cpu_norms.rms_norm),
         torch.backends.cudnn.flags(enabled=False),
-        _AsOnCpu(),
+        _operators(),
     ):
         yield
