@@ -17,9 +17,11 @@ from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
 from planner.calibration.interval import Calibration, interval
+from planner.errors import SpecError
 from planner.events import Event
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import RankClass, rank_classes
+from planner.overhead import table
 from planner.overhead.estimate import Outside, outside
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, Provenance, RankClassStatement, Seconds
@@ -59,6 +61,12 @@ def plan(job: Job, calibration: Calibration | None = None) -> Plan:
 
 def planned(job: Job, calibration: Calibration | None = None, progress: Progress = lambda _: None) -> Planned:
     """The plan, with its traces and timelines."""
+    if job.cluster.gpu.total_bytes == 0:
+        raise SpecError(
+            "the job names no GPU, so nothing can be said of whether it fits",
+            allowed="a name of the catalog, or {total_bytes: 79.1GiB, arch: sm_90}",
+            place="cluster.gpu",
+        )
     Rules.from_conf(job.allocator.conf)  # a setting that is not modelled is said before the work, not after it
     return judged(job, traces(job, progress), calibration, progress)
 
@@ -103,8 +111,7 @@ def judged(
         provenance=provenance,
         seconds=Seconds(trace=round(traced, 3), replay=round(replayed, 3), total=round(traced + replayed, 3)),
     )
-    notes = outside_of(job).provenance
-    return Planned(finished, tuple(rank_traces), tuple(timeline for _, timeline in pairs), notes)
+    return Planned(finished, tuple(rank_traces), tuple(timeline for _, timeline in pairs), _notes(job, rank_traces))
 
 
 def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> tuple[RankClassStatement, Timeline]:
@@ -122,10 +129,23 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> tuple[R
         unlimited=unlimited,
         capped=capped,
         outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
-        interval=lambda device_bytes: interval(device_bytes, held, calibration),
+        interval=lambda device_bytes: interval(
+            device_bytes, held, calibration, unknown_workspaces=bool(rank_trace.trace.unknown_workspaces)
+        ),
         capacity_bytes=capacity,
     )
     return statement, unlimited if capped.out_of_memory is not None else capped
+
+
+def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
+    notes = list(outside_of(job).provenance)
+    unknown = sorted({name for each in rank_traces for name in each.trace.unknown_workspaces})
+    if unknown:
+        notes.append(f"Workspaces of unknown size, not counted: {'; '.join(unknown)}.")
+    traced = ".".join(_software()["torch"].split(".")[:2])
+    if job.software.torch != traced:
+        notes.append(f"The job runs torch {job.software.torch}; it was traced with torch {traced}.")
+    return tuple(notes)
 
 
 def outside_of(job: Job) -> Outside:
@@ -141,7 +161,7 @@ def provenance_of(calibration: Calibration) -> Provenance:
         planner=software["planner"],
         torch=software["torch"],
         allocator_rules=_digest(repr(Rules.from_conf(""))),
-        catalog=_digest(repr(sorted(catalog.gpus().items()))),
+        catalog=_digest(repr((sorted(catalog.gpus().items()), table.CONTEXTS, table.COMMUNICATORS))),
         calibration=calibration.id,
     )
 

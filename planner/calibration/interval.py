@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.overhead.estimate import Outside
+from planner.units import MIB
 
 PRIOR_RESERVED_ERROR = 0.06
 """How far reserved bytes may be off, relative, with 95 % probability, before anything is measured.
@@ -12,6 +13,14 @@ PRIOR_RESERVED_ERROR = 0.06
 Not a measurement of planner: a prior. The smallest published median error of predicted reserved bytes is 2.03 %
 (SimuMax on 8 B200, fitted on the same rows); a normal error with that median stays within 2.91 times as much with
 95 % probability: 5.9 %, rounded up.
+"""
+
+
+PRIOR_UNKNOWN_WORKSPACE_BYTES = 512 * MIB
+"""How much more a process may reserve where its kernels take workspaces that nobody knows the size of.
+
+Not a measurement of planner: a prior. cuDNN's convolutions are the case in point; a workspace lives as long as its
+kernel, so the largest of them counts, not their sum.
 """
 
 
@@ -36,7 +45,9 @@ class Calibration:
         return self.id != "none"
 
 
-def interval(device_bytes: int, outside: Outside, calibration: Calibration) -> tuple[int, int]:
+def interval(
+    device_bytes: int, outside: Outside, calibration: Calibration, *, unknown_workspaces: bool = False
+) -> tuple[int, int]:
     """Where the device bytes lie with 95 % probability: `(lowest, highest)`, both in bytes.
 
     `device_bytes` are reserved bytes plus `outside.total_bytes`. The uncertainty of the two parts is added up, as if
@@ -45,4 +56,6 @@ def interval(device_bytes: int, outside: Outside, calibration: Calibration) -> t
     reserved = device_bytes - outside.total_bytes
     margin = round(reserved * calibration.reserved_error)
     correction = calibration.outside_correction_bytes
-    return reserved - margin + outside.low_bytes + correction, reserved + margin + outside.high_bytes + correction
+    more = PRIOR_UNKNOWN_WORKSPACE_BYTES if unknown_workspaces else 0
+    lowest = reserved - margin + outside.low_bytes + correction
+    return lowest, reserved + margin + more + outside.high_bytes + correction

@@ -17,10 +17,13 @@ from planner.training import absent_peers, step
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Events of one rank; `buckets` is the account that DDP's reducer gives of itself, empty without DDP."""
+    """What one rank did."""
 
     events: tuple[Event, ...]
     buckets: Mapping[str, Any] = field(default_factory=dict)
+    """The account that DDP's reducer gives of itself; empty without DDP."""
+    unknown_workspaces: tuple[str, ...] = ()
+    """Kernels that take scratch memory of a size that is not known: nothing is counted for them."""
     seconds: float = 0.0
 
 
@@ -38,12 +41,13 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank)
                 buckets = _account(outcome.ddp)
                 events = tuple(gpu.recorder.events())
+                unknown = gpu.unknown_workspaces()
                 del outcome
         except PlannerError:
             raise
         except Exception as error:
             raise _untraceable(error, gpu.recorder.open_module()) from error
-    return Trace(events, buckets, time.perf_counter() - began)
+    return Trace(events, buckets, unknown, time.perf_counter() - began)
 
 
 def _account(logged: Mapping[str, Any]) -> dict[str, Any]:

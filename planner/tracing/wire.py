@@ -17,6 +17,7 @@ def to_json(trace: Trace) -> dict[str, Any]:
         "origins": [[each.op, each.module, list(each.shape), each.dtype] for each in origins],
         "events": events,
         "buckets": dict(trace.buckets),
+        "unknown_workspaces": list(trace.unknown_workspaces),
         "seconds": trace.seconds,
     }
 
@@ -24,7 +25,12 @@ def to_json(trace: Trace) -> dict[str, Any]:
 def from_json(document: dict[str, Any]) -> Trace:
     """The trace that was written."""
     origins = [Origin(op, module, tuple(shape), dtype) for op, module, shape, dtype in document["origins"]]
-    return Trace(tuple(_events(document["events"], origins)), document["buckets"], document["seconds"])
+    return Trace(
+        events=tuple(_events(document["events"], origins)),
+        buckets=document["buckets"],
+        unknown_workspaces=tuple(document["unknown_workspaces"]),
+        seconds=document["seconds"],
+    )
 
 
 def _row(event: Event, origins: dict[Origin, int]) -> list[Any]:
