@@ -34,11 +34,14 @@ def index_put(
         like_meta("_index_put_impl_", into, indices, values, accumulate, unsafe)
         return into
     whole = into if into.is_contiguous() else into.contiguous()
-    places = _places(whole, indices)
+    places = _places(indices)
     if places is None or places.numel() == 0:
         return into
     rest = prod(size for size, index in zip(into.shape, _padded(indices, into.dim()), strict=True) if index is None)
-    spread = values if values.numel() == places.numel() * rest and values.is_contiguous() else _spread(values, places, rest)
+    needed = places.numel() * rest
+    spread = values
+    if values.numel() != needed or not values.is_contiguous():
+        spread = torch.empty(needed, dtype=values.dtype, device="cuda")
     sorted_places, origins = torch.empty_like(places), torch.empty_like(places)
     numbers = torch.empty_like(places)
     highest = (into.numel() - 1) // _after(into, indices)
@@ -61,11 +64,7 @@ def _after(into: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> int:
     return prod(into.shape[last + 1 :])
 
 
-def _spread(values: torch.Tensor, places: torch.Tensor, rest: int) -> torch.Tensor:
-    return torch.empty(places.numel() * rest, dtype=values.dtype, device="cuda")
-
-
-def _places(into: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+def _places(indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     """Each index wrapped (remainder) and times its stride; the sum stays."""
     given = [index for index in indices if index is not None]
     if not given:
