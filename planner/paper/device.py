@@ -24,6 +24,8 @@ from planner.paper.kernels import (  # noqa: F401
     indexing,
     normalization,
     recurrent,
+    results,
+    synchronized_norm,
     table,
     workspaces,
 )

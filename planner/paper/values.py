@@ -58,9 +58,26 @@ _KNOWN = (
         lambda _: False,
         "decides about a warning only",
     ),
+    CallSite("torch.nn.functional", "gaussian_nll_loss", lambda _: False, "no variance is negative"),
     CallSite("torch._tensor", "__format__", lambda _: 0, "a number in the text of a message"),
     CallSite("torch.optim.*", "*", lambda _: 1.0, "a step counter or a norm: any finite number does"),
     CallSite("torch.distributed.algorithms.ddp_comm_hooks.*", "*", lambda _: 1.0, "a norm that is not zero"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An autograd node whose backward reads a value in C++, and what it would read in a healthy training step."""
+
+    name: str
+    answer: float | int | bool
+    why: str
+
+
+_NODES = (
+    Node("CumprodBackward0", False, "no factor is zero"),
+    Node("ProdBackward0", 0, "no factor is zero"),
+    Node("ProdBackward1", 0, "no factor is zero"),
 )
 
 
@@ -71,6 +88,8 @@ def read(tensor: torch.Tensor) -> float | int | bool:
         site = _site(frame)
         if site is not None:
             return site.answer(tensor)
+    if (node := _node()) is not None:
+        return node.answer
     raise _unanswered(frames, f"a value of {_described(tensor)}")
 
 
@@ -90,6 +109,24 @@ def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
             host.fill_(site.answer(device))
             return
     raise _unanswered(frames, f"the values of {_described(device)}")
+
+
+def count_nonzero(operator: str, tensor: torch.Tensor) -> int:
+    """How many values are not zero, where the autograd node at work is in the table; else TraceError."""
+    if (node := _node()) is not None:
+        return int(node.answer)
+    refuse_size_of(operator, tensor)
+
+
+def _node() -> Node | None:
+    name = _node_name()
+    return next((node for node in _NODES if node.name == name), None)
+
+
+def _node_name() -> str:
+    """The autograd node whose backward this thread runs; empty outside a backward."""
+    node = torch._C._current_autograd_node()
+    return "" if node is None else str(node.name())
 
 
 def refuse_size_of(operator: str, tensor: torch.Tensor) -> NoReturn:
@@ -137,17 +174,21 @@ def _described(tensor: torch.Tensor) -> str:
 
 
 def _unanswered(frames: list[FrameType], what: str) -> TraceError:
-    reader = next((f for f in frames if not _module(f).startswith("torch")), frames[0] if frames else None)
-    where = (
-        f"{Path(reader.f_code.co_filename).name}:{reader.f_lineno} in {reader.f_code.co_qualname}" if reader else "?"
-    )
+    where = _place(frames)
     owner = next((type(f.f_locals["self"]).__name__ for f in frames if _is_module(f)), "")
     module = f" (module {owner})" if owner else ""
     return TraceError(
-        f"the program reads {what} at {where}{module}: on paper a tensor has no values",
+        f"the program reads {what} {where}{module}: on paper a tensor has no values",
         allowed="control flow that does not depend on values of device tensors",
         remedy="keep such decisions on the host, or plan this model with a variant that does not take them",
     )
+
+
+def _place(frames: list[FrameType]) -> str:
+    reader = next((f for f in frames if not _module(f).startswith("torch")), None)
+    if reader is None:
+        return f"in {_node_name() or 'torch itself'}"
+    return f"at {Path(reader.f_code.co_filename).name}:{reader.f_lineno} in {reader.f_code.co_qualname}"
 
 
 def _is_module(frame: FrameType) -> bool:

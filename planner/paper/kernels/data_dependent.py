@@ -29,10 +29,12 @@ def _refuse(operator: str, tensor: Tensor) -> NoReturn:
 
 @cuda("nonzero")
 def nonzero(x: Tensor) -> Tensor:
+    if x.numel() == 0:
+        return _places(x, 0)
     found = _known(x)
-    if found is None:
-        _refuse("aten.nonzero", x)
-    return _places(x, int(found.count_nonzero()))
+    if found is not None:
+        return _places(x, int(found.count_nonzero()))
+    return _places(x, values.count_nonzero("aten.nonzero", x))
 
 
 def _places(x: Tensor, count: int) -> Tensor:
@@ -57,7 +59,7 @@ def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) ->
 
 @cuda("masked_select")
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    shape = torch.broadcast_shapes(x.shape, mask.shape) or (1,)
     return torch.ops.aten.index.Tensor(x.expand(shape), [mask.expand(shape)])
 
 
