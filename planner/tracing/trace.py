@@ -14,6 +14,9 @@ from planner.layout.mesh import Mesh
 from planner.spec.job import Job
 from planner.training import absent_peers, step
 
+_MOST_GPUS = 120
+"""The most that one process of torch can see (torch 2.13, c10/cuda/CUDAMacros.h)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -35,7 +38,7 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
     """
     began = time.perf_counter()
     world_size = Mesh.of(job.parallel).world_size
-    with paper.gpu(target or job.cluster.gpu.arch, job.cluster.gpus_per_node) as gpu:
+    with paper.gpu(target or job.cluster.gpu.arch, min(job.cluster.gpus_per_node, _MOST_GPUS)) as gpu:
         try:
             with absent_peers.join(rank, world_size):
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank)

@@ -147,7 +147,7 @@ def job_of(shop: Path) -> Callable[..., Job]:
             model=made,
             train=trained,
             parallel=Parallel(dp_replicate=replicate),
-            cluster=Cluster(gpu=H100, gpus_per_node=replicate.degree),
+            cluster=Cluster(gpu=H100, gpus_per_node=min(replicate.degree, 8), nodes=max(replicate.degree // 8, 1)),
         )
 
     return build
