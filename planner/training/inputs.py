@@ -5,9 +5,7 @@ Sizes come from the model's own config; whatever `train.inputs` says wins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,34 +13,13 @@ from torch import Tensor, nn
 from planner.errors import SpecError
 from planner.events import Category
 from planner.spec import job
-from planner.training import signatures
+from planner.training import signatures, transformers_inputs
 from planner.training.dtypes import any_dtype
+from planner.training.feed import Feed
 from planner.training.observer import Observer
 
 TARGETS = ("labels", "target", "targets")
 """Names in `train.inputs` that the loss gets when the model's forward does not take them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
-    """The tensors of a micro-batch, by name, without the batch dim."""
-
-    arguments: Mapping[str, job.Input]
-    """What the model is called with."""
-    positional: bool = False
-    """Called by position: the forward has none of these names."""
-    labels: Mapping[str, job.Input] = field(default_factory=dict)
-    """What the model needs in addition to compute its own loss; the first is the target of a loss by hand."""
-    own_labels: Mapping[str, job.Input] | None = None
-    """Where the model's own loss wants other labels than a loss by hand."""
-    by_hand: Mapping[str, job.Input] = field(default_factory=dict)
-    """Arguments that the model makes from the labels when it computes its own loss, and needs otherwise."""
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    own_loss: bool = False
-    """The model's output has nothing a loss by hand could start from: only its own loss is possible."""
-    image_token: int = -1
-    image_tokens: int = 0
-    """So many of the first tokens of `input_ids` stand for the image."""
 
 
 @dataclass(slots=True)
@@ -61,8 +38,6 @@ def feed_of(model: nn.Module, spec: job.Job) -> Feed:
     """What this model takes. Raises SpecError if neither the model nor the job says so."""
     given = dict(spec.train.inputs)
     if hasattr(model, "config") and hasattr(model, "main_input_name") and spec.model.hf_config is not None:
-        from planner.training import transformers_inputs
-
         return _override(transformers_inputs.feed_of(model, spec), given, model)
     length = spec.train.sequence_length
     if not given and length:

@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from planner.events import Category, Phase
 from planner.spec import job
 from planner.training import inputs, ownership
-from planner.training.inputs import Feed
+from planner.training.feed import Feed
 from planner.training.loss import Objective
 from planner.training.observer import Observer, Silent
 from planner.training.precision import Precision

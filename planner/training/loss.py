@@ -20,7 +20,8 @@ from planner.errors import SpecError
 from planner.spec import job
 from planner.training import inputs
 from planner.training.dtypes import floating
-from planner.training.inputs import Feed, MicroBatch
+from planner.training.feed import Feed
+from planner.training.inputs import MicroBatch
 from planner.training.observer import Observer
 
 LOSSES = ("cross_entropy", "mse", "sum", "model")

@@ -12,7 +12,7 @@ from planner.errors import SpecError
 from planner.spec import job
 from planner.spec.job import Input
 from planner.training import signatures
-from planner.training.inputs import Feed
+from planner.training.feed import Feed
 from planner.training.models import heads
 
 DEFAULT_IMAGE_SIZE = 224
