@@ -20,6 +20,7 @@ from planner.paper.kernels import (  # noqa: F401
     data_dependent,
     dropout,
     embedding,
+    foreach,
     grouped_gemm,
     indexing,
     normalization,

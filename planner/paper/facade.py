@@ -16,6 +16,7 @@ from planner.paper.cpu_target import as_on_cpu
 from planner.paper.targets import Target
 
 _TOTAL_BYTES = 1 << 46
+_RNN_MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}  # cudnnRNNMode_t
 
 
 class Stream(torch.Stream):
@@ -98,6 +99,8 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
         "device_count": lambda: gpus,
         "current_device": lambda: 0,
         "set_device": lambda _device: None,
+        "_exchange_device": lambda _index: 0,
+        "_maybe_exchange_device": lambda _index: 0,
         "get_device_name": lambda _device=None: name,
         "get_device_capability": lambda _device=None: target.capability,
         "get_device_properties": lambda _device=None: properties,
@@ -136,6 +139,7 @@ def answering(target: Target, gpus: int) -> Iterator[None]:
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
         mock.patch.object(torch.backends.cudnn, "is_available", return_value=True),
         mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: bool(tensor.is_cuda)),
+        mock.patch.object(torch.backends.cudnn.rnn, "get_cudnn_mode", _RNN_MODES.__getitem__),
         mock.patch.object(torch.backends.cudnn, "version", return_value=92000),
         as_on_cpu() if target.is_cpu else nullcontext(),
     ):

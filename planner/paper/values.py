@@ -58,6 +58,7 @@ _KNOWN = (
         lambda _: False,
         "decides about a warning only",
     ),
+    CallSite("torch.nn.modules.batchnorm", "forward", lambda _: 1, "batches tracked: only a factor comes of it"),
     CallSite("torch.nn.functional", "gaussian_nll_loss", lambda _: False, "no variance is negative"),
     CallSite("torch._tensor", "__format__", lambda _: 0, "a number in the text of a message"),
     CallSite("torch.optim.*", "*", lambda _: 1.0, "a step counter or a norm: any finite number does"),
