@@ -23,7 +23,7 @@ from planner.training.feed import Feed
 from planner.training.loss import Objective
 from planner.training.observer import Observer, Silent
 from planner.training.precision import Precision
-from planner.training.wraps.ddp import Replicated
+from planner.training.wraps.ddp import Replicated, fewest_iterations
 
 
 @dataclass(kw_only=True)
@@ -45,7 +45,7 @@ class Loop:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
         views = self.replicate.gradient_as_bucket_view and self.replicate.degree > 1
         with ownership.telling_gradients(self.bare_model, self.observer, bucket_views=views):
-            for iteration in range(1, self.train.iterations + 1):
+            for iteration in range(1, self._iterations() + 1):
                 self._iterate(iteration)
                 if self._evaluates(iteration):
                     self._evaluate(iteration)
@@ -102,10 +102,13 @@ class Loop:
         for name, tensor in self.model.communication_tensors():
             self.observer.assign(tensor, Category.COMMUNICATION, name)
 
+    def _iterations(self) -> int:
+        return max(self.train.iterations, fewest_iterations(self.replicate))
+
     def _evaluates(self, iteration: int) -> bool:
         if self.train.eval is None:
             return False
-        every, last = self.train.eval.every, self.train.iterations
+        every, last = self.train.eval.every, self._iterations()
         return iteration % every == 0 or (iteration == last and every > last)
 
     def _evaluate(self, iteration: int) -> None:

@@ -52,15 +52,15 @@ class Mixed(nn.Module):
     '''A float32 and a float64 layer: parameters of two dtypes in one model.'''
     def __init__(self):
         super().__init__()
-        self.single, self.double = nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False)
+        self.narrow, self.wide = nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False)
 
     def to(self, *args, **kwargs):
         super().to(*args, **kwargs)
-        self.double.double()
+        self.wide.double()
         return self
 
     def forward(self, x):
-        return self.double(self.single(x).double())
+        return self.wide(self.narrow(x).double())
 """
 
 

@@ -24,6 +24,15 @@ from planner.training.observer import Observer, Silent
 
 COMM_HOOKS = ("", "fp16_compress", "bf16_compress", "power_sgd")
 
+_POWER_SGD_STARTS = 2
+"""Iterations before PowerSGD compresses, the fewest that it takes (powerSGD_hook.py). A program waits for a thousand;
+what it will hold from then on, errors as large as the gradients among it, has to be in a plan of a few iterations."""
+
+
+def fewest_iterations(spec: job.DpReplicate) -> int:
+    """How many iterations show all that the job will hold: the one after the first that has everything."""
+    return _POWER_SGD_STARTS + 2 if spec.degree > 1 and spec.comm_hook == "power_sgd" else 0
+
 
 class Replicated(DistributedDataParallel):
     """DistributedDataParallel that tells an observer which storages are buckets and which serve communication."""
@@ -89,7 +98,7 @@ class Replicated(DistributedDataParallel):
 
     def _compress(self, name: str) -> None:
         if name == "power_sgd":
-            self._compression = power_sgd.PowerSGDState(process_group=None)
+            self._compression = power_sgd.PowerSGDState(process_group=None, start_powerSGD_iter=_POWER_SGD_STARTS)
             self._register(self._compression, power_sgd.powerSGD_hook)
         elif name == "fp16_compress":
             self._register(None, default_hooks.fp16_compress_hook)
