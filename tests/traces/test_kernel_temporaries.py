@@ -74,6 +74,23 @@ def test_the_backward_of_indexing_sorts_the_places_in_the_scratch_that_was_recor
     assert temporaries(index_put) == [words, words, words, words, words, fact["bytes"]]
 
 
+def test_places_on_the_host_are_copied_to_the_device_and_the_copy_goes_with_the_kernel() -> None:
+    """Recorded with lm32-fullstep-ctx128: `logits[torch.arange(512), targets]`, forward and backward."""
+    rows = torch.arange(512)
+
+    def index() -> Any:
+        logits, targets = torch.empty(512, 100, device="cuda"), torch.empty(512, dtype=torch.int64, device="cuda")
+        return logits, targets, logits[rows, targets]
+
+    def index_put() -> Any:
+        zeros, targets = torch.empty(512, 100, device="cuda"), torch.empty(512, dtype=torch.int64, device="cuda")
+        gradient = torch.empty(512, device="cuda")
+        return zeros.index_put_((rows, targets), gradient, accumulate=True), targets, gradient
+
+    assert temporaries(index) == [4096]
+    assert temporaries(index_put) == [4096, 4096, 4096, 4096, 4096, 4096, 1]
+
+
 def test_a_larger_tile_on_hopper_makes_the_scratch_of_a_sort_smaller() -> None:
     def index_put() -> Any:
         weight, index = torch.empty(10_000, 8, device="cuda"), torch.empty(4096, dtype=torch.int64, device="cuda")

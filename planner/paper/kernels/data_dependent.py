@@ -13,7 +13,7 @@ import torch
 
 from planner.paper import values
 from planner.paper.kernels.sorting import scan_bytes
-from planner.paper.kernels.table import cuda, like_meta, scratch
+from planner.paper.kernels.table import cuda, like_meta, scratch, target
 
 Tensor = torch.Tensor
 
@@ -65,8 +65,11 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
 
 @cuda("index.Tensor")
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """A mask becomes coordinates first."""
-    result: Tensor = like_meta("index.Tensor", x, as_places(indices))
+    """A mask becomes coordinates first, and places on the host are copied (torch 2.13, TensorAdvancedIndexing.cpp)."""
+    places = as_places(indices)
+    if not target().is_cpu:
+        places = [place if place is None or place.is_cuda else place.to("cuda") for place in places]
+    result: Tensor = like_meta("index.Tensor", x, places)
     return result
 
 

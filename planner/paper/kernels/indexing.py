@@ -65,16 +65,15 @@ def _after(into: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> int:
 
 
 def _places(indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """Each index wrapped (remainder) and times its stride; the sum stays."""
+    """Each index wrapped (remainder) and times its stride; the sum stays. The host does this for its own indices."""
     given = [index for index in indices if index is not None]
     if not given:
         return None
     shape = torch.broadcast_shapes(*(index.shape for index in given))
     total: torch.Tensor | None = None
     for index in given:
-        wide = index if index.dtype is _INT64 else torch.empty(index.shape, dtype=_INT64, device="cuda")
-        wrapped = torch.empty(shape, dtype=_INT64, device="cuda")
+        wrapped = torch.empty(shape, dtype=_INT64, device=index.device)
         scaled = torch.empty(shape, dtype=_INT64, device="cuda")
-        del wrapped, wide
+        del wrapped
         total = scaled if total is None else total
     return total
