@@ -59,6 +59,7 @@ _KNOWN = (
         "decides about a warning only",
     ),
     CallSite("torch.nn.modules.batchnorm", "forward", lambda _: 1, "batches tracked: only a factor comes of it"),
+    CallSite("torch.nn.functional", "ctc_loss", lambda _: 1, "targets on the host, for cuDNN: any label does"),
     CallSite("torch.nn.functional", "gaussian_nll_loss", lambda _: False, "no variance is negative"),
     CallSite("torch._tensor", "__format__", lambda _: 0, "a number in the text of a message"),
     CallSite("torch.optim.*", "*", lambda _: 1.0, "a step counter or a norm: any finite number does"),

@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 _CHUNK = 65536
 
 
-@cuda("_foreach_norm.Scalar")
+@cuda("_foreach_norm.Scalar", "_foreach_powsum.Scalar")
 def norms(tensors: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
     if float(order) not in (1.0, 2.0, math.inf) or not _in_one_go(tensors):
         return [torch.linalg.vector_norm(t, order, dtype=dtype) for t in tensors]

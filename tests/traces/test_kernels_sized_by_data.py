@@ -1,0 +1,94 @@
+"""Operators whose results are as large as the data says, and programs that read values."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import planner.paper as paper
+from planner.errors import TraceError
+
+
+def test_a_mask_from_the_host_says_how_many_it_selects(taken: Any) -> None:
+    mask = torch.tensor([True, False, True, True])
+
+    found = taken(lambda: (torch.empty(4, 8, device="cuda"), mask.to("cuda")), lambda x, chosen: x[chosen])
+
+    assert found.kept == [((3, 8), "float32")]
+    assert ((3, 1), "int64") in found.temporary or ((1, 3), "int64") in found.temporary
+
+
+@pytest.mark.parametrize(
+    ("operator", "run"),
+    [
+        ("aten.nonzero", lambda x: x.nonzero()),
+        ("aten.nonzero", lambda x: x[x > 0]),
+        ("aten.nonzero", lambda x: x.masked_select(x > 0)),
+        ("aten.unique", lambda x: x.unique()),
+        ("aten.repeat_interleave", lambda x: torch.repeat_interleave(x.long())),
+    ],
+)
+def test_what_depends_on_values_is_refused_with_the_operator_and_the_line(operator: str, run: Any) -> None:
+    with paper.gpu("sm_90"), pytest.raises(TraceError, match=rf"{re.escape(operator)}.*test_kernels_sized_by_data.py"):
+        run(torch.randn(4, device="cuda"))
+
+
+def test_a_refusal_names_the_module_that_reads() -> None:
+    class Router(nn.Module):
+        def forward(self, x: torch.Tensor) -> int:
+            return int(x.argmax())
+
+    with paper.gpu("sm_90"), pytest.raises(TraceError, match=r"module Router"):
+        Router()(torch.randn(4, device="cuda"))
+
+
+def test_a_repeat_of_known_size_needs_no_values(taken: Any) -> None:
+    def make() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.empty(3, 8, device="cuda"), torch.ones(3, dtype=torch.int64, device="cuda") + 1
+
+    found = taken(make, lambda x, repeats: torch.repeat_interleave(x, repeats, dim=0, output_size=6))
+
+    assert ((6, 8), "float32") in found.kept
+
+
+def test_a_fill_under_a_mask_takes_nothing(taken: Any) -> None:
+    def fill(x: torch.Tensor, mask: torch.Tensor) -> None:
+        x[mask] = 0.0
+
+    found = taken(lambda: (torch.empty(4, 8, device="cuda"), torch.empty(4, 8, device="cuda") > 0), fill)
+
+    assert found.kept == []
+
+
+def test_values_are_forgotten_when_the_device_writes_over_them() -> None:
+    with paper.gpu("sm_90"):
+        counts = torch.tensor([1, 2, 3]).to("cuda")
+        assert counts.tolist() == [1, 2, 3]
+        counts[1] = counts[0] * 2
+        with pytest.raises(TraceError):
+            counts.tolist()
+
+
+def test_the_product_of_a_backward_reads_no_zeros() -> None:
+    with paper.gpu("sm_90"):
+        x = torch.randn(4, 4, device="cuda", requires_grad=True)
+        x.cumprod(0).sum().backward()
+
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_grouped_product_takes_its_result_with_rows_at_multiples_of_16_bytes(dtype: torch.dtype, taken: Any) -> None:
+    def make() -> tuple[torch.Tensor, ...]:
+        tokens = torch.empty(32, 16, dtype=dtype, device="cuda")
+        experts = torch.empty(4, 16, 20, dtype=dtype, device="cuda")
+        return tokens, experts, torch.tensor([8, 16, 24, 32], dtype=torch.int32).to("cuda")
+
+    found = taken(make, lambda tokens, experts, ends: nn.functional.grouped_mm(tokens, experts, offs=ends))
+
+    row = 24 if dtype.itemsize == 2 else 20
+    assert found.kept_bytes[0] == (31 * row + 20) * dtype.itemsize  # the last row needs no padding
