@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from planner.spec.job import Job
 from planner.training import absent_peers, step
 
 _RUNS_ON_CPU = 3
+_A_MOMENT_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +56,18 @@ def measure(
     case: str = "",
     peers: str = "absent",
     snapshot: Path | None = None,
+    alone: bool = True,
 ) -> Measured:
     """One rank's step for real. Running out of memory is a result.
 
     `peers`: `absent` for a process group that hallucinates the other ranks, `present` if the caller has initialised
-    torch.distributed. `snapshot`: where the allocator's history goes (xz), on a GPU. Raises MeasureError if there is
-    no such device, SpecError for what the job names and is not there.
+    torch.distributed. `snapshot`: where the allocator's history goes (xz), on a GPU. `alone`: no other process uses
+    the GPU, so that its used bytes are this process's where the driver does not count by process. Raises MeasureError
+    if there is no such device, SpecError for what the job names and is not there.
     """
     world = _world(job, rank, peers)
     if device.type == "cuda":
-        measured = Measured(measurement=_on_cuda(job, device, world, snapshot))
+        measured = Measured(measurement=_on_cuda(job, device, world, snapshot, alone))
     elif device.type == "cpu":
         measured = _on_cpu(job, device, world)
     else:
@@ -83,10 +85,10 @@ def _world(job: Job, rank: int, peers: str) -> _World:
     return _World(rank=rank, size=size, peers=peers)
 
 
-def _on_cuda(job: Job, device: torch.device, world: _World, snapshot: Path | None) -> Measurement:
+def _on_cuda(job: Job, device: torch.device, world: _World, snapshot: Path | None, alone: bool) -> Measurement:
     if not torch.cuda.is_available():
         raise MeasureError("there is no CUDA device that this torch can use", remedy="measure with --device cpu")
-    context_bytes, counted_by = _create_context(device)
+    context_bytes, counted_by = _create_context(device, alone)
     watch = CudaWatch(device, lambda: _device_bytes(device, counted_by))
     with _out_of_memory(watch) as trouble, snapshots.recorded(snapshot), world.joined(), _steps_taken():
         began = time.perf_counter()
@@ -130,19 +132,21 @@ def _out_of_memory(watch: CudaWatch) -> Iterator[_Ending]:
         ending.out_of_memory = OutOfMemory(phase=phase, iteration=iteration, message=message)
 
 
-def _create_context(device: torch.device) -> tuple[int, str]:
+def _create_context(device: torch.device, alone: bool) -> tuple[int, str]:
     """Device bytes of a context without a tensor, and who counts them."""
-    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.init()
     torch.cuda.synchronize(device)
     by_process = nvml.process_bytes(_uuid(device))
     if by_process:
         return by_process, "process"
-    return _device_bytes(device, "device"), "device"
+    return (_device_bytes(device, "device"), "device") if alone else (0, "")
 
 
 def _device_bytes(device: torch.device, counted_by: str) -> int:
     if counted_by == "process":
         return nvml.process_bytes(_uuid(device))
+    if not counted_by:
+        return 0
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
 
@@ -153,35 +157,52 @@ def _uuid(device: torch.device) -> str:
 
 def _on_cpu(job: Job, device: torch.device, world: _World) -> Measured:
     """Up to three runs, until two agree: the profiler can miss an event on a thread that it does not follow."""
-    runs: list[tuple[tuple[PhaseMeasured, ...], Recorded, dict[str, Any]]] = []
+    runs: list[_Run] = []
     began = time.perf_counter()
     with world.joined(), _steps_taken():
-        while len(runs) < _RUNS_ON_CPU and _most_frequent(runs)[1] < 2:
-            recorded, ddp = _profiled(job, device, world.rank)
-            runs.append((phases_of(recorded.events), recorded, ddp))
+        # Present peers cannot know whether this rank's runs agree: all take the same number.
+        while len(runs) < _RUNS_ON_CPU and (world.peers == "present" or max(map(_agreeing(runs), runs), default=0) < 2):
+            runs.append(_profiled(job, device, world.rank))
     seconds = time.perf_counter() - began
-    phases, agreeing = _most_frequent(runs)
-    _, recorded, ddp = next(run for run in reversed(runs) if run[0] == phases)
+    best = max(runs, key=_agreeing(runs))
+    recorded = best.recorded
     measurement = replace(
         _about(job, device, world),
-        phases=phases,
+        phases=best.phases,
         seconds=round(seconds, 3),
         categories=most_by_category(recorded.events),
-        ddp=ddp,
-        truth=Truth(runs=len(runs), agreeing=agreeing, net_bytes=recorded.net_bytes, live_bytes=recorded.live_bytes),
+        ddp=best.ddp,
+        truth=Truth(
+            runs=len(runs),
+            agreeing=_agreeing(runs)(best),
+            net_bytes=recorded.net_bytes,
+            live_bytes=recorded.live_bytes,
+        ),
     )
     return Measured(measurement=measurement, events=recorded.events)
 
 
-def _most_frequent(
-    runs: list[tuple[tuple[PhaseMeasured, ...], Recorded, dict[str, Any]]],
-) -> tuple[tuple[PhaseMeasured, ...], int]:
-    if not runs:
-        return (), 0
-    return Counter(run[0] for run in runs).most_common(1)[0]
+@dataclass(frozen=True, slots=True)
+class _Run:
+    phases: tuple[PhaseMeasured, ...]
+    recorded: Recorded
+    ddp: dict[str, Any]
+
+    def like(self, other: _Run) -> bool:
+        """The same but for what a thread of the process group gives back a moment sooner or later."""
+        pairs = zip(self.phases, other.phases, strict=True)
+        return all(
+            abs(a.peak.requested_bytes - b.peak.requested_bytes) <= _A_MOMENT_BYTES
+            and abs(a.end.requested_bytes - b.end.requested_bytes) <= _A_MOMENT_BYTES
+            for a, b in pairs
+        )
 
 
-def _profiled(job: Job, device: torch.device, rank: int) -> tuple[Recorded, dict[str, Any]]:
+def _agreeing(runs: Sequence[_Run]) -> Callable[[_Run], int]:
+    return lambda run: sum(run.like(other) for other in runs)
+
+
+def _profiled(job: Job, device: torch.device, rank: int) -> _Run:
     recorder = HostRecorder()
     gc.collect()
     with recorder.profiled():
@@ -189,7 +210,8 @@ def _profiled(job: Job, device: torch.device, rank: int) -> tuple[Recorded, dict
         gc.collect()
     ddp = _plain(outcome.ddp)
     del outcome
-    return recorder.recorded(), ddp
+    recorded = recorder.recorded()
+    return _Run(phases_of(recorded.events), recorded, ddp)
 
 
 def _steps_taken() -> AbstractContextManager[None]:

@@ -11,6 +11,7 @@ from planner.errors import MeasureError
 from planner.events import Phase
 
 SCHEMA = "planner.measurement/1"
+_UNSEEN_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class Truth:
     """How far a measurement on a CPU can be believed: it counts if `believed`.
 
     `net_bytes` is what the profiler saw allocated and not freed, `live_bytes` what the storages of live tensors hold.
+    What C++ keeps where Python cannot see it (the reducer's map of used parameters) stays below a KiB.
     """
 
     runs: int
@@ -76,7 +78,7 @@ class Truth:
 
     @property
     def believed(self) -> bool:
-        return self.agreeing >= 2 and self.net_bytes == self.live_bytes
+        return self.agreeing >= 2 and 0 <= self.net_bytes - self.live_bytes < _UNSEEN_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,10 @@ def software() -> dict[str, str]:
     found = {"python": platform.python_version(), "torch": torch.__version__, "driver": nvml.driver_version()}
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
-    if torch.version.cuda and torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
-        found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+    if torch.version.cuda and torch.backends.cudnn.is_available():
+        found["cudnn"] = str(torch.backends.cudnn.version())
     if torch.version.cuda and torch.distributed.is_nccl_available():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["transformers"] = importlib.metadata.version("transformers")
     return {name: version for name, version in found.items() if version}

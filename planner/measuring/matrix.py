@@ -1,0 +1,94 @@
+"""The matrix of `make gpu-truth`: its cases and operators, read from matrix.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from planner.spec.job import Job
+from planner.spec.loading import load_document
+
+_CLUSTER = {"gpu": {"total_bytes": "80GiB", "arch": "sm_90"}}
+"""A step does not ask what GPU it runs on; the spec does."""
+_SIZES = ("micro_batch_size", "sequence_length")
+_AS_A_WHOLE = ("hf_config", "optimizer", "factory_arguments", "decoder", "inputs")
+_SECTIONS = ("model", "train", "parallel", "allocator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One process: a job, or a family of operators."""
+
+    name: str
+    job: Job | None = None
+    operators: tuple[Mapping[str, Any], ...] = ()
+    alone: bool = False
+    """No other case runs at the same time."""
+    snapshot: bool = False
+
+    @property
+    def allocator_conf(self) -> str:
+        return self.job.allocator.conf if self.job is not None else ""
+
+
+def cases(*, small: bool = False) -> list[Case]:
+    """All cases, those that want the GPU for themselves first. `small`: sizes for a rehearsal."""
+    document = _document()
+    found = [_case(entry, document["models"][entry["of"]], small) for entry in document["cases"]]
+    found.sort(key=lambda case: not case.alone)
+    families = document["operators"].items()
+    return found + [Case(name=f"operators-{family}", operators=tuple(entries)) for family, entries in families]
+
+
+@cache
+def _document() -> dict[str, Any]:
+    text = resources.files("planner.measuring").joinpath("matrix.yaml").read_text(encoding="utf-8")
+    return dict(yaml.safe_load(text))
+
+
+def _case(entry: Mapping[str, Any], model: Mapping[str, Any], small: bool) -> Case:
+    parts = [{section: model[section] for section in _SECTIONS if section in model}]
+    if small:
+        parts.append(model["small"])
+    own = {section: entry[section] for section in _SECTIONS if section in entry}
+    if small:
+        own = _shrunk(own)
+    merged: dict[str, Any] = {}
+    for part in (*parts, own):
+        merged = _merged(merged, part)
+    ranks = merged.get("parallel", {}).get("dp_replicate", {}).get("degree", 1)
+    merged["cluster"] = {**_CLUSTER, "nodes": 1, "gpus_per_node": ranks}
+    merged["metadata"] = {"name": entry["name"]}
+    return Case(
+        name=entry["name"],
+        job=load_document(merged, f"matrix.yaml: {entry['name']}"),
+        alone=entry.get("alone", False),
+        snapshot=entry.get("snapshot", False),
+    )
+
+
+def _shrunk(own: Mapping[str, Any]) -> dict[str, Any]:
+    """A case's own sizes give way to those of the small model."""
+    train = {
+        key: value for key, value in own.get("train", {}).items() if key not in ("micro_batch_size", "sequence_length")
+    }
+    if "eval" in train:
+        train["eval"] = {**train["eval"], "micro_batch_size": 2}
+    kept = {key: value for key, value in own.items() if key not in ("train", "allocator")}
+    return {**kept, "train": train}
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and key not in _AS_A_WHOLE:
+            merged[key] = _merged(old, value)
+        else:
+            merged[key] = value
+    return merged

@@ -1,0 +1,198 @@
+"""Single operators on a device: every allocation of forward and backward, in order.
+
+An operator is data: a callable below `torch`, shapes, arguments. On a GPU the order comes from the allocator's own
+history, on a CPU from the profiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any, cast
+
+import torch
+
+from planner.errors import MeasureError
+from planner.events import Alloc, Event, Free, Phase
+from planner.measuring.host_recorder import HostRecorder
+from planner.measuring.measurement import Levels, PhaseMeasured
+
+_LARGEST_SMALL = 64
+
+
+class Operator:
+    """One entry of the matrix, ready to run on `device`. `small` shrinks every dim to at most 64."""
+
+    def __init__(self, entry: Mapping[str, Any], device: torch.device, *, small: bool = False) -> None:
+        self._entry, self._device, self._small = entry, device, small
+        self._dtype = getattr(torch, entry.get("dtype", "float32"))
+        torch.manual_seed(0)
+        self._given = [entry["first"]] if "first" in entry else []
+        self._given += [self._tensor(each) for each in entry["tensors"]]
+        self._given += [self._rest(each) for each in entry.get("rest", ())]
+        self._call = _callable(entry["call"])
+        self._arguments = dict(entry.get("arguments", {}))
+
+    def run(self) -> dict[str, Any]:
+        """Allocations (+) and frees (-) in bytes for forward and backward, warmed up.
+
+        The handles, workspaces and plans of a first call are not the operator's.
+        """
+        self._forward_and_backward(lambda _: None)
+        self._forget()
+        steps = self._recorded()
+        return {"entry": dict(self._entry), "device": self._device.type, **steps}
+
+    def cold(self) -> dict[str, Any]:
+        """The same for the very first run in this process, with what stays for good."""
+        return self._recorded()
+
+    def _recorded(self) -> dict[str, Any]:
+        recorder = _CudaHistory(self._device) if self._device.type == "cuda" else _Host()
+        with recorder:
+            self._forward_and_backward(recorder.mark)
+        self._forget()
+        return recorder.steps()
+
+    def _forward_and_backward(self, mark: Callable[[str], None]) -> None:
+        mark("forward")
+        result = self._call(*self._given, **self._arguments)
+        if isinstance(result, tuple):
+            result = result[0]
+        mark("gradient")
+        trained = [each for each in self._given if isinstance(each, torch.Tensor) and each.requires_grad]
+        if not (trained and result.requires_grad):
+            return
+        gradient = torch.ones_like(result)
+        mark("backward")
+        gradients = torch.autograd.grad(result, trained, gradient, allow_unused=True)
+        mark("end")
+        del result, gradient, gradients
+
+    def _forget(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _tensor(self, spec: Any) -> torch.Tensor:
+        shape = spec["shape"] if isinstance(spec, Mapping) else spec
+        options = spec if isinstance(spec, Mapping) else {}
+        shape = self._shape(shape)
+        if "integers" in options:
+            return torch.randint(self._shape([options["integers"]])[0], shape, device=self._device)
+        made = torch.randn(shape, dtype=self._dtype, device=self._device)
+        if self._entry.get("channels_last") and made.dim() == 4:
+            made = made.contiguous(memory_format=torch.channels_last)
+        return made.requires_grad_(not options.get("fixed", False))
+
+    def _rest(self, spec: Any) -> Any:
+        if isinstance(spec, Mapping):
+            return self._tensor(spec)
+        return self._shape(spec) if isinstance(spec, list) else spec
+
+    def _shape(self, shape: Sequence[int]) -> list[int]:
+        return [min(size, _LARGEST_SMALL) if self._small else size for size in shape]
+
+
+class _Host:
+    """Steps from the profiler's memory events."""
+
+    def __init__(self) -> None:
+        self._recorder = HostRecorder()
+        self._profiled: Any = None
+        self._names: list[str] = []
+
+    def __enter__(self) -> _Host:
+        self._profiled = self._recorder.profiled()
+        self._profiled.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._profiled.__exit__(*error)
+
+    def mark(self, name: str) -> None:
+        self._names.append(name)
+        self._recorder.mark(Phase.FORWARD, len(self._names))
+
+    def steps(self) -> dict[str, Any]:
+        parts: list[list[Event]] = []
+        for event in self._recorder.recorded().events:
+            if isinstance(event, Alloc | Free):
+                parts[-1].append(event) if parts else None
+            else:
+                parts.append([])
+        sizes: dict[int, int] = {}
+        return {name: _signed(part, sizes) for name, part in zip(self._names, parts, strict=True)}
+
+
+class _CudaHistory:
+    """Steps from the history of the caching allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[tuple[str, int]] = []
+        self._trace: list[dict[str, Any]] = []
+
+    def __enter__(self) -> _CudaHistory:
+        torch.cuda.memory._record_memory_history(context=None, stacks="python", max_entries=100_000)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._trace = self._entries()
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+    def mark(self, name: str) -> None:
+        self._marks.append((name, len(self._entries())))
+
+    def steps(self) -> dict[str, Any]:
+        ends = [position for _, position in self._marks[1:]] + [len(self._trace)]
+        return {
+            name: [
+                entry["size"] if entry["action"] == "alloc" else -entry["size"]
+                for entry in self._trace[begin:end]
+                if entry["action"] in ("alloc", "free_requested")
+            ]
+            for (name, begin), end in zip(self._marks, ends, strict=True)
+        }
+
+    def _entries(self) -> list[dict[str, Any]]:
+        index = self._device.index or 0
+        return list(torch.cuda.memory._snapshot()["device_traces"][index])
+
+
+def _signed(events: Sequence[Event], sizes: dict[int, int]) -> list[int]:
+    found = []
+    for event in events:
+        if isinstance(event, Alloc):
+            sizes[event.block] = event.requested_bytes
+            found.append(event.requested_bytes)
+        elif isinstance(event, Free):
+            found.append(-sizes[event.block])
+    return found
+
+
+def phases_of_steps(steps: Mapping[str, Any]) -> tuple[PhaseMeasured, ...]:
+    """Peaks of forward and backward above what was there before, in requested bytes."""
+    now, found = 0, []
+    for name, phase in (("forward", Phase.FORWARD), ("gradient", None), ("backward", Phase.BACKWARD)):
+        peak = now
+        for size in steps.get(name, ()):
+            now += size
+            peak = max(peak, now)
+        if phase is not None and name in steps:
+            ends = Levels(requested_bytes=now)
+            found.append(PhaseMeasured(phase=phase, iteration=1, peak=Levels(requested_bytes=peak), end=ends))
+    return tuple(found)
+
+
+def _concat_two(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return torch.cat((first, second))
+
+
+def _callable(path: str) -> Callable[..., Any]:
+    if path == "concat_two":
+        return _concat_two
+    try:
+        found: Any = reduce(getattr, path.split("."), torch)
+    except AttributeError:
+        raise MeasureError(f"torch has no {path}") from None
+    return cast(Callable[..., Any], found)
