@@ -15,14 +15,16 @@ import torch
 
 from planner.paper import facade, library, values
 from planner.paper.kernels import (  # noqa: F401
-    attention,
     cpu_dropout,
+    cudnn_attention,
     data_dependent,
     dropout,
     embedding,
+    flash_attention,
     foreach,
     grouped_gemm,
     indexing,
+    memory_efficient_attention,
     normalization,
     recurrent,
     results,

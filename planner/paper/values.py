@@ -134,7 +134,9 @@ def _node_name() -> str:
 def refuse_size_of(operator: str, tensor: torch.Tensor) -> NoReturn:
     """TraceError for an operator whose result is as large as the values of the tensor say."""
     frames = list(_frames(inspect.currentframe()))
-    raise _unanswered(frames, f"the size of a result of {operator}, which depends on the values of {_described(tensor)}")
+    raise _unanswered(
+        frames, f"the size of a result of {operator}, which depends on the values of {_described(tensor)}"
+    )
 
 
 def _shared(frame: FrameType) -> int | None:

@@ -1,4 +1,4 @@
-"""A training step of every architecture in the table on the paper GPU: nothing of it wants a value, and all is trained."""
+"""A training step of every architecture in the table on the paper GPU: it needs no values and trains all."""
 
 from __future__ import annotations
 

@@ -129,7 +129,9 @@ def test_flash_keeps_its_result_and_four_bytes_a_row(taken: Any) -> None:
 
 
 def test_flash_splits_the_keys_of_a_small_batch_over_blocks_that_add_up_in_float32(taken: Any) -> None:
-    found = taken(inputs(rows=1024), lambda q, k, v: scaled_dot_product_attention(q[:1, :1], k[:1, :1], v[:1, :1]), "sm_80")
+    found = taken(
+        inputs(rows=1024), lambda q, k, v: scaled_dot_product_attention(q[:1, :1], k[:1, :1], v[:1, :1]), "sm_80"
+    )
 
     # 16 blocks of rows for 216 slots: four blocks of 256 keys are worth four splits
     assert found.temporary == [((4, 1, 1, 1024), "float32"), ((4, 1, 1, 1024, 64), "float32")]

@@ -57,9 +57,7 @@ def test_the_backward_allocates_a_gradient_of_input_weight_and_bias(taken: Any) 
 
     found = taken(with_graph, lambda out, grad, *_: out.backward(grad))
 
-    assert sorted(found.kept) == sorted(
-        [((4, 8, 32, 32), "float32"), ((16, 8, 3, 3), "float32"), ((16,), "float32")]
-    )
+    assert sorted(found.kept) == sorted([((4, 8, 32, 32), "float32"), ((16, 8, 3, 3), "float32"), ((16,), "float32")])
 
 
 def test_a_convolution_in_one_dimension_is_one_in_two(taken: Any) -> None:

@@ -60,7 +60,8 @@ def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) ->
 @cuda("masked_select")
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     shape = torch.broadcast_shapes(x.shape, mask.shape) or (1,)
-    return torch.ops.aten.index.Tensor(x.expand(shape), [mask.expand(shape)])
+    selected: Tensor = torch.ops.aten.index.Tensor(x.expand(shape), [mask.expand(shape)])
+    return selected
 
 
 @cuda("index.Tensor")

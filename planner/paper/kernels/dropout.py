@@ -1,10 +1,10 @@
-"""Dropout: CUDA keeps a bool mask, the CPU the scaled mask in the input's dtype."""
+"""Dropout: CUDA keeps a bool mask."""
 
 from __future__ import annotations
 
 import torch
 
-from planner.paper.kernels.table import cpu, cuda
+from planner.paper.kernels.table import cuda
 
 
 @cuda("native_dropout")

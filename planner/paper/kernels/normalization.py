@@ -63,9 +63,7 @@ def layer_norm_backward(
 
 
 @cuda("_fused_rms_norm")
-def rms_norm(
-    x: Tensor, normalized: Sequence[int], _weight: Tensor | None, _eps: float | None
-) -> tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, normalized: Sequence[int], _weight: Tensor | None, _eps: float | None) -> tuple[Tensor, Tensor]:
     kept = x.contiguous()
     shape, rows, _ = _rows(x, normalized)
     out = torch.empty_like(kept, memory_format=torch.contiguous_format)
@@ -92,11 +90,8 @@ def _summed_in_parts(
         return of_weight, of_bias
     across = -(-columns // _WARP)
     blocks = min(_PARTIAL_BLOCKS // across, -(-rows // _WARP))
-    parts = [t.new_empty(blocks, columns) if t is not None else None for t in (of_weight, of_bias)]
-    if of_weight is not None:
-        of_weight = parts[0].sum(0)
-    if of_bias is not None:
-        of_bias = parts[1].sum(0)
+    parts = [None if t is None else t.new_empty(blocks, columns) for t in (of_weight, of_bias)]
+    of_weight, of_bias = (None if part is None else part.sum(0) for part in parts)
     return of_weight, of_bias
 
 

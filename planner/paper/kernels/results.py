@@ -76,9 +76,7 @@ def ctc_by_miopen(*_: Any) -> bool:
 
 
 @cuda("_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor")
-def ctc_by_cudnn(
-    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int
-) -> bool:
+def ctc_by_cudnn(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int) -> bool:
     """cuDNN wants targets and lengths in int32; targets on the host where the lengths are plain numbers."""
     if blank != 0 or not torch.backends.cudnn.enabled or log_probs.dtype is not torch.float32:
         return False
@@ -133,7 +131,7 @@ def ctc_backward(
 
 
 @cuda("_thnn_fused_gru_cell")
-def gru_cell(gates: Tensor, _hidden_gates: Tensor, hx: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def gru_cell(_gates: Tensor, _hidden_gates: Tensor, hx: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """The workspace holds five values per hidden unit, for the backward."""
     workspace = hx.new_empty(hx.size(0), hx.size(1) * 5)
     return torch.empty_like(hx), workspace
