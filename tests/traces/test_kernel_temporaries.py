@@ -155,3 +155,17 @@ def test_a_view_in_inference_mode_is_one_of_the_tensor_that_it_views() -> None:
         row = whole[1]
 
         assert gpu.recorder.block_of(row) == gpu.recorder.block_of(whole)
+
+
+def test_a_matrix_whose_rows_and_columns_are_both_scattered_is_copied_for_the_gemm() -> None:
+    """As the gradient of a sum is: one number spread over rows and columns."""
+
+    def product(spread: torch.Tensor) -> Any:
+        weight = torch.empty(64, 128, device="cuda")
+        return spread, weight, spread @ weight
+
+    one_number = temporaries(lambda: product(torch.empty((), device="cuda").expand(32, 64)))
+    transposed = temporaries(lambda: product(torch.empty(64, 32, device="cuda").t()))
+
+    assert one_number == [32 * 64 * 4]
+    assert transposed == []

@@ -11,15 +11,12 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include <map>
 #include <memory>
-#include <mutex>
-#include <thread>
-#include <unordered_set>
 #include <vector>
 
 #include "attention.h"
 #include "convolution.h"
+#include "gemms.h"
 #include "host_values.h"
 #include "kernels.h"
 #include "memory.h"
@@ -51,27 +48,6 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   auto data = allocator()->allocate(bytes);  // first the new, then the old goes: as the real one copies between them
   storage->set_data_ptr_noswap(std::move(data));
   storage->set_nbytes(bytes);
-}
-
-// cuBLAS takes one workspace for each handle and stream, on first use, and keeps it; a thread has a handle of its own.
-size_t workspace_bytes = 0;
-std::mutex workspace_mutex;
-std::map<std::pair<std::thread::id, int32_t>, c10::DataPtr> workspaces;
-
-bool is_gemm(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> names{
-      "aten::mm",    "aten::addmm", "aten::bmm", "aten::baddbmm",         "aten::addmv",
-      "aten::addbmm", "aten::dot",  "aten::vdot", "aten::_addmm_activation", "aten::_scaled_mm"};
-  return names.count(op.schema().name()) > 0;
-}
-
-void take_workspace() {
-  std::lock_guard<std::mutex> lock(workspace_mutex);
-  auto& workspace = workspaces[{std::this_thread::get_id(), current_stream()}];
-  if (workspace.get() != nullptr || workspace_bytes == 0) return;
-  static const std::string name = "cublas::workspace";
-  KernelScope scope(name);
-  workspace = allocator()->allocate(workspace_bytes);
 }
 
 // The arguments of one call as meta tensors, and the way back.
@@ -207,7 +183,7 @@ void run_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   torch::jit::Stack results;
   results.reserve(meta.size());
   for (const auto& result : meta) results.push_back(stand_ins.back(result));
-  if (workspace_bytes > 0 && is_gemm(op)) take_workspace();  // the result is born before the handle is asked for
+  if (is_gemm(op)) take_for_gemm(op, arguments);
   torch::jit::drop(*stack, arguments.size());
   for (auto& result : results) stack->push_back(std::move(result));
 }
@@ -387,13 +363,6 @@ void paper_resize_storage(c10::StorageImpl* storage, int64_t bytes) {
   static const std::string name = "storage::resize_";
   paper::KernelScope scope(name);
   paper::resize_storage(storage, static_cast<size_t>(bytes));
-}
-
-// Bytes of a cuBLAS workspace from now on; those that are held are given back.
-void paper_set_workspace_bytes(int64_t bytes) {
-  std::lock_guard<std::mutex> lock(paper::workspace_mutex);
-  paper::workspaces.clear();
-  paper::workspace_bytes = static_cast<size_t>(bytes);
 }
 
 }  // extern "C"

@@ -1,0 +1,79 @@
+#include "gemms.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "memory.h"
+#include "trace.h"
+
+namespace paper {
+namespace {
+
+// cuBLAS takes one workspace for each handle and stream, on first use, and keeps it; a thread has a handle of its own.
+// cublasLt takes the same one (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp). None: not a GPU.
+size_t workspace_bytes = 0;
+std::mutex mutex;
+std::map<std::pair<std::thread::id, int32_t>, c10::DataPtr> workspaces;
+
+// Where the two matrices stand among the arguments; vectors are read where they lie.
+const std::unordered_map<std::string, int>& gemms() {
+  constexpr int kNoMatrices = -1;
+  static const std::unordered_map<std::string, int> known{
+      {"aten::mm", 0},      {"aten::bmm", 0},  {"aten::addmm", 1},
+      {"aten::baddbmm", 1}, {"aten::_addmm_activation", 1},
+      {"aten::addmv", kNoMatrices}, {"aten::addbmm", kNoMatrices}, {"aten::dot", kNoMatrices},
+      {"aten::vdot", kNoMatrices},  {"aten::_scaled_mm", kNoMatrices}};
+  return known;
+}
+
+void take_workspace() {
+  std::lock_guard<std::mutex> lock(mutex);
+  auto& workspace = workspaces[{std::this_thread::get_id(), current_stream()}];
+  if (workspace.get() != nullptr) return;
+  static const std::string name = "cublas::workspace";
+  KernelScope scope(name);
+  workspace = allocator()->allocate(workspace_bytes);
+}
+
+// Rows or columns must be next to each other: prepare_matrix_for_cublas (ATen/native/cuda/cuBlasCommonArgs.h) and
+// prepare_batch_matrix_for_cublas (ATen/native/cuda/Blas.cpp), torch 2.13.
+bool can_be_read(const at::Tensor& matrix) {
+  const auto dims = matrix.dim();
+  const auto rows = matrix.size(dims - 2), columns = matrix.size(dims - 1);
+  const auto down = matrix.stride(dims - 2), along = matrix.stride(dims - 1);
+  if (down == 1 && along >= std::max<int64_t>(1, rows)) return true;
+  if (along == 1 && down >= std::max<int64_t>(1, columns)) return true;
+  if (dims == 2) return matrix.is_non_overlapping_and_dense();
+  return matrix.is_contiguous() && down != 0 && along != 0;
+}
+
+}  // namespace
+
+bool is_gemm(const c10::OperatorHandle& op) { return workspace_bytes > 0 && gemms().count(op.schema().name()) > 0; }
+
+void take_for_gemm(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
+  const int first = gemms().at(op.schema().name());
+  std::vector<c10::DataPtr> copies;
+  for (int i = first; first >= 0 && i < first + 2; ++i) {
+    const auto& matrix = arguments[i].toTensor();
+    if (matrix.dim() >= 2 && matrix.numel() > 0 && !can_be_read(matrix))
+      copies.push_back(allocator()->allocate(matrix.numel() * matrix.element_size()));
+  }
+  take_workspace();
+}
+
+}  // namespace paper
+
+// Bytes of a cuBLAS workspace from now on; those that are held are given back.
+extern "C" void paper_set_workspace_bytes(int64_t bytes) {
+  std::lock_guard<std::mutex> lock(paper::mutex);
+  paper::workspaces.clear();
+  paper::workspace_bytes = static_cast<size_t>(bytes);
+}
