@@ -1,7 +1,7 @@
 """What a target architecture decides about kernels: capability, multiprocessors, workspaces.
 
 Sources: CUDA C programming guide (capabilities, threads per multiprocessor), vendors' data sheets (multiprocessors),
-torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp (workspace sizes; until torch 2.9 only sm_90 took 32 MiB).
+torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp (workspace sizes; in torch 2.6 only sm_90 took 32 MiB).
 """
 
 from __future__ import annotations
@@ -26,6 +26,14 @@ class Target:
     multiprocessors: int
     workspace_bytes: int
     threads_per_multiprocessor: int = 2048
+
+    def prefers_cudnn_attention(self, cuda: str) -> bool:
+        """Data-centre Hopper and Blackwell do, where cuDNN is newer than 9.15.0: in builds of torch for CUDA 13.
+
+        Source: torch 2.13 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (check_prefer_cudnn_attention).
+        """
+        major = int(cuda.partition(".")[0] or 0)
+        return self.arch.startswith("sm_") and self.capability[0] in (9, 10) and major >= 13
 
     @property
     def is_cpu(self) -> bool:
