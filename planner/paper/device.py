@@ -65,8 +65,9 @@ class Paper:
 
 
 @contextmanager
-def gpu(target: str, gpus: int = 1) -> Iterator[Paper]:
-    """A paper GPU of the architecture `target` (`sm_90`, `cpu` for tests); `gpus` is how many a node seems to have.
+def gpu(target: str, gpus: int = 1, cuda: str = "13.0") -> Iterator[Paper]:
+    """A paper GPU of the architecture `target` (`sm_90`, `cpu` for tests); `gpus` is how many a node seems to have;
+    `cuda` is the version that torch is built for.
 
     Raises TraceError for an unknown architecture, or if torch was imported before planner.paper.
     """
@@ -78,7 +79,7 @@ def gpu(target: str, gpus: int = 1) -> Iterator[Paper]:
     native.paper_set_device_count(gpus)
     native.paper_set_workspace_bytes(chosen.workspace_bytes)
     native.paper_set_multiprocessors(chosen.multiprocessors, chosen.threads_per_multiprocessor)
-    native.paper_choose_attention_for(*chosen.capability)
+    native.paper_choose_attention_for(*chosen.capability, chosen.prefers_cudnn_attention(cuda))
     with facade.answering(chosen, gpus):
         recorder = Recorder()
         recorder.start()

@@ -29,9 +29,10 @@ def chosen(
     columns: int = ROWS,
     mask: bool = False,
     training: bool = True,
+    cuda: str = "13.0",
     **arguments: Any,
 ) -> str:
-    with paper.gpu(target):
+    with paper.gpu(target, cuda=cuda):
         query = torch.empty(BATCH, heads, rows, head_dim, dtype=dtype, device="cuda", requires_grad=training)
         key = torch.empty(BATCH, kv_heads, columns, head_dim, dtype=dtype, device="cuda", requires_grad=training)
         bias = torch.empty(rows, columns, dtype=dtype, device="cuda") if mask else None
@@ -54,6 +55,14 @@ def chosen(
 )
 def test_causal_attention_in_bf16_takes_the_kernel_of_its_architecture(target: str, backend: str) -> None:
     assert chosen(target, is_causal=True) == backend
+
+
+def test_builds_for_cuda_12_come_with_a_cudnn_that_is_not_preferred() -> None:
+    assert chosen("sm_90", cuda="12.8") == FLASH
+
+
+def test_on_amd_there_is_no_cudnn() -> None:
+    assert chosen("gfx942") == FLASH
 
 
 def test_in_fp16_volta_takes_the_memory_efficient_kernel() -> None:

@@ -1,7 +1,7 @@
 """Flash attention: a result and four bytes a row are kept; the backward adds up in float32.
 
-Source, torch 2.13: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, attention.cu, attention_backward.cu.
-Which attention kernel runs is decided in native/attention.cpp.
+Source, torch 2.13: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, attention.cu and
+attention_backward.cu. Which attention kernel runs is decided in native/attention.cpp.
 """
 
 from __future__ import annotations

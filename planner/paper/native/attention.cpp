@@ -134,13 +134,13 @@ void install_attention_choice(torch::Library& aten) { aten.impl("_fused_sdp_choi
 
 extern "C" {
 
-// The target from now on. Data-centre Hopper and Blackwell prefer cuDNN, the others flash.
-void paper_choose_attention_for(int major, int minor) {
+// The target from now on, and whether this build of torch prefers cuDNN where it can be had.
+void paper_choose_attention_for(int major, int minor, bool cudnn_preferred) {
   paper::capability = major * 10 + minor;
   using at::SDPBackend;
   std::vector<SDPBackend> order{SDPBackend::flash_attention, SDPBackend::efficient_attention, SDPBackend::math,
                                 SDPBackend::cudnn_attention, SDPBackend::overrideable};
-  if (major == 9 || major == 10) {
+  if (cudnn_preferred) {
     order = {SDPBackend::cudnn_attention, SDPBackend::flash_attention, SDPBackend::efficient_attention,
              SDPBackend::math, SDPBackend::overrideable};
   }
