@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from planner.allocator.rules import Rules
+from planner.calibration.interval import Calibration
+from planner.errors import PlannerError
 from planner.planning import Progress, RankTrace, judged, traces
 from planner.report.statement import Advice, Plan, Verdict
 from planner.spec.job import Job, Optimizer, Recompute
+from planner.tracing.isolated import USUAL_LIMITS, Limits
 
 Change = dict[str, Any]
 Candidate = tuple[Change, Job]
@@ -18,20 +21,53 @@ _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 """Optimizers of torch.optim with a fused implementation (torch 2.13, torch/optim)."""
 
 
-def advise(job: Job, made_from: tuple[RankTrace, ...], progress: Progress = lambda _: None) -> tuple[Advice, ...]:
+def advise(
+    job: Job,
+    made_from: tuple[RankTrace, ...],
+    calibration: Calibration | None = None,
+    progress: Progress = lambda _: None,
+    limits: Limits = USUAL_LIMITS,
+) -> tuple[Advice, ...]:
     """The single changes that make a job fit that does not; where none does alone, the shortest row of them that does.
 
     `made_from` are the traces of the job as it stands: a change of the allocator alone is replayed, not traced again.
     """
-    found: list[Advice] = []
-    for change, changed in _single(job):
-        plan = _plan(job, changed, made_from, change, progress)
-        if plan.verdict is not Verdict.EXCEEDS:
-            found.append(_advice(change, plan))
-    smaller = _first_that_fits(job, _smaller_micro_batches(job), made_from, progress)
+    trial = _Trial(job, made_from, calibration, progress, limits)
+    found = [advice for each in _single(job) if (advice := trial.of(*each)) is not None]
+    smaller = trial.first_that_fits(_smaller_micro_batches(job))
     if smaller is not None:
         found.append(smaller)
-    return tuple(found) if found else _together(job, made_from, progress)
+    return tuple(found) if found else _together(trial)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Trial:
+    """Plans changes of one job."""
+
+    job: Job
+    made_from: tuple[RankTrace, ...]
+    calibration: Calibration | None
+    progress: Progress
+    limits: Limits
+    refused: set[str] = dataclasses.field(default_factory=set)
+    """Keys whose change this job cannot be run with at any size: a model without blocks has none to recompute."""
+
+    def of(self, change: Change, changed: Job) -> Advice | None:
+        """What to say of this change; None if the job does not fit with it, or cannot be run with it."""
+        self.progress("trying " + ", ".join(f"{key}: {value}" for key, value in change.items()))
+        try:
+            plan = judged(changed, self._traces(changed), self.calibration).plan
+        except PlannerError:
+            self.refused.update(change)
+            return None
+        return None if plan.verdict is Verdict.EXCEEDS else _advice(change, plan)
+
+    def first_that_fits(self, candidates: Iterator[Candidate]) -> Advice | None:
+        return next((advice for each in candidates if (advice := self.of(*each)) is not None), None)
+
+    def _traces(self, changed: Job) -> tuple[RankTrace, ...]:
+        same_step = dataclasses.replace(changed, allocator=self.job.allocator) == self.job
+        return self.made_from if same_step else traces(changed, limits=self.limits)
 
 
 def _single(job: Job) -> Iterator[Candidate]:
@@ -41,42 +77,27 @@ def _single(job: Job) -> Iterator[Candidate]:
             yield candidate
 
 
-def _together(job: Job, made_from: tuple[RankTrace, ...], progress: Progress) -> tuple[Advice, ...]:
-    """One change after the other, the cheapest first, until it fits."""
+def _together(trial: _Trial) -> tuple[Advice, ...]:
+    """One change after the other, the cheapest first, until it fits; then smaller micro-batches on top of them all."""
+    found = trial.first_that_fits(_rows(trial))
+    return () if found is None else (found,)
+
+
+def _rows(trial: _Trial) -> Iterator[Candidate]:
     steps: tuple[Callable[[Job], Candidate | None], ...] = (
         _bucket_view, _expandable_segments, _fused, _chunked_loss, _full,
     )  # fmt: skip
+    job = trial.job
     change: Change = {}
-    changed = job
     for step in steps:
-        candidate = step(changed)
-        if candidate is None:
+        candidate = step(job)
+        if candidate is None or not trial.refused.isdisjoint(candidate[0]):
             continue
-        change, changed = {**change, **candidate[0]}, candidate[1]
-        plan = _plan(job, changed, made_from, change, progress)
-        if plan.verdict is not Verdict.EXCEEDS:
-            return (_advice(change, plan),)
-    rows = (({**change, **smaller}, each) for smaller, each in _smaller_micro_batches(changed))
-    last = _first_that_fits(job, rows, made_from, progress)
-    return () if last is None else (last,)
-
-
-def _first_that_fits(
-    job: Job, candidates: Iterator[Candidate], made_from: tuple[RankTrace, ...], progress: Progress
-) -> Advice | None:
-    for change, changed in candidates:
-        plan = _plan(job, changed, made_from, change, progress)
-        if plan.verdict is not Verdict.EXCEEDS:
-            return _advice(change, plan)
-    return None
-
-
-def _plan(
-    job: Job, changed: Job, made_from: tuple[RankTrace, ...], change: Mapping[str, Any], progress: Progress
-) -> Plan:
-    progress("trying " + ", ".join(f"{key}: {value}" for key, value in change.items()))
-    same_step = dataclasses.replace(changed, allocator=job.allocator) == job
-    return judged(changed, made_from if same_step else traces(changed)).plan
+        change, job = {**change, **candidate[0]}, candidate[1]
+        if len(change) > 1:  # alone it has been tried
+            yield change, job
+    for smaller, changed in _smaller_micro_batches(job):
+        yield {**change, **smaller}, changed
 
 
 def _advice(change: Change, plan: Plan) -> Advice:

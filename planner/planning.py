@@ -28,6 +28,7 @@ from planner.report.statement import OutsideAllocator, Plan, Provenance, RankCla
 from planner.spec import bundle, catalog
 from planner.spec.job import Job
 from planner.spec.json_text import canonical_json
+from planner.tracing.isolated import USUAL_LIMITS, Limits, trace_isolated
 
 if TYPE_CHECKING:
     from planner.tracing.trace import Trace
@@ -59,8 +60,13 @@ def plan(job: Job, calibration: Calibration | None = None) -> Plan:
     return planned(job, calibration).plan
 
 
-def planned(job: Job, calibration: Calibration | None = None, progress: Progress = lambda _: None) -> Planned:
-    """The plan, with its traces and timelines."""
+def planned(
+    job: Job,
+    calibration: Calibration | None = None,
+    progress: Progress = lambda _: None,
+    limits: Limits = USUAL_LIMITS,
+) -> Planned:
+    """The plan, with its traces and timelines. `limits` are those of a factory's process."""
     if job.cluster.gpu.total_bytes == 0:
         raise SpecError(
             "the job names no GPU, so nothing can be said of whether it fits",
@@ -68,18 +74,16 @@ def planned(job: Job, calibration: Calibration | None = None, progress: Progress
             place="cluster.gpu",
         )
     Rules.from_conf(job.allocator.conf)  # a setting that is not modelled is said before the work, not after it
-    return judged(job, traces(job, progress), calibration, progress)
+    return judged(job, traces(job, progress, limits), calibration, progress)
 
 
-def traces(job: Job, progress: Progress = lambda _: None) -> tuple[RankTrace, ...]:
+def traces(job: Job, progress: Progress = lambda _: None, limits: Limits = USUAL_LIMITS) -> tuple[RankTrace, ...]:
     """One trace for each rank class."""
-    from planner.tracing.isolated import trace_isolated
-
     found = []
     for each in rank_classes(Mesh.of(job.parallel)):
         progress(f"tracing ranks {each.ranks}")
         if job.model.factory:
-            found.append(RankTrace(each, trace_isolated(job, each.representative)))
+            found.append(RankTrace(each, trace_isolated(job, each.representative, limits=limits)))
             continue
         from planner.tracing.trace import trace
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,12 @@ from planner.spec.documents import file_text
 from planner.spec.json_text import read_json
 from planner.spec.nodes import Node
 
-_REMOTE_CODE = ("auto_map", "trust_remote_code")
-
 
 def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
     """The content of a config: from a file relative to `folder`, or as it stands in the spec.
 
-    Raises SpecError if there is no such file, if it is no JSON object, if it wants code from a hub or does not say
-    its model_type.
+    Raises SpecError if there is no such file, if it is no JSON object or does not say its model_type. Whether
+    transformers itself has this model, or a hub's code would be needed, is said where the model is built.
     """
     if node.value is None:
         return None
@@ -49,12 +47,6 @@ def _checked(config: Any, place: str) -> Mapping[str, Any]:
             allowed="the object that transformers writes as config.json",
             place=place,
         )
-    for key in _wanting_remote_code(config, ""):
-        raise SpecError(
-            f"the config wants code from a model hub (`{key}`), and no such code is run",
-            remedy=f"if transformers itself has this architecture, delete `{key}`; else use `factory`",
-            place=place,
-        )
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise SpecError(
@@ -64,13 +56,3 @@ def _checked(config: Any, place: str) -> Mapping[str, Any]:
             place=place,
         )
     return config
-
-
-def _wanting_remote_code(config: Mapping[str, Any], path: str) -> Iterator[str]:
-    """The dotted keys that ask for code; a multimodal config has whole configs inside."""
-    for key, value in config.items():
-        here = f"{path}.{key}" if path else key
-        if key in _REMOTE_CODE and value:
-            yield here
-        elif isinstance(value, Mapping):
-            yield from _wanting_remote_code(value, here)

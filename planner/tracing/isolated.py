@@ -6,7 +6,9 @@ the traced program prints goes to standard error. The parent watches time and me
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 _PROBLEM = 2
 _LOOK_SECONDS = 0.05
+_ROOT = Path(__file__).parents[2]
+_CHILD = "import sys; sys.path.append(sys.argv[1]); from planner.tracing import isolated; isolated.answer_request()"
+"""Started with -P and planner last in the path: no file beside it, or where it is started, stands for a library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,28 +42,32 @@ class Limits:
     memory_bytes: int = 12 * GIB
 
 
-def trace_isolated(job: Job, rank: int = 0, target: str = "", limits: Limits = Limits()) -> Trace:
+USUAL_LIMITS = Limits()
+
+
+def trace_isolated(job: Job, rank: int = 0, target: str = "", limits: Limits = USUAL_LIMITS) -> Trace:
     """As `trace.trace`, in a child process.
 
     Raises SpecError for a program that takes more than its limits or ends its process, and what `trace` raises.
     """
     from planner.tracing import wire
 
-    request = {"job": bundle.bundle(job), "factory_path": job.model.factory_path, "rank": rank, "target": target}
+    request = {"job": bundle.bundle(job), "rank": rank, "target": target, "seconds": limits.seconds}
     with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answered, tempfile.TemporaryFile() as said:
         asked.write(json.dumps(request).encode())
         asked.seek(0)
         child = subprocess.Popen(
-            [sys.executable, "-m", "planner.tracing.isolated"],
+            [sys.executable, "-P", "-c", _CHILD, str(_ROOT)],
             stdin=asked, stdout=answered, stderr=said, start_new_session=True,
         )  # fmt: skip
         try:
             _watch(child, limits, job.model.factory)
         finally:
             _end(child)
-        if child.returncode not in (0, _PROBLEM):
-            raise _ended(child.returncode, _last_line(said), job.model.factory)
-        document = json.loads(_all(answered))
+        try:
+            document = json.loads(_all(answered))
+        except ValueError:  # it ended before it had answered, with whatever code
+            raise _ended(child.returncode, _last_line(said), job.model.factory) from None
     if child.returncode == _PROBLEM:
         raise _problem(document)
     return wire.from_json(document)
@@ -78,7 +87,8 @@ def _watch(child: subprocess.Popen[bytes], limits: Limits, factory: str) -> None
             raise SpecError(
                 f"{factory or 'the model'} takes more than {show_bytes(limits.memory_bytes)} of the host's memory",
                 allowed=f"at most {show_bytes(limits.memory_bytes)} resident",
-                remedy="build the module without its data, and on the default device",
+                remedy="load no data in the factory, and build a large module under `with torch.device('cuda')`: "
+                "on paper it takes no memory",
                 place="model.factory",
             )
         time.sleep(_LOOK_SECONDS)
@@ -93,7 +103,8 @@ def _resident_bytes(process: int) -> int:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
+    """And whatever it started: the child is the leader of its group."""
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
@@ -124,10 +135,12 @@ def _last_line(stream: IO[bytes]) -> str:
     return lines[-1][:300] if lines else ""
 
 
-def _child() -> int:
+def answer_request() -> None:
+    """The child's side; it does not return."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the program prints is no answer
     request = json.load(sys.stdin)
+    signal.alarm(math.ceil(request["seconds"]) + 5)  # for a parent that was killed and can end nobody
     try:
         from planner.tracing import wire
         from planner.tracing.trace import trace
@@ -145,7 +158,3 @@ def _child() -> int:
     answers.flush()
     # Not the ordinary way out: threads or exit handlers of a foreign program could keep the process.
     os._exit(code)
-
-
-if __name__ == "__main__":
-    _child()

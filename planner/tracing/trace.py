@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner import paper
-from planner.errors import PlannerError, TraceError
+from planner import paper  # before torch
+from planner.errors import PlannerError
 from planner.events import Event
 from planner.layout.mesh import Mesh
 from planner.spec.job import Job
+from planner.tracing import failures
 from planner.training import absent_peers, step
 
 _MOST_GPUS = 120
@@ -49,7 +50,7 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
         except PlannerError:
             raise
         except Exception as error:
-            raise _untraceable(error, gpu.recorder.open_module()) from error
+            raise failures.untraceable(error) from error
     return Trace(events, buckets, unknown, time.perf_counter() - began)
 
 
@@ -57,13 +58,3 @@ def _account(logged: Mapping[str, Any]) -> dict[str, Any]:
     """Without its clock: a trace of the same job is the same at any time."""
     plain = {key: value for key, value in logged.items() if isinstance(value, str | int | float | bool)}
     return {key: value for key, value in plain.items() if "_time" not in key}
-
-
-def _untraceable(error: Exception, module: str) -> TraceError:
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    where = f" in {module}" if module else ""
-    return TraceError(
-        f"the step cannot be traced{where}: {type(error).__name__}: {said[:300]}",
-        allowed="a step that runs on a GPU and reads no values of device tensors on the host",
-        remedy="run the step on a real device first; if it works there, planner lacks a kernel: report this line",
-    )

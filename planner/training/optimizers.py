@@ -13,8 +13,8 @@ from torch import nn
 from planner.errors import SpecError
 from planner.spec import job
 
-_NAME_PLACE = "train.optimizer.name"
-_ARGUMENTS_PLACE = "train.optimizer.arguments"
+_PLACE = "train.optimizer"
+_NAME_PLACE = f"{_PLACE}.name"
 _WANTS_A_CLOSURE = ("LBFGS",)
 
 
@@ -39,7 +39,7 @@ def build(spec: job.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.opti
     try:
         built: torch.optim.Optimizer = cls(trained, **arguments)
     except (ValueError, TypeError, RuntimeError) as refusal:
-        raise SpecError(f"{spec.name} refuses its arguments: {refusal}", place=_ARGUMENTS_PLACE) from refusal
+        raise SpecError(f"{spec.name} refuses its arguments: {refusal}", place=_PLACE) from refusal
     return built
 
 
@@ -75,7 +75,7 @@ def _checked(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
                 f"{cls.__name__} does not take the argument {name!r}",
                 allowed=", ".join(allowed),
                 remedy=f"did you mean {close[0]}?" if close else "",
-                place=_ARGUMENTS_PLACE,
+                place=f"{_PLACE}.{name}",
             )
     # YAML has no tuples, and Adam compares its betas with one.
     return {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}

@@ -264,8 +264,9 @@ def test_numbers_that_json_lacks_are_read_as_transformers_writes_them(load: Load
     }
 
 
-def test_a_config_without_remote_code_may_say_so(load: Load) -> None:
-    model = "model: {hf_config: {model_type: bert, auto_map: null, trust_remote_code: false}}\n"
+def test_a_config_may_say_where_its_code_is_on_a_hub_since_published_ones_do(load: Load) -> None:
+    """Whether transformers has the model itself is seen where it is built; no code is fetched in any case."""
+    model = "model: {hf_config: {model_type: phi3, auto_map: {AutoConfig: configuration_phi3.Phi3Config}}}\n"
 
     assert load(model=model).model.hf_config is not None
 

@@ -71,7 +71,7 @@ def test_an_argument_that_the_class_does_not_take_is_refused_with_those_it_takes
         run(factory_job(optimizer=Optimizer(name="SGD", arguments={"momentun": 0.9})))
 
     assert str(refusal.value) == (
-        "train.optimizer.arguments: SGD does not take the argument 'momentun'\n"
+        "train.optimizer.momentun: SGD does not take the argument 'momentun'\n"
         "  allowed: lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused\n"
         "  change:  did you mean momentum?"
     )
@@ -81,7 +81,7 @@ def test_a_value_that_the_class_refuses_is_refused_in_its_words(factory_job: Job
     with pytest.raises(SpecError) as refusal:
         run(factory_job(optimizer=Optimizer(name="SGD", arguments={"lr": -1.0})))
 
-    assert str(refusal.value) == ("train.optimizer.arguments: SGD refuses its arguments: Invalid learning rate: -1.0")
+    assert str(refusal.value) == "train.optimizer: SGD refuses its arguments: Invalid learning rate: -1.0"
 
 
 def test_an_optimizer_that_wants_a_closure_is_refused(factory_job: JobOf, run: Run) -> None:

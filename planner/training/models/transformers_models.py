@@ -8,9 +8,12 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
+from huggingface_hub import constants as hub
+from huggingface_hub.errors import OfflineModeIsEnabled
 from torch import nn
 
 from planner.errors import SpecError
@@ -18,8 +21,10 @@ from planner.spec import job
 from planner.training.models import heads
 
 _PLACE = "model.hf_config"
-_NOT_OF_THE_MODEL = ("dtype", "torch_dtype", "quantization_config", "auto_map", "architectures", "transformers_version")
+_NOT_OF_THE_MODEL = ("dtype", "torch_dtype", "quantization_config", "architectures", "transformers_version")
 """Keys of a config.json that say how a checkpoint was stored, not what the model is."""
+_REMOTE_CODE = ("auto_map", "trust_remote_code")
+"""Where the code of a model lies on a hub. Published configs keep it although transformers has the model by now."""
 
 
 def from_config(model: job.Model, dtype: torch.dtype) -> nn.Module:
@@ -39,11 +44,12 @@ def from_config(model: job.Model, dtype: torch.dtype) -> nn.Module:
         # Decoders look for the last token that is no padding.
         config.pad_token_id = 0
     try:
-        with _quiet():
+        with _quiet(), _offline():
             built = build._from_config(config, dtype=dtype, attn_implementation=_attention(build, model.attention))
     except SpecError:
         raise
     except Exception as failure:
+        _refuse_network(failure)
         raise SpecError(
             f"transformers cannot build {build.__name__} from the config: {type(failure).__name__}: {failure}",
             remedy="check the sizes in the config",
@@ -63,6 +69,13 @@ def _quiet() -> Iterator[None]:
         transformers.logging.set_verbosity(before)
 
 
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Some configs name a backbone on a hub, which transformers would fetch."""
+    with mock.patch.object(hub, "HF_HUB_OFFLINE", True):
+        yield
+
+
 def _attention(build: Any, wanted: str) -> str | None:
     """sdpa where the class has it; else what transformers chooses itself, which is eager."""
     return None if wanted == "sdpa" and not getattr(build, "_supports_sdpa", False) else wanted
@@ -73,13 +86,16 @@ def _config(content: Mapping[str, Any]) -> Any:
     known = transformers.CONFIG_MAPPING
     if not isinstance(model_type, str) or not model_type:
         raise SpecError("the config names no model_type", allowed="a config.json of transformers", place=_PLACE)
+    _refuse_remote_code(content, _PLACE)
     if model_type not in known:
-        _refuse_unknown(model_type, content, list(known.keys()))
-    kept = {k: copy.deepcopy(v) for k, v in content.items() if k not in _NOT_OF_THE_MODEL and k != "model_type"}
+        _refuse_unknown(model_type, list(known.keys()))
+    local = _without_remote_code(content)
+    kept = {k: copy.deepcopy(v) for k, v in local.items() if k not in _NOT_OF_THE_MODEL and k != "model_type"}
     try:
-        with _quiet():
+        with _quiet(), _offline():
             return known[model_type](**kept)
     except Exception as failure:
+        _refuse_network(failure)
         raise SpecError(
             f"transformers does not take this {model_type} config: {type(failure).__name__}: {failure}",
             remedy="check the values in the config",
@@ -87,14 +103,40 @@ def _config(content: Mapping[str, Any]) -> Any:
         ) from failure
 
 
-def _refuse_unknown(model_type: str, content: Mapping[str, Any], known: list[str]) -> None:
-    if "auto_map" in content:
+def _refuse_network(failure: BaseException | None) -> None:
+    while failure is not None and not isinstance(failure, OfflineModeIsEnabled):
+        failure = failure.__cause__ or failure.__context__
+    if failure is not None:
         raise SpecError(
-            f"the model type {model_type!r} wants to run remote code (auto_map)",
+            "the config names something that transformers would fetch from a hub, and planner goes to no network",
+            allowed="a config that says everything about its model",
+            remedy="write the config of the part into it: `backbone_config` in place of `backbone`, say",
+            place=_PLACE,
+        ) from failure
+
+
+def _refuse_remote_code(content: Mapping[str, Any], place: str) -> None:
+    """A config, or one inside it, whose model transformers does not have itself but a hub would."""
+    model_type = content.get("model_type")
+    if any(content.get(key) for key in _REMOTE_CODE) and model_type not in transformers.CONFIG_MAPPING:
+        raise SpecError(
+            f"transformers {transformers.__version__} has no model type {model_type!r} itself, and planner runs no "
+            "remote code (auto_map)",
             allowed="model types that transformers itself has",
             remedy="write a factory that builds the model from code you trust",
-            place=_PLACE,
+            place=place,
         )
+    for name, part in content.items():
+        if isinstance(part, Mapping) and "model_type" in part:
+            _refuse_remote_code(part, f"{place}.{name}")
+
+
+def _without_remote_code(content: Mapping[str, Any]) -> dict[str, Any]:
+    local = {name: part for name, part in content.items() if name not in _REMOTE_CODE}
+    return {name: _without_remote_code(part) if isinstance(part, Mapping) else part for name, part in local.items()}
+
+
+def _refuse_unknown(model_type: str, known: list[str]) -> None:
     close = difflib.get_close_matches(model_type, known, n=3)
     raise SpecError(
         f"unknown model type {model_type!r}",

@@ -1,0 +1,81 @@
+"""What is wrong with a job and seen only when it is built or traced: each says exactly what its .txt says.
+
+The jobs are those of tests/bad_specs/after_loading. Factories are run in this process here; `test_isolated_factories`
+runs some that would harm it.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from planner import planning
+from planner.errors import PlannerError
+from planner.planning import planned
+from planner.spec.loading import load_job
+from planner.tracing.trace import trace
+
+FOLDER = Path(__file__).parent.parent / "bad_specs" / "after_loading"
+MESSAGES = {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}
+SPECS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "trace_isolated", lambda job, rank, **_: trace(job, rank))
+
+
+def message_of(spec: Path) -> str:
+    """With what changes from one transformers to the next taken out of it."""
+    with pytest.raises(PlannerError) as caught:
+        planned(load_job(spec))
+    said = str(caught.value).replace(transformers.__version__, "VERSION")
+    return said.replace(str(len(transformers.CONFIG_MAPPING.keys())), "NUMBER")
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_message_is_exactly(name: str) -> None:
+    assert message_of(SPECS[name]) == MESSAGES[name].read_text(encoding="utf-8").rstrip("\n")
+
+
+def test_each_faulty_spec_has_its_message_and_each_message_its_spec() -> None:
+    assert list(SPECS) == list(MESSAGES)
+    assert len(SPECS) >= 20
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("somebody went to the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+PHI = {
+    "model_type": "phi3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 100,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_published_config_that_names_code_on_a_hub_is_planned_with_transformers_own(tmp_path: Path) -> None:
+    import json
+
+    code = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+    (tmp_path / "config.json").write_text(json.dumps({**PHI, "auto_map": code}))
+    (tmp_path / "job.yaml").write_text(
+        "model: {hf_config: config.json}\ntrain: {sequence_length: 8}\ncluster: {gpu: H100-SXM-80GB}\n"
+    )
+
+    assert planned(load_job(tmp_path / "job.yaml")).plan.verdict == "fits"
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", [name for name in SPECS if name.startswith("config_")])
+def test_no_config_is_looked_up_on_a_hub(name: str) -> None:
+    message_of(SPECS[name])
