@@ -26,6 +26,7 @@ from planner.paper.kernels import (  # noqa: F401
     indexing,
     memory_efficient_attention,
     normalization,
+    ordering,
     recurrent,
     results,
     synchronized_norm,

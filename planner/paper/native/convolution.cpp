@@ -24,8 +24,7 @@ Tensor born(IntArrayRef sizes, const Tensor& like, at::MemoryFormat format) {
 
 Tensor cudnn_forward(const Tensor& input, const Tensor& weight, IntArrayRef padding, IntArrayRef stride,
                      IntArrayRef dilation, int64_t, bool, bool, bool) {
-  static const std::string name = "aten::cudnn_convolution";
-  KernelScope scope(name);
+  OperatorScope scope("aten::cudnn_convolution");
   const auto format = at::native::cudnn_conv_suggest_memory_format(input, weight);
   const auto sizes = at::native::conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
   Tensor output = born(sizes, input, format);
@@ -56,8 +55,7 @@ Tensor gradient_of_weight(const Tensor& input, const Tensor& gradient, const Ten
 
 Two cudnn_backward(const Tensor& input, const Tensor& gradient, const Tensor& weight, IntArrayRef, IntArrayRef,
                    IntArrayRef, int64_t, bool, bool, bool, std::array<bool, 2> wanted) {
-  static const std::string name = "aten::cudnn_convolution_backward";
-  KernelScope scope(name);
+  OperatorScope scope("aten::cudnn_convolution_backward");
   const Tensor copy = gradient.contiguous(input.suggest_memory_format());
   Tensor of_input, of_weight;
   if (wanted[0]) of_input = gradient_of_input(input, copy, weight);
@@ -67,8 +65,7 @@ Two cudnn_backward(const Tensor& input, const Tensor& gradient, const Tensor& we
 
 Tensor cudnn_transpose(const Tensor& input, const Tensor& weight, IntArrayRef padding, IntArrayRef output_padding,
                        IntArrayRef stride, IntArrayRef dilation, int64_t groups, bool, bool, bool) {
-  static const std::string name = "aten::cudnn_convolution_transpose";
-  KernelScope scope(name);
+  OperatorScope scope("aten::cudnn_convolution_transpose");
   const auto sizes = at::native::conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride,
                                                  dilation, groups);
   const auto format = at::native::cudnn_conv_suggest_memory_format(input, weight);
@@ -82,8 +79,7 @@ Tensor cudnn_transpose(const Tensor& input, const Tensor& weight, IntArrayRef pa
 Two cudnn_transpose_backward(const Tensor& input, const Tensor& gradient, const Tensor& weight, IntArrayRef,
                              IntArrayRef, IntArrayRef, IntArrayRef, int64_t, bool, bool, bool,
                              std::array<bool, 2> wanted) {
-  static const std::string name = "aten::cudnn_convolution_transpose_backward";
-  KernelScope scope(name);
+  OperatorScope scope("aten::cudnn_convolution_transpose_backward");
   const Tensor copy = gradient.contiguous(input.suggest_memory_format());
   Tensor of_input, of_weight;
   if (wanted[0]) of_input = gradient_of_input(input, copy, weight);
@@ -93,8 +89,7 @@ Two cudnn_transpose_backward(const Tensor& input, const Tensor& gradient, const 
 
 Tensor depthwise(const Tensor& input, const Tensor& weight, IntArrayRef, const std::optional<Tensor>&,
                  IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation) {
-  static const std::string name = "aten::_conv_depthwise";
-  KernelScope scope(name);
+  OperatorScope scope("aten::_conv_depthwise");
   const Tensor input_copy = input.contiguous();
   const Tensor weight_copy = weight.contiguous();
   return at::empty(at::native::conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation),
@@ -103,8 +98,7 @@ Tensor depthwise(const Tensor& input, const Tensor& weight, IntArrayRef, const s
 
 Two depthwise2d_backward(const Tensor& gradient, const Tensor& input, const Tensor& weight, IntArrayRef, IntArrayRef,
                          IntArrayRef, IntArrayRef, std::array<bool, 2> wanted) {
-  static const std::string name = "aten::_conv_depthwise2d_backward";
-  KernelScope scope(name);
+  OperatorScope scope("aten::_conv_depthwise2d_backward");
   const Tensor copy = gradient.contiguous();
   Tensor of_input, of_weight;
   if (wanted[0]) {
@@ -121,8 +115,7 @@ Two depthwise2d_backward(const Tensor& gradient, const Tensor& input, const Tens
 // Kernels that unfold the input into columns; a backward takes the columns of one sample at a time.
 Three unfolding_backward(const Tensor& gradient, const Tensor& input, const Tensor& weight, IntArrayRef kernel,
                          std::array<bool, 3> wanted) {
-  static const std::string name = "aten::slow_conv_backward";
-  KernelScope scope(name);
+  OperatorScope scope("aten::slow_conv_backward");
   const Tensor gradient_copy = gradient.contiguous(), input_copy = input.contiguous();
   Tensor of_input, of_weight, of_bias;
   if (wanted[0]) of_input = at::empty(input.sizes(), gradient.options());

@@ -20,7 +20,7 @@ std::vector<int64_t> alloc_position;  // block -> its record
 bool recording = false;
 
 thread_local const std::string* kernel = nullptr;
-thread_local int32_t python_kernel = -1;  // the operator whose kernel is a Python function and at work; its name's index
+thread_local int32_t owner = -1;  // the operator that has asked for whatever follows: its name's index
 thread_local int32_t module_scope = 0;
 thread_local int32_t backward_depth = 0;
 
@@ -70,13 +70,20 @@ void leave_function(const at::RecordFunction&, at::ObserverContext* context) {
 KernelScope::KernelScope(const std::string& name) : previous_(kernel) { kernel = &name; }
 KernelScope::~KernelScope() { kernel = previous_; }
 
+OperatorScope::OperatorScope(const char* name) : previous_(owner) {
+  if (owner >= 0) return;
+  std::lock_guard<std::mutex> lock(mutex);
+  owner = index_of(name);
+}
+OperatorScope::~OperatorScope() { owner = previous_; }
+
 int64_t record_alloc(size_t bytes, int32_t stream) {
   static const std::string unknown;
   std::lock_guard<std::mutex> lock(mutex);
   const auto block = static_cast<int64_t>(alloc_position.size());
   alloc_position.push_back(recording ? static_cast<int64_t>(records.size()) : -1);
   if (!recording) return block;
-  const int32_t op = python_kernel >= 0 ? python_kernel : index_of(kernel == nullptr ? unknown : *kernel);
+  const int32_t op = owner >= 0 ? owner : index_of(kernel == nullptr ? unknown : *kernel);
   records.push_back({static_cast<int32_t>(Kind::Alloc), op, module_scope, stream, block, static_cast<int64_t>(bytes), -1,
                      -1, backward_depth > 0});
   return block;
@@ -157,8 +164,8 @@ int32_t paper_name_index(const char* name) {
 
 // What is allocated until this is called again belongs to the operator of that name, or to nobody (-1).
 int32_t paper_enter_kernel(int32_t name) {
-  const int32_t previous = paper::python_kernel;
-  paper::python_kernel = name;
+  const int32_t previous = paper::owner;
+  paper::owner = name;
   return previous;
 }
 

@@ -31,6 +31,15 @@ struct KernelScope {
   const std::string* previous_;
 };
 
+// The operator that asks for everything on this thread, whatever it calls; an open one is kept.
+struct OperatorScope {
+  explicit OperatorScope(const char* name);
+  ~OperatorScope();
+
+ private:
+  int32_t previous_;
+};
+
 int64_t record_alloc(size_t bytes, int32_t stream);
 void record_free(int64_t block);
 void record_use(int64_t block, int32_t stream);
