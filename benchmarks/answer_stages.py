@@ -1,0 +1,98 @@
+"""Where the seconds go from the start of a process to the answer about a job.
+
+Run: python benchmarks/answer_stages.py JOB.yaml
+
+Does what `planner plan` does, stage by stage, and prints the seconds of each as JSON. The stages of the trace are told
+apart by the marks that the step gives its recorder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BEGAN = time.perf_counter() - time.process_time()
+"""When this process began, near enough: until here it has done nothing but start the interpreter."""
+
+
+class Clock:
+    """Seconds since the last lap, by name."""
+
+    def __init__(self, began: float) -> None:
+        self.last, self.laps = began, dict[str, float]()
+
+    def lap(self, name: str, now: float | None = None) -> None:
+        now = time.perf_counter() if now is None else now
+        self.laps[name] = self.laps.get(name, 0.0) + now - self.last
+        self.last = now
+
+
+def stages(path: Path) -> dict[str, float]:
+    clock = Clock(BEGAN)
+    from planner.spec.loading import load_job
+
+    job = load_job(path)
+    clock.lap("interpreter, spec")
+    from planner import paper
+
+    clock.lap("import torch, paper's library")
+    if job.model.hf_config is not None:
+        from planner.training.models import transformers_models  # noqa: F401
+
+    clock.lap("import transformers")
+    from planner import advice, planning
+    from planner.events import Phase
+    from planner.paper.recorder import Recorder
+    from planner.report.statement import Verdict
+    from planner.report.style import Style
+    from planner.report.text import render
+    from planner.tracing import trace  # noqa: F401
+
+    clock.lap("import planner")
+    with paper.gpu(job.cluster.gpu.arch, job.cluster.gpus_per_node):
+        clock.lap("register kernels")
+    forwards: list[float] = []
+    marked = Recorder.mark
+
+    def mark(self: Recorder, phase: Phase, iteration: int) -> None:
+        if phase is Phase.FORWARD:
+            forwards.append(time.perf_counter())
+        marked(self, phase, iteration)
+
+    Recorder.mark = mark  # type: ignore[method-assign]
+    traces = planning.traces(job)
+    Recorder.mark = marked  # type: ignore[method-assign]
+    clock.lap("build and wrap the model", forwards[0])
+    clock.lap("iterations, events")
+    found = planning.judged(job, traces)
+    clock.lap("replay, statement")
+    if found.plan.verdict is Verdict.EXCEEDS:
+        _advise(advice, job, traces, clock)
+    render(found.plan, Style(), notes=found.notes)
+    clock.lap("render")
+    return clock.laps
+
+
+def _advise(advice: Any, job: Any, traces: Any, clock: Clock) -> None:
+    """Advice plans other jobs: what it traces and what it replays are told apart."""
+
+    def timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            clock.lap("advice: replays, statements")
+            result = function(*arguments, **named)
+            clock.lap(name)
+            return result
+
+        return run
+
+    advice.traces = timed(advice.traces, "advice: traces")
+    advice.advise(job, traces)
+    clock.lap("advice: replays, statements")
+
+
+if __name__ == "__main__":
+    json.dump(stages(Path(sys.argv[1])), sys.stdout)
