@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,9 @@ from planner.spec.bundle import bundle
 from planner.spec.job import Job
 from planner.training import absent_peers, step
 
-_RUNS_ON_CPU = 3
+_MOST_RUNS = {"none": 3, "absent": 3, "present": 8}
+"""On a CPU. A process group's threads give tensors back where the profiler does not look, or do not: it is a race."""
+_AGREEING = 2
 _A_MOMENT_BYTES = 1024
 
 
@@ -156,15 +158,14 @@ def _uuid(device: torch.device) -> str:
 
 
 def _on_cpu(job: Job, device: torch.device, world: _World) -> Measured:
-    """Up to three runs, until two agree: the profiler can miss an event on a thread that it does not follow."""
+    """Several runs, until two agree: the profiler can miss a free on a thread that it does not follow."""
     runs: list[_Run] = []
     began = time.perf_counter()
     with world.joined(), _steps_taken():
-        # Present peers cannot know whether this rank's runs agree: all take the same number.
-        while len(runs) < _RUNS_ON_CPU and (world.peers == "present" or max(map(_agreeing(runs), runs), default=0) < 2):
+        while len(runs) < _MOST_RUNS[world.peers] and not _all_ranks(world, _enough(runs)):
             runs.append(_profiled(job, device, world.rank))
     seconds = time.perf_counter() - began
-    best = max(runs, key=_agreeing(runs))
+    best = _lowest(runs)
     recorded = best.recorded
     measurement = replace(
         _about(job, device, world),
@@ -174,7 +175,7 @@ def _on_cpu(job: Job, device: torch.device, world: _World) -> Measured:
         ddp=best.ddp,
         truth=Truth(
             runs=len(runs),
-            agreeing=_agreeing(runs)(best),
+            agreeing=sum(best.like(run) for run in runs),
             net_bytes=recorded.net_bytes,
             live_bytes=recorded.live_bytes,
         ),
@@ -198,8 +199,22 @@ class _Run:
         )
 
 
-def _agreeing(runs: Sequence[_Run]) -> Callable[[_Run], int]:
-    return lambda run: sum(run.like(other) for other in runs)
+def _lowest(runs: Sequence[_Run]) -> _Run:
+    """A free that is missed leaves bytes standing: of several runs the lowest saw the most."""
+    return min(runs, key=lambda run: sum(each.peak.requested_bytes for each in run.phases))
+
+
+def _enough(runs: Sequence[_Run]) -> bool:
+    return len(runs) > 1 and sum(_lowest(runs).like(run) for run in runs) >= _AGREEING
+
+
+def _all_ranks(world: _World, answer: bool) -> bool:
+    """Whether every rank says so: ranks that are there have to run equally often."""
+    if world.peers != "present":
+        return answer
+    said = torch.tensor([int(answer)])
+    torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MIN)
+    return bool(said.item())
 
 
 def _profiled(job: Job, device: torch.device, rank: int) -> _Run:

@@ -26,12 +26,19 @@ BACKEND = "absent_peers"
 
 # The value of the work's future is the first argument: the tensors that the collective fills.
 _IN_PLACE = ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource")
-_FILLED_BY_FAKE = (
-    "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base", "all_gather_single",
-    "all_gather_single_coalesced", "reduce_scatter", "reduce_scatter_tensor_coalesced", "_reduce_scatter_base",
-    "reduce_scatter_single", "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
-    "gather", "scatter",
-)  # fmt: skip
+# What torch's fake group calls it: torch 2.13 has new names for some of them, its fake group has not.
+_FILLED_BY_FAKE = {
+    "allgather": "allgather", "allgather_coalesced": "allgather_coalesced", "reduce_scatter": "reduce_scatter",
+    "alltoall": "alltoall", "gather": "gather", "scatter": "scatter",
+    "_allgather_base": "_allgather_base", "all_gather_single": "_allgather_base",
+    "_reduce_scatter_base": "_reduce_scatter_base", "reduce_scatter_single": "_reduce_scatter_base",
+    "alltoall_base": "alltoall_base", "all_to_all_single": "alltoall_base",
+}  # fmt: skip
+_ONE_BY_ONE = {
+    "allgather_into_tensor_coalesced": "_allgather_base", "all_gather_single_coalesced": "_allgather_base",
+    "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "_reduce_scatter_base",
+}  # fmt: skip
 
 
 @contextmanager
@@ -90,7 +97,7 @@ class AbsentPeers(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND
 
-    def barrier(self, _options: Any = None) -> Any:
+    def barrier(self, *_options: Any, **_named: Any) -> Any:
         return _done([])
 
 
@@ -101,6 +108,15 @@ def _in_place(_self: AbsentPeers, tensors: Any, *_options: Any, **_named: Any) -
 def _filled(name: str) -> Callable[..., Any]:
     def collective(self: AbsentPeers, outputs: Any, *arguments: Any, **named: Any) -> Any:
         getattr(self._fake, name)(outputs, *arguments, **named)
+        return _done(outputs)
+
+    return collective
+
+
+def _one_by_one(name: str) -> Callable[..., Any]:
+    def collective(self: AbsentPeers, outputs: Any, inputs: Any, *_arguments: Any, **_named: Any) -> Any:
+        for output, given in zip(outputs, inputs, strict=True):
+            getattr(self._fake, name)(output, given)
         return _done(outputs)
 
     return collective
@@ -117,8 +133,10 @@ def _done(value: Any) -> Any:
 
 for _name in _IN_PLACE:
     setattr(AbsentPeers, _name, _in_place)
-for _name in _FILLED_BY_FAKE:
-    setattr(AbsentPeers, _name, _filled(_name))
+for _name, _fake_name in _FILLED_BY_FAKE.items():
+    setattr(AbsentPeers, _name, _filled(_fake_name))
+for _name, _fake_name in _ONE_BY_ONE.items():
+    setattr(AbsentPeers, _name, _one_by_one(_fake_name))
 
 
 @cache

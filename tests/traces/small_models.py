@@ -10,7 +10,8 @@ class Perceptron(nn.Sequential):
     def __init__(self, width: int = 512, layers: int = 3, dropout: float = 0.0) -> None:
         parts: list[nn.Module] = []
         for _ in range(layers):
-            parts += [nn.Linear(width, width), nn.GELU(), nn.Dropout(dropout)] if dropout else [nn.Linear(width, width), nn.ReLU()]
+            parts.append(nn.Linear(width, width))
+            parts += [nn.GELU(), nn.Dropout(dropout)] if dropout else [nn.ReLU()]
         super().__init__(*parts, nn.Linear(width, 10))
 
 

@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ _MASK_BYTES = 256 * 512 * 4
 
 def _module(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", _HERE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -88,7 +89,7 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Every job once on paper and once for real; replicated ones as two processes that meet over gloo."""
     folder = tmp_path_factory.mktemp("runs")
     paper = _start("paper", folder, [*CASES.ALONE, *CASES.REPLICATED])
@@ -96,7 +97,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     traced, measured = paper(), alone()
     pair = [_start("real", folder, CASES.REPLICATED, rank, str(folder / "meeting")) for rank in (0, 1)]
     first, _ = [finish() for finish in pair]
-    yield Runs(traced, {**measured, **first})
+    return Runs(traced, {**measured, **first})
 
 
 @pytest.mark.parametrize("name", ALONE + REPLICATED)

@@ -1,0 +1,147 @@
+"""Predicted beside measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.comparing import command, plans
+from planner.comparing.comparison import Figure, SizesCompared, to_json
+from planner.comparing.operations import compare_sizes, first_difference
+from planner.comparing.text import render
+from planner.errors import PlannerError
+from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
+from planner.measuring import store
+from planner.measuring.measurement import DeviceFacts, Measurement
+from planner.report.statement import (
+    OutsideAllocator,
+    Peak,
+    PhaseStatement,
+    Plan,
+    Provenance,
+    RankClassStatement,
+    Verdict,
+)
+
+Build = Callable[..., Measurement]
+
+
+@pytest.fixture
+def plan() -> Plan:
+    peak = Peak(
+        phase=Phase.FORWARD, iteration=1, allocated_bytes=303, reserved_bytes=400, device_bytes=990,
+        interval_bytes=(900, 1100),
+    )  # fmt: skip
+    statement = RankClassStatement(
+        representative=0,
+        ranks="0-7",
+        coordinates={"dp_replicate": 0},
+        peak=peak,
+        capacity_bytes=2000,
+        verdict=Verdict.FITS,
+        cache_releases=0,
+        at_peak={},
+        phases=(
+            PhaseStatement(
+                phase=Phase.FORWARD, iteration=1, peak_allocated_bytes=303, peak_reserved_bytes=400,
+                end_allocated_bytes=250,
+            ),
+        ),
+        outside_allocator=OutsideAllocator(cuda_context_bytes=500),
+        holders=(),
+    )  # fmt: skip
+    provenance = Provenance(planner="0", torch="2.13.0+cpu", allocator_rules="a", catalog="b", calibration="none")
+    return Plan(
+        plan_id="pl-a", trace_id="t", calibrated=False, job={}, rank_classes=(statement,), provenance=provenance
+    )
+
+
+def test_the_error_is_that_of_dnnmem() -> None:
+    assert Figure(name="x", predicted=90, measured=100).error_percent == 10.0
+    assert Figure(name="x", predicted=110, measured=100).error_percent == 10.0
+    assert Figure(name="x", predicted=5, measured=0).error_percent is None
+
+
+def test_peaks_and_phases_stand_side_by_side(plan: Plan, measurement: Build) -> None:
+    found = plans.with_measurement(plan, measurement(rank=3, context_bytes=520))
+    assert found.peak == (
+        Figure(name="allocated", predicted=303, measured=300),
+        Figure(name="reserved", predicted=400, measured=400),
+        Figure(name="device", predicted=990, measured=900),
+        Figure(name="context", predicted=500, measured=520),
+    )
+    (forward,) = found.phases
+    assert forward.figures[0] == Figure(name="allocated", predicted=303, measured=300)
+    assert forward.figures[2] == Figure(name="allocated_at_end", predicted=250, measured=250)
+    assert found.notes == ()
+
+
+def test_a_rank_that_the_plan_does_not_have_is_refused(plan: Plan, measurement: Build) -> None:
+    with pytest.raises(PlannerError, match="no rank 8"):
+        plans.with_measurement(plan, measurement(rank=8))
+
+
+def test_other_software_and_absent_peers_are_noted(plan: Plan, measurement: Build) -> None:
+    notes = plans.with_measurement(plan, measurement(software={"torch": "2.11.0+cu130"}, peers="absent")).notes
+    assert notes == (
+        "predicted with torch 2.13.0+cpu, measured with torch 2.11.0+cu130",
+        "measured with absent peers: NCCL's own memory is not in it",
+    )
+
+
+def test_a_cpu_is_compared_by_requested_bytes(plan: Plan, measurement: Build) -> None:
+    events: list[Event] = [
+        Mark(Phase.LOAD), Alloc(0, 100), Role(0, Category.PARAMETER, "w"),
+        Mark(Phase.FORWARD, 1), Alloc(1, 197), Free(1),
+    ]  # fmt: skip
+    on_cpu = replace(measurement(), device=DeviceFacts(kind="cpu"))
+    with pytest.raises(PlannerError, match="measured on a CPU"):
+        plans.with_measurement(plan, on_cpu)
+    found = plans.with_measurement(plan, on_cpu, events=events)
+    assert found.peak == (Figure(name="requested", predicted=297, measured=300),)
+    assert found.categories == (
+        Figure(name="parameter", predicted=100, measured=100),
+        Figure(name="gradient", predicted=0, measured=100),
+    )
+
+
+def _asks(*sizes: int, op: str = "aten.mm") -> list[Event]:
+    return [Alloc(block, size, 0, Origin(op=op)) for block, size in enumerate(sizes)]
+
+
+def test_sizes_that_one_side_has_more_of_are_listed_largest_first() -> None:
+    whole, sizes = compare_sizes(_asks(64, 64, 512, 8), _asks(64, 1024, 4, op="aten.addmm"))
+    assert whole == Figure(name="allocations", predicted=3, measured=2)
+    assert sizes == (
+        SizesCompared(bytes=1024, count=-1, ops=("aten.addmm",)),
+        SizesCompared(bytes=512, count=1, ops=("aten.mm",)),
+        SizesCompared(bytes=64, count=1, ops=("aten.mm",)),
+    )
+
+
+def test_the_first_allocation_that_differs_is_found() -> None:
+    same, other = _asks(64, 128, 256), _asks(64, 128, 512)
+    assert first_difference(same, same) == (-1, None, None)
+    assert first_difference(same, other) == (2, same[2], other[2])
+    assert first_difference(same, same[:2]) == (2, same[2], None)
+
+
+def test_a_file_of_measurements_is_compared_case_by_case(plan: Plan, measurement: Build, tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    store.append(path, [measurement(case="mlp"), measurement(case="other"), measurement(case="mlp", error="it failed")])
+    assert [each.case for each in command.run_compare(plan, path)] == ["mlp", "other"]
+    assert [each.case for each in command.run_compare(plan, path, case="other")] == ["other"]
+    with pytest.raises(PlannerError, match="no measurement of 'none'"):
+        command.run_compare(plan, path, case="none")
+
+
+def test_it_reads_as_a_table_and_as_json(plan: Plan, measurement: Build) -> None:
+    found = plans.with_measurement(plan, measurement())
+    assert "allocated                               303 B          300 B   1.000 %" in render(found)
+    document = to_json(found)
+    assert document["schema"] == "planner.comparison/1"
+    assert document["peak"][0] == {"name": "allocated", "predicted": 303, "measured": 300, "error_percent": 1.0}
+    assert command.shown([found], as_json=True).startswith('{\n  "schema": "planner.comparison/1"')

@@ -1,0 +1,114 @@
+"""The matrix that a real GPU is asked: complete, readable, and rehearsed on a CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.measuring.matrix import Case, cases
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def _steps() -> list[Case]:
+    return [case for case in cases() if case.job is not None]
+
+
+def test_there_are_at_least_forty_steps_of_every_kind() -> None:
+    names = [case.name for case in _steps()]
+    assert len(names) >= 40
+    assert len(set(names)) == len(names)
+    families = ("mlp", "resnet", "vit", "gpt2", "bert", "t5", "llama")
+    assert [family for family in families if not any(name.startswith(family) for name in names)] == []
+
+
+def test_precisions_optimizers_recomputation_ddp_eval_and_checkpoints_are_in_it() -> None:
+    trains = [case.job.train for case in _steps() if case.job]
+    assert {each.precision for each in trains} == {"none", "bf16_autocast", "fp16_autocast"}
+    assert {each.optimizer.name for each in trains} >= {"SGD", "Adam", "AdamW", "Adafactor"}
+    ways = [each.optimizer.arguments for each in trains if each.optimizer.name == "AdamW"]
+    for way in ({"foreach": True}, {"fused": True}, {"foreach": False}):
+        assert way in ways
+    assert {each.recompute.mode for each in trains} == {"none", "full"}
+    views = {
+        c.job.parallel.dp_replicate.gradient_as_bucket_view
+        for c in _steps()
+        if c.job and c.job.parallel.dp_replicate.degree > 1
+    }
+    assert views == {False, True}
+    assert any(each.eval for each in trains)
+    assert any(each.checkpoint_load for each in trains)
+    assert any(case.job.model.parameter_dtype == "bfloat16" for case in _steps() if case.job)
+
+
+def test_operators_stand_in_families_with_names_of_their_own() -> None:
+    entries = [entry for case in cases() for entry in case.operators]
+    assert len({entry["name"] for entry in entries}) == len(entries) >= 40
+
+
+def test_the_small_matrix_has_the_same_cases() -> None:
+    assert [case.name for case in cases(small=True)] == [case.name for case in cases()]
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two cases, begun with one of them measured before."""
+    folder = tmp_path_factory.mktemp("truth")
+    for only in ("mlp-ddp-view", "mlp-ddp-"):
+        _run(folder, only)
+    _run(folder, "operators-losses")
+    return folder
+
+
+def _run(folder: Path, only: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "planner.measuring.gpu_truth", "--out", str(folder), "--device", "cpu", "--small"]
+    return subprocess.run(
+        [*command, "--jobs", "2", "--only", only],
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "measurements.jsonl").read_text().splitlines()]
+
+
+def test_a_second_run_measures_what_is_left(rehearsed: Path) -> None:
+    names = [each["case"] for each in _lines(rehearsed)]
+    assert names[:2] == ["mlp-ddp-view", "mlp-ddp-copy"]
+    assert "2 of them measured before" in _run(rehearsed, "mlp-ddp-").stderr
+    assert [each["case"] for each in _lines(rehearsed)] == names
+
+
+def test_a_rehearsed_step_says_what_it_took(rehearsed: Path) -> None:
+    view, copy = _lines(rehearsed)[:2]
+    assert view["error"] == copy["error"] == ""
+    assert (view["world_size"], view["peers"], view["device"]["kind"]) == (8, "absent", "cpu")
+    assert view["ddp"]["rebuilt_bucket_sizes"] == copy["ddp"]["rebuilt_bucket_sizes"]
+    assert copy["peak"]["requested_bytes"] > view["peak"]["requested_bytes"]
+    assert view["categories"]["bucket"] == view["categories"]["parameter"]
+
+
+def test_a_rehearsed_operator_lists_its_allocations(rehearsed: Path) -> None:
+    mse = next(each for each in _lines(rehearsed) if each["case"] == "operator-mse")
+    whole = 64 * 64 * 4
+    assert mse["error"] == ""
+    assert [size for size in mse["operator"]["forward"] if abs(size) > 8] == [whole, whole, -whole]
+
+
+def test_measuring_needs_neither_ray_nor_pydantic() -> None:
+    script = (
+        "import sys, planner.measuring.gpu_truth, planner.measuring.measure, planner.measuring.command\n"
+        "print(sorted({'ray', 'pydantic', 'planner.paper'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
