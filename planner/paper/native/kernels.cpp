@@ -205,6 +205,10 @@ void forget_written(const c10::OperatorHandle& op, const torch::jit::Stack& stac
     if (alias == nullptr || !alias->isWrite()) continue;
     const auto& value = stack[stack.size() - arguments.size() + i];
     if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda()) forget(value.toTensor());
+    if (!value.isTensorList()) continue;
+    for (const auto& item : value.toListRef()) {
+      if (item.toTensor().defined() && item.toTensor().is_cuda()) forget(item.toTensor());
+    }
   }
 }
 

@@ -1,0 +1,87 @@
+"""What docs/decisions.md says of the paper GPU, as far as a program can say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from planner import paper
+
+import torch  # isort: skip
+
+from planner.errors import TraceError
+from planner.events import Alloc
+
+
+@contextmanager
+def allocations() -> Iterator[Callable[[], list[int]]]:
+    with paper.gpu("sm_80") as gpu:
+        yield lambda: [event.requested_bytes for event in gpu.recorder.events() if isinstance(event, Alloc)]
+
+
+def test_a_tensor_on_paper_is_an_ordinary_tensor_of_the_device_type_cuda() -> None:
+    with paper.gpu("sm_80") as gpu:
+        tensor = torch.empty(3, device=gpu.device)
+
+        assert (type(tensor), tensor.device.type, tensor.is_cuda) == (torch.Tensor, "cuda", True)
+
+
+def test_gradients_that_meet_at_a_node_are_added_in_place() -> None:
+    """Autograd adds into a new tensor where it meets a subclass, as FakeTensor is one."""
+    with allocations() as so_far:
+        x = torch.empty(1000, device="cuda", requires_grad=True)
+        y = x * 2
+        loss = (y * 3 + y * 4).sum()
+        before = len(so_far())
+        loss.backward()
+
+        assert so_far()[before:].count(4000) == 3  # of y by way of 3, of y by way of 4, of x
+
+
+def test_a_small_value_from_the_host_comes_back_as_it_was() -> None:
+    with paper.gpu("sm_80"):
+        on_device = torch.tensor([3, 1, 2]).to("cuda")
+
+        assert (on_device.tolist(), on_device[1].item(), on_device.clone().cpu().tolist()) == ([3, 1, 2], 1, [3, 1, 2])
+
+
+WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "in place": lambda t: t.add_(1),
+    "through a view": lambda t: t[:1].zero_(),
+    "out of another operator": lambda t: torch.add(torch.empty_like(t), 1, out=t),
+    "a copy from the device": lambda t: t.copy_(torch.empty_like(t)),
+    "by a list of tensors": lambda t: torch._foreach_add_([t], 1),
+    "by index": lambda t: t.__setitem__(0, 7),
+    "by a mask": lambda t: t.masked_fill_(torch.empty_like(t, dtype=torch.bool), 0),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_value_is_forgotten_once_the_device_has_written_over_it(write: Callable[[torch.Tensor], object]) -> None:
+    with paper.gpu("sm_80"):
+        on_device = torch.tensor([3, 1, 2]).to("cuda")
+        write(on_device)
+
+        with pytest.raises(TraceError, match="on paper a tensor has no values"):
+            on_device.tolist()
+
+
+def test_a_value_does_not_pass_to_the_next_tensor_at_its_address() -> None:
+    with paper.gpu("sm_80"):
+        for _ in range(3):
+            on_device = torch.tensor([3, 1, 2]).to("cuda")
+            del on_device
+            fresh = torch.empty(3, dtype=torch.int64, device="cuda")
+
+            with pytest.raises(TraceError):
+                fresh.tolist()
+
+
+def test_what_was_computed_on_the_device_has_no_value() -> None:
+    with paper.gpu("sm_80"):
+        on_device = torch.tensor([3, 1, 2]).to("cuda")
+
+        with pytest.raises(TraceError):
+            (on_device * 2).tolist()
