@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -140,6 +141,7 @@ def answer_request() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the program prints is no answer
     request = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the paper GPU's address space would make a large core
     signal.alarm(math.ceil(request["seconds"]) + 5)  # for a parent that was killed and can end nobody
     try:
         from planner.tracing import wire
