@@ -15,13 +15,15 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from planner.errors import PlannerError
 from planner.progress import shown
 
 if TYPE_CHECKING:
+    from planner.events import Event
     from planner.planning import Planned
+    from planner.report.statement import Plan
     from planner.report.style import Style
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -73,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_spec(commands)
     _add_replay(commands)
+    _add_measure(commands)
+    _add_compare(commands)
     return parser
 
 
@@ -209,7 +213,12 @@ def run_replay(arguments: argparse.Namespace) -> int:
     from planner.report.replay_text import render_replay
 
     report = verify_snapshot(arguments.snapshot, arguments.conf).to_json()
-    print(json.dumps(report, indent=2) if arguments.format == "json" else render_replay(arguments.snapshot.name, report, _style()), end="")
+    print(
+        json.dumps(report, indent=2)
+        if arguments.format == "json"
+        else render_replay(arguments.snapshot.name, report, _style()),
+        end="",
+    )
     return DONE
 
 
@@ -234,6 +243,93 @@ def run_spec(arguments: argparse.Namespace) -> int:
     job = load_job(arguments.job)
     print(bundle_text(job) if arguments.bundle else job_yaml(job), end="")
     return DONE
+
+
+def _add_measure(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "measure",
+        parents=[_common_options()],
+        help="run the very same step for real and write down what it took",
+        description="Runs one rank's training step on a real device, its peers absent, and appends one line of JSON "
+        "to a file. Running out of memory is a result.",
+    )
+    parser.add_argument("job", type=Path, metavar="JOB", help="a job spec (YAML) or a bundle (JSON)")
+    parser.add_argument("--device", required=True, help="cuda, cuda:1, or cpu")
+    parser.add_argument("--rank", type=int, default=0, help="which rank to be (default: 0)")
+    parser.add_argument("--output", type=Path, default=Path("measurements.jsonl"), metavar="FILE.jsonl")
+    parser.add_argument("--snapshot", type=Path, metavar="FILE.pickle.xz", help="also the allocator's history (cuda)")
+    parser.set_defaults(run=run_measure)
+
+
+def run_measure(arguments: argparse.Namespace) -> int:
+    """`planner measure`: 0, or SpecError or MeasureError."""
+    from planner.spec.loading import load_job
+
+    conf = load_job(arguments.job).allocator.conf
+    if conf:
+        os.environ["PYTORCH_ALLOC_CONF"] = conf  # read once, while torch is imported
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks on standard error otherwise
+    with shown() as progress:
+        progress(f"measuring on {arguments.device}")
+        from planner.measuring.command import run_measure as measured
+
+        found = measured(
+            arguments.job,
+            device=arguments.device,
+            rank=arguments.rank,
+            out=arguments.output,
+            snapshot=arguments.snapshot,
+        )
+    print(f"{found.case or 'the step'}: one line more in {arguments.output}", file=sys.stderr)
+    return DONE
+
+
+def _add_compare(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "compare",
+        parents=[_common_options()],
+        help="set a plan and a measurement, or a recorded snapshot, side by side",
+        description="Sets what was predicted beside what was measured: peaks, phases, categories.",
+    )
+    parser.add_argument("plan", type=Path, metavar="PLAN|JOB", help="what planner plan --format json wrote, or a job")
+    parser.add_argument("measured", type=Path, metavar="MEASUREMENTS|SNAPSHOT", help="a .jsonl file, or a snapshot")
+    parser.add_argument("--case", default="", help="only measurements of this case")
+    parser.add_argument("--rank", type=int, help="only measurements of this rank")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+    parser.set_defaults(run=run_compare)
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    """`planner compare`: 0, or what planning and reading raise."""
+    from planner.comparing import command
+
+    plan, events = _plan_to_compare(arguments.plan, command.target_of(arguments.measured))
+    found = command.run_compare(plan, arguments.measured, case=arguments.case, rank=arguments.rank, events=events)
+    print(command.shown(found, as_json=arguments.format == "json"), end="")
+    return DONE
+
+
+def _plan_to_compare(path: Path, target: str) -> tuple[Plan, Sequence[Event]]:
+    """A finished plan as it is, a job planned for the kernels of `target`; with the latter its events."""
+    from planner.report.statement import SCHEMA, from_json
+    from planner.spec.loading import load_job
+
+    document = _json_object(path)
+    if document.get("schema") == SCHEMA:
+        return from_json(document), ()
+    from planner.planning import planned
+
+    with shown() as progress:
+        found = planned(load_job(path), progress=progress, target=target)
+    return found.plan, found.traces[0].trace.events
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}  # a YAML spec, or nothing at all: the loader says which
+    return document if isinstance(document, dict) else {}
 
 
 def _say(message: str, debug: bool) -> None:

@@ -65,8 +65,12 @@ def planned(
     calibration: Calibration | None = None,
     progress: Progress = lambda _: None,
     limits: Limits = USUAL_LIMITS,
+    target: str = "",
 ) -> Planned:
-    """The plan, with its traces and timelines. `limits` are those of a factory's process."""
+    """The plan, with its traces and timelines.
+
+    `limits` are those of a factory's process; `target` says whose kernels are traced (default: the job's GPU).
+    """
     if job.cluster.gpu.total_bytes == 0:
         raise SpecError(
             "the job names no GPU, so nothing can be said of whether it fits",
@@ -74,20 +78,22 @@ def planned(
             place="cluster.gpu",
         )
     Rules.from_conf(job.allocator.conf)  # a setting that is not modelled is said before the work, not after it
-    return judged(job, traces(job, progress, limits), calibration, progress)
+    return judged(job, traces(job, progress, limits, target), calibration, progress)
 
 
-def traces(job: Job, progress: Progress = lambda _: None, limits: Limits = USUAL_LIMITS) -> tuple[RankTrace, ...]:
+def traces(
+    job: Job, progress: Progress = lambda _: None, limits: Limits = USUAL_LIMITS, target: str = ""
+) -> tuple[RankTrace, ...]:
     """One trace for each rank class."""
     found = []
     for each in rank_classes(Mesh.of(job.parallel)):
         progress(f"tracing ranks {each.ranks}")
         if job.model.factory:
-            found.append(RankTrace(each, trace_isolated(job, each.representative, limits=limits)))
+            found.append(RankTrace(each, trace_isolated(job, each.representative, target, limits)))
             continue
         from planner.tracing.trace import trace
 
-        found.append(RankTrace(each, trace(job, each.representative)))
+        found.append(RankTrace(each, trace(job, each.representative, target)))
     return tuple(found)
 
 

@@ -39,6 +39,14 @@ def run_compare(
     return [plans.with_measurement(plan, each, events=events) for each in found]
 
 
+def target_of(measured: Path) -> str:
+    """Whose kernels a job has to be traced with to stand beside this file: `cpu`, or empty for the job's own GPU."""
+    if measured.name.endswith(_SNAPSHOTS):
+        return ""
+    kinds = {each.device.kind for each in store.read(measured) if not each.error}
+    return "cpu" if kinds == {"cpu"} else ""
+
+
 def shown(comparisons: Sequence[Comparison], *, as_json: bool) -> str:
     """The comparisons as they are printed; as JSON one object: the comparison, or all of them."""
     if not as_json:
