@@ -107,8 +107,10 @@ def _spawn(case: Case, arguments: argparse.Namespace, shared: bool) -> str:
         *(["--shared"] if shared else []),
     ]
     environment = {**os.environ, "KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false"}
-    environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
-    environment["PYTORCH_ALLOC_CONF"] = case.allocator_conf
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        environment.pop(name, None)
+    if case.allocator_conf:
+        environment["PYTORCH_ALLOC_CONF"] = case.allocator_conf
     try:
         ended = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=_CASE_SECONDS, check=False

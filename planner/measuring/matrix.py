@@ -37,12 +37,12 @@ class Case:
 
 
 def cases(*, small: bool = False) -> list[Case]:
-    """All cases, those that want the GPU for themselves first. `small`: sizes for a rehearsal."""
+    """All cases: those that want the GPU for themselves, then the operators, then the rest. `small`: a rehearsal."""
     document = _document()
-    found = [_case(entry, document["models"][entry["of"]], small) for entry in document["cases"]]
-    found.sort(key=lambda case: not case.alone)
+    steps = [_case(entry, document["models"][entry["of"]], small) for entry in document["cases"]]
     families = document["operators"].items()
-    return found + [Case(name=f"operators-{family}", operators=tuple(entries)) for family, entries in families]
+    operators = [Case(name=f"operators-{family}", operators=tuple(entries)) for family, entries in families]
+    return [c for c in steps if c.alone] + operators + [c for c in steps if not c.alone]
 
 
 @cache
