@@ -1,0 +1,246 @@
+"""`planner plan` and `planner check`: what they print where, what they write, how they end."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner import cli
+from planner.spec.loading import load_job
+
+REPOSITORY = Path(__file__).parents[2]
+SPEC = """
+metadata: {{name: small}}
+model: {{decoder: {{layers: 2, hidden: 128, heads: 2, kv_heads: 2, ffn: 256, vocab: 512}}}}
+train: {{sequence_length: 64, micro_batch_size: 8, iterations: 2}}
+parallel: {{dp_replicate: 2}}
+cluster: {{gpus_per_node: 2, gpu: {{total_bytes: {total}, arch: sm_80}}}}
+"""
+Written = Callable[..., str]
+Shown = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Written:
+    """The path of a small job on a GPU of this size."""
+
+    def write(total: str = "80GiB") -> str:
+        path = tmp_path / "job.yaml"
+        path.write_text(SPEC.format(total=total), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def keys(value: Any) -> Any:
+    """The keys of a document, in order; of a list those of its first member."""
+    if isinstance(value, dict):
+        return {key: keys(each) for key, each in value.items()}
+    return [keys(value[0])] if isinstance(value, list) and value else None
+
+
+CATEGORIES = [
+    "parameter", "gradient", "bucket", "optimizer_state", "activation", "temporary", "workspace", "input",
+    "communication", "other",
+]  # fmt: skip
+RANK_CLASS = {
+    "representative": None,
+    "ranks": None,
+    "coordinates": dict.fromkeys(["pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"]),
+    "peak": dict.fromkeys(
+        ["phase", "iteration", "allocated_bytes", "reserved_bytes", "device_bytes", "interval_bytes"], None
+    )
+    | {"interval_bytes": [None]},
+    "capacity_bytes": None,
+    "headroom_bytes": None,
+    "verdict": None,
+    "cache_releases": None,
+    "at_peak": dict.fromkeys(CATEGORIES, None),
+    "phases": [
+        dict.fromkeys(["phase", "iteration", "peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes"])
+    ],
+    "outside_allocator": {"cuda_context_bytes": None, "nccl_bytes": None},
+    "holders": [dict.fromkeys(["bytes", "category", "module", "op", "shape", "dtype", "count"])],
+}
+PLAN = [
+    "schema", "plan_id", "trace_id", "verdict", "calibrated", "job", "rank_classes", "advice", "provenance", "seconds",
+]  # fmt: skip
+
+
+def test_json_has_exactly_the_keys_of_the_contract_in_its_order(job: Written, capsys: Shown) -> None:
+    assert cli.main(["plan", job(), "--format", "json"]) == 0
+
+    plan = json.loads(capsys.readouterr().out)
+    assert list(plan) == PLAN
+    plan["rank_classes"][0]["holders"][0]["shape"] = None
+    found = keys(plan["rank_classes"][0])
+    assert found == RANK_CLASS
+    assert list(found) == list(RANK_CLASS)
+    assert list(found["at_peak"]) == CATEGORIES
+    assert list(plan["provenance"]) == ["planner", "torch", "allocator_rules", "catalog", "calibration"]
+    assert list(plan["seconds"]) == ["trace", "replay", "total"]
+    assert plan["schema"] == "planner.plan/1"
+    assert plan["job"]["schema"] == "planner.bundle/1"
+
+
+def test_json_is_alone_on_standard_output(job: Written, capsys: Shown) -> None:
+    cli.main(["plan", job("700MiB"), "--format", "json", "--no-advice"])
+
+    shown = capsys.readouterr()
+    assert (shown.out[0], shown.out[-2:], shown.err) == ("{", "}\n", "")
+    assert json.loads(shown.out)["verdict"] == "exceeds"
+
+
+def test_a_plan_id_fits_a_label_and_metadata_is_no_part_of_it(job: Written, capsys: Shown) -> None:
+    def identity(more: str) -> str:
+        path = Path(job())
+        path.write_text(path.read_text().replace("name: small", more))
+        cli.main(["plan", str(path), "--format", "json"])
+        return str(json.loads(capsys.readouterr().out)["plan_id"])
+
+    first, second = identity("name: small"), identity("name: other, team: nlp")
+    assert first == second
+    assert re.fullmatch(r"pl-[a-z2-7]{26}", first)
+
+
+def test_the_report_names_the_job_its_phases_its_categories_and_its_verdict(job: Written, capsys: Shown) -> None:
+    assert cli.main(["plan", job()]) == 0
+
+    said = capsys.readouterr().out
+    for word in ("small", "load", "forward", "backward", "parameter", "bucket", "fits"):
+        assert word in said
+
+
+def test_a_job_that_does_not_fit_ends_with_3_and_with_changes_that_help(job: Written, capsys: Shown) -> None:
+    assert cli.main(["plan", job(over_by_little(job, capsys))]) == 3
+
+    assert "train.micro_batch_size" in capsys.readouterr().out
+
+
+def over_by_little(job: Written, capsys: Shown) -> str:
+    """A GPU a little too small for the job as it is: its device bytes less 4 MiB."""
+    cli.main(["plan", job(), "--format", "json"])
+    peak = json.loads(capsys.readouterr().out)["rank_classes"][0]["peak"]
+    return f"{peak['device_bytes'] - 4 * 2**20}B"
+
+
+def test_advice_can_be_left_out(job: Written, capsys: Shown) -> None:
+    assert cli.main(["plan", job("700MiB"), "--no-advice", "--format", "json"]) == 3
+
+    assert json.loads(capsys.readouterr().out)["advice"] == []
+
+
+def test_a_job_that_fits_only_just_ends_with_0_and_a_warning(job: Written, capsys: Shown) -> None:
+    cli.main(["plan", job(), "--format", "json"])
+    peak = json.loads(capsys.readouterr().out)["rank_classes"][0]["peak"]
+
+    assert cli.main(["check", job(f"{peak['device_bytes']}B")]) == 0
+
+    shown = capsys.readouterr()
+    assert shown.out.startswith("tight: ")
+    assert shown.err == "warning: it is tight\n"
+
+
+@pytest.mark.parametrize(("total", "code", "verdict"), [("80GiB", 0, "fits"), ("700MiB", 3, "exceeds")])
+def test_check_is_one_line_and_the_exit_code(job: Written, capsys: Shown, total: str, code: int, verdict: str) -> None:
+    assert cli.main(["check", job(total)]) == code
+
+    shown = capsys.readouterr()
+    assert shown.out.count("\n") == 1
+    assert shown.out.startswith(f"{verdict}: small takes ")
+    assert shown.err == ""
+
+
+def test_the_timeline_is_a_page_of_its_own(job: Written, tmp_path: Path, capsys: Shown) -> None:
+    page = tmp_path / "memory.html"
+
+    assert cli.main(["plan", job(), "--timeline", str(page)]) == 0
+
+    text = page.read_text(encoding="utf-8")
+    assert text.lower().startswith("<!doctype html>")
+    assert re.findall(r"https?://(?!www\.w3\.org)", text) == []
+    assert capsys.readouterr().out
+
+
+def test_the_snapshot_is_replayed_address_by_address(job: Written, tmp_path: Path, capsys: Shown) -> None:
+    path = tmp_path / "memory.pickle"
+    assert cli.main(["plan", job(), "--format", "json", "--snapshot", str(path)]) == 0
+    peak = json.loads(capsys.readouterr().out)["rank_classes"][0]["peak"]
+
+    assert {"segments", "device_traces"} <= set(pickle.loads(path.read_bytes()))
+    assert cli.main(["replay", str(path), "--format", "json"]) == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    assert device["addresses"]["matched"] == device["addresses"]["total"] > 0
+    assert device["segments"]["matched"] == device["segments"]["total"] > 0
+    assert (device["peak_allocated_bytes"], device["peak_reserved_bytes"]) == (
+        peak["allocated_bytes"],
+        peak["reserved_bytes"],
+    )
+
+
+@pytest.mark.parametrize("option", ["--timeline", "--snapshot"])
+def test_a_file_that_cannot_be_written_is_exit_code_2(job: Written, tmp_path: Path, capsys: Shown, option: str) -> None:
+    nowhere = tmp_path / "nowhere" / "file"
+
+    assert cli.main(["plan", job(), option, str(nowhere)]) == 2
+    assert capsys.readouterr().err == f"{nowhere}: cannot write: No such file or directory\n"
+
+
+@pytest.mark.parametrize("command", ["plan", "check"])
+@pytest.mark.parametrize(
+    "more",
+    ["allocator: {conf: 'max_split_size:1'}", "parallel2: 1", "train: {sequence_length: 8, optimizer: AdamV}"],
+)
+def test_wrong_input_is_one_message_exit_code_2_and_no_traceback(
+    tmp_path: Path, capsys: Shown, command: str, more: str
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "model: {decoder: {layers: 1, hidden: 64, heads: 2, kv_heads: 2, ffn: 64, vocab: 64}}\n"
+        "cluster: {gpu: H100-SXM-80GB}\n" + ("" if "train:" in more else "train: {sequence_length: 8}\n") + more
+    )
+
+    assert cli.main([command, str(path)]) == 2
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "Traceback" not in shown.err
+    assert shown.err
+
+
+def test_a_bundle_is_planned_as_its_spec_is(job: Written, tmp_path: Path, capsys: Shown) -> None:
+    cli.main(["spec", "--bundle", job()])
+    (tmp_path / "bundle.json").write_text(capsys.readouterr().out)
+
+    plans = []
+    for path in (job(), str(tmp_path / "bundle.json")):
+        assert cli.main(["plan", path, "--format", "json"]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+
+    assert plans[0]["plan_id"] == plans[1]["plan_id"]
+    assert plans[0]["rank_classes"] == plans[1]["rank_classes"]
+
+
+def test_the_command_itself(job: Written) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "planner", "check", job()], capture_output=True, text=True, cwd=REPOSITORY, timeout=120
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("fits: small takes ")
+
+
+def test_the_jobs_of_the_examples_load() -> None:
+    found = sorted((REPOSITORY / "examples").glob("*.yaml"))
+
+    assert len(found) >= 2
+    for path in found:
+        load_job(path)
