@@ -84,6 +84,10 @@ def _spatial(
         x, weight = x.unsqueeze(2), weight.unsqueeze(2)
         stride, dilation = [1, *stride], [1, *dilation]
         padding, output_padding = [0, *padding], [0, *output_padding]
+    dims = x.dim() - 2
+    stride, padding, dilation, output_padding = (
+        given * dims if len(given) == 1 else given for given in (stride, padding, dilation, output_padding)
+    )  # `padding="valid"` says zero once for all dims
     return _How(stride, padding, dilation, transposed, output_padding), flat, x, weight
 
 
