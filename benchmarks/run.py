@@ -127,7 +127,7 @@ def main() -> int:
             print(row.show(), flush=True)
             missed += not row.kept
         print(flush=True)
-    print("every line is kept" if not missed else f"{missed} lines are missed")
+    print("every line is kept" if not missed else f"lines missed: {missed}")
     return 1 if missed else 0
 
 
