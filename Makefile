@@ -37,7 +37,7 @@ bench: $(READY) ## speeds, as ratios within one run
 	$(BIN)/python benchmarks/run.py
 
 accuracy: $(READY) ## predicted against recorded, for every truth at hand
-	$(BIN)/python -m tests.accuracy
+	$(BIN)/python tests/accuracy.py
 
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)
 	$(PYTHON) -m planner.measuring.gpu_truth --out $(or $(OUT),tests/data/gpu)

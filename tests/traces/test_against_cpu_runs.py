@@ -90,8 +90,11 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return run_all(tmp_path_factory.mktemp("runs"))
+
+
+def run_all(folder: Path) -> Runs:
     """Every job once on paper and once for real; replicated ones as two processes that meet over gloo."""
-    folder = tmp_path_factory.mktemp("runs")
     paper = _start("paper", folder, [*CASES.ALONE, *CASES.REPLICATED])
     alone = _start("real", folder, CASES.ALONE)
     traced, measured = paper(), alone()

@@ -1,0 +1,113 @@
+"""`make accuracy`: predicted against recorded, for every truth at hand, errors as they are.
+
+Three kinds of truth: programs recorded on other people's GPUs, runs on this machine's CPU, and measurements of our own
+on a GPU (tests/data/gpu/measurements.jsonl), if there are any.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import planner.paper  # noqa: F401  before torch
+from planner.comparing import plans
+from planner.events import Event
+from planner.measuring import store
+from planner.measuring.measurement import Measurement
+from planner.planning import planned
+from planner.spec.loading import load_bundle
+
+_HERE = Path(__file__).parent
+_GPU = _HERE / "data" / "gpu" / "measurements.jsonl"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure, twice, in bytes."""
+
+    case: str
+    what: str
+    predicted: int
+    recorded: int
+
+    @property
+    def error_percent(self) -> float:
+        return abs(self.predicted - self.recorded) / self.recorded * 100
+
+
+def main() -> int:
+    _show("Programs recorded on GPUs (tests/data/recorded_programs.json)", list(recorded_programs()))
+    _show("Runs on this machine's CPU, alone and as two ranks over gloo: peak of requested bytes", list(cpu_runs()))
+    _show(f"Our own measurements on GPUs ({_GPU.relative_to(_HERE.parent)})", list(gpu_measurements()))
+    return 0
+
+
+def recorded_programs() -> Iterator[Row]:
+    programs = _module("traces/test_recorded_programs.py")
+    for name, recorded in programs.RECORDED["programs"].items():
+        allocated, reserved = programs.on_paper(name).peaks()
+        yield Row(name, "allocated", allocated, recorded["peak_allocated_bytes"])
+        yield Row(name, "reserved", reserved, recorded["peak_reserved_bytes"])
+
+
+def cpu_runs() -> Iterator[Row]:
+    runs = _module("traces/test_against_cpu_runs.py")
+    with tempfile.TemporaryDirectory() as folder:
+        found = runs.run_all(Path(folder))
+    for name, real in found.real.items():
+        yield Row(name, "requested", found.paper[name].peak, real.peak)
+
+
+def gpu_measurements() -> Iterator[Row]:
+    if not _GPU.exists():
+        return
+    for measurement in store.read(_GPU):
+        if measurement.job and not measurement.error and not measurement.out_of_memory:
+            yield from _beside(measurement)
+
+
+def _beside(measurement: Measurement) -> Iterator[Row]:
+    found = planned(load_bundle(measurement.job))
+    events: tuple[Event, ...] = found.traces[0].trace.events
+    for figure in plans.with_measurement(found.plan, measurement, events=events).peak:
+        if figure.measured:
+            yield Row(measurement.case, figure.name, figure.predicted, figure.measured)
+
+
+def _show(title: str, rows: list[Row]) -> None:
+    print(title)
+    if not rows:
+        print("  none at hand\n")
+        return
+    width = max(len(row.case) for row in rows)
+    for row in rows:
+        figures = f"{row.predicted:>16,}{row.recorded:>16,}{row.error_percent:>10.3f} %"
+        print(f"  {row.case:<{width}}  {row.what:<10}{figures}")
+    for what in dict.fromkeys(row.what for row in rows):
+        print(f"  {_summary(what, (row.error_percent for row in rows if row.what == what))}")
+    print()
+
+
+def _summary(what: str, errors: Iterable[float]) -> str:
+    found = sorted(errors)
+    return f"{what}: median {statistics.median(found):.3f} %, worst {found[-1]:.3f} % of {len(found)}"
+
+
+def _module(path: str) -> ModuleType:
+    name = Path(path).stem
+    spec = importlib.util.spec_from_file_location(name, _HERE / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    sys.exit(main())
