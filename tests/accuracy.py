@@ -102,7 +102,8 @@ def _summary(what: str, errors: Iterable[float]) -> str:
 def _module(path: str) -> ModuleType:
     name = Path(path).stem
     spec = importlib.util.spec_from_file_location(name, _HERE / path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

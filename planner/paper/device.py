@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,8 @@ _OWN = {
     "set_.source_Storage_storage_offset",
 }
 
+_A_MOMENT_SECONDS = 0.005
+
 
 @dataclass(frozen=True, slots=True)
 class Paper:
@@ -89,6 +92,8 @@ def gpu(target: str, gpus: int = 1, cuda: str = "13.0") -> Iterator[Paper]:
         finally:
             recorder.stop()
             native.paper_set_workspace_bytes(0)
+            # Autograd's device thread gives up its last graph under the GIL: now, and not while Python shuts down.
+            time.sleep(_A_MOMENT_SECONDS)
 
 
 @cache

@@ -55,4 +55,4 @@ def telling_gradients(model: nn.Module, observer: Observer, *, bucket_views: boo
 
 
 def _after_accumulation(parameter: Tensor, tell: Callable[[Tensor], None]) -> Any:
-    return parameter.register_post_accumulate_grad_hook(tell)  # type: ignore[no-untyped-call]
+    return parameter.register_post_accumulate_grad_hook(tell)

@@ -158,8 +158,8 @@ def test_configs_that_are_none_are_refused() -> None:
     assert "unknown model type 'lama'" in refusal(Model(hf_config={"model_type": "lama"}))
     assert "did you mean llama" in refusal(Model(hf_config={"model_type": "lama"}))
     assert refusal(Model(hf_config={"model_type": "mine", "auto_map": {"AutoModel": "mine.Model"}})) == (
-        f"model.hf_config: transformers {transformers.__version__} has no model type 'mine' itself, and planner runs no "
-        "remote code (auto_map)\n"
+        f"model.hf_config: transformers {transformers.__version__} has no model type 'mine' itself, "
+        "and planner runs no remote code (auto_map)\n"
         "  allowed: model types that transformers itself has\n"
         "  change:  write a factory that builds the model from code you trust"
     )
