@@ -17,11 +17,11 @@ from planner.events import Alloc, Event, Free, Phase
 from planner.measuring.host_recorder import HostRecorder
 from planner.measuring.measurement import Levels, PhaseMeasured
 
-_LARGEST_SMALL = 64
+_LARGEST_SMALL = 128
 
 
 class Operator:
-    """One entry of the matrix, ready to run on `device`. `small` shrinks every dim to at most 64."""
+    """One entry of the matrix, ready to run on `device`. `small` shrinks every dim to at most 128."""
 
     def __init__(self, entry: Mapping[str, Any], device: torch.device, *, small: bool = False) -> None:
         self._entry, self._device, self._small = entry, device, small

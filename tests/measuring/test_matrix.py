@@ -100,7 +100,7 @@ def test_a_rehearsed_step_says_what_it_took(rehearsed: Path) -> None:
 
 def test_a_rehearsed_operator_lists_its_allocations(rehearsed: Path) -> None:
     mse = next(each for each in _lines(rehearsed) if each["case"] == "operator-mse")
-    whole = 64 * 64 * 4
+    whole = 128 * 128 * 4
     assert mse["error"] == ""
     assert [size for size in mse["operator"]["forward"] if abs(size) > 8] == [whole, whole, -whole]
 
