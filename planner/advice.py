@@ -9,8 +9,9 @@ from typing import Any
 from planner.allocator.rules import Rules
 from planner.calibration.interval import Calibration
 from planner.errors import PlannerError
+from planner.events import Phase
 from planner.planning import Progress, RankTrace, judged, traces
-from planner.report.statement import Advice, Plan, Verdict
+from planner.report.statement import Advice, Plan, RankClassStatement, Verdict
 from planner.spec.job import Job, Optimizer, Recompute
 from planner.tracing.isolated import USUAL_LIMITS, Limits
 
@@ -33,6 +34,8 @@ def advise(
     `made_from` are the traces of the job as it stands: a change of the allocator alone is replayed, not traced again.
     """
     trial = _Trial(job, made_from, calibration, progress, limits)
+    if trial.is_hopeless():
+        return ()
     found = [advice for each in _single(job) if (advice := trial.of(*each)) is not None]
     smaller = trial.first_that_fits(_smaller_micro_batches(job))
     if smaller is not None:
@@ -52,6 +55,16 @@ class _Trial:
     refused: set[str] = dataclasses.field(default_factory=set)
     """Keys whose change this job cannot be run with at any size: a model without blocks has none to recompute."""
 
+    def is_hopeless(self) -> bool:
+        """What stands after a step, and what is outside the allocator, is too much already: no change here shrinks it.
+
+        Gradients may be among it if they are not set to None, and a bucket view does shrink those.
+        """
+        if not self.job.train.zero_grad_set_to_none:
+            return False
+        plan = judged(self.job, self.made_from, self.calibration).plan
+        return any(_standing_bytes(each) > each.capacity_bytes for each in plan.rank_classes)
+
     def of(self, change: Change, changed: Job) -> Advice | None:
         """What to say of this change; None if the job does not fit with it, or cannot be run with it."""
         self.progress("trying " + ", ".join(f"{key}: {value}" for key, value in change.items()))
@@ -68,6 +81,12 @@ class _Trial:
     def _traces(self, changed: Job) -> tuple[RankTrace, ...]:
         same_step = dataclasses.replace(changed, allocator=self.job.allocator) == self.job
         return self.made_from if same_step else traces(changed, limits=self.limits)
+
+
+def _standing_bytes(statement: RankClassStatement) -> int:
+    """Device bytes between two iterations, at the least."""
+    last = [phase for phase in statement.phases if phase.phase is Phase.OPTIMIZER_STEP][-1]
+    return last.end_allocated_bytes + statement.outside_allocator.total_bytes
 
 
 def _single(job: Job) -> Iterator[Candidate]:

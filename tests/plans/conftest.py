@@ -112,7 +112,7 @@ class Told:
 _traced: dict[str, Trace] = {}
 
 
-def told(job: Job) -> Told:
+def tell(job: Job) -> Told:
     """Planned in this process, factories too; each job is traced once for all tests."""
     key = repr(replace(job, allocator=type(job.allocator)(), cluster=Cluster(gpu=Gpu(arch=job.cluster.gpu.arch))))
     if key not in _traced:
@@ -154,6 +154,12 @@ def job_of(shop: Path) -> Callable[..., Job]:
 
 
 @pytest.fixture
+def told() -> Callable[[Job], Told]:
+    """The plan of a job, its step traced once for all tests."""
+    return tell
+
+
+@pytest.fixture
 def planned(job_of: Callable[..., Job]) -> Callable[..., Told]:
     """The plan of such a job."""
-    return lambda *arguments, **keywords: told(job_of(*arguments, **keywords))
+    return lambda *arguments, **keywords: tell(job_of(*arguments, **keywords))

@@ -1,0 +1,280 @@
+"""Advice for a job that does not fit: each change is proven by a plan, cheapest first, and nothing else is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from planner import advice, planning
+from planner.advice import advise
+from planner.answer import answer
+from planner.calibration.interval import Calibration
+from planner.planning import judged
+from planner.report.statement import Advice, Verdict
+from planner.spec.bundle import document
+from planner.spec.job import Allocator, Decoder, Gpu, Job, Optimizer, Recompute
+from planner.spec.loading import load_document
+from planner.units import GIB, MIB
+
+JobOf = Callable[..., Job]
+Told = Callable[[Job], Any]
+
+
+@pytest.fixture(autouse=True)
+def remembered(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
+    """Each job is traced once for all tests."""
+    monkeypatch.setattr(advice, "traces", lambda job, **_: told(job).planned.traces)
+
+
+def on(job: Job, total_bytes: int) -> Job:
+    gpu = Gpu(total_bytes=total_bytes, arch="sm_90")
+    return replace(job, cluster=replace(job.cluster, gpu=gpu))
+
+
+@pytest.fixture
+def needs(told: Told) -> Callable[[Job], int]:
+    """The device bytes of a job that has all the room it wants."""
+    return lambda job: int(told(on(job, 80 * GIB)).statement.peak.device_bytes)
+
+
+Needs = Callable[[Job], int]
+
+
+def least(job: Job, needs: Needs, told: Told) -> int:
+    """The smallest GPU, to 2 MiB, on which the job just fits, after however many cache releases."""
+    size = needs(job)
+    while told(on(job, size - 2 * MIB)).planned.plan.verdict is not Verdict.EXCEEDS:
+        size -= 2 * MIB
+    return size
+
+
+def advice_for(job: Job, told: Told, calibration: Calibration | None = None) -> tuple[Advice, ...]:
+    return advise(job, told(job).planned.traces, calibration)
+
+
+def changed(job: Job, change: dict[str, Any]) -> Job:
+    """The job of the spec after the change was written into it."""
+    spec = document(job)
+    for key, value in change.items():
+        *sections, last = key.split(".")
+        section = spec
+        for name in sections:
+            section = section[name]
+        if value is None:
+            del section[last]
+        else:
+            section[last] = value
+    return load_document(spec)
+
+
+def roomy(job_of: JobOf, **arguments: Any) -> Job:
+    """A job with more activations than anything else, and every cheap thing left to do."""
+    return job_of(**{"ddp": {}, "micro_batch_size": 32, "iterations": 2, **arguments})
+
+
+def test_each_change_written_into_the_spec_gives_the_plan_that_was_said(
+    job_of: JobOf, told: Told, needs: Needs
+) -> None:
+    job = roomy(job_of)
+    small = on(job, needs(job) - 4 * MIB)
+
+    found = advice_for(small, told)
+
+    assert len(found) >= 3
+    for each in found:
+        plan = told(changed(small, dict(each.change))).planned.plan
+        assert each == Advice(
+            change=each.change, device_bytes=plan.rank_classes[0].peak.device_bytes, verdict=plan.verdict
+        )
+        assert plan.verdict is not Verdict.EXCEEDS
+
+
+def test_of_all_changes_those_are_said_that_fit_and_no_others(job_of: JobOf, told: Told, needs: Needs) -> None:
+    job = roomy(job_of)
+    small = on(job, needs(changed(job, {"train.recompute": "selective"})) + 2 * MIB)
+    singles: list[dict[str, Any]] = [
+        {"parallel.dp_replicate.gradient_as_bucket_view": True},
+        {"allocator.conf": "expandable_segments:True"},
+        {"train.optimizer.fused": True},
+        {"train.loss.chunks": 8},
+        {"train.recompute": "selective"},
+        {"train.recompute": "full"},
+    ]
+
+    found = [each.change for each in advice_for(small, told)]
+
+    fitting = [c for c in singles if told(changed(small, c)).planned.plan.verdict is not Verdict.EXCEEDS]
+    assert found[:-1] == fitting
+    assert 0 < len(fitting) < len(singles)
+
+
+def test_the_cheapest_for_the_training_comes_first_and_the_largest_micro_batch_that_fits_last(
+    job_of: JobOf, told: Told, needs: Needs
+) -> None:
+    job = roomy(job_of)
+
+    found = [next(iter(each.change)) for each in advice_for(on(job, needs(job) - 2 * MIB), told)]
+
+    order = [
+        "parallel.dp_replicate.gradient_as_bucket_view", "allocator.conf", "train.optimizer.fused",
+        "train.loss.chunks", "train.recompute", "train.recompute", "train.micro_batch_size",
+    ]  # fmt: skip
+    assert found == [key for key in order if key in found]
+    assert found[-1] == "train.micro_batch_size"
+
+
+def test_a_smaller_micro_batch_keeps_the_global_batch(job_of: JobOf, told: Told, needs: Needs) -> None:
+    job = roomy(job_of)
+    quarter = {"train.micro_batch_size": 8, "train.gradient_accumulation_steps": 4}
+    small = on(job, needs(changed(job, quarter)))
+
+    found = advice_for(small, told)[-1].change
+
+    size, steps = found["train.micro_batch_size"], found["train.gradient_accumulation_steps"]
+    assert size * steps == 32
+    larger = {"train.micro_batch_size": 2 * size, "train.gradient_accumulation_steps": steps // 2}
+    assert told(changed(small, larger)).planned.plan.verdict is Verdict.EXCEEDS
+
+
+def test_where_no_change_is_enough_alone_a_row_of_them_is_said(job_of: JobOf, told: Told, needs: Needs) -> None:
+    job = roomy(job_of, micro_batch_size=33)  # an odd micro-batch cannot be halved
+    together = {
+        "parallel.dp_replicate.gradient_as_bucket_view": True, "allocator.conf": "expandable_segments:True",
+        "train.optimizer.fused": True, "train.loss.chunks": 8, "train.recompute": "full",
+    }  # fmt: skip
+    small = on(job, least(changed(job, together), needs, told))
+
+    (only,) = advice_for(small, told)
+
+    assert len(only.change) > 1
+    assert only.verdict is not Verdict.EXCEEDS
+    assert told(changed(small, dict(only.change))).planned.plan.verdict is only.verdict
+
+
+def barely(job: Job, told: Told) -> Job:
+    """On a GPU that holds what stands between two steps, and not a byte beside it."""
+    return on(job, sum(told(job).after("optimizer_step", 2).values()) + planning.outside_of(job).total_bytes)
+
+
+def test_where_nothing_helps_nothing_is_said(job_of: JobOf, told: Told) -> None:
+    assert advice_for(barely(roomy(job_of, micro_batch_size=2), told), told) == ()
+
+
+def test_where_parameters_and_state_alone_are_too_much_nothing_is_tried(job_of: JobOf, told: Told) -> None:
+    tried: list[str] = []
+    job = on(roomy(job_of), 1 * GIB)
+
+    assert advise(job, told(job).planned.traces, progress=tried.append) == ()
+    assert tried == []
+
+
+def test_a_job_that_does_it_all_already_is_not_told_to(job_of: JobOf, told: Told) -> None:
+    job = roomy(
+        job_of,
+        ddp={"gradient_as_bucket_view": True},
+        optimizer=Optimizer(name="AdamW", arguments={"fused": True}),
+        recompute=Recompute(mode="full"),
+        micro_batch_size=1,
+        sequence_length=4,
+    )
+    job = replace(job, allocator=Allocator(conf="expandable_segments:True"))
+
+    tried: list[str] = []
+
+    assert advise(barely(job, told), told(job).planned.traces, progress=tried.append) == ()
+    assert tried == []
+
+
+def test_a_single_process_is_not_told_of_buckets(job_of: JobOf, told: Told, needs: Needs) -> None:
+    job = roomy(job_of, ddp=None)
+
+    found = [each.change for each in advice_for(on(job, needs(job) - 4 * MIB), told)]
+
+    assert found
+    assert not any("parallel.dp_replicate.gradient_as_bucket_view" in change for change in found)
+
+
+def test_what_a_job_sets_for_the_allocator_stays(job_of: JobOf, told: Told, needs: Needs) -> None:
+    job = replace(roomy(job_of), allocator=Allocator(conf="max_split_size_mb:64"))
+
+    found = [each.change for each in advice_for(on(job, needs(job) - 2 * MIB), told)]
+
+    assert {"allocator.conf": "max_split_size_mb:64,expandable_segments:True"} in found
+
+
+def test_fused_takes_the_place_of_foreach(job_of: JobOf, told: Told) -> None:
+    """A model whose peak is the step: little but parameters."""
+    wide = Decoder(layers=4, hidden=512, heads=4, kv_heads=4, ffn=1024, vocab=512)
+    foreach = Optimizer(name="AdamW", arguments={"foreach": True})
+    job = job_of(model={"decoder": wide}, micro_batch_size=1, sequence_length=4, iterations=2, optimizer=foreach)
+    small = on(job, told(job).statement.peak.device_bytes - 30 * MIB)
+
+    changes = [each.change for each in advice_for(small, told)]
+
+    assert {"train.optimizer.fused": True, "train.optimizer.foreach": None} in changes
+
+
+def test_a_change_that_the_model_cannot_run_with_is_no_advice_and_no_error(
+    job_of: JobOf, told: Told, needs: Needs
+) -> None:
+    """A perceptron has no blocks to recompute."""
+    job = job_of("mlp", model={"factory_arguments": {"layers": 8}}, micro_batch_size=16384, iterations=2)
+
+    found = [next(iter(each.change)) for each in advice_for(on(job, needs(job) - 30 * MIB), told)]
+
+    assert "train.micro_batch_size" in found
+    assert "train.recompute" not in found
+
+
+def test_that_change_does_not_spoil_the_row_of_changes_either(job_of: JobOf, told: Told, needs: Needs) -> None:
+    job = job_of("mlp", model={"factory_arguments": {"layers": 8}}, micro_batch_size=2, ddp={}, iterations=2)
+    together = {
+        "parallel.dp_replicate.gradient_as_bucket_view": True, "allocator.conf": "expandable_segments:True",
+        "train.optimizer.fused": True,
+    }  # fmt: skip
+    small = on(job, needs(changed(job, together)))
+
+    for each in advice_for(small, told):
+        assert "train.recompute" not in each.change
+        assert each.verdict is not Verdict.EXCEEDS
+
+
+def test_advice_is_judged_by_the_calibration_of_the_plan(job_of: JobOf, told: Told, needs: Needs) -> None:
+    job = roomy(job_of, ddp=None)
+    small = on(job, needs(job) - 4 * MIB)
+    held = planning.outside_of(small)
+    correction = held.total_bytes - held.high_bytes
+    known = Calibration(id="measured", reserved_error=0.0, outside_correction_bytes=correction)
+
+    uncalibrated, calibrated = advice_for(small, told), advice_for(small, told, known)
+
+    full = {"train.recompute": "full"}
+    assert [each.verdict for each in uncalibrated if each.change == full] == [Verdict.TIGHT]
+    assert [each.verdict for each in calibrated if each.change == full] == [Verdict.FITS]
+    plan = judged(changed(small, full), told(changed(small, full)).planned.traces, known).plan
+    assert plan.verdict is Verdict.FITS
+
+
+def test_an_answer_has_advice_only_if_the_job_exceeds(
+    job_of: JobOf, needs: Needs, monkeypatch: pytest.MonkeyPatch, told: Told
+) -> None:
+    monkeypatch.setattr(planning, "traces", lambda job, *_: told(job).planned.traces)
+    job = roomy(job_of)
+    small = on(job, needs(job) - 4 * MIB)
+
+    assert answer(job).plan.advice == ()
+    assert answer(small, with_advice=False).plan.advice == ()
+    assert answer(small).plan.advice == advice_for(small, told)
+
+
+def test_what_is_tried_is_told_while_it_goes_on(job_of: JobOf, told: Told, needs: Needs) -> None:
+    said: list[str] = []
+    job = roomy(job_of)
+
+    advise(on(job, needs(job) - 4 * MIB), told(job).planned.traces, progress=said.append)
+
+    assert said[0] == "trying parallel.dp_replicate.gradient_as_bucket_view: True"
+    assert "trying train.recompute: full" in said
