@@ -89,7 +89,7 @@ def traces(
     for each in rank_classes(Mesh.of(job.parallel)):
         progress(f"tracing ranks {each.ranks}")
         if job.model.factory:
-            found.append(RankTrace(each, trace_isolated(job, each.representative, target, limits)))
+            found.append(RankTrace(each, trace_isolated(job, each.representative, target=target, limits=limits)))
             continue
         from planner.tracing.trace import trace
 

@@ -177,7 +177,7 @@ def test_a_plan_of_a_factory_runs_it_in_its_own_process_under_the_limits_given(
 ) -> None:
     seen: list[Limits] = []
 
-    def watched(job: Job, rank: int, *, limits: Limits) -> Any:
+    def watched(job: Job, rank: int, *, limits: Limits, **_: Any) -> Any:
         seen.append(limits)
         return trace(job, rank)
 
