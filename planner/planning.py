@@ -11,7 +11,6 @@ import importlib.metadata
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
@@ -29,9 +28,7 @@ from planner.spec import bundle, catalog
 from planner.spec.job import Job
 from planner.spec.json_text import canonical_json
 from planner.tracing.isolated import USUAL_LIMITS, Limits, trace_isolated
-
-if TYPE_CHECKING:
-    from planner.tracing.trace import Trace
+from planner.tracing.traced import Trace
 
 Progress = Callable[[str], None]
 

@@ -18,15 +18,14 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from planner.errors import PlannerError, SpecError, TraceError
 from planner.spec import bundle, loading
 from planner.spec.job import Job
+from planner.tracing import wire
+from planner.tracing.traced import Trace
 from planner.units import GIB, show_bytes
-
-if TYPE_CHECKING:
-    from planner.tracing.trace import Trace
 
 _PROBLEM = 2
 _LOOK_SECONDS = 0.05
@@ -51,8 +50,6 @@ def trace_isolated(job: Job, rank: int = 0, target: str = "", limits: Limits = U
 
     Raises SpecError for a program that takes more than its limits or ends its process, and what `trace` raises.
     """
-    from planner.tracing import wire
-
     request = {"job": bundle.bundle(job), "rank": rank, "target": target, "seconds": limits.seconds}
     with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answered, tempfile.TemporaryFile() as said:
         asked.write(json.dumps(request).encode())
@@ -144,7 +141,6 @@ def answer_request() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the paper GPU's address space would make a large core
     signal.alarm(math.ceil(request["seconds"]) + 5)  # for a parent that was killed and can end nobody
     try:
-        from planner.tracing import wire
         from planner.tracing.trace import trace
 
         job = loading.load_bundle({**request["job"]})

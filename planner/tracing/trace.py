@@ -1,34 +1,21 @@
-"""A trace: what one rank's step asked of the caching allocator, in this process."""
+"""A trace made in this process, which has to have a paper GPU."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from planner import paper  # before torch
 from planner.errors import PlannerError
-from planner.events import Event
 from planner.layout.mesh import Mesh
 from planner.spec.job import Job
 from planner.tracing import failures
+from planner.tracing.traced import Trace
 from planner.training import absent_peers, step
 
 _MOST_GPUS = 120
 """The most that one process of torch can see (torch 2.13, c10/cuda/CUDAMacros.h)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """What one rank did."""
-
-    events: tuple[Event, ...]
-    buckets: Mapping[str, Any] = field(default_factory=dict)
-    """The account that DDP's reducer gives of itself; empty without DDP."""
-    unknown_workspaces: tuple[str, ...] = ()
-    """Kernels that take scratch memory of a size that is not known: nothing is counted for them."""
-    seconds: float = 0.0
 
 
 def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
@@ -39,7 +26,8 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
     """
     began = time.perf_counter()
     world_size = Mesh.of(job.parallel).world_size
-    with paper.gpu(target or job.cluster.gpu.arch, min(job.cluster.gpus_per_node, _MOST_GPUS)) as gpu:
+    gpus = min(job.cluster.gpus_per_node, _MOST_GPUS)
+    with paper.gpu(target or job.cluster.gpu.arch, gpus, cuda=job.software.cuda) as gpu:
         try:
             with absent_peers.join(rank, world_size):
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank)

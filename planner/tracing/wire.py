@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from planner.events import Alloc, Category, EmptyCache, Event, Free, Mark, Origin, Passed, Phase, Role, Synchronize, Use
-from planner.tracing.trace import Trace
+from planner.tracing.traced import Trace
 
 
 def to_json(trace: Trace) -> dict[str, Any]:

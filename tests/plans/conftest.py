@@ -17,7 +17,8 @@ from planner.planning import Planned, RankTrace
 from planner.report.lives import Life, alive, lives, stretches
 from planner.report.statement import PhaseStatement, RankClassStatement
 from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Train
-from planner.tracing.trace import Trace, trace
+from planner.tracing.trace import trace
+from planner.tracing.traced import Trace
 from planner.units import GIB
 
 DECODER = Decoder(layers=2, hidden=128, heads=2, kv_heads=2, ffn=256, vocab=512)

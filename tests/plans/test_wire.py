@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.events import Alloc, Category, EmptyCache, Free, Mark, Origin, Passed, Phase, Role, Synchronize, Use
 from planner.tracing import wire
-from planner.tracing.trace import Trace
+from planner.tracing.traced import Trace
 
 numbers = st.integers(0, 2**62)
 texts = st.text(max_size=12)

@@ -1,0 +1,21 @@
+"""What a trace is, for those who take one without making it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one rank did."""
+
+    events: tuple[Event, ...]
+    buckets: Mapping[str, Any] = field(default_factory=dict)
+    """The account that DDP's reducer gives of itself; empty without DDP."""
+    unknown_workspaces: tuple[str, ...] = ()
+    """Kernels that take scratch memory of a size that is not known: nothing is counted for them."""
+    seconds: float = 0.0
