@@ -203,6 +203,7 @@ def _add_replay(commands: Commands) -> None:
     )
     parser.add_argument("snapshot", type=Path, metavar="SNAPSHOT")
     parser.add_argument("--conf", help="what this PYTORCH_ALLOC_CONF would have reserved")
+    parser.add_argument("--capacity", help="with --conf: on a device that has so much for segments (79.1GiB)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
     parser.set_defaults(run=run_replay)
 
@@ -212,7 +213,8 @@ def run_replay(arguments: argparse.Namespace) -> int:
     from planner.allocator.verify import verify_snapshot
     from planner.report.replay_text import render_replay
 
-    report = verify_snapshot(arguments.snapshot, arguments.conf).to_json()
+    capacity = _size(arguments.capacity, "--capacity")
+    report = verify_snapshot(arguments.snapshot, arguments.conf, capacity).to_json()
     print(
         json.dumps(report, indent=2)
         if arguments.format == "json"
@@ -220,6 +222,15 @@ def run_replay(arguments: argparse.Namespace) -> int:
         end="",
     )
     return DONE
+
+
+def _size(written: str | None, place: str) -> int | None:
+    from planner.units import parse_bytes
+
+    try:
+        return None if written is None else parse_bytes(written)
+    except ValueError as error:
+        raise PlannerError(str(error), allowed="79.1GiB, 80GB, 1048576", place=place) from None
 
 
 def _add_spec(commands: Commands) -> None:
