@@ -416,4 +416,5 @@ def _gpu() -> dict[str, Any]:
         return {"name": "", "uuid": "", "total_bytes": 0}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     uuid = str(properties.uuid)
+    uuid = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"  # as the driver's tools spell it
     return {"name": properties.name, "uuid": uuid, "total_bytes": properties.total_memory}

@@ -268,6 +268,47 @@ def test_the_rank_of_a_world_is_known_before_it_has_met(
     assert (rank["rank"], rank["world_size"]) == (3, 8)
 
 
+def test_the_gpu_is_named_as_its_driver_does_and_its_bytes_are_told(
+    gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.cuda as on a GPU of 1000 bytes, of which 300 are free, where the driver tells nothing of processes."""
+    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid="6b2e0a5c-1f", total_memory=1000)
+    answers = {
+        "is_initialized": lambda: True,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda _: properties,
+        "mem_get_info": lambda: (300, 1000),
+        "memory_stats": gpu.read,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr("planner.measuring.nvml.process_bytes", lambda _: 0)
+    gpu.take(1)
+
+    with report_memory(file=tmp_path / "memory.jsonl") as memory:
+        memory.step()
+
+    last = lines(tmp_path / "memory.jsonl")[-1]
+    assert last["gpu_uuids"] == ["GPU-6b2e0a5c-1f"]
+    rank = last["ranks"][0]
+    assert rank["gpu"] == {"name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-6b2e0a5c-1f", "total_bytes": 1000}
+    assert (rank["device_bytes"], rank["device_bytes_by"]) == (700, "device")
+    assert [each["device_bytes"] for each in rank["phases"]] == [700, 700, 700]
+
+
+def test_nothing_is_reset_and_no_context_is_made(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    for name in ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "synchronize", "init", "_lazy_init"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: called.append(name))
+
+    for read in (gpu.read, None):
+        with report_memory(file=tmp_path / "memory.jsonl", read=read) as memory:
+            train(memory, gpu)
+
+    assert called == []
+    assert phases(lines(tmp_path / "memory.jsonl")[-1])[("eval", 3)] == (450, 450)
+
+
 # The service
 
 
