@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
+from planner.calibration.correction import Applied
 from planner.calibration.interval import Calibration, interval
 from planner.errors import SpecError
 from planner.events import Event
@@ -49,7 +50,7 @@ class Planned:
     traces: tuple[RankTrace, ...]
     timelines: tuple[Timeline, ...]
     notes: tuple[str, ...] = ()
-    """Sentences for people: where the figures outside the allocator come from."""
+    """Sentences for people: where the figures outside the allocator come from, and which corrections were applied."""
 
 
 def plan(job: Job, calibration: Calibration | None = None) -> Plan:
@@ -112,18 +113,19 @@ def judged(
     finished = Plan(
         plan_id=plan_id(trace_id, provenance),
         trace_id=trace_id,
-        calibrated=known.calibrated,
+        calibrated=_applied(known, job).calibrated,
         job=bundle.bundle(job),
         rank_classes=tuple(statement for statement, _ in pairs),
         provenance=provenance,
         seconds=Seconds(trace=round(traced, 3), replay=round(replayed, 3), total=round(traced + replayed, 3)),
     )
-    return Planned(finished, tuple(rank_traces), tuple(timeline for _, timeline in pairs), _notes(job, rank_traces))
+    notes = (*_notes(job, rank_traces), *_applied(known, job).sentences)
+    return Planned(finished, tuple(rank_traces), tuple(timeline for _, timeline in pairs), notes)
 
 
 def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> tuple[RankClassStatement, Timeline]:
     rules = Rules.from_conf(job.allocator.conf)
-    held = outside_of(job)
+    held = _applied(calibration, job).corrected(outside_of(job))
     capacity = job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes
     events: Sequence[Event] = rank_trace.trace.events
     unlimited = replay(events, rules)
@@ -137,7 +139,12 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> tuple[R
         capped=capped,
         outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
         interval=lambda device_bytes: interval(
-            device_bytes, held, calibration, unknown_workspaces=bool(rank_trace.trace.unknown_workspaces)
+            device_bytes,
+            held,
+            calibration,
+            unknown_workspaces=bool(rank_trace.trace.unknown_workspaces),
+            gpu=job.cluster.gpu.name,
+            torch=job.software.torch,
         ),
         capacity_bytes=capacity,
     )
@@ -155,8 +162,12 @@ def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _applied(calibration: Calibration, job: Job) -> Applied:
+    return calibration.applied_to(job.cluster.gpu.name, job.software.torch)
+
+
 def outside_of(job: Job) -> Outside:
-    """What lives outside the allocator: one communicator for each axis along which the job is parallel."""
+    """What lives outside the allocator, before any calibration: a communicator for each axis of more than one."""
     degrees = Mesh.of(job.parallel).degrees
     return outside(job.cluster.gpu, job.software, [degree for degree in degrees if degree > 1])
 

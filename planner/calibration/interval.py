@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.calibration.correction import Applied, Correction, applied
+from planner.calibration.observation import minor_of
+from planner.calibration.quarantine import Quarantined
 from planner.overhead.estimate import Outside
 from planner.units import MIB
 
@@ -28,12 +31,17 @@ kernel, so the largest of them counts, not their sum.
 class Calibration:
     """What is known from measurements: how reserved and outside bytes are corrected and how far off they remain.
 
-    `reserved_error` is relative, at 95 %. `outside_correction_bytes` is added to what the overhead table says.
+    `reserved_error` (relative, at 95 %) and `outside_correction_bytes` (added to the interval of what the overhead
+    table says) are the prior: they hold wherever nothing was measured, and what was is shrunk towards them. `id` is a
+    digest of what was learnt, or the name that a person gave to a prior. `quarantined` taught nothing.
     """
 
     id: str
     reserved_error: float
     outside_correction_bytes: int = 0
+    corrections: tuple[Correction, ...] = ()
+    """One for each GPU and torch (major.minor), in their order."""
+    quarantined: tuple[Quarantined, ...] = ()
 
     @classmethod
     def none(cls) -> Calibration:
@@ -42,20 +50,44 @@ class Calibration:
 
     @property
     def calibrated(self) -> bool:
+        """Whether anything is known for anybody; for one job ask `applied_to`."""
         return self.id != "none"
+
+    def applied_to(self, gpu: str, torch: str) -> Applied:
+        """What applies to jobs on this GPU (catalog name) with this torch; its patch version does not matter."""
+        group = gpu, minor_of(torch)
+        found = next((each for each in self.corrections if (each.gpu, each.torch) == group), None)
+        return applied(
+            found,
+            calibration=self.id,
+            gpu=group[0],
+            torch=group[1],
+            prior_error=self.reserved_error,
+            quarantined=sum(each.observation.group == group for each in self.quarantined),
+        )
 
 
 def interval(
-    device_bytes: int, outside: Outside, calibration: Calibration, *, unknown_workspaces: bool = False
+    device_bytes: int,
+    outside: Outside,
+    calibration: Calibration,
+    *,
+    unknown_workspaces: bool = False,
+    gpu: str = "",
+    torch: str = "",
 ) -> tuple[int, int]:
     """Where the device bytes lie with 95 % probability: `(lowest, highest)`, both in bytes.
 
-    `device_bytes` are reserved bytes plus `outside.total_bytes`. The uncertainty of the two parts is added up, as if
-    both could be at their end together.
+    `device_bytes` are reserved bytes plus `outside.total_bytes`; `outside` may be corrected already. `gpu` and `torch`
+    are those of the job: without them, or where nothing was measured on them, the prior holds. The uncertainty of the
+    two parts is added up, as if both could be at their end together.
     """
+    known = calibration.applied_to(gpu, torch)
     reserved = device_bytes - outside.total_bytes
-    margin = round(reserved * calibration.reserved_error)
-    correction = calibration.outside_correction_bytes
+    middle = reserved + round(reserved * known.reserved_residual)
+    margin = round(reserved * known.reserved_error)
+    held = known.corrected(outside)
+    correction = 0 if held.calibrated else calibration.outside_correction_bytes
     more = PRIOR_UNKNOWN_WORKSPACE_BYTES if unknown_workspaces else 0
-    lowest = reserved - margin + outside.low_bytes + correction
-    return lowest, reserved + margin + more + outside.high_bytes + correction
+    lowest = max(middle - margin, 0) + held.low_bytes + correction
+    return lowest, middle + margin + more + held.high_bytes + correction

@@ -1,0 +1,153 @@
+"""From observations to a calibration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from planner.calibration.correction import Correction
+from planner.calibration.document import digest
+from planner.calibration.estimate import Estimate, estimate
+from planner.calibration.interval import Calibration
+from planner.calibration.observation import Observation
+from planner.calibration.quarantine import (
+    MOST_OUTSIDE_RATIO,
+    OUTLIER_OUTSIDE,
+    OUTLIER_RESERVED,
+    Quarantined,
+    fault_of,
+    outliers,
+    ratio_fault,
+)
+
+_Group = tuple[str, str]
+_Residual = Callable[[Observation], float | None]
+"""Relative to predicted; None where it was not measured."""
+
+
+def learn(observations: Iterable[Observation], prior: Calibration | None = None) -> Calibration:
+    """The calibration that observations teach, in any order; `prior` (default: none) is what they are shrunk towards.
+
+    Hand in all observations there are, every time: they replace the prior's correction of their GPU and torch, and
+    equal ones count once. What the prior knows of other groups is kept.
+    """
+    start = Calibration.none() if prior is None else prior
+    before = {(each.gpu, each.torch): each for each in start.corrections}
+    quarantined = set(start.quarantined)
+    groups: dict[_Group, list[Observation]] = defaultdict(list)
+    for seen in sorted(set(observations), key=repr):
+        fault = fault_of(seen)
+        if fault:
+            quarantined.add(Quarantined(observation=seen, reason=fault))
+        else:
+            groups[seen.group].append(seen)
+    learnt = dict(before)
+    for group, members in groups.items():
+        correction, set_aside = _learnt(members, group, before.get(group))
+        quarantined |= set_aside
+        if correction is not None:
+            learnt[group] = correction
+    found = dataclasses.replace(
+        start,
+        corrections=tuple(learnt[group] for group in sorted(learnt)),
+        quarantined=tuple(sorted(quarantined, key=repr)),
+    )
+    return dataclasses.replace(found, id=digest(found)) if found.corrections else found
+
+
+def _learnt(
+    members: Sequence[Observation], group: _Group, before: Correction | None
+) -> tuple[Correction | None, set[Quarantined]]:
+    """The correction of one group, and what had to be set aside for it."""
+    by_reserved, far = _without_outliers(members, _reserved, "reserved", OUTLIER_RESERVED)
+    kept, far_context = _without_outliers(by_reserved, _context, "context", OUTLIER_OUTSIDE)
+    context = _estimated(kept, _context, before.context if before else None)
+    kept, broken = _with_sound_nccl(kept, context)
+    kept, far_nccl = _without_outliers(kept, _nccl_beside(context), "NCCL", OUTLIER_OUTSIDE)
+    reserved = _estimated(kept, _reserved, before.reserved if before else None)
+    set_aside = far | far_context | broken | far_nccl
+    if reserved is None:
+        return None, set_aside
+    # Once more: of what was set aside for its NCCL, nothing else is believed either.
+    context = _estimated(kept, _context, before.context if before else None)
+    nccl = _estimated(kept, _nccl_beside(context), before.nccl if before else None)
+    gpu, torch = group
+    return Correction(gpu=gpu, torch=torch, reserved=reserved, context=context, nccl=nccl), set_aside
+
+
+def _without_outliers(
+    members: Sequence[Observation], residual: _Residual, name: str, furthest: float
+) -> tuple[list[Observation], set[Quarantined]]:
+    measured = [(each, far) for each in members if (far := residual(each)) is not None]
+    places = outliers([each for _, each in measured], furthest)
+    set_aside = {
+        Quarantined(
+            observation=measured[place][0],
+            reason=f"outlier: {name} bytes {measured[place][1]:+.0%} from predicted, unlike the others of "
+            f"{' with torch '.join(measured[place][0].group)}",
+        )
+        for place in places
+    }
+    gone = {each.observation for each in set_aside}
+    return [each for each in members if each not in gone], set_aside
+
+
+def _with_sound_nccl(
+    members: Sequence[Observation], context: Estimate | None
+) -> tuple[list[Observation], set[Quarantined]]:
+    """Without those in which what is left for NCCL, once the context is taken off, cannot be."""
+    set_aside = set()
+    for seen in members:
+        measured = _nccl_bytes(seen, context)
+        fault = measured is not None and ratio_fault("NCCL", seen.predicted_nccl_bytes, measured, MOST_OUTSIDE_RATIO)
+        if fault:
+            set_aside.add(Quarantined(observation=seen, reason=fault))
+    gone = {each.observation for each in set_aside}
+    return [each for each in members if each not in gone], set_aside
+
+
+def _estimated(members: Sequence[Observation], residual: _Residual, before: Estimate | None) -> Estimate | None:
+    residuals = [far for each in members if (far := residual(each)) is not None]
+    if not residuals:
+        return before
+    return estimate(residuals, before.residual if before else 0.0)
+
+
+def _reserved(seen: Observation) -> float | None:
+    return _relative(seen.predicted_reserved_bytes, seen.measured_reserved_bytes)
+
+
+def _context(seen: Observation) -> float | None:
+    if seen.measured_context_bytes is None:
+        return None
+    return _relative(seen.predicted_context_bytes, seen.measured_context_bytes)
+
+
+def _nccl_beside(context: Estimate | None) -> _Residual:
+    def residual(seen: Observation) -> float | None:
+        measured = _nccl_bytes(seen, context)
+        return None if measured is None else _relative(seen.predicted_nccl_bytes, measured)
+
+    return residual
+
+
+def _nccl_bytes(seen: Observation, context: Estimate | None) -> int | None:
+    """NCCL's bytes: as measured, or what the process holds outside the allocator less its context.
+
+    The context is that of this process if it was measured, else the predicted one as others of its group correct it.
+    """
+    if seen.measured_nccl_bytes is not None:
+        return seen.measured_nccl_bytes
+    if seen.measured_outside_bytes is None or not seen.predicted_nccl_bytes:
+        return None
+    if seen.measured_context_bytes is not None:
+        return seen.measured_outside_bytes - seen.measured_context_bytes
+    if not seen.predicted_context_bytes:
+        return None
+    corrected = 1 + (context.residual if context else 0.0)
+    return seen.measured_outside_bytes - round(seen.predicted_context_bytes * corrected)
+
+
+def _relative(predicted: int, measured: int) -> float:
+    return (measured - predicted) / predicted

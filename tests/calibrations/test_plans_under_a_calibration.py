@@ -1,0 +1,106 @@
+"""What a calibration does to a plan, from a trace that is already there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from planner import planning
+from planner.calibration.interval import Calibration
+from planner.calibration.learning import learn
+from planner.calibration.observation import Observation
+from planner.events import Alloc, Mark, Phase
+from planner.layout.mesh import Mesh
+from planner.layout.rank_classes import rank_classes
+from planner.planning import Planned, RankTrace, judged
+from planner.report.statement import Peak, Verdict
+from planner.report.style import Style
+from planner.report.text import render
+from planner.spec.job import Cluster, Decoder, Gpu, Job, Model, Software
+from planner.tracing.traced import Trace
+from planner.units import GIB, MIB
+
+Seen = Callable[..., Observation]
+EVENTS = (Mark(Phase.FORWARD, 1), Alloc(0, 10 * GIB))
+
+
+def planned(
+    calibration: Calibration | None, *, gpu: str = "H100-SXM-80GB", torch: str = "2.13", total: int = 80 * GIB
+) -> Planned:
+    job = Job(
+        model=Model(decoder=Decoder(layers=1, hidden=8, heads=1, kv_heads=1, ffn=8, vocab=8)),
+        cluster=Cluster(gpu=Gpu(name=gpu, total_bytes=total, arch="sm_90")),
+        software=Software(torch=torch),
+    )
+    (only,) = rank_classes(Mesh.of(job.parallel))
+    return judged(job, [RankTrace(only, Trace(EVENTS))], calibration)
+
+
+def peak_of(found: Planned) -> Peak:
+    return found.plan.rank_classes[0].peak
+
+
+@pytest.fixture
+def known(seen: Seen) -> Calibration:
+    return learn(seen(0.02, predicted_context_bytes=778 * MIB, measured_context_bytes=878 * MIB) for _ in range(15))
+
+
+def test_a_plan_for_a_measured_gpu_and_torch_is_calibrated_and_its_context_corrected(known: Calibration) -> None:
+    before, after = planned(None), planned(known)
+
+    assert (before.plan.calibrated, after.plan.calibrated) == (False, True)
+    assert peak_of(after).reserved_bytes == peak_of(before).reserved_bytes == 10 * GIB
+    assert peak_of(after).device_bytes - peak_of(before).device_bytes == 75 * MIB
+    assert after.plan.plan_id != before.plan.plan_id
+    low, high = peak_of(after).interval_bytes
+    assert low <= 10.2 * GIB + 878 * MIB <= high
+    assert high - low < peak_of(before).interval_bytes[1] - peak_of(before).interval_bytes[0]
+
+
+@pytest.mark.parametrize("other", [{"gpu": "H200-SXM-141GB"}, {"torch": "2.12"}, {"gpu": ""}], ids=str)
+def test_a_plan_for_another_gpu_or_torch_is_as_if_nothing_had_been_measured(
+    known: Calibration, other: dict[str, str]
+) -> None:
+    before, after = planned(None, **other), planned(known, **other)
+
+    assert not after.plan.calibrated
+    assert after.plan.rank_classes == before.plan.rank_classes
+    assert after.notes == before.notes
+
+
+def test_the_report_says_what_was_corrected_and_from_how_many_measurements(known: Calibration) -> None:
+    def said(found: Planned) -> str:
+        return " ".join(render(found.plan, Style(), notes=found.notes).split())
+
+    assert "from 15 measurements. CUDA context corrected by +9.6%, from 15 measurements" in said(planned(known))
+    assert f"calibration {known.id}" in said(planned(known))
+    assert "uncalibrated" not in said(planned(known)).lower()
+    assert "Uncalibrated: nothing was measured" in said(planned(known, torch="2.12"))
+
+
+def test_measurements_decide_a_verdict_that_the_table_could_not(seen: Seen) -> None:
+    def fits(observations: Iterable[Observation]) -> Verdict:
+        return planned(learn(observations), total=10 * GIB + 1100 * MIB).plan.verdict
+
+    assert fits([]) is Verdict.TIGHT
+    assert fits(seen(0.0, predicted_context_bytes=778 * MIB, measured_context_bytes=778 * MIB) for _ in range(60)) is (
+        Verdict.FITS
+    )
+
+
+def test_a_larger_context_leaves_less_for_the_allocator(seen: Seen) -> None:
+    measured = learn(seen(0.0, predicted_context_bytes=778 * MIB, measured_context_bytes=1300 * MIB) for _ in range(60))
+
+    assert planned(None, total=10 * GIB + 1100 * MIB).plan.verdict is Verdict.TIGHT
+    assert planned(measured, total=10 * GIB + 1100 * MIB).plan.verdict is Verdict.EXCEEDS
+
+
+def test_what_lives_outside_stays_what_the_table_says_so_that_it_can_be_learnt_again(known: Calibration) -> None:
+    """Observations are of uncalibrated plans: `outside_of` is where their figures come from."""
+    job = Job(
+        model=Model(), cluster=Cluster(gpu=Gpu(name="H100-SXM-80GB", arch="sm_90")), software=Software(torch="2.13")
+    )
+
+    assert planning.outside_of(job).cuda_context_bytes == 778 * MIB
+    assert peak_of(planned(known)).device_bytes == 10 * GIB + (778 + 75) * MIB
