@@ -106,3 +106,11 @@ def test_a_prior_by_hand_keeps_the_name_it_was_given() -> None:
     by_hand = replace(Calibration.none(), id="h100, by hand", reserved_error=0.03)
 
     assert from_json(to_json(by_hand)) == by_hand
+
+
+def test_equal_measurements_have_equal_names_in_every_process(seen: Seen) -> None:
+    """Names are stored: one that hinged on the order in which a process keeps its sets would be another every time."""
+    good = [seen(0.02, case=f"good {n}") for n in range(3)]
+    broken = [seen(measured_reserved_bytes=-n, case=f"broken {n}") for n in range(8)]
+
+    assert learn([*good, *broken]).id == "016a8f97c93c"
