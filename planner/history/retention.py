@@ -1,0 +1,114 @@
+"""Forgetting: by age and by number, but never the plan of a job that has not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import Column, ColumnElement, Connection, Delete, Table, delete, exists, or_, select, true
+
+from planner.history.database import Database
+from planner.history.schema import CALIBRATIONS, CHECKS, JOBS, PLANS, TRACES, VALIDATIONS
+
+_AT_ONCE = 500
+"""Rows of one transaction: others wait for no more than these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What is kept. Ages are since the last use of a plan or trace, since a check or validation was asked for."""
+
+    age: timedelta = timedelta(days=90)
+    plans: int = 10_000
+    traces: int = 1_000
+    """Traces are large, and can be made again."""
+    checks: int = 100_000
+    validations: int = 10_000
+    calibrations: int = 100
+    """Those put last; a calibration does not age."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """How many were deleted. Jobs go with the plan to which they are bound."""
+
+    plans: int = 0
+    jobs: int = 0
+    traces: int = 0
+    checks: int = 0
+    validations: int = 0
+    calibrations: int = 0
+
+
+def forget(database: Database, keep: Retention, now: datetime) -> Forgotten:
+    """Delete what need not be kept, in transactions of a few hundred rows."""
+    oldest = now - keep.age
+    plans, jobs = _forget_plans(database, keep, oldest)
+    return Forgotten(
+        plans=plans,
+        jobs=jobs,
+        traces=_forget_traces(database, keep, oldest),
+        checks=_forget_rows(database, CHECKS, CHECKS.c.asked_at, keep.checks, oldest),
+        validations=_forget_rows(database, VALIDATIONS, VALIDATIONS.c.asked_at, keep.validations, oldest),
+        calibrations=_forget_rows(database, CALIBRATIONS, CALIBRATIONS.c.stored_at, keep.calibrations, None),
+    )
+
+
+def _forget_plans(database: Database, keep: Retention, oldest: datetime) -> tuple[int, int]:
+    plans = jobs = 0
+    while True:
+        with database.writing() as connection:
+            ids = _plans_to_forget(connection, keep, oldest)
+            # Whoever binds a job to one of them in this moment waits for us, or was quicker and keeps the plan:
+            # each statement looks at the jobs anew.
+            these = PLANS.c.plan_id.in_(ids)
+            gone = _deleted(connection, delete(JOBS).where(JOBS.c.plan_id.in_(ids), JOBS.c.ended_at.is_not(None)))
+            free = ~exists().where(JOBS.c.plan_id == PLANS.c.plan_id)
+            deleted = _deleted(connection, delete(PLANS).where(these, free))
+        plans, jobs = plans + deleted, jobs + gone
+        if deleted < _AT_ONCE:
+            return plans, jobs
+
+
+def _plans_to_forget(connection: Connection, keep: Retention, oldest: datetime) -> Sequence[str]:
+    is_open = exists().where(JOBS.c.plan_id == PLANS.c.plan_id, JOBS.c.ended_at.is_(None))
+    query = (
+        select(PLANS.c.plan_id)
+        .where(~is_open, _beyond(PLANS, PLANS.c.used_at, keep.plans, oldest))
+        .order_by(PLANS.c.used_at)
+        .limit(_AT_ONCE)
+        .with_for_update(skip_locked=True)
+    )
+    return connection.execute(query).scalars().all()
+
+
+def _forget_traces(database: Database, keep: Retention, oldest: datetime) -> int:
+    return _forget_rows(database, TRACES, TRACES.c.used_at, keep.traces, oldest)
+
+
+def _forget_rows(
+    database: Database, table: Table, moment: Column[datetime], count: int, oldest: datetime | None
+) -> int:
+    key = next(iter(table.primary_key))
+    gone = 0
+    while True:
+        with database.writing() as connection:
+            query = select(key).where(_beyond(table, moment, count, oldest)).order_by(moment).limit(_AT_ONCE)
+            ids = connection.execute(query).scalars().all()
+            gone += _deleted(connection, delete(table).where(key.in_(ids)))
+        if len(ids) < _AT_ONCE:
+            return gone
+
+
+def _beyond(table: Table, moment: Column[datetime], count: int, oldest: datetime | None) -> ColumnElement[bool]:
+    """Rows that are too old, or older than the newest `count`; of equally old ones all are kept."""
+    if count <= 0:
+        return true()
+    last_kept = select(moment).select_from(table).order_by(moment.desc()).offset(count - 1).limit(1).scalar_subquery()
+    beyond = moment < last_kept
+    return beyond if oldest is None else or_(beyond, moment < oldest)
+
+
+def _deleted(connection: Connection, statement: Delete) -> int:
+    return connection.execute(statement).rowcount

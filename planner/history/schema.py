@@ -1,0 +1,165 @@
+"""The tables as they are now; how a database gets here is in migrations/. A test holds the two equal."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+)
+
+from planner.history.columns import JsonText, Moment, Packed
+
+METADATA = MetaData()
+VERSION_TABLE = "planner_schema"
+
+
+def _text(name: str) -> Column[str]:
+    return Column(name, Text, nullable=False)
+
+
+def _count(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False)
+
+
+PLANS = Table(
+    "plans",
+    METADATA,
+    Column("plan_id", Text, primary_key=True),
+    _text("trace_id"),
+    Column("stored_at", Moment, nullable=False),
+    Column("used_at", Moment, nullable=False),
+    _text("verdict"),
+    Column("calibrated", Boolean, nullable=False),
+    Column("advised", Boolean, nullable=False),
+    _text("name"),
+    _text("team"),
+    _text("queue"),
+    _text("gpu"),
+    _count("ranks"),
+    _count("requested_bytes"),
+    _count("predicted_bytes"),
+    Index("plans_by_trace", "trace_id"),
+    Index("plans_by_time", "stored_at"),
+    Index("plans_by_use", "used_at"),
+)
+
+PLAN_DOCUMENTS = Table(
+    "plan_documents",
+    METADATA,
+    Column("plan_id", Text, ForeignKey("plans.plan_id", ondelete="CASCADE"), primary_key=True),
+    Column("document", Packed, nullable=False),
+)
+"""Apart from `plans`, so that a walk over all plans does not turn the pages of their documents."""
+
+RANK_CLASSES = Table(
+    "rank_classes",
+    METADATA,
+    Column("plan_id", Text, ForeignKey("plans.plan_id", ondelete="CASCADE"), primary_key=True),
+    Column("representative", Integer, primary_key=True, autoincrement=False),
+    _text("ranks"),
+    _count("count"),
+    _text("verdict"),
+    _count("capacity_bytes"),
+    _count("allocated_bytes"),
+    _count("reserved_bytes"),
+    _count("device_bytes"),
+    _count("lowest_bytes"),
+    _count("highest_bytes"),
+    Column("at_peak", JsonText, nullable=False),
+)
+
+TRACES = Table(
+    "traces",
+    METADATA,
+    Column("trace_id", Text, primary_key=True),
+    Column("representative", Integer, primary_key=True, autoincrement=False),
+    Column("used_at", Moment, nullable=False),
+    Column("document", Packed, nullable=False),
+    Index("traces_by_use", "used_at"),
+)
+
+JOBS = Table(
+    "jobs",
+    METADATA,
+    Column("system", Text, primary_key=True),
+    Column("job_id", Text, primary_key=True),
+    Column("plan_id", Text, ForeignKey("plans.plan_id"), nullable=False),
+    _text("team"),
+    _text("queue"),
+    Column("hosts", JsonText, nullable=False),
+    Column("gpu_uuids", JsonText, nullable=False),
+    Column("started_at", Moment),
+    Column("ended_at", Moment),
+    _text("outcome"),
+    Column("updated_at", Moment, nullable=False),
+    Index("jobs_by_plan", "plan_id"),
+    Index("jobs_by_end", "ended_at"),
+)
+
+MEASURED_RANKS = Table(
+    "measured_ranks",
+    METADATA,
+    Column("system", Text, primary_key=True),
+    Column("job_id", Text, primary_key=True),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    _text("host"),
+    _text("gpu_uuid"),
+    Column("allocated_bytes", BigInteger),
+    Column("reserved_bytes", BigInteger),
+    Column("device_bytes", BigInteger),
+    _count("predicted_bytes"),
+    Column("report", Packed, nullable=False),
+    ForeignKeyConstraint(["system", "job_id"], ["jobs.system", "jobs.job_id"], ondelete="CASCADE"),
+)
+
+CHECKS = Table(
+    "checks",
+    METADATA,
+    Column("check_id", Text, primary_key=True),
+    _text("plan_id"),
+    Column("asked_at", Moment, nullable=False),
+    _text("verdict"),
+    _text("system"),
+    _text("name"),
+    _text("team"),
+    _text("queue"),
+    Index("checks_by_time", "asked_at"),
+)
+
+VALIDATIONS = Table(
+    "validations",
+    METADATA,
+    Column("validation_id", Text, primary_key=True),
+    _text("plan_id"),
+    _text("state"),
+    _text("mode"),
+    _text("gpu"),
+    _text("torch"),
+    Column("asked_at", Moment, nullable=False),
+    Column("finished_at", Moment),
+    Column("out_of_memory", Boolean),
+    Column("error_percent", Double),
+    Column("result", Packed, nullable=False),
+    _text("problem"),
+    Index("validations_by_time", "asked_at"),
+    Index("validations_by_plan", "plan_id"),
+)
+
+CALIBRATIONS = Table(
+    "calibrations",
+    METADATA,
+    Column("calibration_id", Text, primary_key=True),
+    Column("stored_at", Moment, nullable=False),
+    _count("measurements"),
+    Column("document", Packed, nullable=False),
+    Index("calibrations_by_time", "stored_at"),
+)

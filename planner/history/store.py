@@ -1,0 +1,86 @@
+"""The history as one value: everything that planner remembers, behind one URL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+
+from planner.history.active import ActivePlans, active_plans
+from planner.history.calibrations import Calibrations
+from planner.history.capacity import Capacity, capacity
+from planner.history.checks import Checks
+from planner.history.database import Database
+from planner.history.jobs import Jobs
+from planner.history.plans import Plans
+from planner.history.retention import Forgotten, Retention, forget
+from planner.history.traces import Traces
+from planner.history.validations import Validations
+
+MOST_ACTIVE = 50
+"""Plans of which metrics tell every rank class: what a scrape of one megabyte can hold."""
+RECENT = timedelta(hours=1)
+
+
+def _clock() -> datetime:
+    return datetime.now(UTC)
+
+
+class History:
+    """Opened once by each process and shared by its threads; a with block closes it.
+
+    Every method raises HistoryUnavailableError if the database cannot be reached, is full or too busy, and then
+    nothing of the call is stored.
+    """
+
+    def __init__(self, database: Database, now: Callable[[], datetime] = _clock) -> None:
+        self._database, self._now = database, now
+        self.plans = Plans(database, now)
+        self.traces = Traces(database, now)
+        self.jobs = Jobs(database, now)
+        self.checks = Checks(database)
+        self.validations = Validations(database)
+        self.calibrations = Calibrations(database, now)
+
+    @classmethod
+    def open(cls, url: str, now: Callable[[], datetime] = _clock) -> History:
+        """The history at `url` (`sqlite:///FILE`, `sqlite://`, `postgresql://...`), brought to this schema.
+
+        Raises HistoryError for a URL that cannot be used, HistoryUnavailableError for a database that cannot be
+        reached or that a newer planner has written.
+        """
+        return cls(Database.open(url), now)
+
+    @property
+    def place(self) -> str:
+        """The URL without its password."""
+        return self._database.place
+
+    def ping(self) -> None:
+        """Read one row. Raises HistoryUnavailableError if that does not work: the history is not ready."""
+        with self._database.reading() as connection:
+            connection.exec_driver_sql("SELECT 1")
+
+    def active_plans(self, limit: int = MOST_ACTIVE, recent: timedelta = RECENT) -> ActivePlans:
+        """The plans of jobs that have not ended, then those used recently: at most `limit`, each newest first."""
+        return active_plans(self._database, limit, self._now() - recent)
+
+    def capacity(self, since: datetime | None = None) -> tuple[Capacity, ...]:
+        """GPU bytes by team, queue and GPU type; `since` leaves out verdicts of jobs that ended before it."""
+        return capacity(self._database, since)
+
+    def forget(self, keep: Retention) -> Forgotten:
+        """Delete what need not be kept; never the plan of a job that has not ended."""
+        return forget(self._database, keep, self._now())
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._database.close()
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

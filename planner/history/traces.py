@@ -1,0 +1,46 @@
+"""Traces by their id: what all rank classes of a job did, so that a new calibration needs no new trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from sqlalchemy import select, update
+
+from planner.history.columns import compact_json
+from planner.history.database import Database, put
+from planner.history.names import label
+from planner.history.plans import USE_IS_NOTED_EVERY
+from planner.history.schema import TRACES
+from planner.tracing import wire
+from planner.tracing.traced import Trace
+
+
+class Traces:
+    """What was traced: one trace for each rank class, under the rank that represents it."""
+
+    def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
+        self._database, self._now = database, now
+
+    def put(self, trace_id: str, traces: Mapping[int, Trace]) -> None:
+        """Store the traces of a job by representative: all of them or, if this fails, none."""
+        texts = {rank: compact_json(wire.to_json(trace)) for rank, trace in sorted(traces.items())}
+        now = self._now()
+        with self._database.writing() as connection:
+            for rank, text in texts.items():
+                row = {"trace_id": trace_id, "representative": rank, "used_at": now, "document": text}
+                put(connection, TRACES, row)
+
+    def get(self, trace_id: str) -> dict[int, Trace]:
+        """The traces of a job by representative; empty if there are none."""
+        query = select(TRACES).where(TRACES.c.trace_id == label(trace_id)).order_by(TRACES.c.representative)
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+        if rows and self._now() - rows[0].used_at >= USE_IS_NOTED_EVERY:
+            self._note_use(trace_id)
+        return {row.representative: wire.from_json(json.loads(row.document)) for row in rows}
+
+    def _note_use(self, trace_id: str) -> None:
+        with self._database.writing() as connection:
+            connection.execute(update(TRACES).where(TRACES.c.trace_id == trace_id).values(used_at=self._now()))

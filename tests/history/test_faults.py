@@ -1,0 +1,136 @@
+"""What a person is told when the database is not as it should be, and that nothing is then half stored."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from planner.history.faults import HistoryError, HistoryUnavailableError
+from planner.history.store import History
+from planner.report.statement import Plan, to_json
+from planner.tracing.traced import Trace
+
+
+@pytest.mark.parametrize(
+    "url", ["", "history.db", "mysql://host/name", "sqlite+aiosqlite:///a", "postgresql+pg8000:///"]
+)
+def test_a_url_that_cannot_be_used_says_what_can(url: str) -> None:
+    with pytest.raises(HistoryError) as refused:
+        History.open(url)
+
+    assert not isinstance(refused.value, HistoryUnavailableError)
+    assert "sqlite:///FILE" in refused.value.allowed
+
+
+def test_a_server_that_is_not_there_is_said_without_the_password() -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+
+    with pytest.raises(HistoryUnavailableError) as refused:
+        History.open("postgresql://planner:secret@127.0.0.1:1/history")
+
+    assert refused.value.place == "postgresql+psycopg://planner:***@127.0.0.1:1/history"
+    assert "secret" not in str(refused.value)
+    assert "see that it runs" in refused.value.remedy
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(HistoryUnavailableError, match="it cannot be opened"):
+        History.open(f"sqlite:///{tmp_path}/missing/history.db")
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "history.db").write_text("plans, all of them" * 100)
+
+    with pytest.raises(HistoryUnavailableError, match="the file is no SQLite database"):
+        History.open(f"sqlite:///{tmp_path}/history.db")
+
+
+def test_a_full_disk_is_said_and_nothing_is_half_stored(tmp_path: Path, plan: Callable[..., Plan]) -> None:
+    with History.open(f"sqlite:///{tmp_path}/history.db") as history:
+        history.plans.put(plan(1))
+
+        def is_full(connection: Any, *_: object) -> None:
+            pages = connection.execute("PRAGMA page_count").fetchone()[0]
+            connection.execute(f"PRAGMA max_page_count = {pages + 4}")
+
+        event.listen(history._database._engine, "checkout", is_full)
+        incompressible = {**plan(2).job, "noise": os.urandom(100_000).hex()}
+        too_big = replace(plan(2), job=incompressible)
+
+        with pytest.raises(HistoryUnavailableError, match="its disk is full"):
+            history.plans.put(too_big)
+
+        assert [each.plan_id for each in history.plans.newest()] == [plan(1).plan_id]
+        assert history.plans.document(plan(1).plan_id) == to_json(plan(1))
+        assert history.plans.rank_classes(plan(2).plan_id) == ()
+
+        event.remove(history._database._engine, "checkout", is_full)
+        history.close()  # its connections remember how full the disk was
+        history.plans.put(too_big)
+
+        assert len(history.plans.newest()) == 2
+
+
+def test_a_database_that_others_lock_is_said_to_be_busy(tmp_path: Path, plan: Callable[..., Plan]) -> None:
+    url = f"sqlite:///{tmp_path}/history.db"
+    with History.open(url) as history, History.open(url) as other:
+        history.plans.put(plan(1))
+        with history._database.reading() as connection:
+            connection.exec_driver_sql("PRAGMA busy_timeout = 50")
+        with other._database.writing():
+            assert len(history.plans.newest()) == 1  # readers do not wait for writers
+            with pytest.raises(HistoryUnavailableError, match="other writers kept it locked"):
+                history.plans.put(plan(2))
+        history.plans.put(plan(2))
+        assert len(history.plans.newest()) == 2
+
+
+def test_a_postgresql_that_was_stopped_is_used_again_when_it_is_back(
+    postgresql: Any, plan: Callable[..., Plan]
+) -> None:
+    with History.open(postgresql.new_database()) as history:
+        history.plans.put(plan(1))
+        postgresql.stop()
+        try:
+            with pytest.raises(HistoryUnavailableError):
+                history.ping()
+            with pytest.raises(HistoryUnavailableError):
+                history.plans.put(plan(2))
+        finally:
+            postgresql.start()
+
+        history.ping()
+        history.plans.put(plan(2))
+
+        assert {each.plan_id for each in history.plans.newest()} == {plan(1).plan_id, plan(2).plan_id}
+
+
+def test_a_trace_of_which_one_part_cannot_be_stored_is_not_stored(history: History) -> None:
+    with pytest.raises(HistoryError):
+        history.traces.put("a" * 64, {0: Trace(events=()), 2**70: Trace(events=())})
+
+    assert history.traces.get("a" * 64) == {}
+
+
+def test_a_block_that_raises_stores_nothing(history: History) -> None:
+    class OurOwnFaultError(Exception):
+        pass
+
+    def store_and_fail() -> None:
+        with history._database.writing() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO checks (check_id, plan_id, asked_at, verdict, system, name, team, queue) "
+                "VALUES ('c', 'p', 0, '', '', '', '', '')"
+            )
+            raise OurOwnFaultError
+
+    with pytest.raises(OurOwnFaultError):
+        store_and_fail()
+
+    assert history.checks.newest() == ()

@@ -1,0 +1,114 @@
+"""A database of any earlier schema comes up with all that it held; one of a later schema is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import insert
+
+from planner.history import database as database_module
+from planner.history import schema
+from planner.history.columns import compact_json
+from planner.history.database import Database
+from planner.history.faults import HistoryUnavailableError
+from planner.history.job_values import JobChange
+from planner.history.migrating import migrate
+from planner.history.store import History
+from planner.history.validations import State, Validation
+from planner.report.statement import Plan, to_json
+
+NOW = datetime(2026, 1, 31, tzinfo=UTC)
+
+
+def of_first_schema(url: str, plan: Plan) -> None:
+    """A database as the first schema had it, with one plan in it."""
+    database = Database(database_module._engine(database_module._parsed(url)))
+    with database.writing() as connection:
+        migrate(connection, "here", "0001")
+        row = {
+            "plan_id": plan.plan_id, "trace_id": plan.trace_id, "stored_at": NOW, "used_at": NOW, "verdict": "fits",
+            "calibrated": False, "advised": False, "name": "", "team": "nlp", "queue": "", "gpu": "H100", "ranks": 8,
+            "requested_bytes": 80, "predicted_bytes": 40,
+        }  # fmt: skip
+        connection.execute(insert(schema.PLANS).values(row))
+        document = compact_json(to_json(plan))
+        connection.execute(insert(schema.PLAN_DOCUMENTS).values(plan_id=plan.plan_id, document=document))
+    database.close()
+
+
+def version(history: History) -> str:
+    with history._database.reading() as connection:
+        return str(connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar_one())
+
+
+def test_an_empty_database_gets_the_tables_of_the_schema_and_no_others(url: str) -> None:
+    with History.open(url) as history, history._database.reading() as connection:
+        options = {"version_table": schema.VERSION_TABLE, "compare_type": True}
+        context = MigrationContext.configure(connection, opts=options)
+
+        assert compare_metadata(context, schema.METADATA) == []
+
+
+def test_a_database_of_the_first_schema_keeps_its_plans_and_gets_the_rest(
+    shared_url: str, plan: Callable[..., Plan]
+) -> None:
+    of_first_schema(shared_url, plan())
+    validation = Validation(validation_id="v", plan_id=plan().plan_id, state=State.PENDING, asked_at=NOW)
+
+    with History.open(shared_url) as history:
+        assert version(history) == "0002"
+        assert history.plans.document(plan().plan_id) == to_json(plan())
+        history.jobs.bind("ray", "a", JobChange(plan_id=plan().plan_id))
+        history.validations.put(validation)
+
+    with History.open(shared_url) as history:
+        assert history.validations.get("v") == validation
+        assert [job.job_id for job in history.jobs.open()] == ["a"]
+
+
+def test_a_schema_newer_than_this_planner_is_refused_and_left_as_it_is(shared_url: str) -> None:
+    with History.open(shared_url) as history, history._database.writing() as connection:
+        connection.exec_driver_sql(f"UPDATE {schema.VERSION_TABLE} SET version_num = '9999'")
+
+    with pytest.raises(HistoryUnavailableError, match="its schema 9999 is newer than this planner") as refused:
+        History.open(shared_url)
+
+    assert refused.value.allowed == "0001, 0002"
+    with Database(database_module._engine(database_module._parsed(shared_url))).reading() as connection:
+        assert connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar_one() == "9999"
+
+
+def test_a_migration_that_fails_leaves_the_database_as_it_was(
+    shared_url: str, plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_first_schema(shared_url, plan())
+    real = database_module.migrate
+
+    def fails_at_the_end(connection: Any, place: str) -> None:
+        real(connection, place)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(database_module, "migrate", fails_at_the_end)
+        with pytest.raises(KeyboardInterrupt):
+            History.open(shared_url)
+
+    other = Database(database_module._engine(database_module._parsed(shared_url)))
+    with other.reading() as connection:
+        assert connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar_one() == "0001"
+        assert not connection.dialect.has_table(connection, "validations")
+    other.close()
+    with History.open(shared_url) as history:
+        assert version(history) == "0002"
+
+
+def test_the_file_is_in_wal_mode(tmp_path: Path) -> None:
+    with History.open(f"sqlite:///{tmp_path}/history.db") as history, history._database.reading() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == 1
