@@ -83,10 +83,16 @@ def _whole(statement: RankClassStatement, measurement: Measurement) -> tuple[Fig
     device_bytes = max((each.device_bytes for each in measurement.phases), default=0)
     if device_bytes:
         figures.append(Figure(name="device", predicted=peak.device_bytes, measured=device_bytes))
-    if measurement.context_bytes:
-        context = statement.outside_allocator.cuda_context_bytes
-        figures.append(Figure(name="context", predicted=context, measured=measurement.context_bytes))
+    if device_bytes and measurement.device_bytes_by == "process":
+        held = device_bytes - measured.reserved_bytes
+        figures.append(Figure(name="outside", predicted=_outside(statement, measurement), measured=held))
     return tuple(figures)
+
+
+def _outside(statement: RankClassStatement, measurement: Measurement) -> int:
+    """With the images of the kernels that the step has loaded; absent peers have no NCCL."""
+    outside = statement.outside_allocator
+    return outside.total_bytes if measurement.peers == "present" else outside.cuda_context_bytes
 
 
 def _phases(statement: RankClassStatement, measurement: Measurement) -> Iterator[PhaseCompared]:

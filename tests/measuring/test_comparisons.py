@@ -66,17 +66,22 @@ def test_the_error_is_that_of_dnnmem() -> None:
 
 
 def test_peaks_and_phases_stand_side_by_side(plan: Plan, measurement: Build) -> None:
-    found = plans.with_measurement(plan, measurement(rank=3, context_bytes=520))
+    found = plans.with_measurement(plan, measurement(rank=3, device_bytes_by="process"))
     assert found.peak == (
         Figure(name="allocated", predicted=303, measured=300),
         Figure(name="reserved", predicted=400, measured=400),
         Figure(name="device", predicted=990, measured=900),
-        Figure(name="context", predicted=500, measured=520),
+        Figure(name="outside", predicted=500, measured=500),
     )
     (forward,) = found.phases
     assert forward.figures[0] == Figure(name="allocated", predicted=303, measured=300)
     assert forward.figures[2] == Figure(name="allocated_at_end", predicted=250, measured=250)
     assert found.notes == ()
+
+
+def test_what_other_processes_hold_is_not_taken_for_what_lives_outside(plan: Plan, measurement: Build) -> None:
+    found = plans.with_measurement(plan, measurement(device_bytes_by="device"))
+    assert [each.name for each in found.peak] == ["allocated", "reserved", "device"]
 
 
 def test_a_rank_that_the_plan_does_not_have_is_refused(plan: Plan, measurement: Build) -> None:
