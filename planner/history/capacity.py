@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -72,15 +72,8 @@ def _open(connection: Connection) -> Iterable[tuple[_Key, dict[str, int]]]:
         .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
         .where(JOBS.c.ended_at.is_(None))
     )
-    sums: dict[_Key, list[int]] = {}
-    for team, queue, gpu, ranks, requested, predicted in connection.execute(query):
-        total = sums.setdefault((team, queue, gpu), [0, 0, 0, 0])
-        total[0] += 1
-        total[1] += ranks
-        total[2] += requested
-        total[3] += predicted
-    names = ("jobs", "gpus", "requested_bytes", "predicted_bytes")
-    return [(key, dict(zip(names, total, strict=True))) for key, total in sums.items()]
+    jobs = ((team, queue, gpu, 1, *counts) for team, queue, gpu, *counts in connection.execute(query).all())
+    return _summed(("jobs", "gpus", "requested_bytes", "predicted_bytes"), jobs)
 
 
 def _measured(connection: Connection) -> Iterable[tuple[_Key, dict[str, int]]]:
@@ -88,9 +81,9 @@ def _measured(connection: Connection) -> Iterable[tuple[_Key, dict[str, int]]]:
     query = (
         select(
             *_GROUP,
-            func.sum(MEASURED_RANKS.c.device_bytes).label("measured_bytes"),
-            func.count().label("measured_gpus"),
-            func.sum(MEASURED_RANKS.c.predicted_bytes).label("predicted_of_measured_bytes"),
+            func.sum(MEASURED_RANKS.c.device_bytes),
+            func.count(),
+            func.sum(MEASURED_RANKS.c.predicted_bytes),
         )
         .select_from(MEASURED_RANKS)
         .join(JOBS, same_job)
@@ -99,7 +92,16 @@ def _measured(connection: Connection) -> Iterable[tuple[_Key, dict[str, int]]]:
         .group_by(*_GROUP, JOBS.c.system, JOBS.c.job_id)
     )
     names = ("measured_bytes", "measured_gpus", "predicted_of_measured_bytes")
-    return [(_key(row), {name: int(getattr(row, name)) for name in names}) for row in connection.execute(query)]
+    return _summed(names, connection.execute(query).all())
+
+
+def _summed(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterable[tuple[_Key, dict[str, int]]]:
+    sums: dict[_Key, list[int]] = {}
+    for team, queue, gpu, *counts in rows:
+        total = sums.setdefault((team, queue, gpu), [0] * len(names))
+        for index, count in enumerate(counts):
+            total[index] += int(count)  # PostgreSQL's sum is a decimal number
+    return [(key, dict(zip(names, total, strict=True))) for key, total in sums.items()]
 
 
 def _judged(connection: Connection, since: datetime | None) -> Iterable[tuple[_Key, dict[str, int]]]:

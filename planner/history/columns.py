@@ -10,6 +10,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Dialect, LargeBinary, Text
 from sqlalchemy.types import TypeDecorator
 
+from planner.history.faults import HistoryError
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FAST = 1
 """zlib's level: a plan of a thousand holders shrinks tenfold within 2 ms; more effort gains little."""
@@ -57,5 +59,13 @@ class Packed(TypeDecorator[str]):
 
 
 def compact_json(value: Any) -> str:
-    """JSON without blanks, in ASCII: no character that a database would refuse. ValueError for NaN and infinity."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    """JSON without blanks, in ASCII: no character that a database would refuse.
+
+    Raises HistoryError for what JSON does not have, such as NaN.
+    """
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as wrong:
+        raise HistoryError(
+            f"this is no JSON value: {wrong}", allowed="numbers that are finite, texts, lists, objects"
+        ) from wrong

@@ -40,8 +40,9 @@ class Jobs:
             after = _merged(before, change, world_size, self._now()) | {"plan_id": plan_id}
             check_merged(change, world_size, after["started_at"], after["ended_at"])
             connection.execute(update(JOBS).where(_is(JOBS, system, job_id)).values(after))
-            told = {each.rank: each for each in change.measured}
-            told |= {rank: MeasuredRank(rank=rank) for rank in change.reports if rank not in told}
+            told = {rank: MeasuredRank(rank=rank) for rank in change.reports}
+            for each in change.measured:
+                told[each.rank] = _higher(told.get(each.rank, each), each)
             # Another plan predicted other bytes, for every rank that was measured.
             ranks = list(told) if plan_id == before.plan_id else None
             known = _measured_ranks(connection, [(system, job_id)], ranks).get((system, job_id), {})

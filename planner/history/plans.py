@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from sqlalchemy import Connection, Row, Select, delete, insert, select, update
 from planner.events import Category
 from planner.history.columns import compact_json
 from planner.history.database import Database, put_if_absent
-from planner.history.faults import HistoryError
+from planner.history.faults import HistoryError, HistoryUnavailableError
 from planner.history.names import label
 from planner.history.schema import PLAN_DOCUMENTS, PLANS, RANK_CLASSES
 from planner.layout.rank_sets import RankSet
@@ -133,7 +134,8 @@ class Plans:
         now = self._now()
         if now - used_at < USE_IS_NOTED_EVERY:
             return
-        with self._database.writing() as connection:
+        # Who reads is not refused because the disk is full or others write: the next reader notes it.
+        with suppress(HistoryUnavailableError), self._database.writing() as connection:
             connection.execute(update(PLANS).where(PLANS.c.plan_id == plan_id).values(used_at=now))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 
 from sqlalchemy import select, update
 
 from planner.history.columns import compact_json
 from planner.history.database import Database, put
+from planner.history.faults import HistoryUnavailableError
 from planner.history.names import label
 from planner.history.plans import USE_IS_NOTED_EVERY
 from planner.history.schema import TRACES
@@ -42,5 +44,6 @@ class Traces:
         return {row.representative: wire.from_json(json.loads(row.document)) for row in rows}
 
     def _note_use(self, trace_id: str) -> None:
-        with self._database.writing() as connection:
+        # As for plans: who reads is not refused because nothing can be written.
+        with suppress(HistoryUnavailableError), self._database.writing() as connection:
             connection.execute(update(TRACES).where(TRACES.c.trace_id == trace_id).values(used_at=self._now()))

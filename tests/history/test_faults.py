@@ -91,6 +91,22 @@ def test_a_database_that_others_lock_is_said_to_be_busy(tmp_path: Path, plan: Ca
         assert len(history.plans.newest()) == 2
 
 
+def test_what_is_stored_can_be_read_though_its_use_cannot_be_noted(
+    tmp_path: Path, plan: Callable[..., Plan], clock: Any
+) -> None:
+    url = f"sqlite:///{tmp_path}/history.db"
+    with History.open(url, clock) as history, History.open(url) as other:
+        history.plans.put(plan())
+        history.traces.put("a" * 64, {0: Trace(events=())})
+        with history._database.reading() as connection:
+            connection.exec_driver_sql("PRAGMA busy_timeout = 50")
+        clock.passes(days=1)
+
+        with other._database.writing():
+            assert history.plans.document(plan().plan_id) == to_json(plan())
+            assert history.traces.get("a" * 64) == {0: Trace(events=())}
+
+
 def test_a_postgresql_that_was_stopped_is_used_again_when_it_is_back(
     postgresql: Any, plan: Callable[..., Plan]
 ) -> None:

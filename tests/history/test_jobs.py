@@ -132,6 +132,21 @@ def test_a_start_after_the_end_says_that_the_job_runs_again(history: History, pl
     assert history.jobs.open() == (bound,)
 
 
+def test_a_rank_that_is_told_twice_at_once_keeps_the_higher_peak(history: History, plan_id: str) -> None:
+    measured = (MeasuredRank(rank=0, device_bytes=2), MeasuredRank(rank=0, device_bytes=1, host="a"))
+
+    bound = history.jobs.bind("ray", "a", JobChange(plan_id=plan_id, measured=measured))
+
+    assert bound.measured == (MeasuredRank(rank=0, device_bytes=2, host="a"),)
+
+
+def test_a_report_is_json(history: History, plan_id: str) -> None:
+    with pytest.raises(HistoryError, match="this is no JSON value"):
+        history.jobs.bind("ray", "a", JobChange(plan_id=plan_id, reports={0: {"loss": float("nan")}}))
+
+    assert history.jobs.open() == ()
+
+
 def test_a_report_stays_until_the_rank_tells_another(history: History, plan_id: str) -> None:
     history.jobs.bind("ray", "a", JobChange(plan_id=plan_id, reports={0: {"steps": 1}}))
     history.jobs.bind("ray", "a", JobChange(measured=(MeasuredRank(rank=0, device_bytes=1),)))
