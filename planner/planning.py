@@ -10,7 +10,7 @@ import hashlib
 import importlib.metadata
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
@@ -128,14 +128,15 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> tuple[R
     held = _applied(calibration, job).corrected(outside_of(job))
     capacity = job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes
     events: Sequence[Event] = rank_trace.trace.events
-    unlimited = replay(events, rules)
     capped = replay(events, rules, max(capacity - held.total_bytes, 0), device_bytes=job.cluster.gpu.total_bytes)
+    # What it would have taken is asked for only where it does not get it.
+    timeline = replay(events, rules) if capped.out_of_memory is not None else capped
     statement = state_rank_class(
         representative=rank_trace.rank_class.representative,
         ranks=str(rank_trace.rank_class.ranks),
         coordinates=rank_trace.rank_class.coordinates,
         events=events,
-        unlimited=unlimited,
+        unlimited=timeline,
         capped=capped,
         outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
         interval=lambda device_bytes: interval(
@@ -148,7 +149,7 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> tuple[R
         ),
         capacity_bytes=capacity,
     )
-    return statement, unlimited if capped.out_of_memory is not None else capped
+    return statement, timeline
 
 
 def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
@@ -194,11 +195,6 @@ def plan_id(trace_id: str, provenance: Provenance) -> str:
     }
     digest = hashlib.sha256(canonical_json(parts).encode()).digest()
     return "pl-" + base64.b32encode(digest).decode().lower()[:26]
-
-
-def with_metadata(found: Plan, job: Job) -> Plan:
-    """A stored plan under the metadata of the job that asks for it now."""
-    return replace(found, job=bundle.bundle(job))
 
 
 def _software() -> Mapping[str, str]:

@@ -142,7 +142,6 @@ def _declare(native: ctypes.CDLL) -> None:
     native.paper_name.restype = ctypes.c_char_p
     native.paper_block_at.restype = ctypes.c_int64
     native.paper_block_at.argtypes = [ctypes.c_void_p]
-    native.paper_current_stream.restype = ctypes.c_int64
     native.paper_name_index.argtypes = [ctypes.c_char_p]
     native.paper_prefer_meta.argtypes = [ctypes.c_char_p]
     native.paper_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_int64]

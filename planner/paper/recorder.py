@@ -105,11 +105,6 @@ class Recorder:
     def leave(self) -> None:
         self._native.paper_enter_scope(self._open.pop())
 
-    def open_module(self) -> str:
-        """The path of the module that is running; empty between modules."""
-        scope: int = self._native.paper_current_scope()
-        return list(self._scopes)[scope]
-
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block behind a tensor on the paper GPU; None for one that has none."""
         local = getattr(tensor, "_local_tensor", tensor)

@@ -118,5 +118,4 @@ void paper_install_device() {
   paper::install_allocator();
 }
 void paper_set_device_count(int count) { paper::device_count = count; }
-int64_t paper_current_stream() { return paper::stream_now; }
 }

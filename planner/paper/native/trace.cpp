@@ -175,8 +175,6 @@ int32_t paper_enter_scope(int32_t scope) {
   return previous;
 }
 
-int32_t paper_current_scope() { return paper::module_scope; }
-
 void paper_synchronize() {
   std::lock_guard<std::mutex> lock(paper::mutex);
   if (paper::recording)
