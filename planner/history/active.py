@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import exists, func, or_, select
+from sqlalchemy import and_, func, or_, select
 
 from planner.history.database import Database
 from planner.history.job_values import BoundJob
@@ -33,15 +33,16 @@ class ActivePlans:
 
 def active_plans(database: Database, limit: int, since: datetime) -> ActivePlans:
     """At most `limit` plans: those of jobs that have not ended, then those asked for `since`; each newest first."""
-    has_job = exists().where(JOBS.c.plan_id == PLANS.c.plan_id, JOBS.c.ended_at.is_(None))
-    active = or_(has_job, PLANS.c.used_at >= since)
-    order = (has_job.desc(), PLANS.c.stored_at.desc(), PLANS.c.plan_id)
+    has_job = PLANS.c.plan_id.in_(select(JOBS.c.plan_id).where(JOBS.c.ended_at.is_(None)))
+    recent = and_(~has_job, PLANS.c.used_at >= since)
     with database.reading() as connection:
-        count = connection.execute(select(func.count()).select_from(PLANS).where(active)).scalar_one()
-        chosen = [
-            plan_summary(row) for row in connection.execute(select(PLANS).where(active).order_by(*order).limit(limit))
-        ]
-        ids = [plan.plan_id for plan in chosen]
+        count = connection.execute(select(func.count()).select_from(PLANS).where(or_(has_job, recent))).scalar_one()
+        ids: list[str] = []
+        for kind in (has_job, recent):  # one after the other: each is found along an index, without sorting all
+            query = select(PLANS.c.plan_id).where(kind).order_by(PLANS.c.stored_at.desc(), PLANS.c.plan_id)
+            ids += connection.execute(query.limit(limit - len(ids))).scalars()
+        rows = connection.execute(select(PLANS).where(PLANS.c.plan_id.in_(ids))).all()
+        chosen = sorted((plan_summary(row) for row in rows), key=lambda plan: ids.index(plan.plan_id))
         classes, jobs = rank_classes_of(connection, ids), jobs_of(connection, ids)
     return ActivePlans(
         plans=tuple(

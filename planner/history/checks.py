@@ -10,7 +10,11 @@ from sqlalchemy import func, select
 from planner.history.database import Database, upsert
 from planner.history.names import checked_label, checked_name, label
 from planner.history.schema import CHECKS
+from planner.history.totals import add
 from planner.report.statement import Verdict
+
+VERDICTS = "verdicts"
+"""The total of the verdicts that were given, by verdict: unlike the checks, it is never forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +51,11 @@ class Checks:
             statement = upsert(connection, CHECKS, row)
             later = {"plan_id": row["plan_id"], "verdict": row["verdict"]}
             unanswered = CHECKS.c.verdict == ""
-            connection.execute(
-                statement.on_conflict_do_update(index_elements=["check_id"], set_=later, where=unanswered)
-            )
+            answered = statement.on_conflict_do_update(index_elements=["check_id"], set_=later, where=unanswered)
+            # A verdict counts when it is first stored, and once: in the transaction that stores it.
+            told = connection.execute(answered.returning(CHECKS.c.check_id)).first()
+            if told is not None and check.verdict is not None:
+                add(connection, {(VERDICTS, (("verdict", check.verdict.value),)): 1})
 
     def newest(self, limit: int = 100, *, plan_id: str | None = None) -> tuple[Check, ...]:
         """At most `limit` checks, newest first."""

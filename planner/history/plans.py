@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, delete, insert, select, update
+from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
 from planner.events import Category
 from planner.history.columns import compact_json
@@ -124,6 +124,12 @@ class Plans:
                 query = query.where(PLANS.c[name] == label(value))
         with self._database.reading() as connection:
             return tuple(plan_summary(row) for row in connection.execute(query))
+
+    def counts(self) -> dict[Verdict, int]:
+        """How many plans are remembered, by verdict."""
+        query = select(PLANS.c.verdict, func.count()).group_by(PLANS.c.verdict)
+        with self._database.reading() as connection:
+            return {Verdict(verdict): count for verdict, count in connection.execute(query)}
 
     def rank_classes(self, plan_id: str) -> tuple[RankClassSummary, ...]:
         """The rank classes of a plan, by representative; none if the plan is not there."""

@@ -9,10 +9,13 @@ from datetime import datetime, timedelta
 from sqlalchemy import Column, ColumnElement, Connection, Delete, Table, delete, exists, or_, select, true
 
 from planner.history.database import Database
-from planner.history.schema import CALIBRATIONS, CHECKS, JOBS, PLANS, TRACES, VALIDATIONS
+from planner.history.schema import CALIBRATIONS, CHECKS, JOBS, PLANS, TRACES, VALIDATIONS, WRITERS
 
 _AT_ONCE = 500
 """Rows of one transaction: others wait for no more than these."""
+DEAD_AFTER = timedelta(days=1)
+"""A process that tells its levels every few seconds and was silent for so long is gone, and so are its levels. Totals
+stay: they have no age."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,8 @@ class Forgotten:
     checks: int = 0
     validations: int = 0
     calibrations: int = 0
+    writers: int = 0
+    """Processes that counted, and are gone; what they counted stays."""
 
 
 def forget(database: Database, keep: Retention, now: datetime) -> Forgotten:
@@ -52,6 +57,7 @@ def forget(database: Database, keep: Retention, now: datetime) -> Forgotten:
         checks=_forget_rows(database, CHECKS, CHECKS.c.asked_at, keep.checks, oldest),
         validations=_forget_rows(database, VALIDATIONS, VALIDATIONS.c.asked_at, keep.validations, oldest),
         calibrations=_forget_rows(database, CALIBRATIONS, CALIBRATIONS.c.stored_at, keep.calibrations, None),
+        writers=_forget_writers(database, now - DEAD_AFTER),
     )
 
 
@@ -85,6 +91,11 @@ def _plans_to_forget(connection: Connection, keep: Retention, oldest: datetime) 
 
 def _forget_traces(database: Database, keep: Retention, oldest: datetime) -> int:
     return _forget_rows(database, TRACES, TRACES.c.used_at, keep.traces, oldest)
+
+
+def _forget_writers(database: Database, oldest: datetime) -> int:
+    with database.writing() as connection:
+        return _deleted(connection, delete(WRITERS).where(WRITERS.c.updated_at < oldest))
 
 
 def _forget_rows(

@@ -133,6 +133,7 @@ CHECKS = Table(
     _text("team"),
     _text("queue"),
     Index("checks_by_time", "asked_at"),
+    Index("checks_by_verdict", "verdict"),
 )
 
 VALIDATIONS = Table(
@@ -152,6 +153,7 @@ VALIDATIONS = Table(
     _text("problem"),
     Index("validations_by_time", "asked_at"),
     Index("validations_by_plan", "plan_id"),
+    Index("validations_by_state", "state"),
 )
 
 CALIBRATIONS = Table(
@@ -163,3 +165,32 @@ CALIBRATIONS = Table(
     Column("document", Packed, nullable=False),
     Index("calibrations_by_time", "stored_at"),
 )
+
+TOTALS = Table(
+    "totals",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("labels", Text, primary_key=True),
+    Column("value", Double, nullable=False),
+)
+"""What only ever grows, of all processes together; it does not age."""
+
+WRITERS = Table(
+    "writers",
+    METADATA,
+    Column("writer", Text, primary_key=True),
+    _count("batch"),
+    Column("updated_at", Moment, nullable=False),
+    Index("writers_by_time", "updated_at"),
+)
+"""The last batch of each process that adds to the totals: one that was added is not added again."""
+
+LEVELS = Table(
+    "levels",
+    METADATA,
+    Column("writer", Text, ForeignKey("writers.writer", ondelete="CASCADE"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("labels", Text, primary_key=True),
+    Column("value", Double, nullable=False),
+)
+"""What rises and falls, as each process last told it: true while the process lives."""

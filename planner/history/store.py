@@ -12,13 +12,18 @@ from planner.history.capacity import Capacity, capacity
 from planner.history.checks import Checks
 from planner.history.database import Database
 from planner.history.jobs import Jobs
+from planner.history.measured import MeasuredJob, measured_jobs, measured_validations
+from planner.history.needs import JobNeed, needs
 from planner.history.plans import Plans
 from planner.history.retention import Forgotten, Retention, forget
+from planner.history.totals import Totals
 from planner.history.traces import Traces
 from planner.history.validations import Validations
 
 MOST_ACTIVE = 50
 """Plans of which metrics tell every rank class: what a scrape of one megabyte can hold."""
+MOST_NEEDS = 10_000
+"""Jobs of which one question reads what they need."""
 RECENT = timedelta(hours=1)
 
 
@@ -41,6 +46,7 @@ class History:
         self.checks = Checks(database)
         self.validations = Validations(database)
         self.calibrations = Calibrations(database, now)
+        self.totals = Totals(database, now)
 
     @classmethod
     def open(cls, url: str, now: Callable[[], datetime] = _clock) -> History:
@@ -68,6 +74,18 @@ class History:
     def capacity(self, since: datetime | None = None) -> tuple[Capacity, ...]:
         """GPU bytes by team, queue and GPU type; `since` leaves out verdicts of jobs that ended before it."""
         return capacity(self._database, since)
+
+    def needs(self, since: datetime | None = None, limit: int = MOST_NEEDS) -> tuple[tuple[JobNeed, ...], int]:
+        """What jobs need of a GPU: those that have not ended, or ended `since`; and how many were left out."""
+        return needs(self._database, since, limit)
+
+    def measured_jobs(self, limit: int) -> tuple[MeasuredJob, ...]:
+        """At most `limit` jobs of which ranks have reported their peaks, those told of last first."""
+        return measured_jobs(self._database, limit)
+
+    def measured_validations(self, limit: int) -> tuple[str, ...]:
+        """The ids of at most `limit` validations that measured on a GPU to the end, newest first."""
+        return measured_validations(self._database, limit)
 
     def forget(self, keep: Retention) -> Forgotten:
         """Delete what need not be kept; never the plan of a job that has not ended."""

@@ -27,21 +27,28 @@ class Traces:
 
     def put(self, trace_id: str, traces: Mapping[int, Trace]) -> None:
         """Store the traces of a job by representative: all of them or, if this fails, none."""
-        texts = {rank: compact_json(wire.to_json(trace)) for rank, trace in sorted(traces.items())}
+        self.put_texts(trace_id, {rank: compact_json(wire.to_json(trace)) for rank, trace in traces.items()})
+
+    def put_texts(self, trace_id: str, texts: Mapping[int, str]) -> None:
+        """As :meth:`put`, for traces that are JSON text already."""
         now = self._now()
         with self._database.writing() as connection:
-            for rank, text in texts.items():
+            for rank, text in sorted(texts.items()):
                 row = {"trace_id": trace_id, "representative": rank, "used_at": now, "document": text}
                 put(connection, TRACES, row)
 
     def get(self, trace_id: str) -> dict[int, Trace]:
         """The traces of a job by representative; empty if there are none."""
+        return {rank: wire.from_json(json.loads(text)) for rank, text in self.texts(trace_id).items()}
+
+    def texts(self, trace_id: str) -> dict[int, str]:
+        """As :meth:`get`, as the JSON text that was stored, unread."""
         query = select(TRACES).where(TRACES.c.trace_id == label(trace_id)).order_by(TRACES.c.representative)
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
         if rows and self._now() - rows[0].used_at >= USE_IS_NOTED_EVERY:
             self._note_use(trace_id)
-        return {row.representative: wire.from_json(json.loads(row.document)) for row in rows}
+        return {row.representative: row.document for row in rows}
 
     def _note_use(self, trace_id: str) -> None:
         # As for plans: who reads is not refused because nothing can be written.

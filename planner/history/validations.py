@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, func, select
 
 from planner.history.columns import compact_json
 from planner.history.database import Database, upsert
 from planner.history.names import checked_label, checked_name, label
 from planner.history.schema import VALIDATIONS
+from planner.history.totals import add, observed
+
+ERRORS = "validation_error"
+"""The distribution of errors, as a ratio, by GPU and torch: unlike the validations, it is never forgotten."""
+ERROR_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_SHORT = 60
 
 
 class State(StrEnum):
@@ -78,7 +86,12 @@ class Validations:
                 set_={name: value for name, value in row.items() if name not in ("validation_id", "asked_at")},
                 where=VALIDATIONS.c.state.not_in(over),
             )
-            connection.execute(statement)
+            # An error counts when its validation ends, and once: in the transaction that stores it.
+            stored = connection.execute(statement.returning(VALIDATIONS.c.validation_id)).first()
+            ended = stored is not None and validation.state is State.DONE
+            if ended and validation.error_percent is not None and math.isfinite(validation.error_percent):
+                labels = tuple((name, label(getattr(validation, name))[:_SHORT]) for name in ("gpu", "torch"))
+                add(connection, observed(ERRORS, abs(validation.error_percent) / 100, ERROR_BOUNDS, labels))
 
     def get(self, validation_id: str) -> Validation | None:
         """The validation; None if there is none."""
@@ -98,6 +111,26 @@ class Validations:
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
         return tuple(_validation(row) for row in rows)
+
+    def counts(self) -> dict[State, int]:
+        """How many validations that are still remembered are in each state."""
+        query = select(VALIDATIONS.c.state, func.count()).group_by(VALIDATIONS.c.state)
+        with self._database.reading() as connection:
+            return {State(state): count for state, count in connection.execute(query)}
+
+    def errors(self, limit: int = 1000) -> dict[tuple[str, str], tuple[float, ...]]:
+        """Errors in percent of the newest validations, by GPU and torch; the newest first."""
+        query = (
+            select(VALIDATIONS.c.gpu, VALIDATIONS.c.torch, VALIDATIONS.c.error_percent)
+            .where(VALIDATIONS.c.state == State.DONE.value, VALIDATIONS.c.error_percent.is_not(None))
+            .order_by(VALIDATIONS.c.asked_at.desc(), VALIDATIONS.c.validation_id)
+            .limit(limit)
+        )
+        found: dict[tuple[str, str], list[float]] = defaultdict(list)
+        with self._database.reading() as connection:
+            for gpu, torch, error in connection.execute(query):
+                found[gpu, torch].append(error)
+        return {group: tuple(errors) for group, errors in found.items()}
 
 
 def _validation(row: Row[Any]) -> Validation:

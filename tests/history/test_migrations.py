@@ -14,14 +14,16 @@ from sqlalchemy import insert
 
 from planner.history import database as database_module
 from planner.history import schema
+from planner.history.checks import Check
 from planner.history.columns import compact_json
 from planner.history.database import Database
 from planner.history.faults import HistoryUnavailableError
 from planner.history.job_values import JobChange
 from planner.history.migrating import migrate
 from planner.history.store import History
+from planner.history.totals import Figures
 from planner.history.validations import State, Validation
-from planner.report.statement import Plan, to_json
+from planner.report.statement import Plan, Verdict, to_json
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -39,6 +41,25 @@ def of_first_schema(url: str, plan: Plan) -> None:
         connection.execute(insert(schema.PLANS).values(row))
         document = compact_json(to_json(plan))
         connection.execute(insert(schema.PLAN_DOCUMENTS).values(plan_id=plan.plan_id, document=document))
+    database.close()
+
+
+def of_previous_schema(url: str, plan: Plan) -> None:
+    """A database as the schema before this one had it, with a plan, a job, a check, a validation, a calibration."""
+    of_first_schema(url, plan)
+    database = Database(database_module._engine(database_module._parsed(url)))
+    with database.writing() as connection:
+        migrate(connection, "here", "0002")
+        named = {"system": "ray", "team": "nlp", "queue": ""}
+        job = {"job_id": "a", "plan_id": plan.plan_id, "hosts": ["n1"], "gpu_uuids": [], "outcome": ""}
+        connection.execute(insert(schema.JOBS).values(updated_at=NOW, **named, **job))
+        check = {"check_id": "c", "plan_id": plan.plan_id, "asked_at": NOW, "verdict": "fits", "name": ""}
+        connection.execute(insert(schema.CHECKS).values(**named, **check))
+        validation = {"validation_id": "v", "plan_id": plan.plan_id, "state": "done", "asked_at": NOW, "mode": "step"}
+        more = {"gpu": "H100", "torch": "2.13.0", "error_percent": 1.5, "result": "{}", "problem": ""}
+        connection.execute(insert(schema.VALIDATIONS).values(**validation, **more))
+        calibration = {"calibration_id": "abc", "stored_at": NOW, "measurements": 3, "document": "{}"}
+        connection.execute(insert(schema.CALIBRATIONS).values(calibration))
     database.close()
 
 
@@ -62,7 +83,7 @@ def test_a_database_of_the_first_schema_keeps_its_plans_and_gets_the_rest(
     validation = Validation(validation_id="v", plan_id=plan().plan_id, state=State.PENDING, asked_at=NOW)
 
     with History.open(shared_url) as history:
-        assert version(history) == "0002"
+        assert version(history) == "0003"
         assert history.plans.document(plan().plan_id) == to_json(plan())
         history.jobs.bind("ray", "a", JobChange(plan_id=plan().plan_id))
         history.validations.put(validation)
@@ -72,6 +93,26 @@ def test_a_database_of_the_first_schema_keeps_its_plans_and_gets_the_rest(
         assert [job.job_id for job in history.jobs.open()] == ["a"]
 
 
+def test_a_database_of_the_previous_schema_keeps_all_that_it_held_and_can_count(
+    shared_url: str, plan: Callable[..., Plan]
+) -> None:
+    of_previous_schema(shared_url, plan())
+
+    with History.open(shared_url) as history:
+        assert version(history) == "0003"
+        assert [job.hosts for job in history.jobs.of_plan(plan().plan_id)] == [("n1",)]
+        assert history.checks.counts() == {Verdict.FITS: 1}
+        assert history.validations.errors() == {("H100", "2.13.0"): (1.5,)}
+        current = history.calibrations.current()
+        assert current is not None
+        assert (current.calibration_id, current.measurements) == ("abc", 3)
+        assert history.totals.figures() == Figures()  # what was before the counting began is not made up
+
+        history.checks.put(Check(check_id="d", plan_id=plan().plan_id, asked_at=NOW, verdict=Verdict.TIGHT))
+
+        assert history.totals.figures().totals == {("verdicts", (("verdict", "tight"),)): 1}
+
+
 def test_a_schema_newer_than_this_planner_is_refused_and_left_as_it_is(shared_url: str) -> None:
     with History.open(shared_url) as history, history._database.writing() as connection:
         connection.exec_driver_sql(f"UPDATE {schema.VERSION_TABLE} SET version_num = '9999'")
@@ -79,7 +120,7 @@ def test_a_schema_newer_than_this_planner_is_refused_and_left_as_it_is(shared_ur
     with pytest.raises(HistoryUnavailableError, match="its schema 9999 is newer than this planner") as refused:
         History.open(shared_url)
 
-    assert refused.value.allowed == "0001, 0002"
+    assert refused.value.allowed == "0001, 0002, 0003"
     with Database(database_module._engine(database_module._parsed(shared_url))).reading() as connection:
         assert connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar_one() == "9999"
 
@@ -105,7 +146,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         assert not connection.dialect.has_table(connection, "validations")
     other.close()
     with History.open(shared_url) as history:
-        assert version(history) == "0002"
+        assert version(history) == "0003"
 
 
 def test_the_file_is_in_wal_mode(tmp_path: Path) -> None:

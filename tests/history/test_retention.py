@@ -12,6 +12,7 @@ from planner.history.checks import Check
 from planner.history.job_values import JobChange, MeasuredRank, Outcome
 from planner.history.retention import Forgotten, Retention
 from planner.history.store import History
+from planner.history.totals import Figures
 from planner.history.validations import State, Validation
 from planner.report.statement import Plan
 from planner.tracing.traced import Trace
@@ -103,3 +104,18 @@ def test_results_are_forgotten_by_age_and_calibrations_by_number(history: Histor
 
     assert found == Forgotten(checks=1, validations=1, calibrations=1)
     assert [each.calibration_id for each in history.calibrations.newest()] == ["c", "b"]
+
+
+def test_who_was_silent_for_a_day_is_forgotten_and_what_it_counted_stays(history: History, clock: Any) -> None:
+    history.totals.add("gone", 1, {("asked", ()): 3}, {("busy", ()): 2})
+    clock.passes(hours=20)
+    history.totals.add("lives", 1, {("asked", ()): 4}, {("busy", ()): 1})
+    clock.passes(hours=5)
+
+    assert history.forget(Retention()) == Forgotten(writers=1)
+
+    clock.passes(days=400)
+    history.totals.add("lives", 2, {}, {("busy", ()): 5})
+
+    assert history.forget(Retention()) == Forgotten()
+    assert history.totals.figures() == Figures(totals={("asked", ()): 7}, levels={("busy", ()): 5}, writers=1)

@@ -1,0 +1,129 @@
+"""Settings of a process that serves: from the environment (`PLANNER_...`) or from the arguments of a Serve application.
+
+Every field is a variable: `database` is `PLANNER_DATABASE`. Values in the environment are text; those in a Serve
+configuration may be text or of their own type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.errors import SettingError
+from planner.units import GIB, MIB, parse_bytes
+
+PREFIX = "PLANNER_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How this planner serves. Raises SettingError where it is made from something else."""
+
+    database: str = "sqlite:///planner.sqlite"
+    """Where the history lies: `sqlite:///FILE`, or `postgresql://...` if replicas on several nodes share it."""
+    token_sha256: str = ""
+    """SHA-256 (hexadecimal) of the bearer token that writes need; empty: nobody is asked. Several, with commas."""
+    allow_factories: bool = False
+    """Whether jobs may name code of theirs (`model.factory`), which then runs in a sandbox on this cluster."""
+    factory_folder: str = ""
+    """Where the modules of factories may lie (`model.factory_path`); empty: only what is installed."""
+    trace_workers: int = 0
+    """Processes that trace, each with PyTorch loaded; 0: one for every CPU that the cluster has, at most 8."""
+    trace_seconds: float = 120.0
+    """The longest that one trace may take."""
+    trace_memory_bytes: int = 8 * GIB
+    """The resident memory that a tracing process may take."""
+    trace_queue: int = 64
+    """Jobs that may wait for a tracing process; the next one is told to come again (429)."""
+    check_seconds: float = 0.8
+    """How long a check waits for its verdict before it answers `pending`."""
+    body_bytes: int = 8 * MIB
+    """The largest request."""
+    validation_seconds: float = 900.0
+    """The longest that one measured step may take, and the longest that it waits for a GPU that is busy."""
+    validation_memory_bytes: int = 32 * GIB
+    """The resident memory of the host that a measuring process may take."""
+    validations_at_once: int = 2
+    """How many validations run at a time; others wait."""
+    validation_queue: int = 32
+    """Validations that may wait; the next one is told to come again (429)."""
+    retention_days: float = 90.0
+    """How long plans that nobody asks for are kept."""
+    retention_plans: int = 10_000
+    """How many plans are kept."""
+    log_level: str = "INFO"
+    """DEBUG, INFO, WARNING or ERROR."""
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+        """What `given` says, else what the environment says, else the default."""
+        values = dict(given or {})
+        for name in values.keys() - _FIELDS.keys():
+            raise SettingError(f"there is no setting {name!r}", allowed=", ".join(_FIELDS), place=name)
+        for name in _FIELDS:
+            text = (environment or {}).get(PREFIX + name.upper())
+            if name not in values and text is not None:
+                values[name] = text
+        return cls(**{name: _value(name, value) for name, value in values.items()})
+
+    def admits(self, token: str) -> bool:
+        """Whether this bearer token may write."""
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        return not self.token_sha256 or digest in self.token_sha256.lower().split(",")
+
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+def _value(name: str, value: Any) -> Any:
+    default = _FIELDS[name].default
+    place = PREFIX + name.upper()
+    if isinstance(default, bool):
+        return _flag(value, place)
+    if name.endswith("_bytes"):
+        return _bytes(value, place)
+    if isinstance(default, int | float):
+        return _number(value, type(default), place)
+    return _text(name, value, place)
+
+
+def _flag(value: Any, place: str) -> bool:
+    flags = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    found = flags.get(str(value).strip().lower())
+    if found is None:
+        raise SettingError(f"{value!r} is neither yes nor no", allowed="true, false", place=place)
+    return found
+
+
+def _bytes(value: Any, place: str) -> int:
+    try:
+        text = str(value).strip()
+        return parse_bytes(int(text) if text.isdigit() else text)
+    except ValueError as error:
+        raise SettingError(str(error), allowed="8GiB, 16MiB, 1048576", place=place) from None
+
+
+def _number(value: Any, kind: type, place: str) -> int | float:
+    try:
+        found: int | float = kind(value)
+    except (TypeError, ValueError):
+        raise SettingError(f"{value!r} is no number", allowed=f"{kind.__name__}, 0 or more", place=place) from None
+    if not 0 <= found < 10**9:
+        raise SettingError(f"{value!r} is out of range", allowed="0 to 1000000000", place=place)
+    return found
+
+
+def _text(name: str, value: Any, place: str) -> str:
+    text = str(value).strip()
+    if name == "token_sha256" and text and not re.fullmatch(r"[0-9a-fA-F]{64}(,[0-9a-fA-F]{64})*", text):
+        # What stands there may be the token itself: it is not shown.
+        raise SettingError(
+            "this is no SHA-256", allowed="64 hexadecimal digits", remedy="printf %s TOKEN | sha256sum", place=place
+        )
+    if name == "log_level" and text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise SettingError(f"{text!r} is no level", allowed="DEBUG, INFO, WARNING, ERROR", place=place)
+    return text.upper() if name == "log_level" else text
