@@ -126,7 +126,7 @@ def _advice(change: Change, plan: Plan) -> Advice:
 
 def _bucket_view(job: Job) -> Candidate | None:
     replicate = job.parallel.dp_replicate
-    if replicate.degree == 1 or replicate.gradient_as_bucket_view:
+    if replicate.degree == 1 or replicate.gradient_as_bucket_view or job.parallel.deepspeed is not None:
         return None
     parallel = dataclasses.replace(
         job.parallel, dp_replicate=dataclasses.replace(replicate, gradient_as_bucket_view=True)

@@ -42,3 +42,7 @@ class TraceError(PlannerError):
 
 class MeasureError(PlannerError):
     """The step cannot be measured on this machine."""
+
+
+class SettingError(PlannerError):
+    """A setting of the process (`PLANNER_...`) cannot be used."""

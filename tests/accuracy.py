@@ -1,7 +1,7 @@
 """`make accuracy`: predicted against recorded, for every truth at hand, errors as they are.
 
-Three kinds of truth: programs recorded on other people's GPUs, runs on this machine's CPU, and measurements of our own
-on a GPU (tests/data/gpu/measurements.jsonl), if there are any.
+Four kinds of truth: programs recorded on other people's GPUs, runs on this machine's CPU, published figures of sharded
+runs, and measurements of our own on a GPU (tests/data/gpu/measurements.jsonl), if there are any.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Row:
 def main() -> int:
     _show("Programs recorded on GPUs (tests/data/recorded_programs.json)", list(recorded_programs()))
     _show("Runs on this machine's CPU, alone and as two ranks over gloo: peak of requested bytes", list(cpu_runs()))
+    _show("Published FSDP2 runs, eager (tests/published.py, examples/published/)", list(published_runs()))
     _show(f"Our own measurements on GPUs ({_GPU.relative_to(_HERE.parent)})", list(gpu_measurements()))
     return 0
 
@@ -62,6 +63,11 @@ def cpu_runs() -> Iterator[Row]:
         found = runs.run_all(Path(folder))
     for name, real in found.real.items():
         yield Row(name, "requested", found.paper[name].peak, real.peak)
+
+
+def published_runs() -> Iterator[Row]:
+    for each in _module("published.py").figures():
+        yield Row(f"{each.row} {each.case}, {each.step} step", each.what, each.predicted, each.published)
 
 
 def gpu_measurements() -> Iterator[Row]:

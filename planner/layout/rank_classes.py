@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.layout.mesh import AXES, Mesh
 from planner.layout.rank_sets import RankSet
 
-_ALIKE = frozenset({"dp_replicate"})
-"""Axes along which every rank does the same: replicas hold the same parameters and see micro-batches of one shape."""
+_ALIKE = frozenset({"dp_replicate", "dp_shard", "tp", "ep"})
+"""Axes along which every rank does the same, as long as what is split over them splits evenly. Along `pp` every stage
+is its own. Along `cp` each rank is: in the ring of attention it takes half of the queries in some steps, half of the
+keys in the others, and how many of each goes by its place (torch 2.13, _context_parallel/_attention.py)."""
+SHARDING = ("dp_shard", "cp", "ep")
+"""Axes over which parameters are sharded together: their ranks hold the same model and see other tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +28,97 @@ class RankClass:
 
 
 def rank_classes(mesh: Mesh) -> tuple[RankClass, ...]:
-    """The classes of a world, by ascending representative; together they are all of its ranks, each once.
+    """The classes of a world, by ascending representative; together they are all of its ranks, each once."""
+    by_axis: list[list[Sequence[int]]] = [
+        [range(degree)] if axis in _ALIKE else [range(each, each + 1) for each in range(degree)]
+        for axis, degree in zip(AXES, mesh.degrees, strict=True)
+    ]
+    found = (_class(mesh, RankSet.of(_spans(mesh, chosen))) for chosen in itertools.product(*by_axis))
+    return tuple(sorted(found, key=lambda each: each.representative))
 
-    Raises ValueError for an axis of which it is not known yet how its ranks differ.
+
+def parts_of(mesh: Mesh, rank_class: RankClass, dims: Iterable[int], parts: Sequence[int]) -> tuple[RankClass, ...]:
+    """The classes into which one falls by what its first rank found out: dims of these sizes are sharded, replicas
+    have these parts of what is divided among them. Not both at once."""
+    return split_by_parts(mesh, rank_class, parts) if parts else split_by_shards(mesh, rank_class, dims)
+
+
+def split_by_shards(mesh: Mesh, rank_class: RankClass, dims: Iterable[int]) -> tuple[RankClass, ...]:
+    """The classes into which one falls because dims of these sizes do not divide over the ranks that shard them.
+
+    They are split as `torch.chunk` splits: the first ranks get the rows rounded up, the last may get fewer or none.
     """
+    degree = math.prod(mesh.degrees[AXES.index(axis)] for axis in SHARDING)
+    bounds = sorted({0, degree} | {bound for size in dims for bound in _bounds(size, degree)})
+    if len(bounds) == 2:
+        return (rank_class,)
+    parts = [
+        RankSet.of(span for shard in range(first, after) for span in _of_shard(mesh, rank_class, shard))
+        for first, after in itertools.pairwise(bounds)
+    ]
+    found = sorted((ranks for ranks in parts if ranks.spans), key=lambda ranks: ranks.spans)
+    return tuple(_class(mesh, ranks) for ranks in found)
+
+
+def split_by_parts(mesh: Mesh, rank_class: RankClass, parts: Sequence[int]) -> tuple[RankClass, ...]:
+    """The classes into which one falls because replicas have different parts of what is divided among them.
+
+    `parts` has for each coordinate of `dp_replicate` the number of its part: where two are equal, the ranks do the
+    same. Not for a world that shards: there the ranks of one shard would have to be told apart as well.
+    """
+    if len(set(parts)) < 2:
+        return (rank_class,)
+    found: dict[int, list[int]] = {}
+    for coordinate, part in enumerate(parts):
+        found.setdefault(part, []).append(coordinate)
+    replicate = AXES.index("dp_replicate")
+    classes = []
+    for coordinates in found.values():
+        chosen: list[Sequence[int]] = []
+        for number, (axis, degree) in enumerate(zip(AXES, mesh.degrees, strict=True)):
+            here = rank_class.coordinates[axis]
+            chosen.append(range(degree) if axis in _ALIKE else range(here, here + 1))
+            if number == replicate:
+                chosen[-1] = coordinates
+        classes.append(_class(mesh, RankSet.of(_spans(mesh, chosen))))
+    return tuple(sorted(classes, key=lambda each: each.representative))
+
+
+def _bounds(size: int, degree: int) -> tuple[int, int]:
+    """After how many ranks the rows are no longer whole, and after how many there are none."""
+    rows = -(-size // degree)
+    return size // rows, -(-size // rows)
+
+
+def _of_shard(mesh: Mesh, rank_class: RankClass, shard: int) -> list[tuple[int, int]]:
+    """The ranks of the class that hold this shard, as spans."""
+    at = {}
+    for axis in reversed(SHARDING):
+        shard, at[axis] = divmod(shard, mesh.degrees[AXES.index(axis)])
+    if any(axis not in _ALIKE and at[axis] != rank_class.coordinates[axis] for axis in SHARDING):
+        return []
+    chosen: list[Sequence[int]] = []
     for axis, degree in zip(AXES, mesh.degrees, strict=True):
-        if degree > 1 and axis not in _ALIKE:
-            raise ValueError(f"how the ranks along {axis} differ is not known")
-    return (RankClass(0, RankSet.world(mesh.world_size), mesh.coordinates(0)),)
+        if axis in at:
+            chosen.append(range(at[axis], at[axis] + 1))
+        else:
+            here = rank_class.coordinates[axis]
+            chosen.append(range(degree) if axis in _ALIKE else range(here, here + 1))
+    return _spans(mesh, chosen)
+
+
+def _class(mesh: Mesh, ranks: RankSet) -> RankClass:
+    representative = ranks.spans[0][0]
+    return RankClass(representative, ranks, mesh.coordinates(representative))
+
+
+def _spans(mesh: Mesh, chosen: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """The ranks at all combinations of coordinates, as spans: of 16,384 ranks a few."""
+    spans, inner = [(0, 0)], 1
+    for coordinates, degree in zip(reversed(chosen), reversed(mesh.degrees), strict=True):
+        if len(coordinates) == degree and spans == [(0, inner - 1)]:
+            spans = [(0, inner * degree - 1)]
+        else:
+            spans = [(first + c * inner, last + c * inner) for c in coordinates for first, last in spans]
+        inner *= degree
+    return spans

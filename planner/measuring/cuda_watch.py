@@ -42,8 +42,9 @@ class CudaWatch:
         self._close()
 
     def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
-        if tensor.device.type == "cuda":
-            storage = tensor.untyped_storage()
+        local = getattr(tensor, "_local_tensor", tensor)
+        if local.device.type == "cuda":
+            storage = local.untyped_storage()
             self._named[(category, name)] = (storage.data_ptr(), storage.nbytes())
 
     @contextmanager

@@ -17,6 +17,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
 
+COLLECTIVES = ("c10d.", "gloo.")
+"""How the operators begin in which a process group takes memory for itself, besides what it is given to fill."""
+
 _MARKER = "planner-marker#"
 
 
@@ -54,7 +57,7 @@ class HostRecorder:
     @contextmanager
     def profiled(self) -> Iterator[None]:
         """Inside, every allocation on the CPU is seen; at its end the live tensors are counted."""
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             yield
             self._alive = _storages_of_live_tensors()
         self._tree = profiler.profiler.kineto_results.experimental_event_tree()
@@ -63,8 +66,9 @@ class HostRecorder:
         self._say(Mark(phase, iteration))
 
     def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
-        if tensor.device.type == "cpu":
-            self._say(_Assigned(tensor.untyped_storage().data_ptr(), category, name))
+        local = getattr(tensor, "_local_tensor", tensor)
+        if local.device.type == "cpu":
+            self._say(_Assigned(local.untyped_storage().data_ptr(), category, name))
 
     @contextmanager
     def region(self, category: Category, name: str = "") -> Iterator[None]:
@@ -172,7 +176,11 @@ def _in_time(tree: list[Any]) -> list[int | tuple[int, int, str]]:
 
 
 def _operator(name: str, around: str) -> str:
-    """The innermost operator that is more than a way to say `empty`."""
+    """The innermost operator that is more than a way to say `empty`; in a collective, the collective."""
+    if around.startswith(COLLECTIVES):
+        return around
+    if name.startswith(("c10d::", "gloo:")):
+        return name.replace("::", ".").replace(":", ".")
     if not name.startswith("aten::") or name.startswith("aten::empty"):
         return around
     return name.replace("::", ".")
@@ -185,7 +193,8 @@ def _storages_of_live_tensors() -> dict[int, int]:
         if not issubclass(type(each), torch.Tensor) or each.device.type != "cpu":
             continue
         for tensor in (each, each.grad if each.is_leaf else None):
-            if tensor is not None and tensor.layout is torch.strided:
+            # A DTensor has no storage of its own; what it holds is found by itself.
+            if tensor is not None and tensor.layout is torch.strided and not hasattr(tensor, "_local_tensor"):
                 storage = tensor.untyped_storage()
                 found[storage.data_ptr()] = storage.nbytes()
     return found

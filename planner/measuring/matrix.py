@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -57,12 +58,11 @@ def _case(entry: Mapping[str, Any], model: Mapping[str, Any], small: bool) -> Ca
         parts.append(model["small"])
     own = {section: entry[section] for section in _SECTIONS if section in entry}
     if small:
-        own = _shrunk(own)
+        own = _merged(_shrunk(own), entry.get("small", {}))
     merged: dict[str, Any] = {}
     for part in (*parts, own):
         merged = _merged(merged, part)
-    ranks = merged.get("parallel", {}).get("dp_replicate", {}).get("degree", 1)
-    merged["cluster"] = {**_CLUSTER, "nodes": 1, "gpus_per_node": ranks}
+    merged["cluster"] = {**_CLUSTER, "nodes": 1, "gpus_per_node": _ranks(merged.get("parallel", {}))}
     merged["metadata"] = {"name": entry["name"]}
     return Case(
         name=entry["name"],
@@ -70,6 +70,11 @@ def _case(entry: Mapping[str, Any], model: Mapping[str, Any], small: bool) -> Ca
         alone=entry.get("alone", False),
         snapshot=entry.get("snapshot", False),
     )
+
+
+def _ranks(parallel: Mapping[str, Any]) -> int:
+    """The product of the axes, each written as a number or as a mapping with its degree."""
+    return math.prod(axis.get("degree", 1) if isinstance(axis, Mapping) else axis for axis in parallel.values())
 
 
 def _shrunk(own: Mapping[str, Any]) -> dict[str, Any]:

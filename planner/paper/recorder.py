@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from planner.events import Alloc, Category, EmptyCache, Event, Free, Mark, Origin, Phase, Role, Synchronize, Use
 from planner.paper import library
+from planner.paper.splices import Again, Copy, Place, write_out
 
 # struct Record of native/trace.h
 _RECORD = struct.Struct("=iiiiqqqii")
@@ -52,6 +55,10 @@ _DTYPES = (
     "uint64",
 )
 
+_A_MOMENT_SECONDS = 0.005
+
+_Placed = Event | Place | Again | Copy
+
 
 class Recorder:
     """Listens while a step runs on the paper GPU; an observer of the step, by shape.
@@ -63,8 +70,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self._native = library.load()
-        self._marks: list[tuple[int, Mark]] = []
-        self._roles: list[tuple[int, Role]] = []
+        self.folds = False
+        """Whether repetition may be told instead of being run; see `repeat` and `copy`."""
+        self._placed: dict[int, list[_Placed]] = defaultdict(list)
+        self._told = 0
         self._born_as: dict[int, Role] = {}
         self._category: dict[int, Category] = {}
         self._scopes: dict[str, int] = {"": 0}
@@ -77,7 +86,45 @@ class Recorder:
         self._native.paper_stop()
 
     def mark(self, phase: Phase, iteration: int) -> None:
-        self._marks.append((self._native.paper_count(), Mark(phase, iteration)))
+        self._place(Mark(phase, iteration))
+
+    def settle(self) -> None:
+        """Autograd's device thread gives up what `torch.autograd.grad` left to it a moment after its end."""
+        time.sleep(_A_MOMENT_SECONDS)
+
+    def place(self) -> int:
+        """Here a stretch of events begins or ends; the number of the place."""
+        self._told += 1
+        self._place(Place(self._told))
+        return self._told
+
+    def repeat(self, first: int, after: int, times: int) -> None:
+        """What happened between two places happens here again, so many times, with iterations counted on."""
+        self._place(Again(first, after, times))
+
+    def copy(
+        self,
+        first: int,
+        after: int,
+        parents: Iterable[tuple[int, int, int]],
+        given: Sequence[int],
+        make: Callable[[], Sequence[torch.Tensor]],
+    ) -> tuple[int, Sequence[torch.Tensor]]:
+        """What happened between two places happens here once more, for another micro-batch; the copy's number.
+
+        `parents`: stretches whose blocks it refers to, and the copies that stand for them here. `given`: blocks of the
+        stretch that this time are those of the tensors that `make` makes, in their order.
+        """
+        self._told += 1
+        number, position = self._told, self._native.paper_count()
+        made = make()
+        there = [self.block_of(tensor) for tensor in made]
+        bound = tuple((block, mine) for block, mine in zip(given, there, strict=True) if mine is not None)
+        self._placed[position].append(Copy(first, after, number, tuple(parents), bound))
+        return number, made
+
+    def _place(self, event: _Placed) -> None:
+        self._placed[self._native.paper_count()].append(event)
 
     def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
         """The storage of `tensor` belongs to `category`: since its birth if nothing was said of it before."""
@@ -114,34 +161,38 @@ class Recorder:
         return block if block >= 0 else None
 
     def events(self) -> list[Event]:
-        """Everything since `start`, in order; blocks are numbered from 0."""
-        placed: dict[int, list[Event]] = defaultdict(list)
-        for position, mark in self._marks:
-            placed[position].append(mark)
-        for position, role in self._roles:
-            placed[position].append(role)
-        events: list[Event] = []
-        origins = _Origins(self._native, self._scopes)
-        workspace = self._native.paper_name_index(_CUBLAS_WORKSPACE.encode())
+        """Everything since `start`, in order; blocks are numbered from 0.
+
+        Raises DoesNotFoldError if something that was told to be a repetition is none.
+        """
         records = self._records()
         # The device counts its blocks for as long as the process lives; a trace tells the same story every time.
         first = next((record[4] for record in records if record[0] == _ALLOC), 0)
+        events = list(self._in_order(records, first))
+        if not self._told:
+            return events  # type: ignore[return-value]
+        return write_out(events, max((each.block for each in events if isinstance(each, Alloc)), default=-1) + 1)
+
+    def _in_order(self, records: list[tuple[int, ...]], first: int) -> Iterator[_Placed]:
+        origins = _Origins(self._native, self._scopes)
+        workspace = self._native.paper_name_index(_CUBLAS_WORKSPACE.encode())
         for position, record in enumerate(records):
-            if position in placed:
-                events += _renumbered(placed[position], first)
-            events.append(_event(record, origins, first))
+            for placed in self._placed.get(position, ()):
+                yield _renumbered(placed, first)
+            yield _event(record, origins, first)
             if record[0] != _ALLOC:
                 continue
             if record[4] in self._born_as:
-                events += _renumbered([self._born_as[record[4]]], first)
+                yield _renumbered(self._born_as[record[4]], first)
             elif record[1] == workspace:
-                events.append(Role(record[4] - first, Category.WORKSPACE, _CUBLAS_WORKSPACE))
-        return events + _renumbered(placed[self._native.paper_count()], first)
+                yield Role(record[4] - first, Category.WORKSPACE, _CUBLAS_WORKSPACE)
+        for placed in self._placed.get(len(records), ()):
+            yield _renumbered(placed, first)
 
     def _assign_block(self, block: int, category: Category, name: str) -> None:
         role = Role(block, category, name)
         if block in self._category:
-            self._roles.append((self._native.paper_count(), role))
+            self._place(role)
         else:
             self._born_as[block] = role
         self._category[block] = category
@@ -184,8 +235,12 @@ class _Origins:
         return tuple(self._shapes[index + 1 : index + 1 + dims])
 
 
-def _renumbered(events: list[Event], first: int) -> list[Event]:
-    return [Role(e.block - first, e.category, e.name) if isinstance(e, Role) else e for e in events]
+def _renumbered(placed: _Placed, first: int) -> _Placed:
+    if isinstance(placed, Role):
+        return Role(placed.block - first, placed.category, placed.name)
+    if isinstance(placed, Copy):
+        return replace(placed, bound=tuple((block - first, there - first) for block, there in placed.bound))
+    return placed
 
 
 def _event(record: tuple[int, ...], origins: _Origins, first: int) -> Event:

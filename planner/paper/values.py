@@ -15,6 +15,7 @@ from typing import NoReturn
 import torch
 
 from planner.errors import TraceError
+from planner.paper import routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ _KNOWN = (
 )
 
 
+_ZEROED_BYTES = 1 << 20
+"""Tensors up to this size have zeros on the host; what a program reads of larger ones is what lay there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """An autograd node whose backward reads a value in C++, and what it would read in a healthy training step."""
@@ -87,6 +92,8 @@ def read(tensor: torch.Tensor) -> float | int | bool:
     """The answer for the nearest call site in the table; TraceError names the reader if there is none."""
     frames = list(_frames(inspect.currentframe()))
     for frame in frames:
+        if routed.chooses(frame):
+            return False  # an expert that is none: only ranks that have a part of the experts meet it
         site = _site(frame)
         if site is not None:
             return site.answer(tensor)
@@ -98,14 +105,16 @@ def read(tensor: torch.Tensor) -> float | int | bool:
 def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
     """Many floats may travel to the host unseen (offload); single values and whole numbers are read by somebody."""
     if host.is_floating_point() and host.numel() > 1:
-        host.zero_()
+        # Untouched, gigabytes of offloaded gradients cost the planning machine nothing.
+        if host.nbytes <= _ZEROED_BYTES:
+            host.zero_()
         return
     frames = list(_frames(inspect.currentframe()))
     if any(_module(frame).startswith("torch.nn.parallel.distributed") for frame in frames):
         return  # the reducer agrees on rebuilt buckets: the host's own numbers are the answer
     for frame in frames:
-        if (size := _shared(frame)) is not None:
-            host.copy_(_equal_shares(size, host.numel()))
+        if (numbers := routed.numbers(frame, host.numel())) is not None:
+            host.copy_(numbers.view(host.shape))
             return
         if (site := _site(frame)) is not None:
             host.fill_(site.answer(device))
@@ -131,24 +140,18 @@ def _node_name() -> str:
     return "" if node is None else str(node.name())
 
 
+def places_of_nonzero(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Where values are not zero, or some places of the same number, where a mixture's rule says so; else None."""
+    places = (routed.places(frame, tensor) for frame in _frames(inspect.currentframe()))
+    return next((each for each in places if each is not None), None)
+
+
 def refuse_size_of(operator: str, tensor: torch.Tensor) -> NoReturn:
     """TraceError for an operator whose result is as large as the values of the tensor say."""
     frames = list(_frames(inspect.currentframe()))
     raise _unanswered(
         frames, f"the size of a result of {operator}, which depends on the values of {_described(tensor)}"
     )
-
-
-def _shared(frame: FrameType) -> int | None:
-    """How many tokens the experts of a mixture share at this call site; None if it is none of those."""
-    if _module(frame) != "transformers.integrations.moe" or "offs" not in frame.f_locals:
-        return None
-    return int(frame.f_locals["input"].size(0))
-
-
-def _equal_shares(tokens: int, experts: int) -> torch.Tensor:
-    """Where each expert's tokens end if all get the same: what a router is trained for."""
-    return torch.tensor([tokens * (expert + 1) // experts for expert in range(experts)])
 
 
 def _frames(frame: FrameType | None) -> list[FrameType]:

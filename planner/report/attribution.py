@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner.allocator.timeline import Timeline
 from planner.events import Category, Event, Phase
-from planner.report.lives import Life, alive, lives, stretches
+from planner.report.lives import Life, alive_at, stretches
 from planner.report.statement import Holder
 
 
@@ -61,7 +61,7 @@ def attribute(events: Sequence[Event], timeline: Timeline) -> Attribution:
     requested = dict.fromkeys(Category, 0)
     held: Counter[tuple[Category, str, str, tuple[int, ...], str]] = Counter()
     counts: Counter[tuple[Category, str, str, tuple[int, ...], str]] = Counter()
-    for life in alive(lives(events), moment):
+    for life in alive_at(events, moment):
         size = timeline.block_bytes[life.block]
         key = _holder(life, moment)
         at_peak[key[0]] += size

@@ -92,3 +92,48 @@ def _read(events: Sequence[Event], stretch: Stretch, found: dict[int, Life]) -> 
 def alive(found: dict[int, Life], moment: int) -> Iterator[Life]:
     """The blocks that are handed out after the event `moment`."""
     return (life for life in found.values() if life.birth <= moment < life.death)
+
+
+def alive_at(events: Sequence[Event], moment: int) -> list[Life]:
+    """The blocks that are handed out after the event `moment`, by their births; when they die is not looked for.
+
+    They are those of `lives` that are alive then, found without the others: of a long sequence those are few.
+    """
+    found: dict[int, Life] = {}
+    began, in_forward = 0, False
+    latest = 0  # of the events that are not roles
+    for index, event in enumerate(events):
+        kind = type(event)
+        if kind is Role:
+            assert isinstance(event, Role)
+            if event.block in found:
+                found[event.block].roles.append((latest, event))
+            continue
+        if index > moment:
+            break
+        latest = index
+        if kind is Alloc:
+            assert isinstance(event, Alloc)
+            life = Life(event.block, event.requested_bytes, event.origin or NO_ORIGIN, index, len(events))
+            if in_forward:
+                life.unnamed = Category.ACTIVATION
+            found[event.block] = life
+        elif kind is Free:
+            assert isinstance(event, Free)
+            found.pop(event.block, None)
+        elif kind is Mark:
+            assert isinstance(event, Mark)
+            began, in_forward = index, event.phase is Phase.FORWARD
+    if in_forward:
+        _are_temporary(found, began, events, moment + 1)
+    return list(found.values())
+
+
+def _are_temporary(found: dict[int, Life], began: int, events: Sequence[Event], after: int) -> None:
+    """Blocks of a forward that began at `began` and frees them between `after` and its end."""
+    for index in range(after, len(events)):
+        event = events[index]
+        if isinstance(event, Mark):
+            return
+        if isinstance(event, Free) and event.block in found and found[event.block].birth >= began:
+            found[event.block].unnamed = Category.TEMPORARY

@@ -32,7 +32,7 @@ def render(plan: Plan, style: Style, *, notes: Sequence[str] = (), largest: int 
 
 def one_line(plan: Plan) -> str:
     """The verdict in one line, for `planner check`."""
-    worst = _worst(plan)
+    worst = deciding(plan)
     needs = f"{size(worst.peak.device_bytes)} of {size(worst.capacity_bytes)}"
     calibrated = "" if plan.calibrated else ", uncalibrated"
     return (
@@ -173,7 +173,7 @@ def _device(statement: RankClassStatement, plan: Plan, style: Style) -> Iterator
 
 
 def _in_words(plan: Plan) -> str:
-    worst = _worst(plan)
+    worst = deciding(plan)
     ranks = _ranks_of(worst)
     capacity, device, high = worst.capacity_bytes, worst.peak.device_bytes, worst.peak.interval_bytes[1]
     if plan.verdict is Verdict.FITS:
@@ -196,7 +196,8 @@ def _in_words(plan: Plan) -> str:
     )
 
 
-def _worst(plan: Plan) -> RankClassStatement:
+def deciding(plan: Plan) -> RankClassStatement:
+    """The rank class that decides: the worst verdict, and of those the one with the least headroom."""
     order = list(Verdict)
     return max(plan.rank_classes, key=lambda each: (order.index(each.verdict), -each.headroom_bytes))
 

@@ -55,9 +55,16 @@ def _layout(job: Mapping[str, Any]) -> str:
         value = parallel.get(axis, 1)
         degree = value.get("degree", 1) if isinstance(value, Mapping) else value
         if degree != 1:
-            kind = f" ({value['kind']})" if isinstance(value, Mapping) and value.get("kind") else ""
-            axes.append(f"{axis} {degree}{kind}")
+            axes.append(f"{axis} {degree}{_kind(parallel, axis, value)}")
     return ", ".join(axes) or "one process"
+
+
+def _kind(parallel: Mapping[str, Any], axis: str, value: Any) -> str:
+    if not isinstance(value, Mapping) or not value.get("kind"):
+        return ""
+    # Replicas of shards are fully_shard's own (HSDP): there is no DDP.
+    sharded = _part(parallel, "dp_shard").get("degree", 1) != 1
+    return "" if axis == "dp_replicate" and sharded else f" ({value['kind']})"
 
 
 def _part(job: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -10,8 +10,8 @@ def axis_degrees(parallel: Parallel) -> dict[str, int]:
     return {
         "dp_replicate": parallel.dp_replicate.degree,
         "dp_shard": parallel.dp_shard.degree,
-        "tp": parallel.tp,
+        "tp": parallel.tp.degree,
         "pp": parallel.pp.degree,
-        "cp": parallel.cp,
-        "ep": parallel.ep,
+        "cp": parallel.cp.degree,
+        "ep": parallel.ep.degree,
     }

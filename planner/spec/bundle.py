@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import typing
@@ -45,7 +46,7 @@ def _plain(value: Any, hint: Any) -> Any:
     if isinstance(value, Gpu) and value == Gpu():
         return None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        hints = typing.get_type_hints(type(value))
+        hints = _hints(type(value))
         return {
             field.name: _plain(getattr(value, field.name), hints[field.name]) for field in dataclasses.fields(value)
         }
@@ -54,3 +55,8 @@ def _plain(value: Any, hint: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item, None) for item in value]
     return float(value) if hint is float else value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)

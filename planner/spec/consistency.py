@@ -6,8 +6,13 @@ import math
 
 from planner.errors import SpecError
 from planner.spec.axes import axis_degrees
-from planner.spec.job import Decoder, Job, Parallel
+from planner.spec.deepspeed_checks import check_deepspeed
+from planner.spec.expert_checks import check_experts
+from planner.spec.job import Decoder, DpShard, Job, Parallel
 from planner.spec.nodes import Node
+from planner.spec.pipeline_checks import check_pipeline
+from planner.spec.split_checks import check_split
+from planner.spec.stepping_checks import check_stepping
 
 
 def check(job: Job, document: Node) -> None:
@@ -18,8 +23,13 @@ def check(job: Job, document: Node) -> None:
     _check_recompute(job, document)
     _check_gpu(job, document)
     _check_world(job, document)
-    _refuse_unplanned_axes(job.parallel, document)
+    check_pipeline(job, document)
+    check_split(job, document)
+    check_experts(job, document)
+    check_stepping(job, document)
+    check_deepspeed(job, document)
     _check_precision(job, document)
+    _check_sharding(job.parallel.dp_shard, document)
 
 
 def _check_model_source(job: Job, document: Node) -> None:
@@ -34,6 +44,7 @@ def _check_model_source(job: Job, document: Node) -> None:
         ("factory_arguments", model.factory_arguments, "factory"),
         ("factory_path", model.factory_path, "factory"),
         ("head", model.head, "hf_config"),
+        ("adapter", model.adapter, "hf_config"),
     ):
         if used and source not in sources:
             at = document.nearest_to(f"model.{key}")
@@ -94,22 +105,33 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _refuse_unplanned_axes(parallel: Parallel, document: Node) -> None:
-    """Axes that a spec may name and that no plan covers yet."""
-    for name, degree in axis_degrees(parallel).items():
-        if name != "dp_replicate" and degree > 1:
-            node = document.nearest_to(f"parallel.{name}.degree")
-            raise SpecError(
-                f"parallel.{name} has degree {degree}, and {name} is not planned yet",
-                allowed="dp_replicate with any degree, the other axes with degree 1",
-                place=node.place,
-            )
-
-
 def _check_precision(job: Job, document: Node) -> None:
-    if job.train.precision == "fsdp_mixed" and job.parallel.dp_shard.degree == 1:
+    if job.train.precision == "fsdp_mixed" and math.prod(_sharding(job.parallel)) == 1:
         node = document.nearest_to("train.precision")
         raise node.error(
             "is fsdp_mixed, the policy of fully_shard, and nothing is sharded",
             allowed="none, bf16_autocast, fp16_autocast",
         )
+
+
+def _sharding(parallel: Parallel) -> tuple[int, ...]:
+    return parallel.dp_shard.degree, parallel.cp.degree, parallel.ep.degree
+
+
+def _check_sharding(shard: DpShard, document: Node) -> None:
+    node = document.nearest_to("parallel.dp_shard.kind")
+    if shard.kind == "fsdp1":
+        raise node.error(
+            "is fsdp1 (FullyShardedDataParallel, flat parameters), which is not planned",
+            allowed="fsdp2",
+            remedy="FULL_SHARD is fsdp2, SHARD_GRAD_OP is {reshard_after_forward: false}, HYBRID_SHARD is fsdp2 with"
+            " dp_replicate over the nodes, CPUOffload is {offload: cpu}",
+        )
+    ranks = shard.reshard_after_forward
+    if isinstance(ranks, bool) or shard.degree == 1:
+        return
+    if shard.degree % ranks or not 1 < ranks < shard.degree:
+        node = document.nearest_to("parallel.dp_shard.reshard_after_forward")
+        divisors = [str(each) for each in range(2, shard.degree) if shard.degree % each == 0]
+        allowed = ", ".join(["true", "false", *divisors])
+        raise node.error(f"is {ranks}, to which shards of {shard.degree} ranks are not gathered", allowed=allowed)

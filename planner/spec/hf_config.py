@@ -21,7 +21,7 @@ def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
     if node.value is None:
         return None
     if isinstance(node.value, str):
-        path = _path(node, folder)
+        path = path_of(node, folder)
         config, place = read_json(file_text(path, node.value, node.place), str(path)), str(path)
     elif isinstance(node.value, dict):
         config, place = node.plain(), node.place
@@ -30,7 +30,8 @@ def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
     return _checked(config, place)
 
 
-def _path(node: Node, folder: Path | None) -> Path:
+def path_of(node: Node, folder: Path | None) -> Path:
+    """The file that a spec names, relative to its folder; SpecError for a spec that may not refer to files."""
     assert isinstance(node.value, str)
     if folder is None:
         raise node.error(

@@ -33,6 +33,20 @@ class Decoder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """Low-rank layers that are trained in place of the model: LoRA, by peft."""
+
+    kind: str = "lora"
+    """lora | dora | qlora: beside a model in four bits (nf4, double quantization)"""
+    r: int = 8
+    """The rank of the layers."""
+    alpha: int = 8
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] = ()
+    """Names of the modules that are adapted; empty: those that peft knows for the architecture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """Exactly one of `hf_config`, `factory`, `decoder` is given."""
 
@@ -51,6 +65,8 @@ class Model:
     parameter_dtype: str = "float32"
     attention: str = "sdpa"
     """The `attn_implementation` of a transformers model: sdpa or eager."""
+    adapter: Adapter | None = None
+    """Train an adapter alone, the model frozen; for a transformers config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +91,8 @@ class Loss:
     """In which dtype the logits enter the loss."""
     chunks: int = 1
     """Chunks along the tokens for a chunked cross entropy; 1: not chunked."""
+    keep_output: bool = False
+    """The loop holds on to the model's output until the next one takes its place, as one does that never says `del`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +146,12 @@ class Train:
     eval: Eval | None = None
     iterations: int = 3
     """How many iterations are traced."""
+    optimizer_in_backward: bool = False
+    """Each parameter is updated, and its gradient dropped, as soon as it is accumulated."""
+    activation_offload: bool = False
+    """What the blocks save for their backward rests on the host (save_on_cpu, pinned)."""
+    compile: bool = False
+    """The job runs under torch.compile. The trace is that of the eager program; the plan says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,29 +170,88 @@ class DpReplicate:
     """empty | fp16_compress | bf16_compress | power_sgd"""
     no_sync: bool = True
     """Accumulate gradients under `no_sync()`: buckets are reduced in the last micro-batch only."""
+    zero_redundancy_optimizer: bool = False
+    """ZeRO stage 1: each replica keeps the optimizer's state of its part (ZeroRedundancyOptimizer)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpShard:
+    """Data parallelism with sharded parameters: `fully_shard` (FSDP2) of every block and of the root."""
+
     degree: int = 1
+    kind: str = "fsdp2"
     reshard_after_forward: bool | int = True
+    """Of the blocks; a number: to so many ranks. The root keeps its parameters, as fully_shard does by default."""
+    keep_last: bool = False
+    """The last block, or the last of the `groups`, keeps its parameters after the forward: it is needed next."""
+    groups: tuple[str, ...] = ()
+    """Modules that are sharded for themselves beside the blocks; those of one group are gathered together
+    (`[embed, "norm head"]`)."""
+    reduce_dtype: str = "float32"
+    """In which dtype gradients are reduced under `fsdp_mixed`; parameters are gathered in bfloat16."""
+    offload: str = ""
+    """empty | cpu: parameters, gradients and optimizer state rest on the host (CPUOffloadPolicy)"""
+    no_sync: bool = False
+    """Accumulate gradients unreduced; reduce in the last micro-batch only."""
+    prefetch: int = 0
+    """How many blocks ahead parameters are gathered explicitly; 0: as fully_shard does by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tp:
+    """Tensor parallelism: DTensor's `parallelize_module`."""
+
+    degree: int = 1
+    sequence_parallel: bool = False
+    """Norms and residuals split along the tokens."""
+    loss_parallel: bool = False
+    """The loss on logits split along the vocabulary."""
+    plan: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of module paths -> style (colwise, rowwise, ...); default: the model's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pp:
+    """Pipeline parallelism: a schedule of torch.distributed.pipelining.
+
+    Its micro-batches are `train.gradient_accumulation_steps`.
+    """
+
     degree: int = 1
     schedule: str = "1F1B"
     split: tuple[int, ...] = ()
+    """Layers of each stage, in the order of stages; empty: as even as they can be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cp:
+    """Context parallelism: `torch.distributed.tensor.experimental.context_parallel`."""
+
+    degree: int = 1
+    rotate: str = "allgather"
+    """How keys and values travel: allgather | alltoall (ring)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ep:
+    """Expert parallelism: the experts are split along this axis, which is one of data for all else."""
+
+    degree: int = 1
+    imbalance: float = 1.0
+    """Tokens of the fullest rank over the mean; 1: balanced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     dp_replicate: DpReplicate = field(default_factory=DpReplicate)
     dp_shard: DpShard = field(default_factory=DpShard)
-    tp: int = 1
+    tp: Tp = field(default_factory=Tp)
     pp: Pp = field(default_factory=Pp)
-    cp: int = 1
-    ep: int = 1
+    cp: Cp = field(default_factory=Cp)
+    ep: Ep = field(default_factory=Ep)
+    deepspeed: Mapping[str, Any] | None = None
+    """The content of a ds_config.json, inlined: DeepSpeed's engine among the ranks of `dp_replicate`, instead of
+    DistributedDataParallel. Its optimizer, if it has one, takes the place of `train.optimizer`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,11 @@ MOST_DEPTH = 100
 """No job needs more levels, and every reader and writer of one must be able to follow."""
 
 
-def read_json(text: str, source: str) -> Any:
-    """The data of a JSON text; SpecError with line and column if it is no JSON or has a key twice."""
+def read_json(text: str, source: str, *, constants: bool = True) -> Any:
+    """The data of a JSON text; SpecError with line and column if it is no JSON or has a key twice.
+
+    `constants` admits NaN and Infinity, which are no JSON but what Python writes into files.
+    """
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -28,8 +31,12 @@ def read_json(text: str, source: str) -> Any:
             raise SpecError(f"the key `{twice}` stands twice in one object", remedy="keep one of them", place=source)
         return found
 
+    def refuse(name: str) -> float:
+        raise SpecError(f"no JSON: {name}", allowed="numbers that are finite", place=source)
+
     try:
-        return with_floats(json.loads(text, object_pairs_hook=without_duplicates))
+        hook = None if constants else refuse
+        return with_floats(json.loads(text, object_pairs_hook=without_duplicates, parse_constant=hook))
     except json.JSONDecodeError as error:
         place = f"{source}:{error.lineno}:{error.colno}"
         problem = error.msg.removesuffix(" at")  # in Python's own message the position follows

@@ -46,6 +46,11 @@ def load_document(document: Mapping[str, Any], source: str = "the spec") -> Job:
     return _job(node_from_data(document, source), None)
 
 
+def load_yaml(text: str, source: str = "the spec") -> Job:
+    """The job of a spec in YAML that refers to nothing outside. Raises SpecError with line and column."""
+    return _job(read_yaml(text, source), None)
+
+
 def _is_json_object(text: str) -> bool:
     if not text.lstrip().startswith("{"):
         return False

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
-from planner.spec import hf_config, short_forms
+from planner.spec import deepspeed, hf_config, short_forms
 from planner.spec.checks import CHECKS, Check
-from planner.spec.job import Model
+from planner.spec.job import Model, Parallel
 from planner.spec.nearest import did_you_mean
 from planner.spec.nodes import Node, below
 from planner.units import parse_bytes
@@ -43,6 +43,8 @@ def read_dataclass(kind: type, node: Node, folder: Path | None) -> Any:
 def _read_field(kind: type, name: str, hint: Any, node: Node, folder: Path | None) -> Any:
     if (kind, name) == (Model, "hf_config"):
         return hf_config.read(node, folder)
+    if (kind, name) == (Parallel, "deepspeed"):
+        return deepspeed.read(node, folder)
     if (nested := _dataclass_in(hint)) is not None:
         if node.value is None and _may_be_none(hint):
             return None
@@ -53,7 +55,7 @@ def _read_field(kind: type, name: str, hint: Any, node: Node, folder: Path | Non
     if typing.get_origin(hint) is tuple:
         if not isinstance(node.value, list):
             raise node.is_error(allowed=_allowed_items(check))
-        return tuple(_read_value(int, item, check) for item in node.value)
+        return tuple(_read_value(typing.get_args(hint)[0], item, check) for item in node.value)
     return _read_value(hint, node, check)
 
 

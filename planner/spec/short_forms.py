@@ -80,7 +80,10 @@ _REWRITINGS: dict[type, Callable[[Node], Node]] = {
     job.Recompute: _recompute,
     job.DpReplicate: _single("degree"),
     job.DpShard: _single("degree"),
+    job.Tp: _single("degree"),
     job.Pp: _single("degree"),
+    job.Cp: _single("degree"),
+    job.Ep: _single("degree"),
     job.Gpu: _gpu,
 }
 _ALLOWED: dict[type, str] = {
@@ -90,6 +93,9 @@ _ALLOWED: dict[type, str] = {
     job.Recompute: "none, full, selective or {every: 2}",
     job.DpReplicate: "a degree, or a mapping",
     job.DpShard: "a degree, or a mapping",
+    job.Tp: "a degree, or a mapping",
     job.Pp: "a degree, or a mapping",
+    job.Cp: "a degree, or a mapping",
+    job.Ep: "a degree, or a mapping",
     job.Gpu: "a name of the catalog, or {total_bytes: 79.1GiB, arch: sm_90}",
 }

@@ -40,6 +40,10 @@ class Limits:
 
     seconds: float = 300.0
     memory_bytes: int = 12 * GIB
+    processes: int = 256
+    """The program's own, and all that it starts."""
+    command: tuple[str, ...] = ()
+    """Put in front of the child's command line: a sandbox, say. It has to pass its standard streams on."""
 
 
 USUAL_LIMITS = Limits()
@@ -55,7 +59,7 @@ def trace_isolated(job: Job, rank: int = 0, target: str = "", limits: Limits = U
         asked.write(json.dumps(request).encode())
         asked.seek(0)
         child = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CHILD, str(_ROOT)],
+            [*limits.command, sys.executable, "-P", "-c", _CHILD, str(_ROOT)],
             stdin=asked, stdout=answered, stderr=said, start_new_session=True,
         )  # fmt: skip
         try:
@@ -66,9 +70,14 @@ def trace_isolated(job: Job, rank: int = 0, target: str = "", limits: Limits = U
             document = json.loads(_all(answered))
         except ValueError:  # it ended before it had answered, with whatever code
             raise _ended(child.returncode, _last_line(said), job.model.factory) from None
-    if child.returncode == _PROBLEM:
-        raise _problem(document)
-    return wire.from_json(document)
+    try:
+        if child.returncode != _PROBLEM:
+            return wire.from_json(document)
+        problem = _problem(document)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        # The program could write there itself: nothing is believed of what came.
+        raise _ended(child.returncode, "its answer is no trace", job.model.factory) from None
+    raise problem
 
 
 def _watch(child: subprocess.Popen[bytes], limits: Limits, factory: str) -> None:
@@ -81,7 +90,15 @@ def _watch(child: subprocess.Popen[bytes], limits: Limits, factory: str) -> None
                 remedy="see whether the factory loops or loads data; it has to return the module only",
                 place="model.factory",
             )
-        if _resident_bytes(child.pid) > limits.memory_bytes:
+        family = _family(child.pid)
+        if len(family) > limits.processes:
+            raise SpecError(
+                f"{factory or 'the model'} starts more than {limits.processes} processes",
+                allowed="a callable that returns an nn.Module",
+                remedy="start no processes in the factory",
+                place="model.factory",
+            )
+        if sum(map(_resident_bytes, family)) > limits.memory_bytes:
             raise SpecError(
                 f"{factory or 'the model'} takes more than {show_bytes(limits.memory_bytes)} of the host's memory",
                 allowed=f"at most {show_bytes(limits.memory_bytes)} resident",
@@ -90,6 +107,16 @@ def _watch(child: subprocess.Popen[bytes], limits: Limits, factory: str) -> None
                 place="model.factory",
             )
         time.sleep(_LOOK_SECONDS)
+
+
+def _family(process: int) -> list[int]:
+    """The process and what came from it, but for what has left its family."""
+    found = [process]
+    for each in found:
+        with contextlib.suppress(OSError, ValueError):
+            for thread in Path(f"/proc/{each}/task").iterdir():
+                found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def _resident_bytes(process: int) -> int:

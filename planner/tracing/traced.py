@@ -18,4 +18,8 @@ class Trace:
     """The account that DDP's reducer gives of itself; empty without DDP."""
     unknown_workspaces: tuple[str, ...] = ()
     """Kernels that take scratch memory of a size that is not known: nothing is counted for them."""
+    sharded_dims: tuple[int, ...] = ()
+    """Sizes of the dims that are split along `dp_shard`."""
     seconds: float = 0.0
+    parts: tuple[int, ...] = ()
+    """For each replica the number of the part of the optimizer that it has; empty where each has all of it."""

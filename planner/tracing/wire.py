@@ -18,6 +18,8 @@ def to_json(trace: Trace) -> dict[str, Any]:
         "events": events,
         "buckets": dict(trace.buckets),
         "unknown_workspaces": list(trace.unknown_workspaces),
+        "sharded_dims": list(trace.sharded_dims),
+        "parts": list(trace.parts),
         "seconds": trace.seconds,
     }
 
@@ -29,6 +31,8 @@ def from_json(document: dict[str, Any]) -> Trace:
         events=tuple(_events(document["events"], origins)),
         buckets=document["buckets"],
         unknown_workspaces=tuple(document["unknown_workspaces"]),
+        sharded_dims=tuple(document.get("sharded_dims", ())),
+        parts=tuple(document.get("parts", ())),
         seconds=document["seconds"],
     )
 

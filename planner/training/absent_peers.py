@@ -21,6 +21,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from planner.errors import MeasureError
+from planner.training import dtensor_caches
 
 BACKEND = "absent_peers"
 
@@ -32,7 +33,6 @@ _FILLED_BY_FAKE = {
     "alltoall": "alltoall", "gather": "gather", "scatter": "scatter",
     "_allgather_base": "_allgather_base", "all_gather_single": "_allgather_base",
     "_reduce_scatter_base": "_reduce_scatter_base", "reduce_scatter_single": "_reduce_scatter_base",
-    "alltoall_base": "alltoall_base", "all_to_all_single": "alltoall_base",
 }  # fmt: skip
 _ONE_BY_ONE = {
     "allgather_into_tensor_coalesced": "_allgather_base", "all_gather_single_coalesced": "_allgather_base",
@@ -64,6 +64,17 @@ def join(rank: int, world_size: int) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
+        dtensor_caches.forget()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """DTensor remembers results by mesh, and the groups of a mesh have other names in the next world."""
+    from torch.distributed.tensor import _redistribute
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+    _redistribute.clear_redistribute_planner_cache()
 
 
 @contextmanager
@@ -85,6 +96,13 @@ def every_step_is_taken() -> Iterator[None]:
         yield
 
 
+def agreed(vote: Tensor) -> Tensor:
+    """A vote as the peers see it: those who are absent agree to everything; others have voted."""
+    if dist.get_backend() != BACKEND:
+        return vote
+    return torch.ones(vote.shape, dtype=vote.dtype)
+
+
 class AbsentPeers(dist.ProcessGroup):
     """The process group of one rank in a world in which nobody answers and nobody is waited for."""
 
@@ -94,8 +112,25 @@ class AbsentPeers(dist.ProcessGroup):
 
         self._fake: Any = FakeProcessGroup._create_internal(rank, size)
 
+        self._named, self._described = "", ""
+
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND
+
+    # torch 2.13 keeps these two in the backends of a group, and this one has none (c10d/ProcessGroup.cpp).
+    @property
+    def group_name(self) -> Any:
+        return self._named
+
+    @property
+    def group_desc(self) -> str:
+        return self._described
+
+    def _set_group_name(self, name: str) -> None:
+        self._named = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._described = description
 
     def barrier(self, *_options: Any, **_named: Any) -> Any:
         return _done([])
@@ -111,6 +146,18 @@ def _filled(name: str) -> Callable[..., Any]:
         return _done(outputs)
 
     return collective
+
+
+def _to_all(
+    self: AbsentPeers, output: Tensor, given: Tensor, output_sizes: Any = (), input_sizes: Any = (), *_options: Any
+) -> Any:
+    """In equal parts: peers that do the same as this rank send it what it sends to itself."""
+    if output_sizes or input_sizes:
+        self._fake.alltoall_base(output, given, output_sizes, input_sizes)
+        return _done([output])
+    own = given.detach().unflatten(0, (self.size(), -1))[self.rank()]
+    output.detach().unflatten(0, (self.size(), -1)).copy_(own)
+    return _done([output])
 
 
 def _one_by_one(name: str) -> Callable[..., Any]:
@@ -135,6 +182,8 @@ for _name in _IN_PLACE:
     setattr(AbsentPeers, _name, _in_place)
 for _name, _fake_name in _FILLED_BY_FAKE.items():
     setattr(AbsentPeers, _name, _filled(_fake_name))
+for _name in ("alltoall_base", "all_to_all_single"):
+    setattr(AbsentPeers, _name, _to_all)
 for _name, _fake_name in _ONE_BY_ONE.items():
     setattr(AbsentPeers, _name, _one_by_one(_fake_name))
 

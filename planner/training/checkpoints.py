@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from planner.errors import SpecError
 from planner.events import Category
@@ -27,10 +28,28 @@ def load(
             allowed=", ".join(MAP_LOCATIONS),
             place="train.checkpoint_load.map_location",
         )
+    if any(isinstance(tensor, DTensor) for tensor in model.state_dict().values()):
+        _into_shards(model, spec)
+        return None
     on_device = spec.map_location == "device" or device.type == "cpu"
     state = _on_device(model, observer) if on_device else _on_host(model)
     model.load_state_dict(state)
     return state if spec.keep_reference else None
+
+
+def _into_shards(model: nn.Module, spec: job.CheckpointLoad) -> None:
+    """As torch.distributed.checkpoint loads a sharded model: each rank reads its own shards on the host and copies them
+    into place, so that the device takes nothing."""
+    if spec.map_location == "device":
+        raise SpecError(
+            "a sharded model does not take a whole state dict on the device",
+            allowed="cpu: each rank reads its own shards, as torch.distributed.checkpoint does",
+            place="train.checkpoint_load.map_location",
+        )
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local.copy_(torch.zeros((), dtype=local.dtype, device="cpu").expand(local.shape))
 
 
 def _on_device(model: nn.Module, observer: Observer) -> dict[str, Tensor]:

@@ -9,20 +9,20 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
 
 from planner.events import Category, Phase
 from planner.spec import job
-from planner.training import inputs, ownership
+from planner.training import clipping, folding, inputs, ownership
 from planner.training.feed import Feed
 from planner.training.loss import Objective
 from planner.training.observer import Observer, Silent
 from planner.training.precision import Precision
+from planner.training.wraps import context_parallel, fsdp2, in_backward
 from planner.training.wraps.ddp import Replicated, fewest_iterations
 
 
@@ -31,7 +31,7 @@ class Loop:
     """Everything the iterations need, built and wrapped."""
 
     train: job.Train
-    replicate: job.DpReplicate
+    parallel: job.Parallel
     model: nn.Module
     bare_model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -40,16 +40,25 @@ class Loop:
     precision: Precision
     device: torch.device
     observer: Observer
+    splitting: context_parallel.Split = field(default=context_parallel.whole)
 
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
-        views = self.replicate.gradient_as_bucket_view and self.replicate.degree > 1
-        with ownership.telling_gradients(self.bare_model, self.observer, bucket_views=views):
+        with self._telling_gradients(), in_backward.stepping(self.optimizer):
+            folder = folding.folder_of(self.observer)
             for iteration in range(1, self._iterations() + 1):
+                began = folder.place() if folder else 0
                 self._iterate(iteration)
                 if self._evaluates(iteration):
                     self._evaluate(iteration)
                 gc.collect()
+                if folder and iteration == 2 and folding.iterations_are_alike(self.train, self.parallel):
+                    folder.repeat(began, folder.place(), self._iterations() - iteration)
+                    break
+
+    def _telling_gradients(self) -> AbstractContextManager[None]:
+        views = self.parallel.dp_replicate.gradient_as_bucket_view and self.parallel.dp_replicate.degree > 1
+        return ownership.telling_gradients(self.bare_model, self.observer, bucket_views=views)
 
     def _iterate(self, iteration: int) -> None:
         steps = self.train.gradient_accumulation_steps
@@ -64,20 +73,22 @@ class Loop:
         batch = inputs.make(
             self.feed, self.train.micro_batch_size, self.device, self.observer, own_loss=self.objective.own
         )
-        with self.precision.autocast():
-            loss = self.objective(self.model, batch)
-        if self.train.gradient_accumulation_steps > 1:
-            loss = loss / self.train.gradient_accumulation_steps
-        self.observer.mark(Phase.BACKWARD, iteration)
-        self.precision.scaled(loss).backward()
+        with self.splitting(batch):
+            with self.precision.autocast():
+                loss = self.objective(self.model, batch)
+            if self.train.gradient_accumulation_steps > 1:
+                loss = loss / self.train.gradient_accumulation_steps
+            self.observer.mark(Phase.BACKWARD, iteration)
+            self.precision.scaled(loss).backward()
         self._tell_communication()
+        ownership.tell_gradients(self.bare_model, self.observer)
 
     def _step(self) -> None:
         scaler, limit = self.precision.scaler, self.train.gradient_clipping
         if limit:
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
-            clip_grad_norm_(self._trained(), limit)
+            self._clip(limit)
         if scaler is None:
             self.optimizer.step()
         else:
@@ -87,12 +98,16 @@ class Loop:
             ownership.tell_optimizer_state(self.optimizer, self.bare_model, self.observer)
         self.optimizer.zero_grad(set_to_none=self.train.zero_grad_set_to_none)
 
+    def _clip(self, limit: float) -> None:
+        clipping.clip(self._trained(), limit)
+
     def _trained(self) -> Iterator[nn.Parameter]:
         return (parameter for parameter in self.bare_model.parameters() if parameter.requires_grad)
 
     def _syncing(self, *, last: bool) -> AbstractContextManager[None]:
-        """DDP reduces in the last micro-batch only, if the job accumulates under `no_sync`."""
-        if last or not self.replicate.no_sync or not isinstance(self.model, DistributedDataParallel):
+        """What is reduced in the last micro-batch only, if the job accumulates under `no_sync`."""
+        fsdp2.syncs(self.model, last=last, no_sync=self.parallel.dp_shard.no_sync)
+        if last or not self.parallel.dp_replicate.no_sync or not isinstance(self.model, DistributedDataParallel):
             return nullcontext()
         return self.model.no_sync()
 
@@ -103,7 +118,7 @@ class Loop:
             self.observer.assign(tensor, Category.COMMUNICATION, name)
 
     def _iterations(self) -> int:
-        return max(self.train.iterations, fewest_iterations(self.replicate))
+        return max(self.train.iterations, fewest_iterations(self.parallel.dp_replicate))
 
     def _evaluates(self, iteration: int) -> bool:
         if self.train.eval is None:
@@ -119,7 +134,8 @@ class Loop:
             batch = inputs.make(
                 self.feed, self.train.eval.micro_batch_size, self.device, self.observer, own_loss=self.objective.own
             )
-            self.objective(self.model, batch)
+            with self.splitting(batch):
+                self.objective(self.model, batch)
 
 
 @contextmanager

@@ -38,18 +38,24 @@ class Objective:
         self._name, self._chunks = spec.name, spec.chunks
         self._dtype = floating(spec.dtype, place="train.loss.dtype")
         self._feed, self._device, self._observer = feed, device, observer
+        self._keeps, self._kept = spec.keep_output, None
 
     def __call__(self, model: nn.Module, batch: MicroBatch) -> Tensor:
         """The loss of one micro-batch, a scalar on the device."""
         output = self._call(model, batch)
+        if self._keeps and torch.is_grad_enabled():
+            self._kept = output
         if self.own:
             return _own_loss(output)
-        logits = logits_of(output)
+        return self.of_output(logits_of(output), batch.target)
+
+    def of_output(self, logits: Tensor, target: Tensor | None) -> Tensor:
+        """The loss by hand of an output that somebody else computed."""
         if self._name == "sum":
             return logits.to(self._dtype).sum()
         if self._name == "mse":
-            return self._squares(logits, batch)
-        target = batch.target if batch.target is not None else self._classes_like(logits)
+            return self._squares(logits, target)
+        target = target if target is not None else self._classes_like(logits)
         return cross_entropy(logits, target, self._dtype, self._chunks)
 
     def _call(self, model: nn.Module, batch: MicroBatch) -> Any:
@@ -58,8 +64,7 @@ class Objective:
         labels = batch.labels if self.own else {}
         return model(**batch.arguments, **labels, **self._feed.constants)
 
-    def _squares(self, prediction: Tensor, batch: MicroBatch) -> Tensor:
-        target = batch.target
+    def _squares(self, prediction: Tensor, target: Tensor | None) -> Tensor:
         if target is None:
             made = torch.zeros(prediction.shape)
             target = inputs.to_device(made, self._device, self._observer, "target")

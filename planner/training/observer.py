@@ -36,6 +36,14 @@ class ModuleFollower(Protocol):
         """The module entered last has ended, also when it ended with an error."""
 
 
+@runtime_checkable
+class Settler(Protocol):
+    """An observer that wants what other threads still have to free to be freed in the place where it belongs."""
+
+    def settle(self) -> None:
+        """Wait until autograd's threads have given up the graph of the backward that has just ended."""
+
+
 class Silent:
     """Watches nothing: with it the step installs no hook at all."""
 

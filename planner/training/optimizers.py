@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import nn
 
 from planner.errors import SpecError
 from planner.spec import job
+from planner.training import clipping, low_bit
+from planner.training.wraps import in_backward
 
 _PLACE = "train.optimizer"
 _NAME_PLACE = f"{_PLACE}.name"
@@ -25,8 +27,25 @@ def names() -> list[str]:
     return sorted(name for name in found if name not in _WANTS_A_CLOSURE)
 
 
-def build(spec: job.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer over the parameters that need gradients.
+def all_names() -> list[str]:
+    """Those of `torch.optim`, then those of other packages that are modelled."""
+    return [*names(), *low_bit.MODELLED]
+
+
+Made = Callable[[Any, list[nn.Parameter], dict[str, Any]], torch.optim.Optimizer]
+"""Makes an optimizer of a class, over parameters, with arguments."""
+
+
+def plain(kind: Any, trained: list[nn.Parameter], arguments: dict[str, Any]) -> torch.optim.Optimizer:
+    # One kernel takes no DTensors of several meshes: each has a group of its own, as in transformers' Trainer (5.23).
+    groups = clipping.by_mesh(trained)
+    given = trained if len(groups) == 1 else [{"params": group} for group in groups]
+    made: torch.optim.Optimizer = kind(given, **arguments)
+    return made
+
+
+def build(spec: job.Optimizer, parameters: Iterable[nn.Parameter], made: Made = plain) -> torch.optim.Optimizer:
+    """The optimizer over the parameters that need gradients; `made` where it is more than its class alone.
 
     Raises SpecError for an unknown name (with the nearest ones), for an argument that the class does not take (with
     those it takes), for a value that it refuses, and for a model in which nothing is trained.
@@ -37,14 +56,23 @@ def build(spec: job.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.opti
         raise SpecError("no parameter of the model needs a gradient: there is nothing to train", place="model")
     arguments = _checked(cls, spec.arguments)
     try:
-        built: torch.optim.Optimizer = cls(trained, **arguments)
+        return made(cls, trained, arguments)
     except (ValueError, TypeError, RuntimeError) as refusal:
         raise SpecError(f"{spec.name} refuses its arguments: {refusal}", place=_PLACE) from refusal
-    return built
+
+
+def with_state(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+    """The optimizers that keep the state: those that others have inside, or the optimizer itself."""
+    if isinstance(optimizer, in_backward.SteppedInBackward):
+        return tuple(optimizer.inside.values())
+    inside = getattr(optimizer, "optim", None)
+    return (inside,) if isinstance(inside, torch.optim.Optimizer) else (optimizer,)
 
 
 def _class(name: str) -> Any:
-    known = names()
+    known = all_names()
+    if name in low_bit.MODELLED:
+        return low_bit.MODELLED[name]
     if name in known:
         return getattr(torch.optim, name)
     if name in _WANTS_A_CLOSURE:

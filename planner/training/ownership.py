@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from planner.events import Category
+from planner.training import optimizers
 from planner.training.observer import Observer, Silent
 
 
@@ -23,7 +25,8 @@ def tell_parameters(model: nn.Module, observer: Observer) -> None:
 def tell_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, observer: Observer) -> None:
     """Every tensor that the optimizer keeps, under its parameter's name; some (`step`) may be on the host."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for parameter, state in optimizer.state.items():
+    states = [each for kept in optimizers.with_state(optimizer) for each in kept.state.items()]
+    for parameter, state in states:
         for key, value in state.items():
             if isinstance(value, Tensor):
                 observer.assign(value, Category.OPTIMIZER_STATE, f"{names.get(id(parameter), '')}.{key}")
@@ -52,6 +55,29 @@ def telling_gradients(model: nn.Module, observer: Observer, *, bucket_views: boo
     finally:
         for handle in handles:
             handle.remove()
+
+
+def tell_gradients(model: nn.Module, observer: Observer) -> None:
+    """Sharded parameters and their gradients, of which no hook hears: fully_shard hands a gradient over when the
+    backward ends, and in the first forward it takes new memory for a shard that is shorter than the others."""
+    if isinstance(observer, Silent):
+        return
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            continue
+        observer.assign(parameter, Category.PARAMETER, name)
+        if parameter.grad is not None:
+            observer.assign(parameter.grad, Category.GRADIENT, name)
+
+
+def tell_all_gradients(model: nn.Module, observer: Observer) -> None:
+    """Those that torch.distributed.pipelining adds up by itself when it splits a backward (torch 2.13,
+    `_backward.py`, stage_backward_weight): no hook hears of them."""
+    if isinstance(observer, Silent):
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            observer.assign(parameter.grad, Category.GRADIENT, name)
 
 
 def _after_accumulation(parameter: Tensor, tell: Callable[[Tensor], None]) -> Any:

@@ -16,19 +16,14 @@ _AUTOCAST = {"bf16_autocast": torch.bfloat16, "fp16_autocast": torch.float16}
 class Precision:
     """How a job computes: plainly, or under autocast, with a scaler for fp16.
 
-    Pure low precision is `none` with parameters of that dtype.
+    Pure low precision is `none` with parameters of that dtype; `fsdp_mixed` is the policy of fully_shard,
+    which casts by itself.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
         """Raises SpecError for a precision that does not exist, RuntimeError if torch turned the scaler off."""
         if name not in PRECISIONS:
             raise SpecError(f"unknown precision {name!r}", allowed=", ".join(PRECISIONS), place="train.precision")
-        if name == "fsdp_mixed":
-            raise SpecError(
-                "fsdp_mixed is the mixed precision of fully_shard, and nothing is sharded",
-                allowed="none, bf16_autocast, fp16_autocast",
-                place="train.precision",
-            )
         self._device_type = device.type
         self._dtype = _AUTOCAST.get(name)
         self.scaler = _scaler(device.type) if name == "fp16_autocast" else None

@@ -11,15 +11,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.errors import SpecError
 from planner.events import Phase
 from planner.spec import job
-from planner.training import checkpoints, inputs, optimizers, ownership, recompute, scopes
+from planner.training import (
+    activation_offload,
+    blocks,
+    checkpoints,
+    collectives,
+    inputs,
+    optimizers,
+    ownership,
+    recompute,
+    routing,
+    scopes,
+    ways_to_step,
+)
+from planner.training.deepspeed_loop import DeepSpeedLoop
 from planner.training.loop import Loop
 from planner.training.loss import Objective
+from planner.training.materialize import materialize
 from planner.training.models.build import build
 from planner.training.observer import ModuleFollower, Observer, Silent
 from planner.training.precision import Precision
+from planner.training.worlds import World
+from planner.training.wraps import context_parallel, deepspeed_zero, expert_parallel, fsdp2, tensor_parallel
 from planner.training.wraps.ddp import Replicated
 
 
@@ -34,6 +49,10 @@ class Outcome:
     """Paths of the blocks that recompute."""
     ddp: Mapping[str, Any] = field(default_factory=dict)
     """The reducer's own account of itself (`_get_ddp_logging_data`): bucket sizes, rebuilt or not."""
+    sharded_dims: tuple[int, ...] = ()
+    """Sizes of the dims that are split along `dp_shard`: where they do not divide, ranks differ."""
+    parts: tuple[int, ...] = ()
+    """For each replica the number of the part of the optimizer that it has; empty where each has all of it."""
     kept: tuple[Any, ...] = ()
     """What else lives as long as the training: the loop with its scaler, a checkpoint whose reference is kept."""
 
@@ -46,11 +65,11 @@ def run(spec: job.Job, device: torch.device, observer: Observer | None = None, *
     a seed that depends on nothing but the rank. Raises SpecError for whatever of the job cannot be used.
     """
     watching = Silent() if observer is None else observer
-    _refuse_other_parallelism(spec.parallel)
+    world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
-    with _collecting_by_hand(), ExitStack() as following:
+    with _collecting_by_hand(), fsdp2.told(watching), collectives.told(watching), ExitStack() as following:
         watching.mark(Phase.LOAD, 0)
-        loop, recomputed = _load(spec, device, watching)
+        loop, recomputed = _load(spec, world, device, watching)
         if isinstance(watching, ModuleFollower) and watching.follows_modules:
             following.enter_context(scopes.follow(loop.bare_model, watching.enter, watching.leave))
         gc.collect()
@@ -58,43 +77,103 @@ def run(spec: job.Job, device: torch.device, observer: Observer | None = None, *
         if spec.train.checkpoint_load is not None:
             watching.mark(Phase.CHECKPOINT_LOAD, 0)
             kept = checkpoints.load(loop.bare_model, spec.train.checkpoint_load, device, watching)
-        loop.run()
+        with tensor_parallel.losses(spec.parallel.tp):
+            loop.run()
     wrapped = loop.model
     ddp = wrapped.account() if isinstance(wrapped, Replicated) else {}
-    return Outcome(model=wrapped, optimizer=loop.optimizer, recomputed=recomputed, ddp=ddp, kept=(loop, kept))
+    return Outcome(
+        model=wrapped,
+        optimizer=loop.optimizer,
+        recomputed=recomputed,
+        ddp=ddp,
+        sharded_dims=fsdp2.sharded_dims(loop.bare_model),
+        parts=ways_to_step.parts(loop.optimizer),
+        kept=(loop, kept),
+    )
 
 
-def _load(spec: job.Job, device: torch.device, observer: Observer) -> tuple[Loop, list[str]]:
+def _load(spec: job.Job, world: World, device: torch.device, observer: Observer) -> tuple[Loop, list[str]]:
+    if world.degree("pp") > 1:
+        return _load_pipeline(spec, world, device, observer)
+    spec = deepspeed_zero.resolved(spec)
     precision = Precision(spec.train.precision, device)
-    bare = build(spec.model, device)
-    ownership.tell_parameters(bare, observer)
-    recomputed = recompute.apply(bare, spec.train.recompute, spec.model.blocks)
+    # What is split is built without memory, split, and only then given any.
+    bare = build(spec.model, torch.device("meta") if world.splits else device)
     feed = inputs.feed_of(bare, spec)
+    if world.degree("tp") > 1:
+        tensor_parallel.split(bare, spec.parallel.tp, world.device_mesh["tp"])
+    if world.degree("ep") > 1:
+        expert_parallel.split(bare, spec.parallel.ep, world)
+    routing.force(bare, spec.parallel.ep, expert_parallel.fullest(world))
+    recomputed = recompute.apply(bare, spec.train.recompute, spec.model.blocks)
+    activation_offload.apply(bare, wanted=spec.train.activation_offload, pattern=spec.model.blocks)
+    if world.shards:
+        found = [block for _, block in blocks.find(bare, spec.model.blocks)]
+        mixed = spec.train.precision == "fsdp_mixed"
+        if world.degree("ep") > 1:
+            expert_parallel.shard(bare, spec.parallel.dp_shard, world, mixed=mixed)
+        fsdp2.shard(bare, found, spec.parallel.dp_shard, world.sharding_mesh(), mixed=mixed)
+    if world.splits:
+        materialize(bare, device, offloaded=spec.parallel.dp_shard.offload == "cpu")
+    ownership.tell_parameters(bare, observer)
     replicate = spec.parallel.dp_replicate
-    model = Replicated(bare, replicate, observer) if replicate.degree > 1 else bare
-    loop = Loop(
+    engine = spec.parallel.deepspeed is not None
+    alone = replicate.degree == 1 or world.shards or engine
+    model = bare if alone else Replicated(bare, replicate, observer, world.group("dp_replicate"))
+    loop = (DeepSpeedLoop if engine else Loop)(
         train=spec.train,
-        replicate=replicate,
+        parallel=spec.parallel,
         model=model,
         bare_model=bare,
-        optimizer=optimizers.build(spec.train.optimizer, bare.parameters()),
+        optimizer=optimizers.build(spec.train.optimizer, bare.parameters(), ways_to_step.chosen(spec, world)),
         objective=Objective(spec.train.loss, feed, device, observer),
         feed=feed,
         precision=precision,
         device=device,
         observer=observer,
+        splitting=context_parallel.splitting(spec.parallel.cp, world),
     )
     return loop, recomputed
 
 
-def _refuse_other_parallelism(parallel: job.Parallel) -> None:
-    degrees = {
-        "dp_shard": parallel.dp_shard.degree, "tp": parallel.tp, "pp": parallel.pp.degree,
-        "cp": parallel.cp, "ep": parallel.ep,
-    }  # fmt: skip
-    for axis, degree in degrees.items():
-        if degree != 1:
-            raise SpecError(f"{axis} {degree} cannot be run", allowed="1", place=f"parallel.{axis}")
+def _load_pipeline(spec: job.Job, world: World, device: torch.device, observer: Observer) -> tuple[Loop, list[str]]:
+    """As `_load`, for each of the parts of the model that this rank has."""
+    # Pipelines alone pay for the import of torch.distributed.pipelining.
+    from planner.training import pipelined_loop, stages
+
+    parts = stages.parts(spec, world.coordinate("pp"))
+    recomputed = []
+    for part in parts:
+        if world.degree("tp") > 1:
+            tensor_parallel.split(part.module, spec.parallel.tp, world.device_mesh["tp"])
+        if list(routing.experts_of(part.module)):
+            routing.force(part.module, spec.parallel.ep)
+        recomputed += recompute.apply(part.module, spec.train.recompute, spec.model.blocks)
+        if world.shards:
+            found = [block for _, block in blocks.find(part.module, spec.model.blocks)]
+            mixed = spec.train.precision == "fsdp_mixed"
+            fsdp2.shard(part.module, found, spec.parallel.dp_shard, world.sharding_mesh(), mixed=mixed)
+    bare = pipelined_loop.together(parts)
+    materialize(bare, device, offloaded=spec.parallel.dp_shard.offload == "cpu")
+    ownership.tell_parameters(bare, observer)
+    feed = stages.feed_of(spec, parts[0])
+    loop = pipelined_loop.PipelinedLoop(
+        train=spec.train,
+        parallel=spec.parallel,
+        model=bare,
+        bare_model=bare,
+        optimizer=optimizers.build(spec.train.optimizer, bare.parameters()),
+        objective=Objective(spec.train.loss, feed, device, observer),
+        feed=feed,
+        precision=Precision(spec.train.precision, device),
+        device=device,
+        observer=observer,
+        spec=spec,
+        world=world,
+        parts=parts,
+        modules=[part.module for part in parts],
+    )
+    return loop, recomputed
 
 
 @contextmanager

@@ -10,14 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.layout.mesh import AXES, Mesh
-from planner.spec.job import DpReplicate, DpShard, Parallel, Pp
+from planner.spec.job import Cp, DpReplicate, DpShard, Ep, Parallel, Pp, Tp
 
 small_meshes = st.tuples(*[st.integers(1, 4)] * len(AXES)).map(Mesh)
 
 
 def test_a_mesh_takes_its_degrees_from_the_job() -> None:
     parallel = Parallel(
-        dp_replicate=DpReplicate(degree=2), dp_shard=DpShard(degree=3), tp=5, pp=Pp(degree=7), cp=11, ep=13
+        dp_replicate=DpReplicate(degree=2),
+        dp_shard=DpShard(degree=3),
+        tp=Tp(degree=5),
+        pp=Pp(degree=7),
+        cp=Cp(degree=11),
+        ep=Ep(degree=13),
     )
 
     mesh = Mesh.of(parallel)
@@ -34,7 +39,7 @@ def test_a_mesh_takes_its_degrees_from_the_job() -> None:
 
 
 def test_neighbours_along_tp_are_consecutive_ranks_and_along_pp_far_apart() -> None:
-    mesh = Mesh.of(Parallel(dp_shard=DpShard(degree=4), tp=8, pp=Pp(degree=2)))
+    mesh = Mesh.of(Parallel(dp_shard=DpShard(degree=4), tp=Tp(degree=8), pp=Pp(degree=2)))
 
     assert mesh.coordinates(0) == {"pp": 0, "dp_replicate": 0, "dp_shard": 0, "cp": 0, "tp": 0, "ep": 0}
     assert mesh.coordinates(9) == {"pp": 0, "dp_replicate": 0, "dp_shard": 1, "cp": 0, "tp": 1, "ep": 0}

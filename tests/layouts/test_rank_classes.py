@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.layout.mesh import AXES, Mesh
-from planner.layout.rank_classes import RankClass, rank_classes
+from planner.layout.rank_classes import SHARDING, RankClass, rank_classes, split_by_parts, split_by_shards
 from planner.layout.rank_sets import RankSet
-from planner.spec.job import DpReplicate, Parallel, Pp
+from planner.spec.job import Cp, DpReplicate, DpShard, Parallel, Pp, Tp
 
 
 def replicas(degree: int) -> Mesh:
@@ -44,6 +43,69 @@ def test_a_world_of_a_million_million_ranks_costs_no_more_than_one_of_eight() ->
     assert 10**12 not in found.ranks
 
 
-def test_an_axis_whose_ranks_may_differ_is_not_guessed() -> None:
-    with pytest.raises(ValueError, match="how the ranks along pp differ is not known"):
-        rank_classes(Mesh.of(Parallel(pp=Pp(degree=2))))
+def test_every_stage_of_a_pipeline_is_a_class_of_its_own_and_the_other_axes_are_alike() -> None:
+    mesh = Mesh.of(Parallel(pp=Pp(degree=2), dp_shard=DpShard(degree=4), tp=Tp(degree=8)))
+
+    assert [str(found.ranks) for found in rank_classes(mesh)] == ["0-31", "32-63"]
+
+
+def test_shards_that_do_not_divide_make_classes_by_what_their_ranks_hold() -> None:
+    """10 rows over 4 ranks: 3, 3, 3, 1; 5 rows: 2, 2, 1, 0."""
+    mesh = Mesh.of(Parallel(dp_replicate=DpReplicate(degree=2), dp_shard=DpShard(degree=4)))
+    (only,) = rank_classes(mesh)
+
+    assert split_by_shards(mesh, only, [8, 12]) == (only,)
+    assert [str(part.ranks) for part in split_by_shards(mesh, only, [8, 10])] == ["0-2,4-6", "3,7"]
+    assert [str(part.ranks) for part in split_by_shards(mesh, only, [10, 5])] == ["0-1,4-5", "2,6", "3,7"]
+
+
+@given(st.tuples(*[st.integers(1, 3)] * len(AXES)).map(Mesh), st.lists(st.integers(1, 40), max_size=3))
+def test_parts_by_shards_are_all_ranks_of_the_class_and_ranks_of_one_part_hold_the_same_rows(
+    mesh: Mesh, dims: list[int]
+) -> None:
+    for whole in rank_classes(mesh):
+        parts = split_by_shards(mesh, whole, dims)
+
+        assert RankSet.of(span for part in parts for span in part.ranks.spans) == whole.ranks
+        assert sum(len(part.ranks) for part in parts) == len(whole.ranks)
+        held = [{rows_of(mesh, rank, tuple(dims)) for rank in part.ranks} for part in parts]
+        assert all(len(rows) == 1 for rows in held)
+        assert len({row for rows in held for row in rows}) == len(parts)
+
+
+def rows_of(mesh: Mesh, rank: int, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """As torch.chunk gives them out, one by one."""
+    at, degree, shard = mesh.coordinates(rank), 1, 0
+    for axis in SHARDING:
+        each = mesh.degrees[AXES.index(axis)]
+        degree, shard = degree * each, shard * each + at[axis]
+    return tuple(len(range(size)[shard * -(-size // degree) : (shard + 1) * -(-size // degree)]) for size in dims)
+
+
+def test_a_rank_of_sixteen_thousand_is_found_at_once() -> None:
+    mesh = Mesh.of(Parallel(pp=Pp(degree=16), dp_shard=DpShard(degree=128), tp=Tp(degree=8)))
+
+    classes = rank_classes(mesh)
+
+    assert [len(found.ranks) for found in classes] == [1024] * 16
+    assert [len(found.ranks.spans) for found in classes] == [1] * 16
+
+
+def test_every_place_of_a_ring_of_attention_is_a_class_of_its_own() -> None:
+    mesh = Mesh.of(Parallel(dp_shard=DpShard(degree=2), cp=Cp(degree=2), tp=Tp(degree=2)))
+
+    first, second = rank_classes(mesh)
+
+    assert [str(first.ranks), str(second.ranks)] == ["0-1,4-5", "2-3,6-7"]
+    assert [str(part.ranks) for part in split_by_shards(mesh, first, [7])] == ["0-1,4-5"]
+    assert [str(part.ranks) for part in split_by_shards(mesh, second, [7])] == ["2-3", "6-7"]
+
+
+def test_replicas_that_have_other_parts_of_an_optimizer_are_classes_of_their_own() -> None:
+    mesh = Mesh.of(Parallel(dp_replicate=DpReplicate(degree=6)))
+    (only,) = rank_classes(mesh)
+
+    assert split_by_parts(mesh, only, ()) == (only,)
+    assert split_by_parts(mesh, only, [0] * 6) == (only,)
+    assert [str(part.ranks) for part in split_by_parts(mesh, only, [0, 1, 2, 1, 2, 2])] == ["0", "1,3", "2,4-5"]
+    assert [part.representative for part in split_by_parts(mesh, only, [0, 1, 2, 1, 2, 2])] == [0, 1, 2]

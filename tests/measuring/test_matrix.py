@@ -30,12 +30,12 @@ def test_there_are_at_least_forty_steps_of_every_kind() -> None:
 
 def test_precisions_optimizers_recomputation_ddp_eval_and_checkpoints_are_in_it() -> None:
     trains = [case.job.train for case in _steps() if case.job]
-    assert {each.precision for each in trains} == {"none", "bf16_autocast", "fp16_autocast"}
+    assert {each.precision for each in trains} >= {"none", "bf16_autocast", "fp16_autocast"}
     assert {each.optimizer.name for each in trains} >= {"SGD", "Adam", "AdamW", "Adafactor"}
     ways = [each.optimizer.arguments for each in trains if each.optimizer.name == "AdamW"]
     for way in ({"foreach": True}, {"fused": True}, {"foreach": False}):
         assert way in ways
-    assert {each.recompute.mode for each in trains} == {"none", "full"}
+    assert {each.recompute.mode for each in trains} >= {"none", "full"}
     views = {
         c.job.parallel.dp_replicate.gradient_as_bucket_view
         for c in _steps()

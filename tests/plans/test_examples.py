@@ -52,3 +52,34 @@ def test_a_full_size_example_plans_with_as_many_parameters_as_published(
     # On top come buffers and what is not cut off a block: 25 MiB in a segment of 26 MiB count 26.
     assert 1.0 <= found.at_peak[Category.PARAMETER] / (parameters * dtype_bytes) < 1.03
     assert sum(found.at_peak.values()) == found.peak.allocated_bytes
+
+
+@pytest.mark.parametrize(("name", "shards"), [("llama-3-8b-fsdp2", 64), ("llama-3-8b-hsdp", 8)])
+def test_a_sharded_example_has_its_share_of_the_optimizers_state(name: str, shards: int) -> None:
+    found = _planned(name).rank_classes[0]
+
+    assert found.at_peak[Category.OPTIMIZER_STATE] == pytest.approx(2 * 4 * 8_030_261_248 / shards, rel=1e-3)
+    assert sum(found.at_peak.values()) == found.peak.allocated_bytes
+
+
+def test_an_offloaded_example_has_its_parameters_on_the_device_only_while_they_are_gathered() -> None:
+    found = _planned("llama-3-8b-fsdp2-offload").rank_classes[0]
+
+    assert (found.at_peak[Category.OPTIMIZER_STATE], found.at_peak[Category.GRADIENT]) == (0, 0)
+    assert max(each.end_allocated_bytes for each in found.phases if each.phase == "optimizer_step") < 2**27
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("llama-3-8b-fsdp2", 64), ("llama-3-8b-hsdp", 8), ("llama-3-8b-tp8", 8)])
+def test_split_examples_load_the_share_of_each_rank(name: str, ranks: int) -> None:
+    load = _planned(name).rank_classes[0].phases[0]
+
+    # Norms are whole on every rank under tensor parallelism; rotary tables are nobody's share.
+    assert load.end_allocated_bytes / (8_030_261_248 * 4 / ranks) == pytest.approx(1.0, abs=0.01)
+
+
+def test_every_example_is_in_the_table() -> None:
+    said = (EXAMPLES / "README.md").read_text()
+    named = {path.stem for path in EXAMPLES.glob("*.yaml")}
+
+    missing = {name for name in named if name not in said and f"-{name.rsplit('-', 1)[-1]}" not in said}
+    assert missing == set()

@@ -9,7 +9,7 @@ import pytest
 from planner.report.style import Style
 from planner.report.title import describe, gpu_of, name_of
 from planner.spec.bundle import bundle
-from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Parallel, Train
+from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Parallel, Tp, Train
 
 DECODER = Decoder(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256)
 H100 = Gpu(name="H100-SXM-80GB", total_bytes=79 << 30, arch="sm_90")
@@ -23,7 +23,7 @@ H100 = Gpu(name="H100-SXM-80GB", total_bytes=79 << 30, arch="sm_90")
                 metadata=Metadata(name="llama"),
                 model=Model(decoder=DECODER),
                 train=Train(micro_batch_size=2, sequence_length=8192, precision="bf16_autocast"),
-                parallel=Parallel(dp_replicate=DpReplicate(degree=16), tp=2),
+                parallel=Parallel(dp_replicate=DpReplicate(degree=16), tp=Tp(degree=2)),
                 cluster=Cluster(nodes=4, gpus_per_node=8, gpu=H100),
             ),
             [

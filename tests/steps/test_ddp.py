@@ -172,14 +172,6 @@ def test_a_checkpoint_goes_into_the_wrapped_model(factory_job: JobOf, run: Run, 
     assert watching.marks[:2] == [(Phase.LOAD.value, 0), (Phase.CHECKPOINT_LOAD.value, 0)]
 
 
-@pytest.mark.parametrize("axis", ["tp", "cp", "ep"])
-def test_what_is_not_built_is_refused(factory_job: JobOf, run: Run, axis: str) -> None:
-    with pytest.raises(SpecError) as refusal:
-        run(factory_job(parallel=Parallel(**{axis: 2})))
-
-    assert str(refusal.value) == f"parallel.{axis}: {axis} 2 cannot be run\n  allowed: 1"
-
-
 ONE_OF_TWO = """
 import sys
 import torch

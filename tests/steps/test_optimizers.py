@@ -61,7 +61,7 @@ def test_an_unknown_optimizer_is_refused_with_the_nearest_names(factory_job: Job
 
     assert str(refusal.value) == (
         "train.optimizer.name: torch.optim has no optimizer 'adamv'\n"
-        f"  allowed: {', '.join(optimizers.names())}\n"
+        f"  allowed: {', '.join(optimizers.all_names())}\n"
         "  change:  did you mean Adam, AdamW, Adamax?"
     )
 

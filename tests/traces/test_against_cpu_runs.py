@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import pickle
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +12,8 @@ from typing import Any
 import pytest
 
 from planner.events import Alloc, Category, Event, Free, Mark, Role
-from planner.measuring.event_phases import most_by_category, phases_of
-from planner.measuring.measurement import Measurement
 
 _HERE = Path(__file__).parent
-_ROOT = _HERE.parent.parent
-_EXACT = ("parameter", "gradient", "bucket", "optimizer_state")
-_TOLERANCE = 0.005
 _MASK_BYTES = 256 * 512 * 4
 
 
@@ -30,56 +22,15 @@ def _module(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
 
-CASES = _module("cases")
+CASES, RUNS = _module("cases"), _module("cpu_runs")
+Run = RUNS.Run
 ALONE = [each.metadata.name for each in CASES.ALONE]
 REPLICATED = [each.metadata.name for each in CASES.REPLICATED]
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one process found out about one job."""
-
-    events: Sequence[Event]
-    ddp: dict[str, Any]
-    measurement: Measurement | None = None
-
-    @property
-    def peak(self) -> int:
-        return max(each.peak.requested_bytes for each in phases_of(self.events))
-
-    @property
-    def categories(self) -> dict[str, int]:
-        # Not the reducer's map of used parameters, of which a CPU has a second one on its host; buckets are larger.
-        small = {each.block for each in self.events if isinstance(each, Alloc) and each.requested_bytes < 1024}
-        maps = {each.block for each in self.events if isinstance(each, Role) and each.category is Category.BUCKET}
-        found = most_by_category([each for each in self.events if getattr(each, "block", None) not in small & maps])
-        return {name: found.get(name, 0) for name in _EXACT}
-
-
-def _start(
-    kind: str, folder: Path, jobs: Sequence[Any], rank: int = 0, meeting: str = ""
-) -> Callable[[], dict[str, Run]]:
-    """A process that runs the jobs; its answer is read by calling what is returned."""
-    name = f"{kind}-{rank}-{bool(meeting)}"
-    questions, answers = folder / f"{name}.jobs", folder / f"{name}.answers"
-    questions.write_bytes(pickle.dumps(list(jobs)))
-    command = [sys.executable, str(_HERE / "worker.py"), kind, str(questions), str(answers), str(rank), meeting]
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-
-    def finish() -> dict[str, Run]:
-        _, said = process.communicate(timeout=300)
-        assert process.returncode == 0, said
-        found = pickle.loads(answers.read_bytes())
-        errors = {name: each["error"] for name, each in found.items() if "error" in each}
-        assert not errors, "\n".join(errors.values())
-        return {name: Run(each["events"], each["ddp"], each.get("measurement")) for name, each in found.items()}
-
-    return finish
 
 
 @dataclass(frozen=True)
@@ -95,10 +46,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def run_all(folder: Path) -> Runs:
     """Every job once on paper and once for real; replicated ones as two processes that meet over gloo."""
-    paper = _start("paper", folder, [*CASES.ALONE, *CASES.REPLICATED])
-    alone = _start("real", folder, CASES.ALONE)
+    paper = RUNS.start("paper", folder, [*CASES.ALONE, *CASES.REPLICATED])
+    alone = RUNS.start("real", folder, CASES.ALONE)
     traced, measured = paper(), alone()
-    pair = [_start("real", folder, CASES.REPLICATED, rank, str(folder / "meeting")) for rank in (0, 1)]
+    pair = [RUNS.start("real", folder, CASES.REPLICATED, rank, str(folder / "meeting")) for rank in (0, 1)]
     first, _ = [finish() for finish in pair]
     return Runs(traced, {**measured, **first})
 
@@ -119,23 +70,12 @@ def test_parameters_gradients_buckets_and_optimizer_state_are_exact(runs: Runs, 
 
 @pytest.mark.parametrize("name", ALONE + REPLICATED)
 def test_the_peak_is_within_half_a_percent(runs: Runs, name: str) -> None:
-    assert runs.paper[name].peak == pytest.approx(runs.real[name].peak, rel=_TOLERANCE)
+    assert runs.paper[name].peak == pytest.approx(runs.real[name].peak, rel=RUNS.TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ALONE + REPLICATED)
 def test_every_phase_peaks_within_half_a_percent_of_the_whole(runs: Runs, name: str) -> None:
-    assert _phases_that_differ(runs.paper[name], runs.real[name]) == {}
-
-
-def _phases_that_differ(paper: Run, real: Run) -> dict[str, int]:
-    """By how many bytes the peaks of phases differ, where that is more than half a percent of the whole peak."""
-    here, there = phases_of(paper.events), phases_of(real.events)
-    assert [(each.phase, each.iteration) for each in here] == [(each.phase, each.iteration) for each in there]
-    differences = {
-        f"{a.phase} {a.iteration}": a.peak.requested_bytes - b.peak.requested_bytes
-        for a, b in zip(here, there, strict=True)
-    }
-    return {where: by for where, by in differences.items() if abs(by) > _TOLERANCE * real.peak}
+    assert RUNS.peaks_that_differ(runs.paper[name], runs.real[name]) == {}
 
 
 @pytest.mark.parametrize("name", REPLICATED)
@@ -154,10 +94,6 @@ def test_with_a_view_gradients_are_not_there_twice(runs: Runs) -> None:
     copy, view = runs.real["ddp-copy"].categories, runs.real["ddp-view"].categories
     assert copy["bucket"] == view["bucket"] == copy["gradient"]
     assert runs.real["ddp-view"].peak < runs.real["ddp-copy"].peak
-
-
-def _without(events: Sequence[Event], dropped: int) -> list[Event]:
-    return [each for each in events if getattr(each, "block", None) != dropped]
 
 
 def _alive_at_peak(events: Sequence[Event]) -> dict[int, Alloc]:
@@ -183,8 +119,8 @@ def _of_category(events: Sequence[Event], category: Category) -> list[int]:
 def test_one_bucket_less_is_noticed(runs: Runs) -> None:
     events = runs.paper["ddp-copy"].events
     rebuilt = _of_category(events, Category.BUCKET)[-1]
-    mutant = Run(_without(events, rebuilt), {})
-    assert _phases_that_differ(mutant, runs.real["ddp-copy"]) != {}
+    mutant = Run(RUNS.without(events, rebuilt), {})
+    assert RUNS.peaks_that_differ(mutant, runs.real["ddp-copy"]) != {}
 
 
 def test_a_reducer_without_its_bucket_is_noticed(runs: Runs) -> None:
@@ -196,16 +132,16 @@ def test_a_reducer_without_its_bucket_is_noticed(runs: Runs) -> None:
 def test_one_mask_less_is_noticed(runs: Runs) -> None:
     events = runs.paper["dropouts"].events
     masks = [each.block for each in _alive_at_peak(events).values() if each.requested_bytes == _MASK_BYTES]
-    mutant = Run(_without(events, masks[0]), {})
-    assert mutant.peak != pytest.approx(runs.real["dropouts"].peak, rel=_TOLERANCE)
+    mutant = Run(RUNS.without(events, masks[0]), {})
+    assert mutant.peak != pytest.approx(runs.real["dropouts"].peak, rel=RUNS.TOLERANCE)
 
 
 def test_one_workspace_less_is_noticed(runs: Runs) -> None:
     """A convolution's columns are the largest block of that step."""
     events = runs.paper["convolutions"].events
     columns = max(_alive_at_peak(events).values(), key=lambda each: each.requested_bytes)
-    mutant = Run(_without(events, columns.block), {})
-    assert mutant.peak != pytest.approx(runs.real["convolutions"].peak, rel=_TOLERANCE)
+    mutant = Run(RUNS.without(events, columns.block), {})
+    assert mutant.peak != pytest.approx(runs.real["convolutions"].peak, rel=RUNS.TOLERANCE)
 
 
 def test_marks_are_where_they_were(runs: Runs) -> None:

@@ -1,15 +1,31 @@
-"""Runs in a process of its own: `worker.py paper|real JOBS.pickle ANSWERS.pickle [RANK MEETING]`.
+"""Runs in a process of its own: `worker.py paper|real|worlds JOBS.pickle ANSWERS.pickle [MEETING WORLD_SIZE]`.
+
+JOBS are pairs of a job and its rank, of which a world that meets has the same one in all; of `worlds`, lists of jobs
+and the size of the world of each, whose ranks are forked from one process: what all need is imported once.
 
 The paper GPU must be there before torch, and must not be there at all where something is measured.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
+import os
 import pickle
 import sys
 import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+_NEEDED = (
+    "settled_gloo",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "planner.measuring.measure",
+    "planner.training.stages",
+)
 
 
 def on_paper(job: Any, rank: int) -> dict[str, Any]:
@@ -29,25 +45,61 @@ def for_real(job: Any, rank: int) -> dict[str, Any]:
     return {"events": measured.events, "measurement": measured.measurement, "ddp": dict(measured.measurement.ddp)}
 
 
-def main(kind: str, jobs: str, answers: str, rank: str = "0", meeting: str = "") -> None:
+def main(kind: str, jobs: str, answers: str, meeting: str = "", world: str = "1") -> None:
     if kind == "paper":
         import planner.paper  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = False  # oneDNN lays tensors out as the processor likes it
+    asked = pickle.loads(Path(jobs).read_bytes())
+    if kind == "worlds":
+        in_worlds(asked, answers)
+    else:
+        run_all(on_paper if kind == "paper" else for_real, asked, answers, meeting, int(world))
+
+
+def run_all(run: Callable[..., dict[str, Any]], asked: list[Any], answers: str, meeting: str, world: int) -> None:
     if meeting:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
-    run = on_paper if kind == "paper" else for_real
-    found: dict[str, Any] = {}
-    for job in pickle.loads(Path(jobs).read_bytes()):
+        import settled_gloo
+
+        settled_gloo.meet(meeting, asked[0][1], world)
+    found: dict[tuple[str, int], Any] = {}
+    for job, rank in asked:
+        gc.collect()
+        gc.freeze()  # what is imported is not looked through in each of a step's collections: twice as fast
         try:
-            found[job.metadata.name] = run(job, int(rank))
+            found[job.metadata.name, rank] = run(job, rank)
         except Exception:
-            found[job.metadata.name] = {"error": traceback.format_exc()}
+            found[job.metadata.name, rank] = {"error": traceback.format_exc()}
     Path(answers).write_bytes(pickle.dumps(found))
-    if meeting:
-        torch.distributed.destroy_process_group()
+
+
+def in_worlds(worlds: list[tuple[list[Any], int]], answers: str) -> None:
+    """One world after the other; the answers of a rank are in `ANSWERS.WORLD.RANK`."""
+    import_what_is_needed(job for jobs, _ in worlds for job in jobs)
+    for jobs, world in worlds:
+        meeting = f"{answers}.{world}.meeting" if world > 1 else ""
+        place = f"{answers}.{world}"
+        ranks = [os.fork() or _as_rank(rank, jobs, f"{place}.{rank}", meeting, world) for rank in range(world)]
+        ended = [os.waitpid(rank, 0)[1] for rank in ranks]
+        if any(ended):
+            sys.exit(f"ranks of a world of {world} ended with {ended}")
+
+
+def _as_rank(rank: int, jobs: list[Any], answers: str, meeting: str, world: int) -> NoReturn:
+    try:
+        run_all(for_real, [(job, rank) for job in jobs], answers, meeting, world)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def import_what_is_needed(jobs: Iterable[Any]) -> None:
+    """Without starting a thread, which a fork would lose."""
+    for name in (*_NEEDED, *(["transformers"] if any(job.model.hf_config for job in jobs) else [])):
+        importlib.import_module(name)
 
 
 if __name__ == "__main__":

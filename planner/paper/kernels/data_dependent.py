@@ -34,6 +34,10 @@ def nonzero(x: Tensor) -> Tensor:
     found = _known(x)
     if found is not None:
         return _places(x, int(found.count_nonzero()))
+    if (routed := values.places_of_nonzero(x)) is not None:
+        out = _places(x, routed.size(0))
+        out.copy_(routed)
+        return out
     return _places(x, values.count_nonzero("aten.nonzero", x))
 
 

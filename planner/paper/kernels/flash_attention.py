@@ -159,12 +159,12 @@ def _flash_dense_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Te
 @cpu("_scaled_dot_product_flash_attention")
 def flash_on_cpu(query: Tensor, key: Tensor, _value: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
     """Source: torch 2.13 aten/src/ATen/native/transformers/attention.cpp and cpu/FlashAttentionKernel.cpp."""
-    batch, heads, rows, head_dim = query.shape
-    out = query.new_empty(batch, rows, heads, head_dim)
+    batch, heads, rows = query.shape[:3]
+    out = torch.empty_like(query)
     lse = _floats(batch, rows, heads)
     nothing = query.new_empty(0)
     return (
-        out.transpose(1, 2), lse.transpose(1, 2), None, None, rows, key.size(2), nothing, nothing, nothing
+        out, lse.transpose(1, 2), None, None, rows, key.size(2), nothing, nothing, nothing
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 
 from planner.paper.kernels.data_dependent import as_places
 from planner.paper.kernels.sorting import bits_of, radix_sort_bytes
-from planner.paper.kernels.table import cuda, like_meta, scratch
+from planner.paper.kernels.table import cuda, scratch
 
 _INT64 = torch.int64
 
@@ -20,7 +20,7 @@ def index_put(
     indices: Sequence[torch.Tensor | None],
     values: torch.Tensor,
     accumulate: bool = False,
-    unsafe: bool = False,
+    unsafe: bool = False,  # noqa: ARG001
 ) -> torch.Tensor:
     """What `x[i] = y` and the backward of `x[i]` take.
 
@@ -31,8 +31,7 @@ def index_put(
         return into  # a fill under a mask: no places are looked for
     indices = as_places(indices)
     if not accumulate and not torch.are_deterministic_algorithms_enabled():
-        like_meta("_index_put_impl_", into, indices, values, accumulate, unsafe)
-        return into
+        return into  # written where it lies, in one pass over the places
     whole = into if into.is_contiguous() else into.contiguous()
     places = _places(indices)
     if places is None or places.numel() == 0:

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <torch/library.h>
 
@@ -128,7 +129,12 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
 
 }  // namespace
 
-void install_attention_choice(torch::Library& aten) { aten.impl("_fused_sdp_choice", TORCH_FN(choose)); }
+void install_attention_choice(torch::Library& aten) {
+  aten.impl("_fused_sdp_choice", TORCH_FN(choose));
+  // As CUDA does (transformers/cuda/attention.cu): attention then asks without the dispatcher, which tensor subclasses
+  // would hear, DTensor among them.
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose);
+}
 
 }  // namespace paper
 

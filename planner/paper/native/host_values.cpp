@@ -10,6 +10,8 @@ namespace paper {
 namespace {
 
 constexpr size_t kLargestBytes = size_t{1} << 20;
+// Of whole numbers more is kept: the experts to which a mixture routes its tokens.
+constexpr size_t kLargestWholeBytes = size_t{1} << 26;
 
 std::mutex mutex;
 std::unordered_map<const void*, at::Tensor> values;
@@ -23,7 +25,8 @@ bool fills_its_storage(const at::Tensor& tensor) {
 
 void remember(const at::Tensor& device, const at::Tensor& host) {
   if (!device.has_storage() || device.storage().data() == nullptr) return;
-  if (device.nbytes() > kLargestBytes || !fills_its_storage(device)) return forget(device);
+  const bool whole = at::isIntegralType(device.scalar_type(), /*includeBool=*/false);
+  if (device.nbytes() > (whole ? kLargestWholeBytes : kLargestBytes) || !fills_its_storage(device)) return forget(device);
   at::Tensor copy = host.expand(device.sizes()).to(device.scalar_type()).contiguous().clone().flatten();
   std::lock_guard<std::mutex> lock(mutex);
   values[device.storage().data()] = copy;

@@ -6,8 +6,6 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/native/transformers/attention.h>
-#include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -306,12 +304,6 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   return self;
 }
 
-int64_t sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                   const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale,
-                   bool gqa) {
-  return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, gqa);
-}
-
 // Taking over operators that torch has registered is what we are here for: nobody needs to be told.
 struct Quiet final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
@@ -350,7 +342,6 @@ void paper_install_kernels() {
   install_attention_choice(aten);
   install_convolutions(aten);
   install_recurrent_networks(aten);
-  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&sdp_choice);
   start_following_autograd();
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -11,19 +11,22 @@ from torch import nn
 from planner.errors import SpecError
 from planner.spec import job
 from planner.training.dtypes import floating
-from planner.training.models import decoder, factory
+from planner.training.materialize import materialize
+from planner.training.models import adapters, decoder, factory, four_bit
 
 
 def build(model: job.Model, device: torch.device) -> nn.Module:
     """The model in training mode.
 
     A transformers model and the built-in decoder are born on the device; a factory builds on the host, as programs
-    do, and what it built is then moved. Raises SpecError for a model that cannot be built.
+    do, and what it built is then moved, unless the model is to be split: then it builds without memory (`meta`), as
+    such programs do. Raises SpecError for a model that cannot be built.
     """
     dtype = floating(model.parameter_dtype, place="model.parameter_dtype")
     if model.factory:
-        module = factory.from_factory(model.factory, model.factory_arguments, model.factory_path)
-        return module.to(device=device, dtype=dtype).train()
+        with device if device.type == "meta" else nullcontext():
+            module = factory.from_factory(model.factory, model.factory_arguments, model.factory_path)
+        return _moved(module, device, dtype).train()
     if model.decoder is not None:
         with _born_on(device, dtype):
             return decoder.Decoder(model.decoder).train()
@@ -31,10 +34,27 @@ def build(model: job.Model, device: torch.device) -> nn.Module:
         # transformers takes seconds to import: only jobs that name one of its models pay for it.
         from planner.training.models import transformers_models
 
-        with _born_on(device, dtype):
+        four_bits = model.adapter is not None and model.adapter.kind == "qlora"
+        # A model in four bits is never whole: its layers are packed one by one as they are loaded.
+        with _born_on(torch.device("meta") if four_bits else device, dtype):
             module = transformers_models.from_config(model, dtype)
-        return module.to(device).train()  # a model may name the host for a parameter of its own
+        if four_bits:
+            four_bit.quantize(module)
+            materialize(module, device)
+        module = module.to(device)  # a model may name the host for a parameter of its own
+        if model.adapter is not None:
+            module = adapters.adapted(module, model.adapter)
+        return module.train()
     raise SpecError("the job names no model", allowed="one of hf_config, factory, decoder", place="model")
+
+
+def _moved(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """As `Module.to`, which would make a table of complex numbers real."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device, dtype if tensor.is_floating_point() else None)
+
+    return module._apply(moved)  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -63,7 +63,17 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """`forward(input_ids)` with ids of shape (batch, tokens) gives logits of shape (batch, tokens, vocab)."""
+    """`forward(input_ids)` with ids of shape (batch, tokens) gives logits of shape (batch, tokens, vocab).
+
+    A stage of a pipeline has None for what other stages have: without an embedding it takes hidden states, without a
+    head it gives them.
+    """
+
+    embedding: nn.Embedding | None
+    norm: nn.RMSNorm | None
+    head: nn.Linear | None
+    token_shards: int = 1
+    """The hidden states that a later stage takes are so small a part of the tokens: sequence parallelism."""
 
     def __init__(self, spec: job.Decoder) -> None:
         super().__init__()
@@ -78,10 +88,13 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        cos, sin = self._rotations(input_ids.shape[1], x)
+        x = input_ids if self.embedding is None else self.embedding(input_ids)
+        shards = 1 if self.embedding is not None else self.token_shards
+        cos, sin = self._rotations(input_ids.shape[1] * shards, x)
         for layer in self.layers:
             x = layer(x, cos, sin)
+        if self.norm is None or self.head is None:
+            return x
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
     def _rotations(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """DistributedDataParallel with every argument of `parallel.dp_replicate`.
 
 The reducer, its buckets and their rebuild are PyTorch's own C++ (torch/csrc/distributed/c10d/reducer.cpp). Gradients
-are reduced over the default process group, which the caller has initialised.
+are reduced over a process group that the caller has initialised.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.nn.parallel import DistributedDataParallel
@@ -40,8 +41,17 @@ class Replicated(DistributedDataParallel):
     _observer: Observer
     _sync: ExitStack
 
-    def __init__(self, module: nn.Module, spec: job.DpReplicate, observer: Observer) -> None:
-        """Raises SpecError for a communication hook that does not exist."""
+    def __init__(
+        self,
+        module: nn.Module,
+        spec: job.DpReplicate,
+        observer: Observer,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        """`process_group`: the replicas, by default the whole world.
+
+        Raises SpecError for a communication hook that does not exist.
+        """
         if spec.comm_hook not in COMM_HOOKS:
             raise SpecError(
                 f"unknown communication hook {spec.comm_hook!r}",
@@ -56,6 +66,7 @@ class Replicated(DistributedDataParallel):
             warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
             super().__init__(
                 module,
+                process_group=process_group,
                 broadcast_buffers=spec.broadcast_buffers,
                 init_sync=spec.init_sync,
                 bucket_cap_mb=spec.bucket_cap_mb,

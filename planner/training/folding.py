@@ -1,0 +1,116 @@
+"""Repetition is run once and then told: iterations that are alike, and the micro-batches of a pipeline's stage.
+
+Only an observer that writes events out again can be told (`Folder`); with any other everything is run. What is told has
+to hold: the observer checks that a repetition leaves alive what it found, and refuses otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from planner.spec import job
+from planner.training.observer import Observer
+
+_COUNTS_STEPS = ("RAdam",)
+"""Optimizers that take other memory after some steps: its rectification begins when enough of them were taken."""
+
+
+class CannotBeToldError(Exception):
+    """A micro-batch whose forward was told comes to a backward of which there is no example."""
+
+
+@runtime_checkable
+class Folder(Protocol):
+    """An observer that can be told that something happens again."""
+
+    folds: bool
+    """Whether it wants to."""
+
+    def place(self) -> int:
+        """Here a stretch of events begins or ends; the number of the place."""
+
+    def repeat(self, first: int, after: int, times: int) -> None:
+        """What happened between two places happens here again, so many times."""
+
+    def copy(
+        self,
+        first: int,
+        after: int,
+        parents: Iterable[tuple[int, int, int]],
+        given: Sequence[int],
+        make: Callable[[], Sequence[Tensor]],
+    ) -> tuple[int, Sequence[Tensor]]:
+        """What happened between two places happens here once more, giving the tensors that `make` makes."""
+
+    def block_of(self, tensor: Tensor) -> int | None:
+        """The block behind a tensor."""
+
+
+def folder_of(observer: Observer) -> Folder | None:
+    """The observer, if it can be told of repetition and wants to be."""
+    return observer if isinstance(observer, Folder) and observer.folds else None
+
+
+def iterations_are_alike(train: job.Train, parallel: job.Parallel) -> bool:
+    """Whether every iteration from the second on does the same.
+
+    Not where something counts them: evaluations, DistributedDataParallel and its hooks, some optimizers.
+    """
+    replicated = parallel.dp_replicate.degree > 1 and parallel.dp_shard.degree == 1
+    return train.eval is None and not replicated and train.optimizer.name not in _COUNTS_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Where a micro-batch's action was run, and which of its blocks it gave to the schedule."""
+
+    first: int
+    after: int
+    micro_batch: int
+    like: tuple[Tensor | None, ...]
+    given: tuple[int, ...]
+    kept_as_gradients: tuple[int, ...] = ()
+    """Inputs that hold what was given as their gradient."""
+
+
+def state_of(module: nn.Module, *, gradients: bool) -> tuple[Any, ...]:
+    """All that decides what an action of this module allocates, as far as earlier actions change it.
+
+    Which parameters are gathered and what fully_shard keeps for later; with `gradients`, which gradients exist.
+    """
+    found: list[Any] = [
+        _sharding_of(child._get_fsdp_state()) for child in module.modules() if isinstance(child, FSDPModule)
+    ]
+    if gradients:
+        found += [parameter.grad is None for parameter in module.parameters()]
+    return tuple(found)
+
+
+_KEPT_BY_GROUP = ("_all_gather_result", "_post_reduce_event", "_reshard_after_forward_event", "_all_reduce_state")
+_KEPT_BY_CONTEXT = ("all_gather_state", "reduce_scatter_state")
+
+
+def _sharding_of(state: Any) -> tuple[Any, ...]:
+    """torch 2.13, fsdp/_fully_shard/_fsdp_state.py, _fsdp_param_group.py."""
+    several = getattr(state, "_fsdp_param_groups", None)
+    groups = several if several is not None else [state._fsdp_param_group] if state._fsdp_param_group else []
+    context = state._comm_ctx
+    return (
+        state._training_state,
+        tuple(getattr(context, name, None) is None for name in _KEPT_BY_CONTEXT),
+        len(getattr(context, "reduce_scatter_states", ())),
+        tuple(
+            (
+                group._training_state,
+                group._sharded_state,
+                tuple(getattr(group, name, None) is None for name in _KEPT_BY_GROUP),
+                tuple((param.sharded_state, param.unsharded_accumulated_grad is None) for param in group.fsdp_params),
+            )
+            for group in groups
+        ),
+    )

@@ -1,0 +1,47 @@
+"""From a model that was built and split without memory to one whose parts lie on the device.
+
+Programs that split a model build it on the meta device, split it, and only then give it memory: torchtitan, and
+accelerate with FSDP2. What they would have drawn or loaded is of no matter here, as long as it is finite.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def materialize(model: nn.Module, device: torch.device, *, offloaded: bool = False) -> None:
+    """Memory on `device` for every parameter and buffer, in place; small random weights, buffers of zeros.
+
+    `offloaded`: parameters rest on the host, buffers do not, as fully_shard's CPUOffloadPolicy wants it. What is tied
+    stays tied.
+    """
+    model.to_empty(device=torch.device("cpu") if offloaded else device)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                fill(_local(parameter))
+    _zero_buffers(model, device)
+
+
+def fill(parameter: Tensor) -> None:
+    """Small random values."""
+    parameter.normal_(0.0, 0.02)
+
+
+def _zero_buffers(model: nn.Module, device: torch.device) -> None:
+    moved: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is None:
+                continue
+            if _local(buffer).device.type == device.type:
+                _local(buffer).zero_()
+                continue
+            if buffer not in moved:
+                moved[buffer] = torch.zeros_like(buffer, device=device)
+            module._buffers[name] = moved[buffer]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return getattr(tensor, "_local_tensor", tensor)

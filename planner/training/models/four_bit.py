@@ -1,0 +1,91 @@
+"""Linear layers in four bits, modelled: they allocate what bitsandbytes' Linear4bit (nf4, double quantization) does.
+
+The weight is packed two to a byte; each 64 weights have a scale of one byte, each 256 scales one of float32, and each
+layer the two tables and the offset that go with them. A forward and a backward each unpack the weight into a copy in
+the dtype of the input and drop it; the input is not kept (bitsandbytes 0.49: bitsandbytes/functional.py,
+autograd/_functions.py, nn/modules.py). The adapter's layer beside it clones the output first and casts its input only
+outside of autocast (peft 0.21, peft/tuners/lora/bnb.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_BLOCK, _SCALES = 64, 256
+
+
+class Linear4bit(nn.Linear):
+    """In place of a linear layer that is frozen."""
+
+    def __init__(self, like: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = like.in_features, like.out_features
+        device, elements = like.weight.device, like.weight.numel()
+        packed = torch.empty(-(-elements // 2), 1, dtype=torch.uint8, device=device)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.bias = like.bias
+        scales = -(-elements // _BLOCK)
+        for name, size, dtype in (
+            ("absmax", scales, torch.uint8),
+            ("code", 16, torch.float32),
+            ("nested_absmax", -(-scales // _SCALES), torch.float32),
+            ("nested_code", 256, torch.float32),
+            ("offset", 1, torch.float32),
+        ):
+            self.register_buffer(name, torch.empty(size, dtype=dtype, device=device))
+
+    absmax: Tensor
+
+    def unpacked(self, dtype: torch.dtype) -> Tensor:
+        scales = torch.empty(self.absmax.shape, device=self.weight.device)  # the nested scales, unpacked first
+        weight = torch.empty(self.out_features, self.in_features, dtype=dtype, device=self.weight.device)
+        del scales
+        return weight
+
+    def forward(self, given: Tensor) -> Tensor:
+        kind = given.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else given.dtype
+        result: Tensor = _Unpacked.apply(given.to(dtype), self)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _Unpacked(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, given: Tensor, layer: Linear4bit) -> Tensor:
+        context.layer = layer
+        return nn.functional.linear(given, layer.unpacked(given.dtype), layer.bias)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient @ context.layer.unpacked(gradient.dtype), None
+
+
+def quantize(model: nn.Module) -> None:
+    """Every linear layer but the head's, in place, as transformers' `load_in_4bit` chooses them."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and child is not head:
+                setattr(parent, name, Linear4bit(child))
+
+
+def adapter_layer(peft_linear: Any) -> Any:
+    """peft's layer of an adapter, with the forward that it has beside four bits."""
+
+    class Adapted(peft_linear):  # type: ignore[misc]
+        def forward(self, x: Tensor, *arguments: Any, **named: Any) -> Tensor:
+            result = self.base_layer(x, *arguments, **named).clone()
+            for active in self.active_adapters:
+                first, second = self.lora_A[active], self.lora_B[active]
+                converts = not torch.is_autocast_enabled(x.device.type)
+                dtype = result.dtype
+                if converts:
+                    x = x.to(first.weight.dtype)
+                output = second(first(self.lora_dropout[active](x))) * self.scaling[active]
+                result = result + (output.to(dtype) if converts else output)
+            return result  # type: ignore[no-any-return]
+
+    return Adapted

@@ -1,0 +1,278 @@
+"""The training loop of one rank of a pipeline: PyTorch's own stages and schedules (torch.distributed.pipelining).
+
+What lives how long beside them is that of torchtitan: every rank of the pipeline has the tokens and the labels of the
+whole batch on its device; the loss of a micro-batch is divided by their number before its backward; gradients are
+clipped by a norm that is summed over the stages.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import _get_grad_fn_or_grad_acc
+from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from planner.errors import SpecError
+from planner.events import Category, Phase
+from planner.spec import job, pipeline
+from planner.training import absent_peers, inputs, ownership
+from planner.training.folded_stage import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, BACKWARDS, FORWARD, LOSS, Micro
+from planner.training.folding import folder_of
+from planner.training.loop import Loop
+from planner.training.observer import Observer, Settler
+from planner.training.stages import Part
+from planner.training.worlds import World
+from planner.training.wraps import fsdp2
+
+
+@dataclass(kw_only=True)
+class PipelinedLoop(Loop):
+    """As Loop, with the micro-batches of an iteration run by a schedule."""
+
+    spec: job.Job
+    world: World
+    parts: Sequence[Part]
+    modules: Sequence[nn.Module]
+    """The parts as they were wrapped."""
+    iteration: int = 0
+    under_way: Any = None
+    """The stage and the micro-batch of the latest forward."""
+    _stages: list[Stage] = field(init=False)
+    _schedule: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raises SpecError for what the schedule refuses."""
+        pp = self.parallel.pp
+        group = self.world.group("pp")
+        self._stages = stages = [
+            _stage(part, module, self, group) for part, module in zip(self.parts, self.modules, strict=True)
+        ]
+        try:
+            self._schedule = get_schedule_class(pp.schedule)(
+                stages if pipeline.SCHEDULES[pp.schedule].several else stages[0],
+                self.train.gradient_accumulation_steps,
+                loss_fn=self._loss,
+                scale_grads=False,
+            )
+        except ValueError as refusal:
+            raise SpecError(f"{pp.schedule} refuses its stages: {refusal}", place="parallel.pp") from refusal
+
+    def _iterate(self, iteration: int) -> None:
+        self.iteration = iteration
+        _say_errors_once()
+        self.observer.mark(Phase.FORWARD, iteration)
+        self._run_micro_batches()
+        ownership.tell_gradients(self.bare_model, self.observer)
+        self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
+        self._step()
+
+    def _run_micro_batches(self) -> None:
+        size = self.train.micro_batch_size * self.train.gradient_accumulation_steps
+        batch = inputs.make(self.feed, size, self.device, self.observer, own_loss=False)
+        taken = tuple(batch.arguments.values()) if any(part.first for part in self.parts) else ()
+        last = any(part.last for part in self.parts)
+        for stage in self._stages:
+            if stage.micro:
+                stage.micro.begin(self._backwards(stage))
+        self._schedule.step(
+            *taken, target=batch.target if last else None, losses=[] if last else None, return_outputs=False
+        )
+
+    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Of the micro-batch whose forward has just ended."""
+        stage, micro_batch = self.under_way
+        micro: Micro | None = stage.micro
+        if micro and micro.was_told(FORWARD, micro_batch):
+            (told,) = micro.tell(LOSS, micro_batch, (FORWARD,))
+            assert told is not None
+            return told
+        running = micro.run(LOSS, micro_batch, (FORWARD,)) if micro else None
+        with self.precision.autocast():
+            loss = self.objective.of_output(output, target) / self.train.gradient_accumulation_steps
+        if running:
+            running.done((loss,))
+        return loss
+
+    def _backwards(self, stage: Stage) -> list[tuple[str, int]]:
+        """The backward actions of a stage in the order in which the schedule has them."""
+        orders = getattr(self._schedule, "pipeline_order_with_comms", None) or self._schedule.pipeline_order
+        rank = self.world.coordinate("pp")
+        listed = (part for action in orders[rank] if action for part in action.sub_actions or (action,))
+        mine = [each for each in listed if each.stage_index == stage.stage_index]
+        return [(kind, each.microbatch_index) for each in mine if (kind := each.computation_type.value) in BACKWARDS]
+
+    def _clip(self, limit: float) -> None:
+        """The norm over the parameters of all stages, as torchtitan's `clip_grad_norm_` has it."""
+        trained = list(self._trained())
+        norm = get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        norm **= 2.0
+        dist.all_reduce(norm, group=self.world.group("pp"))
+        norm **= 0.5
+        clip_grads_with_norm_(trained, limit, norm)
+
+
+class Stage(PipelineStage):
+    """torch's stage, which tells an observer what its buffers are for and when its phases begin."""
+
+    def __init__(self, loop: PipelinedLoop, part: Part, module: nn.Module, **arguments: Any) -> None:
+        self._loop = loop
+        folder = folder_of(loop.observer)
+        self.micro = Micro(folder, module, loop.device) if folder else None
+        super().__init__(module, part.index, part.stages, loop.device, **arguments)
+
+    @property
+    def _observer(self) -> Observer:
+        return self._loop.observer
+
+    def forward_one_chunk(self, fwd_chunk_id: int, args: Any, *rest: Any, **named: Any) -> Any:
+        self._observer.mark(Phase.FORWARD, self._loop.iteration)
+        self._loop.under_way = (self, fwd_chunk_id)
+        example = self.micro.example_of(FORWARD, fwd_chunk_id) if self.micro else None
+        if example is not None:
+            return self._told_forward(fwd_chunk_id, args)
+        running = self.micro.run(FORWARD, fwd_chunk_id) if self.micro else None
+        with self._loop.precision.autocast():
+            output = super().forward_one_chunk(fwd_chunk_id, args, *rest, **named)
+        self._check(output)
+        if running:
+            running.done((output,))
+        return output
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        self._observer.mark(Phase.BACKWARD, self._loop.iteration)
+        kind = BACKWARD if full_backward else BACKWARD_INPUT
+        if self.micro and self.micro.was_told(FORWARD, bwd_chunk_id):
+            self._told_backward(kind, bwd_chunk_id, loss)
+            return
+        running = self.micro.run(kind, bwd_chunk_id, after=(FORWARD, LOSS)) if self.micro else None
+        taken = self.fwd_cache[bwd_chunk_id][1]
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        if running:
+            given = self.bwd_cache[bwd_chunk_id]
+            kept = [i for i, grad in enumerate(given) if grad is not None and taken[i].grad is grad]
+            running.done(given, tuple(kept))
+        fsdp2.tell_whole_gradients(self.submod, self._observer)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        self._observer.mark(Phase.BACKWARD, self._loop.iteration)
+        after = (FORWARD, LOSS, BACKWARD_INPUT)
+        if self.micro and self.micro.was_told(BACKWARD_INPUT, bwd_chunk_id):
+            self.micro.tell(BACKWARD_WEIGHT, bwd_chunk_id, after)
+            self.backward_state.pop(bwd_chunk_id)
+            return
+        running = self.micro.run(BACKWARD_WEIGHT, bwd_chunk_id, after) if self.micro else None
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        ownership.tell_all_gradients(self._loop.bare_model, self._observer)
+        if running:
+            running.done(())
+        fsdp2.tell_whole_gradients(self.submod, self._observer)
+
+    def backward_maybe_with_nosync(self, *arguments: Any, **named: Any) -> Any:
+        gradients, groups = super().backward_maybe_with_nosync(*arguments, **named)
+        if isinstance(self._observer, Settler):
+            self._observer.settle()
+        _put_in_order(groups or [], self.submod)
+        return gradients, groups
+
+    def _told_forward(self, micro_batch: int, args: Any) -> Tensor:
+        """What forward_one_chunk leaves, without its computation."""
+        assert self.micro is not None
+        taken = args if self.is_first else self._retrieve_recv_activations(micro_batch)
+        (output,) = self.micro.tell(FORWARD, micro_batch)
+        assert output is not None
+        self.fwd_cache[micro_batch] = ((output,), list(taken))
+        return output
+
+    def _told_backward(self, kind: str, micro_batch: int, loss: Tensor | None) -> None:
+        """What backward_one_chunk leaves, without its computation."""
+        assert self.micro is not None
+        example = self.micro.example_of(kind, micro_batch, (FORWARD, LOSS))
+        assert example is not None
+        given = tuple(self.micro.tell(kind, micro_batch, (FORWARD, LOSS)))
+        output, taken = self.fwd_cache.pop(micro_batch)
+        if kind == BACKWARD_INPUT:
+            for index in example.kept_as_gradients:
+                taken[index].grad = given[index]
+            received = None if self.is_last else self._retrieve_recv_grads(micro_batch)
+            kept = (loss,) if self.is_last else output
+            self.backward_state[micro_batch] = (taken, None, kept, received)
+            self.dw_runner[micro_batch] = _nothing
+        self.bwd_cache[micro_batch] = given
+
+    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
+        # Every stage has its shapes from the start, and absent peers say nothing of theirs.
+        return absent_peers.agreed(super()._warmup_backward_result(received_result))
+
+    def _setup_forward_recv_info(self, *arguments: Any, **named: Any) -> None:
+        super()._setup_forward_recv_info(*arguments, **named)
+        self._tell(self.args_recv_info.values(), "received activations")
+
+    def _setup_backward_recv_info(self, *arguments: Any, **named: Any) -> None:
+        super()._setup_backward_recv_info(*arguments, **named)
+        self._tell(self.grad_recv_info.values(), "received gradients")
+
+    def _tell(self, received: Any, name: str) -> None:
+        for infos in received:
+            for info in infos:
+                if info.buffer is not None:
+                    self._observer.assign(info.buffer, Category.COMMUNICATION, name)
+
+    def _check(self, output: Any) -> None:
+        """The buffers of the next stage were made from what was expected of this one."""
+        assert self._user_meta.outputs is not None
+        expected = self._user_meta.outputs[0]
+        if not self.is_last and (output.shape, output.dtype) != (expected.shape, expected.dtype):
+            raise RuntimeError(
+                f"stage {self.stage_index} gives {tuple(output.shape)} {output.dtype}, "
+                f"expected were {tuple(expected.shape)} {expected.dtype}"
+            )
+
+
+def _put_in_order(groups: list[dict[str, Any]], module: nn.Module) -> None:
+    """Parameters whose gradients are still to be computed, as the module has them.
+
+    torch walks over sets of autograd's nodes here (torch 2.13, pipelining/_backward.py), whose order hinges on
+    addresses: the same step would allocate in another order in each run.
+    """
+    place = {_get_grad_fn_or_grad_acc(weight): index for index, weight in enumerate(module.parameters())}
+    for group in groups:
+        group["params"] = sorted(group["params"], key=lambda node: place.get(node, len(place)))
+        if "grads" in group:
+            pairs = sorted(
+                zip(group["intermediates"], group["grads"], strict=True), key=lambda pair: pair[0]._sequence_nr()
+            )
+            group["intermediates"], group["grads"] = ([pair[side] for pair in pairs] for side in (0, 1))
+    groups.sort(key=lambda group: min((place.get(node, len(place)) for node in group["params"]), default=len(place)))
+
+
+def _say_errors_once() -> None:
+    """Before it raises, a schedule logs all of its actions, which are thousands."""
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
+
+
+def _nothing() -> None: ...
+
+
+def _stage(part: Part, module: nn.Module, loop: PipelinedLoop, group: Any) -> Stage:
+    return Stage(
+        loop, part, module, input_args=(part.taken(loop.spec),), output_args=(part.given(loop.spec),), group=group
+    )
+
+
+def together(parts: Sequence[Part]) -> nn.Module:
+    """The parts of a rank as one module: the only one, or all by the numbers of their stages."""
+    if len(parts) == 1:
+        return parts[0].module
+    return nn.ModuleDict({f"stage{part.index}": part.module for part in parts})

@@ -1,0 +1,187 @@
+"""Sharded data parallelism: PyTorch's own `fully_shard` (FSDP2) of every block and of the root.
+
+Along `dp_shard` parameters are sharded (with `cp` and `ep`, whose ranks see other tokens), along `dp_replicate` the
+shards are replicated (HSDP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+
+from planner.errors import SpecError
+from planner.events import Category
+from planner.spec import job
+from planner.training.dtypes import floating
+from planner.training.observer import Observer, Silent
+
+_COMMUNICATING = ("foreach_all_gather", "foreach_reduce")
+"""Functions that allocate what is sent and received (torch 2.13, fsdp/_fully_shard/_fsdp_collectives.py)."""
+
+
+def shard(
+    model: nn.Module, blocks: Sequence[nn.Module], spec: job.DpShard, mesh: DeviceMesh, *, mixed: bool
+) -> FSDPModule:
+    """Shard each block, then what is left with the root, in place; `mesh` has one dim, or two for HSDP.
+
+    `mixed`: the policy that precision `fsdp_mixed` stands for.
+    """
+    _refuse_scalars(model)
+    policy_of_parts, offload = policy(spec, mixed), offload_policy(spec)
+    parts: list[Any] = [*blocks, *_groups_of(model, spec.groups)]
+    for part in parts:
+        reshard = spec.reshard_after_forward and not (spec.keep_last and part is parts[-1])
+        after = spec.reshard_after_forward if reshard else False
+        fully_shard(part, mesh=mesh, mp_policy=policy_of_parts, offload_policy=offload, reshard_after_forward=after)
+    # The root's own parameters are needed again at once when the backward begins: fully_shard keeps them unless told.
+    kept = False if spec.reshard_after_forward is False else None
+    root = fully_shard(model, mesh=mesh, mp_policy=policy_of_parts, offload_policy=offload, reshard_after_forward=kept)
+    _prefetch([block for block in blocks if isinstance(block, FSDPModule)], spec.prefetch)
+    return root
+
+
+def sharded_dims(model: nn.Module) -> tuple[int, ...]:
+    """The sizes of the dims that are split over the ranks, each once: where they do not divide, ranks differ."""
+    states = (module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule))
+    groups = (group for state in states for group in _groups(state))
+    params = (param for group in groups for param in group.fsdp_params)
+    return tuple(sorted({param._orig_size[param.fsdp_placement.dim] for param in params}))
+
+
+def tell_whole_gradients(model: nn.Module, observer: Observer) -> None:
+    """Gradients of whole parameters, which accumulate there until they are reduced: those of a pipeline's stage."""
+    if isinstance(observer, Silent):
+        return
+    states = (module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule))
+    for param in (param for state in states for group in _groups(state) for param in group.fsdp_params):
+        whole = getattr(param, "_unsharded_param", None)
+        for gradient in (param.unsharded_accumulated_grad, None if whole is None else whole.grad):
+            if gradient is not None:
+                observer.assign(gradient, Category.GRADIENT, f"{param._param_fqn or ''} (whole)".strip())
+
+
+def syncs(model: nn.Module, *, last: bool, no_sync: bool) -> None:
+    """Before each micro-batch of an accumulation: what its backward does with the gradients.
+
+    `set_is_last_backward` is left alone, as torchtitan and accelerate leave it.
+    """
+    if not no_sync:
+        return
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(last, recurse=False)
+
+
+@contextmanager
+def told(observer: Observer) -> Iterator[None]:
+    """Inside, the observer hears which storages fully_shard takes for communication and for whole parameters."""
+    if isinstance(observer, Silent):
+        yield
+        return
+    watched = {name: _in_region(getattr(_fsdp_param_group, name), observer) for name in _COMMUNICATING}
+    with (
+        mock.patch.multiple(_fsdp_param_group, **watched),
+        mock.patch.object(_fsdp_param.FSDPParam, "alloc_all_gather_outputs", _telling_whole(observer)),
+        mock.patch.object(_fsdp_param.FSDPParam, "to_sharded_post_forward", _telling_resharded(observer)),
+    ):
+        yield
+
+
+def _in_region(real: Any, observer: Observer) -> Any:
+    def watched(*arguments: Any, **named: Any) -> Any:
+        with observer.region(Category.COMMUNICATION, real.__name__):
+            return real(*arguments, **named)
+
+    return watched
+
+
+def _telling_whole(observer: Observer) -> Any:
+    real = _fsdp_param.FSDPParam.alloc_all_gather_outputs
+
+    def alloc(self: Any) -> None:
+        real(self)
+        for output in self.all_gather_outputs:
+            observer.assign(output, Category.PARAMETER, f"{self._param_fqn or ''} (gathered)".strip())
+
+    return alloc
+
+
+def _groups_of(model: nn.Module, groups: Sequence[str]) -> Iterator[nn.Module | list[nn.Module]]:
+    """The modules of each group; SpecError for a path that leads nowhere."""
+    modules = dict(model.named_modules())
+    for group in groups:
+        for path in group.split():
+            if path not in modules:
+                raise SpecError(
+                    f"{type(model).__name__} has no module {path!r}",
+                    allowed=", ".join(name for name, _ in model.named_children()),
+                    place="parallel.dp_shard.groups",
+                )
+        found = [modules[path] for path in group.split()]
+        yield found[0] if len(found) == 1 else found
+
+
+def _refuse_scalars(model: nn.Module) -> None:
+    """SpecError for what fully_shard refuses (torch 2.13, fsdp/_fully_shard/_fsdp_init.py)."""
+    scalars = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
+    if scalars:
+        raise SpecError(
+            f"fully_shard takes no parameter without dims, and {type(model).__name__} has {', '.join(scalars[:3])}",
+            allowed="parameters of one dim and more",
+            remedy="give it the shape [1], or replicate the model (dp_replicate)",
+            place="parallel.dp_shard",
+        )
+
+
+def _telling_resharded(observer: Observer) -> Any:
+    real = _fsdp_param.FSDPParam.to_sharded_post_forward
+
+    def reshard(self: Any) -> None:
+        real(self)
+        kept = self._sharded_post_forward_param_data
+        observer.assign(kept, Category.PARAMETER, f"{self._param_fqn or ''} (resharded)".strip())
+
+    return reshard
+
+
+def policy(spec: job.DpShard, mixed: bool) -> MixedPrecisionPolicy:
+    """The dtypes of gathered parameters and of reduced gradients."""
+    if not mixed:
+        return MixedPrecisionPolicy()
+    reduce = floating(spec.reduce_dtype, place="parallel.dp_shard.reduce_dtype")
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
+
+
+def offload_policy(spec: job.DpShard) -> OffloadPolicy:
+    """Where parameters rest."""
+    return CPUOffloadPolicy() if spec.offload == "cpu" else OffloadPolicy()
+
+
+def _groups(state: Any) -> Sequence[Any]:
+    """One group of parameters to a module, or several (torch 2.13)."""
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return tuple(several)
+    return () if state._fsdp_param_group is None else (state._fsdp_param_group,)
+
+
+def _prefetch(blocks: Sequence[FSDPModule], ahead: int) -> None:
+    if not ahead:
+        return
+    for index, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(list(blocks[index + 1 : index + 1 + ahead]))
+        block.set_modules_to_backward_prefetch(list(reversed(blocks[max(0, index - ahead) : index])))

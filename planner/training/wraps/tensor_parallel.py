@@ -1,0 +1,271 @@
+"""Tensor parallelism: DTensor's `parallelize_module`, by the model's own plan or by that of the job.
+
+The built-in decoder is split as torchtitan splits Llama (torchtitan/models/llama3/infra/parallelize.py): queries, keys,
+values, gate and up column-wise, the projections back row-wise, the embedding by rows, the head by columns; under
+sequence parallelism norms and residuals hold their rank's tokens. A transformers model is split by transformers' own
+code (5.23, transformers/distributed/tensor_parallel.py) and plan (`base_model_tp_plan` and the head's `_tp_plan`).
+
+Parameters that no plan names are replicated as DTensors: foreach optimizers and clipping refuse a mix of tensors
+and DTensors (torch 2.13), and torchtitan (`NoParallel`) and accelerate do the same.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.parallel.style import ParallelStyle
+
+from planner.errors import SpecError
+from planner.spec import job
+from planner.training.models.decoder import Decoder
+
+_PLACE = "parallel.tp.plan"
+_HEADS_FIRST = "replicated_with_grad_allreduce"
+"""transformers' style of norms of single heads: their gradient is summed over the ranks."""
+_LOGITS = "planner_logits"
+
+STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise": RowwiseParallel,
+    "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "embedding_colwise": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "sequence_parallel": lambda: SequenceParallel(use_local_output=True),
+}
+"""torch's styles under the names that transformers gives its own; for the decoder and models of a factory."""
+
+
+def split(model: nn.Module, spec: job.Tp, mesh: DeviceMesh) -> None:
+    """Split the model over `mesh`, which has one dim, in place; its parameters are DTensors afterwards.
+
+    Raises SpecError if nothing says how, or if the plan names a module or a style that does not exist.
+    """
+    if hasattr(model, "_resolve_parallel_plans"):
+        _split_transformers(model, spec, mesh)
+    elif spec.plan:
+        _split_as_said(model, spec, mesh)
+    elif isinstance(model, Decoder):
+        _split_decoder(model, spec, mesh)
+    else:
+        raise SpecError(
+            f"nothing says how {type(model).__name__} is split over {spec.degree} ranks",
+            allowed='{"layers.*.up": colwise, "layers.*.down": rowwise}, paths of modules with their styles',
+            place=_PLACE,
+        )
+    _replicate_the_rest(model, mesh)
+
+
+@contextmanager
+def losses(spec: job.Tp) -> Iterator[None]:
+    """Inside, the cross entropy of logits that are split along the vocabulary is taken by all ranks together."""
+    if not (spec.loss_parallel and spec.degree > 1):
+        yield
+        return
+    with loss_parallel():
+        try:
+            yield
+        except BaseException:
+            # torch's own context does not clean up after an error (torch 2.13, tensor/parallel/loss.py).
+            from torch.distributed.tensor.parallel import loss
+
+            loss._disable_custom_loss_ops()
+            loss._enable_custom_loss_ops()
+            raise
+
+
+def _split_decoder(model: Decoder, spec: job.Tp, mesh: DeviceMesh) -> None:
+    tokens = Shard(1) if spec.sequence_parallel else Replicate()
+    block: dict[str, ParallelStyle] = {
+        **{f"attention.{name}": ColwiseParallel() for name in ("q", "k", "v")},
+        "attention.o": RowwiseParallel(output_layouts=tokens),
+        "ffn.gate": ColwiseParallel(),
+        "ffn.up": ColwiseParallel(),
+        "ffn.down": RowwiseParallel(output_layouts=tokens),
+    }
+    if spec.sequence_parallel:
+        block |= {
+            "attention_norm": SequenceParallel(),
+            "attention": PrepareModuleInput(
+                input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None)
+            ),
+            "ffn_norm": SequenceParallel(),
+            "ffn": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        }
+    for layer in model.layers:
+        parallelize_module(layer, mesh, block)
+    logits = Shard(-1) if spec.loss_parallel else Replicate()
+    ends: dict[str, ParallelStyle] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=tokens),
+        "head": ColwiseParallel(input_layouts=tokens, output_layouts=logits, use_local_output=not spec.loss_parallel),
+    }
+    if spec.sequence_parallel:
+        ends["norm"] = SequenceParallel()
+    tied = getattr(model.head, "weight", None) is getattr(model.embedding, "weight", None)
+    parallelize_module(model, mesh, {name: style for name, style in ends.items() if _has(model, name)})
+    if tied and model.head is not None and model.embedding is not None:
+        model.head.weight = model.embedding.weight
+
+
+def _split_as_said(model: nn.Module, spec: job.Tp, mesh: DeviceMesh) -> None:
+    paths = [path for path, _ in model.named_modules()]
+    plan: dict[str, ParallelStyle] = {}
+    for pattern, name in spec.plan.items():
+        if name not in STYLES:
+            raise SpecError(f"unknown style {name!r}", allowed=", ".join(STYLES), place=f"{_PLACE}.{pattern}")
+        if not any(_fits(path, pattern) for path in paths):
+            raise SpecError(
+                f"no module of {type(model).__name__} matches {pattern!r}",
+                allowed="paths of modules, where * stands for one part",
+                place=_PLACE,
+            )
+        plan[pattern] = STYLES[name]()
+    try:
+        parallelize_module(model, mesh, plan)
+    except NotImplementedError as refusal:
+        raise SpecError(f"torch {torch.__version__} refuses the plan: {refusal}", place=_PLACE) from refusal
+
+
+def _split_transformers(model: Any, spec: job.Tp, mesh: DeviceMesh) -> None:
+    """transformers' own styles on the modules, with DTensor underneath."""
+    from transformers.distributed import tensor_parallel
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    try:
+        config = DistributedConfig(tp_size=spec.degree, tp_plan=dict(spec.plan) or None)
+        plan, _, _ = model._resolve_parallel_plans(config)
+    except ValueError as refusal:
+        raise SpecError(f"transformers refuses the plan: {refusal}", place=_PLACE) from refusal
+    _check_heads(model, plan, spec.degree)
+    model._tp_size = spec.degree
+    if spec.loss_parallel:
+        logits = tensor_parallel.ColwiseParallel(use_local_output=False)
+        styles: Any = tensor_parallel.ALL_PARALLEL_STYLES  # type: ignore[attr-defined]
+        styles.register(_LOGITS, logits)
+        plan |= _as_logits(model, plan)
+    norms = [name for name, style in plan.items() if style == _HEADS_FIRST]
+    # As transformers itself finds them when it splits: it ties weights after they are loaded.
+    tied = _untied(model)
+    try:
+        tensor_parallel.apply_tensor_parallelism(model, mesh, {n: s for n, s in plan.items() if n not in norms})
+    except ValueError as refusal:
+        raise SpecError(f"transformers refuses the plan: {refusal}", place=_PLACE) from refusal
+    _tie(tied)
+    for name in norms:
+        module = dict(model.named_modules()).get(name)
+        if module is not None:
+            _replicate(module, mesh, Shard(2))
+
+
+def _as_logits(model: Any, plan: Mapping[str, str]) -> dict[str, str]:
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    paths = {path: module for path, module in model.named_modules() if module is head and path in plan}
+    if head is None or not paths:
+        raise SpecError(
+            f"the plan of {type(model).__name__} splits no head along the vocabulary",
+            remedy="leave loss_parallel out",
+            place="parallel.tp.loss_parallel",
+        )
+    return dict.fromkeys(paths, _LOGITS)
+
+
+def _check_heads(model: Any, plan: Mapping[str, str], degree: int) -> None:
+    """Attention reshapes into whole heads: a rank cannot hold a part of one."""
+    if not any(path.endswith(("q_proj", "k_proj", "qkv_proj", "query_key_value")) for path in plan):
+        return
+    config = model.config.get_text_config()
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, name, None)
+        if isinstance(heads, int) and heads % degree:
+            raise SpecError(
+                f"tp {degree} does not divide {name} ({heads}) of the config: each rank needs whole heads",
+                allowed=f"a divisor of {heads}",
+                place="parallel.tp.degree",
+            )
+
+
+def _untied(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Who owned a parameter together; each has one of its own now."""
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append((module, name))
+    tied = [together for together in owners.values() if len(together) > 1]
+    for (first, first_name), *others in tied:
+        parameter = first._parameters[first_name]
+        assert parameter is not None
+        for module, name in others:
+            module._parameters[name] = nn.Parameter(torch.empty_like(parameter), parameter.requires_grad)
+    return tied
+
+
+def _tie(tied: Sequence[Sequence[tuple[nn.Module, str]]]) -> None:
+    for owners in tied:
+        held = [module._parameters[name] for module, name in owners]
+        chosen = next((parameter for parameter in held if isinstance(parameter, DTensor)), held[0])
+        for module, name in owners:
+            module._parameters[name] = chosen
+
+
+def _replicate_the_rest(model: nn.Module, mesh: DeviceMesh) -> None:
+    for path, module in model.named_modules():
+        own = [name for name, parameter in module._parameters.items() if not _is_placed(parameter)]
+        if not own:
+            continue
+        if next(module.children(), None) is not None:
+            raise SpecError(
+                f"{path or type(model).__name__} ({type(module).__name__}) has the parameter {own[0]} beside its "
+                f"modules, and torch {torch.__version__} computes with a mix of tensors and DTensors nowhere",
+                allowed="models whose parameters belong to modules without children (Linear, Embedding, norms)",
+                place="parallel.tp",
+            )
+        _replicate(module, mesh, Replicate())
+
+
+def _is_placed(parameter: nn.Parameter | None) -> bool:
+    return parameter is None or isinstance(parameter, DTensor)
+
+
+def _replicate(module: nn.Module, mesh: DeviceMesh, given: Placement) -> None:
+    """Parameters replicated; what the module takes and returns are plain tensors, placed as `given` says inside."""
+
+    def before(_module: nn.Module, arguments: Any, _mesh: Any) -> Any:
+        return tuple(_placed(each, mesh, given) for each in arguments)
+
+    def after(_module: nn.Module, output: Any, _mesh: Any) -> Any:
+        return output.to_local() if isinstance(output, DTensor) else output
+
+    distribute_module(module, mesh, None, before, after)
+
+
+def _placed(value: Any, mesh: DeviceMesh, placement: Placement) -> Any:
+    if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+        return DTensor.from_local(value, mesh, [placement], run_check=False)
+    return value
+
+
+def _has(model: nn.Module, name: str) -> bool:
+    return isinstance(getattr(model, name, None), nn.Module)
+
+
+def _fits(path: str, pattern: str) -> bool:
+    parts, wanted = path.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))

@@ -1,0 +1,75 @@
+"""fully_shard of models that are not the built-in decoder: together the ranks hold what one rank alone would."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner.measuring.event_phases import most_by_category
+from planner.spec.job import Cluster, DpShard, Gpu, Input, Job, Model, Parallel, Train
+from planner.tracing.trace import trace
+from planner.units import GIB
+
+TESTS = Path(__file__).parents[1]
+TABLE = yaml.safe_load((TESTS / "data" / "architectures.yaml").read_text())["architectures"]
+LANGUAGE = ["llama", "gpt2", "bert", "mamba", "mixtral"]
+IMAGES = ["vit", "resnet", "convnext"]
+PIXELS = {"pixel_values": Input(shape=(3, 32, 32))}
+GPU = Gpu(total_bytes=80 * GIB, arch="sm_90")
+X = {"x": Input(shape=(64,)), "labels": Input(shape=(), dtype="int64", maximum=10)}
+
+
+def sharded(job: Job, ranks: int) -> Job:
+    return dataclasses.replace(
+        job,
+        parallel=Parallel(dp_shard=DpShard(degree=ranks)),
+        cluster=Cluster(gpus_per_node=ranks, gpu=GPU),
+    )
+
+
+def architecture(name: str) -> Job:
+    entry = TABLE[name]
+    written = entry.get("inputs", {})
+    inputs = {each: Input(**{**written[each], "shape": tuple(written[each]["shape"])}) for each in written}
+    return Job(
+        model=Model(hf_config=entry["config"], head=entry.get("head", "")),
+        train=Train(micro_batch_size=2, sequence_length=16, inputs=inputs, iterations=1),
+        cluster=Cluster(gpu=GPU),
+    )
+
+
+def half(*, frozen: bool) -> Job:
+    """A perceptron of three layers, of which the middle one may be frozen."""
+    return Job(
+        model=Model(
+            factory="small_models:Half",
+            factory_path=str(TESTS / "traces"),
+            factory_arguments={"width": 64, "unused": False, "frozen": frozen},
+        ),
+        train=Train(micro_batch_size=2, inputs=X, iterations=1),
+        cluster=Cluster(gpu=GPU),
+    )
+
+
+@pytest.mark.parametrize("name", [*LANGUAGE, *IMAGES])
+def test_the_ranks_of_a_transformers_model_hold_together_what_one_alone_would(name: str) -> None:
+    alone = architecture(name)
+
+    whole = most_by_category(trace(alone).events)
+    parts = [most_by_category(trace(sharded(alone, 2), rank).events) for rank in (0, 1)]
+
+    assert sum(each["optimizer_state"] for each in parts) == whole["optimizer_state"]
+    # What is reduced is padded to the first rank's size on every rank.
+    assert {2 * each["gradient"] for each in parts} == {parts[0]["optimizer_state"]}
+
+
+def test_frozen_parameters_are_sharded_and_have_neither_gradient_nor_state() -> None:
+    frozen, trained = (most_by_category(trace(sharded(half(frozen=each), 2)).events) for each in (True, False))
+
+    middle = (64 * 64 + 64) * 4 // 2
+    assert trained["gradient"] - frozen["gradient"] == middle
+    assert trained["optimizer_state"] - frozen["optimizer_state"] == 2 * middle
+    assert trained["parameter"] == frozen["parameter"]

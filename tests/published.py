@@ -1,0 +1,106 @@
+"""Published runs of other people and the specs that rebuild them (examples/published/), for `make accuracy`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from planner.events import Phase
+from planner.planning import Planned, planned
+from planner.spec.loading import load_job
+from planner.units import GIB
+
+_ROOT = Path(__file__).parents[1]
+_SPECS = _ROOT / "examples" / "published"
+TRUTH = Path(os.environ.get("PLANNER_TRUTH", _ROOT.parent / "shared" / "truth")) / "published.json"
+
+RUNS = {
+    "torchtitan-llama-3-8b": ("torchtitan-0", "torchtitan-1", "torchtitan-6", "torchtitan-7", "torchtitan-8"),
+    "torchtitan-llama-3-8b-always": ("torchtitan-2", "torchtitan-3"),
+    "torchtitan-llama-3-8b-never": ("torchtitan-4", "torchtitan-5"),
+    "torchtitan-llama-3-8b-fused": ("torchtitan-9",),
+    "torchtitan-llama-3-8b-torch-norm": ("torchtitan-10", "torchtitan-11", "torchtitan-12"),
+    "torchtitan-llama-3-8b-a100": ("torchtitan-118",),
+    "torchtitan-llama-2-7b-full": ("torchtitan-60", "torchtitan-61"),
+    "torchtitan-llama-2-7b-selective": ("torchtitan-62", "torchtitan-63"),
+    "torchao-llama-3-8b-none": ("torchao-11",),
+    "torchao-llama-3-8b-every-second": ("torchao-14",),
+    "torchao-llama-3-8b-full": ("torchao-17",),
+}
+"""A spec, and the ids of the rows that were measured of it: FSDP2 in eager mode."""
+
+LEFT_OUT = {
+    "torchtitan-13": "shows a leak of reference cycles",
+    "torchtitan-56 to -59": "FSDP1, which is refused",
+    "torchtitan-64, -66": "compiled",
+    "torchtitan-77, -78": "Qwen3-32B: its own rotation and norms of queries and keys are not rebuilt",
+    "torchtitan-80 to -87": "tensor parallel, or out of memory without a figure",
+    "torchtitan-98, -100": "SimpleFSDP, which is another program",
+    "torchao-12, -15": "float8",
+    "torchao-20, -25": "compiled, and another trainer",
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published figure beside ours, in bytes; `what` is `active`, `reserved` or `load`."""
+
+    row: str
+    case: str
+    what: str
+    step: str
+    predicted: int
+    published: int
+
+
+def figures() -> Iterator[Published]:
+    """Every row of RUNS; nothing without the truth files."""
+    if not TRUTH.exists():
+        return
+    rows = {row["id"]: row for row in json.loads(TRUTH.read_text())}
+    for name, ids in RUNS.items():
+        for each in ids:
+            row = rows[each]
+            what, step = _what(row["metric"]), "first" if row.get("step") == 1 else "later"
+            yield Published(each, name, what, step, _predicted(name, what, step), round(row["gib"] * GIB))
+
+
+def _what(metric: str) -> str:
+    if "active" in metric:
+        return "active"
+    return "load" if "init" in metric else "reserved"
+
+
+def _predicted(name: str, what: str, step: str) -> int:
+    found = _planned(name)
+    if what == "active":
+        return found.timelines[0].peak_active_bytes
+    phases = found.plan.rank_classes[0].phases
+    if what == "load":
+        return max(each.peak_reserved_bytes for each in phases if each.phase is Phase.LOAD)
+    last = 1 if step == "first" else max(each.iteration for each in phases)
+    return max(each.peak_reserved_bytes for each in phases if each.iteration <= last)
+
+
+@cache
+def _planned(name: str) -> Planned:
+    return planned(load_job(_SPECS / f"{name}.yaml"))
+
+
+def as_markdown(found: list[Any]) -> str:
+    """The table of docs/accuracy.md."""
+    lines = ["| row | spec | figure | step | predicted | published | error |", "|---|---|---|---|---:|---:|---:|"]
+    for each in found:
+        error = (each.predicted - each.published) / each.published * 100
+        sizes = f"{each.predicted / GIB:.2f} | {each.published / GIB:.2f} | {error:+.2f} %"
+        lines.append(f"| {each.row} | {each.case} | {each.what} | {each.step} | {sizes} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(as_markdown(list(figures())))

@@ -1,0 +1,124 @@
+"""Jobs run in processes of their own, on paper or for real, alone or as ranks that meet over gloo."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.events import Alloc, Category, Event, Role
+from planner.measuring.event_phases import most_by_category, phases_of
+from planner.measuring.host_recorder import COLLECTIVES
+from planner.measuring.measurement import Measurement
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parent.parent
+EXACT = ("parameter", "gradient", "bucket", "optimizer_state")
+TOLERANCE = 0.005
+_SECONDS = 600
+"""Most that a process may take: minutes where many others run beside it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one process found out about one job."""
+
+    events: Sequence[Event]
+    ddp: dict[str, Any]
+    measurement: Measurement | None = None
+
+    @property
+    def peak(self) -> int:
+        return max(each.peak.requested_bytes for each in phases_of(self.events))
+
+    @property
+    def categories(self) -> dict[str, int]:
+        # Not the reducer's map of used parameters, of which a CPU has a second one on its host; buckets are larger.
+        small = {each.block for each in self.events if isinstance(each, Alloc) and each.requested_bytes < 1024}
+        maps = {each.block for each in self.events if isinstance(each, Role) and each.category is Category.BUCKET}
+        found = most_by_category([each for each in self.events if getattr(each, "block", None) not in small & maps])
+        return {name: found.get(name, 0) for name in EXACT}
+
+
+def start(
+    kind: str, folder: Path, jobs: Sequence[Any], rank: int = 0, meeting: str = "", world: int = 2
+) -> Callable[[], dict[str, Run]]:
+    """A process that runs the jobs; its answer is read by calling what is returned."""
+    name = f"{kind}-{rank}-{bool(meeting)}"
+    finish = _launch(kind, folder / name, [(job, rank) for job in jobs], meeting, str(world))
+    return lambda: {job: run for (job, _), run in _read([finish()]).items()}
+
+
+def both_ways(folder: Path, worlds: Sequence[tuple[Sequence[Any], int]]) -> dict[tuple[str, int], tuple[Run, Run]]:
+    """By name and rank: on paper, for real; of each of these worlds (jobs, and the size) every rank."""
+    every_rank = [(job, rank) for jobs, world in worlds for job in jobs for rank in range(world)]
+    paper = _launch("paper", folder / "paper", every_rank)
+    real = _launch("worlds", folder / "real", [(list(jobs), world) for jobs, world in worlds])
+    answers = real()
+    measured = _read(
+        answers.with_name(f"{answers.name}.{world}.{rank}") for _, world in worlds for rank in range(world)
+    )
+    traced = _read([paper()])
+    assert traced.keys() == measured.keys()
+    return {each: (traced[each], measured[each]) for each in measured}
+
+
+def _launch(kind: str, path: Path, asked: Sequence[Any], *more: str) -> Callable[[], Path]:
+    """A worker; called, what is returned waits for it and says where its answers are."""
+    questions, answers = path.with_suffix(".jobs"), path.with_suffix(".answers")
+    questions.write_bytes(pickle.dumps(list(asked)))
+    command = [sys.executable, str(_HERE / "worker.py"), kind, str(questions), str(answers), *more]
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+    def finish() -> Path:
+        try:
+            _, said = process.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the ranks that were forked from it
+            raise
+        assert process.returncode == 0, said
+        return answers
+
+    return finish
+
+
+def _read(answers: Iterable[Path]) -> dict[tuple[str, int], Run]:
+    found = {which: each for path in answers for which, each in pickle.loads(path.read_bytes()).items()}
+    errors = [each["error"] for each in found.values() if "error" in each]
+    assert not errors, "\n".join(errors)
+    return {
+        which: Run(without(each["events"], *_of_gloo(each["events"])), each["ddp"], each.get("measurement"))
+        for which, each in found.items()
+    }
+
+
+def peaks_that_differ(paper: Run, real: Run) -> dict[str, int]:
+    """By how many bytes the peaks of phases differ, where that is more than half a percent of the whole peak."""
+    here, there = phases_of(paper.events), phases_of(real.events)
+    assert [(each.phase, each.iteration) for each in here] == [(each.phase, each.iteration) for each in there]
+    differences = {
+        f"{a.phase} {a.iteration}": a.peak.requested_bytes - b.peak.requested_bytes
+        for a, b in zip(here, there, strict=True)
+    }
+    return {where: by for where, by in differences.items() if abs(by) > TOLERANCE * real.peak}
+
+
+def without(events: Sequence[Event], *dropped: int) -> list[Event]:
+    """The events of a run in which these blocks are never born."""
+    gone = set(dropped)
+    return [each for each in events if getattr(each, "block", None) not in gone]
+
+
+def _of_gloo(events: Sequence[Event]) -> list[int]:
+    """Blocks that gloo takes for itself, and no GPU's collective: a gather is done in a second copy of its result,
+    a reduce-scatter in one of what it is given (torch 2.13, torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
+    """
+    births = (each for each in events if isinstance(each, Alloc) and each.origin is not None)
+    return [each.block for each in births if each.origin and each.origin.op.startswith(COLLECTIVES)]

@@ -1,0 +1,103 @@
+"""ZeroRedundancyOptimizer for real, over gloo, beside the same ranks traced on paper; and which ranks are alike."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner import planning
+from planner.layout.mesh import Mesh
+from planner.layout.rank_classes import parts_of, rank_classes
+from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Optimizer, Parallel, Train
+from planner.tracing.trace import trace
+
+_HERE = Path(__file__).parent
+
+
+def _module(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", _HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+RUNS = _module("cpu_runs")
+
+
+def divided(name: str, ranks: int, *, optimizer: str = "AdamW", layers: int = 3, **replicate: Any) -> Job:
+    decoder = Decoder(layers=layers, hidden=128, heads=4, kv_heads=2, ffn=384, vocab=1000)
+    return Job(
+        metadata=Metadata(name=name),
+        model=Model(decoder=decoder),
+        train=Train(
+            micro_batch_size=8,
+            sequence_length=64,
+            iterations=2,
+            optimizer=Optimizer(name=optimizer),
+            gradient_clipping=1.0,
+        ),
+        parallel=Parallel(dp_replicate=DpReplicate(degree=ranks, zero_redundancy_optimizer=True, **replicate)),
+        cluster=Cluster(gpus_per_node=ranks, gpu=Gpu(total_bytes=80 * 2**30, arch="sm_90")),
+    )
+
+
+PAIRS = [divided("adamw", 2), divided("views", 2, gradient_as_bucket_view=True), divided("adam", 2, optimizer="Adam")]
+BOTH = [(job.metadata.name, rank) for job in PAIRS for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], tuple[Any, Any]]:
+    """By name and rank: on paper, for real."""
+    folder = tmp_path_factory.mktemp("runs")
+    real = [RUNS.start("real", folder, PAIRS, rank, str(folder / "meeting")) for rank in (0, 1)]
+    measured = [finish() for finish in real]
+    paper = [RUNS.start("paper", folder, PAIRS, rank) for rank in (0, 1)]
+    traced = [finish() for finish in paper]
+    return {(name, rank): (traced[rank][name], measured[rank][name]) for name, rank in BOTH}
+
+
+@pytest.mark.parametrize(("name", "rank"), BOTH)
+def test_parts_of_the_optimizer_are_exact(runs: Any, name: str, rank: int) -> None:
+    paper, real = runs[name, rank]
+
+    assert real.measurement.truth.believed, real.measurement.truth
+    assert paper.categories == real.categories
+    assert RUNS.peaks_that_differ(paper, real) == {}
+
+
+def test_the_parts_together_are_the_whole_and_they_differ(runs: Any) -> None:
+    first, second = (runs["adamw", rank][1].categories for rank in (0, 1))
+
+    assert first["optimizer_state"] != second["optimizer_state"]
+    assert first["optimizer_state"] + second["optimizer_state"] == pytest.approx(2 * first["gradient"], rel=1e-3)
+
+
+def test_each_rank_does_what_the_first_of_its_class_does() -> None:
+    job = divided("five", 5, layers=2)
+    (only,) = rank_classes(Mesh.of(job.parallel))
+    events = {rank: trace(job, rank) for rank in range(5)}
+
+    classes = parts_of(Mesh.of(job.parallel), only, (), events[0].parts)
+
+    assert len(classes) > 1
+    assert {rank: events[rank].events for rank in range(5)} == {
+        rank: events[each.representative].events for each in classes for rank in each.ranks
+    }
+
+
+def test_a_plan_has_each_part() -> None:
+    """The embedding and the head are the largest, of one shape, and go to the first two."""
+    job = divided("three", 3, layers=2)
+
+    plan = planning.plan(replace(job, train=replace(job.train, iterations=1)))
+
+    assert [each.representative for each in plan.rank_classes] == [0, 2]
+    assert len({each.phases[-1].end_allocated_bytes for each in plan.rank_classes}) == 2

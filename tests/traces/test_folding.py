@@ -1,0 +1,151 @@
+"""Repetition that is run once gives the same memory, to the byte, as repetition that is run."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import pytest
+
+import planner.paper  # noqa: F401
+from planner.allocator.replay import replay
+from planner.allocator.rules import Rules
+from planner.events import Event, Mark
+from planner.layout.mesh import Mesh
+from planner.layout.rank_classes import rank_classes
+from planner.report.attribution import Attribution, attribute
+from planner.spec.job import (
+    Cluster,
+    Decoder,
+    DpShard,
+    Gpu,
+    Job,
+    Model,
+    Optimizer,
+    Parallel,
+    Pp,
+    Recompute,
+    Tp,
+    Train,
+)
+from planner.tracing import trace as tracing
+
+DECODER = Decoder(layers=6, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
+USUAL = {"micro_batch_size": 1, "sequence_length": 32, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
+
+
+def job(parallel: Parallel, **train: Any) -> Job:
+    world = Mesh.of(parallel).world_size
+    return Job(
+        model=Model(decoder=DECODER),
+        train=Train(**{**USUAL, **train}),
+        parallel=parallel,
+        cluster=Cluster(gpus_per_node=world, gpu=Gpu(total_bytes=80 << 30, arch="sm_90")),
+    )
+
+
+def pipeline(schedule: str = "1F1B", **axes: Any) -> Parallel:
+    return Parallel(pp=Pp(degree=2, schedule=schedule), **axes)
+
+
+SHARDED = DpShard(degree=2, reshard_after_forward=False)
+CASES = {
+    "alone": job(Parallel()),
+    "alone, four iterations": job(Parallel(), iterations=4, gradient_accumulation_steps=2),
+    "sharded": job(Parallel(dp_shard=DpShard(degree=4)), precision="fsdp_mixed", recompute=Recompute(mode="full")),
+    "gpipe": job(pipeline("GPipe")),
+    "1f1b": job(pipeline(), recompute=Recompute(mode="selective"), precision="bf16_autocast"),
+    "interleaved": job(pipeline("Interleaved1F1B"), optimizer=Optimizer(name="SGD", arguments={"momentum": 0.9})),
+    "breadth first": job(pipeline("LoopedBFS"), zero_grad_set_to_none=False),
+    "zero bubble": job(pipeline("InterleavedZeroBubble")),
+    "v-shaped": job(pipeline("ZBVZeroBubble")),
+    "dual": job(pipeline("DualPipeV")),
+    "1f1b, sharded": job(pipeline(dp_shard=SHARDED), precision="fsdp_mixed"),
+    "1f1b, resharded": job(pipeline(dp_shard=DpShard(degree=2)), precision="fsdp_mixed"),
+    "interleaved, sharded": job(
+        pipeline("Interleaved1F1B", dp_shard=SHARDED), precision="fsdp_mixed", recompute=Recompute(mode="full")
+    ),
+    "v-shaped, sharded": job(pipeline("ZBVZeroBubble", dp_shard=SHARDED)),
+    "interleaved, sharded, split": job(
+        pipeline("Interleaved1F1B", dp_shard=SHARDED, tp=Tp(degree=2, sequence_parallel=True, loss_parallel=True)),
+        precision="fsdp_mixed",
+    ),
+}
+ALWAYS_FOLD = (
+    "alone",
+    "sharded",
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "breadth first",
+    "1f1b, sharded",
+    "interleaved, sharded",
+)
+EACH = [(name, each.representative) for name, of in CASES.items() for each in rank_classes(Mesh.of(of.parallel))]
+
+
+@pytest.mark.parametrize(("name", "rank"), EACH)
+def test_folded_or_not_every_phase_has_the_same_peaks(name: str, rank: int) -> None:
+    assert _memory(name, rank, folded=True).peaks == _memory(name, rank, folded=False).peaks
+
+
+@pytest.mark.parametrize(("name", "rank"), EACH)
+def test_folded_or_not_the_same_holders_have_the_peak(name: str, rank: int) -> None:
+    folded, run = (_memory(name, rank, folded=each).attribution for each in (True, False))
+
+    assert dataclasses.replace(folded, event=run.event) == run
+
+
+@pytest.mark.parametrize("name", ALWAYS_FOLD)
+def test_these_do_fold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fold that is refused would be traced again in full, and no one would see why it takes so long."""
+    asked: list[bool] = []
+    real = tracing._trace
+
+    def watched(*arguments: Any, folded: bool) -> Any:
+        asked.append(folded)
+        return real(*arguments, folded=folded)
+
+    monkeypatch.setattr(tracing, "_trace", watched)
+    tracing.trace(CASES[name], 0)
+
+    assert asked == [True]
+
+
+def test_an_optimizer_that_counts_its_steps_is_run_step_by_step() -> None:
+    counting = dataclasses.replace(CASES["alone"].train, iterations=8, optimizer=Optimizer(name="RAdam"))
+    of = dataclasses.replace(CASES["alone"], train=dataclasses.replace(counting, gradient_accumulation_steps=1))
+
+    assert _peaks(tracing.trace(of).events) == _peaks(tracing.trace(of, folded=False).events)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Memory:
+    peaks: list[tuple[Any, ...]]
+    attribution: Attribution
+
+
+@cache
+def _memory(name: str, rank: int, *, folded: bool) -> _Memory:
+    events = tracing.trace(CASES[name], rank, folded=folded).events
+    return _Memory(_peaks(events), attribute(events, replay(events, Rules())))
+
+
+def _peaks(events: tuple[Event, ...]) -> list[tuple[Any, ...]]:
+    """Of each stretch between marks: what was allocated and reserved at most, and what is left at its end."""
+    timeline = replay(events, Rules())
+    bounds = [index for index, event in enumerate(events) if isinstance(event, Mark)]
+    found: dict[tuple[Any, int], tuple[int, int, int, int]] = {}
+    for first, after in zip(bounds, [*bounds[1:], len(events)], strict=True):
+        mark = events[first]
+        assert isinstance(mark, Mark)
+        _, *before = found.get((mark.phase, mark.iteration), (0, 0, 0, 0))
+        stretch = slice(first, after)
+        found[mark.phase, mark.iteration] = (
+            timeline.allocated_bytes[after - 1],
+            max([before[0], *timeline.allocated_bytes[stretch]]),
+            max([before[1], *timeline.reserved_bytes[stretch]]),
+            max([before[2], *timeline.requested_bytes[stretch]]),
+        )
+    return [(*where, *figures) for where, figures in found.items()]

@@ -1,0 +1,149 @@
+"""Pipelines for real, over gloo, beside the same ranks traced on paper with the kernels of a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.events import Alloc, Event, Free, Mark, Phase
+from planner.spec.job import Decoder, Job, Metadata, Model, Optimizer, Parallel, Pp, Recompute, Train
+
+_HERE = Path(__file__).parent
+_MICRO_BATCHES = 4
+_OF_THE_HOST_BYTES = 5056
+"""Scalars of the loss, and the state of the random numbers that recomputation keeps: on a GPU, the host has them."""
+
+
+def _module(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", _HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+RUNS = _module("cpu_runs")
+Both = dict[tuple[str, int], tuple[Any, Any]]
+DECODER = Model(decoder=Decoder(layers=6, hidden=128, heads=4, kv_heads=2, ffn=384, vocab=500))
+LLAMA = Model(
+    hf_config={
+        "model_type": "llama", "vocab_size": 500, "hidden_size": 128, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 384,
+    }
+)  # fmt: skip
+
+
+def job(name: str, schedule: str, model: Model = DECODER, split: tuple[int, ...] = (), **train: Any) -> Job:
+    return Job(
+        metadata=Metadata(name=name),
+        model=model,
+        train=Train(
+            micro_batch_size=2,
+            sequence_length=64,
+            gradient_accumulation_steps=_MICRO_BATCHES,
+            gradient_clipping=1.0,
+            optimizer=Optimizer(name="AdamW"),
+            iterations=2,
+            **train,
+        ),
+        parallel=Parallel(pp=Pp(degree=2, schedule=schedule, split=split)),
+    )
+
+
+JOBS = [
+    job("1f1b", "1F1B"),
+    job("gpipe", "GPipe"),
+    job("interleaved", "Interleaved1F1B"),
+    job("uneven", "1F1B", split=(4, 2)),
+    job("recomputed", "1F1B", recompute=Recompute(mode="full")),
+    job("llama", "1F1B", LLAMA),
+    job("v-shaped", "ZBVZeroBubble"),
+]
+EACH = [(each.metadata.name, rank) for each in JOBS for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    return dict(RUNS.both_ways(tmp_path_factory.mktemp("runs"), [(JOBS, 2)]))
+
+
+@pytest.mark.parametrize(("name", "rank"), EACH)
+def test_the_real_run_can_be_believed(runs: Both, name: str, rank: int) -> None:
+    truth = runs[name, rank][1].measurement.truth
+
+    assert truth.believed, truth
+
+
+@pytest.mark.parametrize(("name", "rank"), EACH)
+def test_parameters_gradients_and_optimizer_state_are_exact(runs: Both, name: str, rank: int) -> None:
+    paper, real = runs[name, rank]
+
+    assert paper.categories == real.categories
+
+
+@pytest.mark.parametrize(("name", "rank"), EACH)
+def test_every_phase_peaks_within_half_a_percent_of_the_whole(runs: Both, name: str, rank: int) -> None:
+    paper, real = runs[name, rank]
+
+    assert paper.peak == pytest.approx(real.peak, rel=RUNS.TOLERANCE)
+    assert RUNS.peaks_that_differ(paper, real) == {}
+
+
+@pytest.mark.parametrize(("name", "rank"), EACH)
+def test_what_is_in_flight_between_two_actions_is_exact(runs: Both, name: str, rank: int) -> None:
+    paper, real = runs[name, rank]
+
+    assert _at_marks(paper.events) == _at_marks(real.events)
+
+
+@pytest.mark.parametrize(("name", "most"), [("1f1b", 2), ("gpipe", _MICRO_BATCHES), ("interleaved", 4)])
+def test_the_first_rank_holds_as_many_micro_batches_as_its_schedule_lets_fly(runs: Both, name: str, most: int) -> None:
+    assert _most_embedded(runs[name, 0][0].events) == most
+
+
+def test_an_activation_less_is_noticed(runs: Both) -> None:
+    paper, real = runs["1f1b", 0]
+    embedded = next(each.block for each in paper.events if isinstance(each, Alloc) and _is_embedded(each))
+
+    assert _at_marks(RUNS.without(paper.events, embedded)) != _at_marks(real.events)
+
+
+def _is_embedded(event: Alloc) -> bool:
+    """What the embedding gives, which a CPU's kernel takes with index_select; kept until its backward."""
+    origin = event.origin
+    return origin is not None and origin.op == "aten.index_select" and origin.module.endswith("embedding")
+
+
+def _most_embedded(events: Sequence[Event]) -> int:
+    """The most micro-batches whose embedded tokens are alive at once."""
+    alive: set[int] = set()
+    most = 0
+    for event in events:
+        if isinstance(event, Alloc) and _is_embedded(event):
+            alive.add(event.block)
+        elif isinstance(event, Free):
+            alive.discard(event.block)
+        most = max(most, len(alive))
+    return most
+
+
+def _at_marks(events: Sequence[Event]) -> list[tuple[Phase, int]]:
+    """The live bytes where each action of the schedule begins, without what only a CPU has on its device."""
+    sizes: dict[int, int] = {}
+    found, now = [], 0
+    for event in events:
+        if isinstance(event, Alloc):
+            sizes[event.block] = event.requested_bytes if event.requested_bytes > _OF_THE_HOST_BYTES else 0
+            now += sizes[event.block]
+        elif isinstance(event, Free):
+            now -= sizes.pop(event.block)
+        elif isinstance(event, Mark):
+            found.append((event.phase, now))
+    return found
