@@ -7,6 +7,7 @@ A command is one function that adds its parser and one that runs it and returns 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -21,6 +22,8 @@ from planner.errors import PlannerError
 from planner.progress import shown
 
 if TYPE_CHECKING:
+    from planner.admission.decision import Decision
+    from planner.admission.policy import Policy
     from planner.events import Event
     from planner.planning import Planned
     from planner.report.statement import Plan
@@ -35,10 +38,12 @@ INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code; no exception leaves it."""
+    written, command = _split(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = _parser().parse_args(written)
     except SystemExit as stop:  # argparse has said why: 0 after --help and --version, 2 for a usage error
         return stop.code if isinstance(stop.code, int) else WRONG_INPUT
+    arguments.command = command
     debug = bool(arguments.debug or os.environ.get("PLANNER_DEBUG"))
     try:
         run = cast(Callable[[argparse.Namespace], int], arguments.run)
@@ -62,6 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OUR_FAULT
 
 
+def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """What is planner's, and the command behind `--` that `check` is put in front of."""
+    end = next((index for index, each in enumerate(argv) if each == "--"), len(argv))
+    if next((each for each in argv if not each.startswith("-")), "") != "check":
+        return argv, ()
+    return argv[:end], argv[end + 1 :]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="planner",
@@ -77,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_replay(commands)
     _add_measure(commands)
     _add_compare(commands)
+    _add_serve(commands)
+    _add_capacity(commands)
     return parser
 
 
@@ -113,7 +128,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from planner.report.statement import to_json
     from planner.report.text import render
 
-    found = _answer(arguments.job, with_advice=not arguments.no_advice)
+    drawn = bool(arguments.timeline or arguments.snapshot)
+    found = _answer(arguments.job, with_advice=not arguments.no_advice, keep_traces=drawn)
     if arguments.timeline:
         _write_timeline(found, arguments.timeline)
     if arguments.snapshot:
@@ -129,30 +145,95 @@ def _add_check(commands: Commands) -> None:
     parser = commands.add_parser(
         "check",
         parents=[_common_options()],
-        help="say in one line whether a job fits",
-        description="Plans a job and prints the verdict in one line. Exit code as for plan.",
+        help="say in one line whether a job fits, and run a command only if it does",
+        usage="planner check [-h] [--server URL] [--policy FILE.ini] [--format text|json] JOB [-- COMMAND ...]",
+        description="Plans a job, here or by a planner service, and prints the verdict in one line. Exit code as for "
+        "plan. With a command it becomes that command if the job may run; else it ends with 3.",
     )
     parser.add_argument("job", type=Path, metavar="JOB", help="a job spec (YAML) or a bundle (JSON)")
+    parser.add_argument("--server", metavar="URL", help="ask the planner service there; PyTorch is not needed then")
+    parser.add_argument("--policy", type=Path, metavar="FILE.ini", help="the operator's (default: docs/admission.md)")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
     parser.set_defaults(run=run_check)
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """`planner check`: 0 or 3, or what planning raises."""
+    """`planner check`: 0 or 3, or what planning raises; or what the command ends with."""
+    if arguments.server is None and not arguments.command and arguments.format == "text":
+        return _checked_here(arguments.job)
+    from planner.admission import launching
+
+    policy = _policy(arguments)
+    decision = _decided(arguments, policy)
+    as_json = arguments.format == "json"
+    if as_json:
+        print(json.dumps(decision.to_json(), indent=2))
+    if decision.verdict == "unplannable":
+        raise PlannerError(decision.reason)
+    if not arguments.command:
+        if not as_json:
+            print(decision.text)
+        return EXCEEDS if decision.verdict == "exceeds" or not decision.admits else DONE
+    if not as_json:
+        print(decision.text, file=sys.stderr)
+    if not decision.admits:
+        return EXCEEDS
+    environment = launching.environment_of(decision, policy, os.environ)
+    if problem := launching.bind_to_plan(decision, policy, environment):
+        print(f"planner: warning: {problem}", file=sys.stderr)
+    sys.stdout.flush()
+    code, problem = launching.become(arguments.command, environment)
+    print(problem, file=sys.stderr)
+    return code
+
+
+def _policy(arguments: argparse.Namespace) -> Policy:
+    from planner.admission import launching
+    from planner.admission.policy import Policy
+
+    environment = dict(os.environ)
+    if arguments.server is not None:
+        environment["PLANNER_SERVER"] = arguments.server
+    policy = Policy.read(environment, arguments.policy, launching.USUAL)
+    # Only who names a server asks one: the environment's is for the callback, and for hooks.
+    return policy if arguments.server is not None else dataclasses.replace(policy, server="")
+
+
+def _decided(arguments: argparse.Namespace, policy: Policy) -> Decision:
+    from planner.admission import asking, launching, specs
+    from planner.admission.decision import decide
+
+    if arguments.server is not None:
+        bundle = specs.bundle_of_file(arguments.job)
+        return asking.ask(lambda: bundle, policy, launching.SYSTEM)
+    from planner.report.statement import to_json
+
+    return decide(to_json(_answer(arguments.job, with_advice=True).plan), None, policy)
+
+
+def _checked_here(job_file: Path) -> int:
     from planner.report.text import one_line
 
-    found = _answer(arguments.job, with_advice=False)
+    found = _answer(job_file, with_advice=False)
     print(one_line(found.plan))
     return _exit_code(found)
 
 
-def _answer(job_file: Path, *, with_advice: bool) -> Planned:
+def _answer(job_file: Path, *, with_advice: bool, keep_traces: bool = False) -> Planned:
+    from planner import side_by_side
     from planner.answer import answer
     from planner.spec.loading import load_job
 
     job = load_job(job_file)
     with shown() as progress:
         progress("loading PyTorch")
-        return answer(job, with_advice=with_advice, progress=progress)
+        return answer(
+            job,
+            with_advice=with_advice,
+            progress=progress,
+            processes=side_by_side.usable(),
+            keep_traces=keep_traces,
+        )
 
 
 def _exit_code(found: Planned) -> int:
@@ -333,6 +414,58 @@ def _plan_to_compare(path: Path, target: str) -> tuple[Plan, Sequence[Event]]:
     with shown() as progress:
         found = planned(load_job(path), progress=progress, target=target)
     return found.plan, found.traces[0].trace.events
+
+
+def _add_serve(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "serve",
+        parents=[_common_options()],
+        help="answer plans and checks over HTTP",
+        description="Runs in the foreground until it is told to end (SIGTERM, Ctrl-C) and prints one line with the "
+        "address when it is ready. Other settings are PLANNER_... variables.",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 answers other machines too (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8642, help="(default: %(default)s)")
+    parser.add_argument("--database", default="", metavar="URL", help="sqlite:///FILE, postgresql://USER@HOST/NAME")
+    parser.set_defaults(run=run_serve)
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """`planner serve`: 0, or what cannot be used."""
+    from planner.service.server import run_serve as served
+
+    served(arguments.host, arguments.port, arguments.database)
+    return DONE
+
+
+def _add_capacity(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "capacity",
+        parents=[_common_options()],
+        help="say what GPU memory jobs asked for, will take and took, and what would be on other GPUs",
+        description="Asks a planner service for capacity by team, queue and GPU. PyTorch is not needed.",
+    )
+    parser.add_argument("--server", default=os.environ.get("PLANNER_SERVER", ""), metavar="URL", help="PLANNER_SERVER")
+    parser.add_argument("--since", default="", metavar="TIME", help="ended jobs too: 30d, 12h, 2026-01-31T12:00:00Z")
+    parser.add_argument("--on", action="append", default=[], metavar="GPU", help="what would be on it; several times")
+    parser.add_argument("--add-nodes", type=int, metavar="N", help="what new nodes with the first of --on change")
+    parser.add_argument("--gpus-per-node", type=int, default=8, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="(default: %(default)s)")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+    parser.set_defaults(run=run_capacity)
+
+
+def run_capacity(arguments: argparse.Namespace) -> int:
+    """`planner capacity`: 0, or SettingError, UnreachableError or what the service does not understand."""
+    from planner.admission import capacity
+    from planner.report.capacity_text import render_capacity
+
+    found = capacity.ask(
+        arguments.server, token=os.environ.get("PLANNER_TOKEN", ""), since=arguments.since, on=arguments.on,
+        add_nodes=arguments.add_nodes, gpus_per_node=arguments.gpus_per_node, seconds=arguments.timeout,
+    )  # fmt: skip
+    print(json.dumps(found, indent=2) if arguments.format == "json" else render_capacity(found).rstrip("\n"))
+    return DONE
 
 
 def _json_object(path: Path) -> dict[str, Any]:

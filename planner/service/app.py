@@ -1,0 +1,84 @@
+"""The Serve application: replicas that answer, the one that has jobs traced, the one that has them measured.
+
+`serve deploy deploy/serve.yaml` and `planner serve` build it from here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import BackpressureConfig
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from planner.history.counters import Counters
+from planner.history.store import History
+from planner.service.calibration_in_use import CalibrationInUse
+from planner.service.desk import Desk
+from planner.service.interface import interface
+from planner.service.logs import start_logging
+from planner.service.office import Office
+from planner.service.tracing_deployment import TracingHandle, tracers_application
+from planner.service.validations_deployment import ValidationsHandle, validations_application
+from planner.service.watch import MOST_AT_ONCE
+from planner.settings import Settings
+
+NAME = "planner"
+GRACE_SECONDS = 30.0
+"""A replica that ends waits so long for those whose plan is being made."""
+
+
+@serve.ingress()
+class Planner:
+    """A replica: one office, and the HTTP interface to it. Holds nothing that is not in the history."""
+
+    def __init__(self, settings: Settings, tracers: DeploymentHandle[Any], validations: DeploymentHandle[Any]) -> None:
+        start_logging(settings.log_level)
+        self._history = History.open(settings.database)
+        self._counters = Counters(self._history.totals)
+        self._counters.start()
+        tracing = TracingHandle(tracers)
+        self._office = Office(
+            settings=settings,
+            history=self._history,
+            desk=Desk(settings, self._history, tracing, CalibrationInUse(self._history)),
+            validations=ValidationsHandle(validations),
+            counters=self._counters,
+            tracers_ready=tracing.ready,
+        )
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return interface(self._office)
+
+    def __del__(self) -> None:
+        self._counters.close()
+        self._history.close()
+
+
+def build(args: Mapping[str, Any] | None = None) -> Application:
+    """The application by its settings: those in `args`, else those in the environment.
+
+    Raises SettingError for a setting that cannot be used.
+    """
+    return application(Settings.read(args, os.environ))
+
+
+def application(settings: Settings) -> Application:
+    """The application by its settings."""
+    replicas = serve.deployment(
+        name="Planner",
+        # The replica's own limit comes first, and answers in the words of this service; Ray's is the last resort.
+        max_ongoing_requests=2 * MOST_AT_ONCE,
+        max_queued_requests=MOST_AT_ONCE,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
+        graceful_shutdown_timeout_s=GRACE_SECONDS,
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=5,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},  # the replica writes its own
+        ray_actor_options={"num_cpus": 0.1},
+    )(Planner)
+    return replicas.bind(settings, tracers_application(settings), validations_application(settings))

@@ -1,0 +1,151 @@
+"""Bodies of requests: no larger than allowed, in a format that is read here, and read strictly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from planner.errors import SpecError
+from planner.service.problems import RequestError, problem
+from planner.spec.job import Job
+from planner.spec.json_text import read_json
+from planner.spec.loading import load_bundle, load_document, load_yaml
+
+LARGEST_YAML = 256 * 1024
+"""Bytes: PyYAML reads some hundred kilobytes a second, and nobody writes more by hand."""
+SMALL = 32 * 1024
+"""Bytes that are read faster than a thread is woken."""
+JSON, YAML = "application/json", "application/yaml"
+_YAML_TYPES = (YAML, "application/x-yaml", "text/yaml", "text/x-yaml")
+_T = TypeVar("_T")
+
+
+class LimitedBodies:
+    """ASGI middleware: answers 413 as soon as a body is known to be too large, and holds no more of it than that."""
+
+    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
+        self._app, self._most = app, most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        said = dict(scope["headers"]).get(b"content-length", b"")
+        if said.isdigit() and int(said[:20]) > self._most:
+            await self._refuse(scope, receive, send)
+            return
+        seen, started = 0, False
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._most:
+                raise _TooLargeError
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, counted, noted)
+        except _TooLargeError:
+            if not started:
+                await self._refuse(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = too_large(self._most)
+        error.headers["Connection"] = "close"  # the rest of the body is not read
+        await problem(error)(scope, receive, send)
+
+
+class _TooLargeError(BaseException):
+    """Passes through whatever an endpoint catches."""
+
+
+def too_large(most_bytes: int) -> RequestError:
+    """The refusal of a body that is larger than this."""
+    return RequestError(413, "the body is too large", allowed=f"at most {most_bytes} bytes")
+
+
+async def job_of(request: Request) -> Job:
+    """The job of a body: a bundle or a spec in JSON, or a spec in YAML, that refers to nothing outside.
+
+    Raises SpecError for a job that is none, RequestError for a body that cannot be read.
+    """
+    kind = _media_type(request)
+    if kind != JSON and kind not in _YAML_TYPES:
+        raise _unsupported(kind, f"{JSON} (a bundle, or a spec), {YAML} (a spec)")
+    body = await _body(request)
+    # A little YAML can stand for much: it is never read on the event loop.
+    return await _beside(len(body) if kind == JSON else SMALL + 1, lambda: _job(body, kind))
+
+
+async def object_of(request: Request) -> dict[str, Any]:
+    """The JSON object of a body. Raises RequestError where it is none."""
+    kind = _media_type(request)
+    if kind != JSON:
+        raise _unsupported(kind, JSON)
+    body = await _body(request)
+    return await _beside(len(body), lambda: _object(body))
+
+
+def _job(body: bytes, kind: str) -> Job:
+    if kind in _YAML_TYPES:
+        if len(body) > LARGEST_YAML:
+            error = too_large(LARGEST_YAML)
+            error.remedy = "send a bundle, as planner spec --bundle prints it"
+            raise error
+        return load_yaml(_text(body), "the body")
+    document = _object(body)
+    return load_bundle(document, "the body") if "schema" in document else load_document(document, "the body")
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = read_json(_text(body), "the body", constants=False)
+    except SpecError as error:
+        raise RequestError(400, error.problem, allowed=error.allowed, remedy=error.remedy, place=error.place) from None
+    if not isinstance(found, dict):
+        raise RequestError(400, "the body is no JSON object", allowed="one JSON object", place="the body")
+    return found
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(400, f"the body is no UTF-8 text (byte {error.start})", place="the body") from None
+
+
+async def _body(request: Request) -> bytes:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise RequestError(415, f"the encoding {encoding[:40]!a} is not read here", allowed="identity")
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise RequestError(400, "the body ended before its length", place="the body") from None
+    if not body.strip():
+        raise RequestError(400, "the body is empty", allowed="a job", place="the body")
+    return body
+
+
+async def _beside(size: int, read: Callable[[], _T]) -> _T:
+    """A large body is read beside the event loop, so that others are answered meanwhile."""
+    return read() if size <= SMALL else await asyncio.to_thread(read)
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _unsupported(kind: str, allowed: str) -> RequestError:
+    arrived = f"{kind[:80]!a} is not read here" if kind else "the request names no content type"
+    return RequestError(415, arrived, allowed=allowed, place="Content-Type")

@@ -1,0 +1,77 @@
+"""The HTTP interface as one ASGI application: all endpoints, their errors, their description."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.types import ASGIApp
+
+from planner.service import problems
+from planner.service.bearer import writers_only
+from planner.service.bodies import LimitedBodies
+from planner.service.documents import MeasuredRank, Problem
+from planner.service.office import Office
+from planner.service.routes import capacity, checks, jobs, metrics, operations, plans, validations
+from planner.service.watch import MOST_AT_ONCE, Watch
+
+DESCRIPTION = """\
+Says before a PyTorch training job starts what GPU memory every rank will take, and whether it fits.
+
+Reading is open to all who reach this service. Writing (POST, PUT) needs `Authorization: Bearer TOKEN` where the
+operator has set one. Errors are RFC 9457 problem details (`application/problem+json`). 429 and 503 say in
+`Retry-After` when to come again.
+"""
+_ROUTERS = (
+    plans.router,
+    checks.router,
+    jobs.router,
+    operations.router,
+    capacity.router,
+    metrics.router,
+    validations.router,
+)
+
+
+def interface(office: Office, most_at_once: int = MOST_AT_ONCE) -> ASGIApp:
+    """Everything that is answered, by this office."""
+    app = FastAPI(title="planner", version=_version(), description=DESCRIPTION)
+    app.state.office = office
+    for router in _ROUTERS:
+        app.include_router(router, dependencies=[Depends(writers_only)])
+    problems.install(app)
+    setattr(app, "openapi", lambda: _described(app))  # noqa: B010  FastAPI's own way to extend it
+    return Watch(LimitedBodies(app, office.settings.body_bytes), office.counters, most_at_once)
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        parts = found.setdefault("components", {})
+        schemas = parts.setdefault("schemas", {})
+        for model in (Problem, MeasuredRank):
+            schemas[model.__name__] = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(unused, None)
+        parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        for operations_of_path in found["paths"].values():
+            for operation in operations_of_path.values():
+                _as_problems(operation["responses"])
+        app.openapi_schema = found
+    return app.openapi_schema
+
+
+def _as_problems(responses: dict[str, Any]) -> None:
+    """FastAPI describes refused parameters as its own; here they are problems like all others."""
+    for status, response in responses.items():
+        if int(status) >= 400:
+            response["content"] = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("planner")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"

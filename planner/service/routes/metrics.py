@@ -1,0 +1,29 @@
+"""For Prometheus: everything that planner tells of itself, the same from every replica."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from planner.metrics import exposition
+from planner.service.office import Office, office
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}, "application/openmetrics-text": {}}}},
+)
+async def metrics(request: Request, here: Annotated[Office, Depends(office)]) -> Response:
+    """Text format 0.0.4, or OpenMetrics if `Accept` asks for it.
+
+    It answers 200 also while the history cannot be read, with `planner_store_up 0`: a scrape that fails could not tell
+    why.
+    """
+    body, media_type = await asyncio.to_thread(exposition, here.history, request.headers.get("Accept", ""))
+    return Response(body, headers={"Content-Type": media_type})

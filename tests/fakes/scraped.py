@@ -1,0 +1,61 @@
+"""What a Prometheus scrapes in tests: the interface on a history, and exporters of GPUs that do not exist."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import uvicorn
+
+from planner.history.counters import Counters
+from planner.history.store import History
+from planner.service.cluster import free_ports
+from planner.service.interface import interface
+from planner.service.office import Office
+from planner.settings import Settings
+
+
+@contextmanager
+def serving(history: History, counters: Counters) -> Iterator[int]:
+    """The interface over HTTP; nobody plans here. Gives its port."""
+    (port,) = free_ports(1)
+    desk: Any = None
+    app = interface(Office(settings=Settings(), history=history, desk=desk, counters=counters))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.02)
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+
+
+@contextmanager
+def exporting(told: str) -> Iterator[int]:
+    """What exporters of GPUs would tell, to whoever asks. Gives its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(told.encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    (port,) = free_ports(1)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield port
+    finally:
+        server.shutdown()
+        server.server_close()

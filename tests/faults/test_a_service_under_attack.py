@@ -1,0 +1,156 @@
+"""Processes of a service are killed, its disk is filled, more is asked than it can do: it says so, and goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+NewJob = Callable[..., dict[str, Any]]
+Eventually = Callable[..., Any]
+WORKERS, QUEUE, TRACE_SECONDS = 2, 3, 20
+DISK_BYTES = 16 * 2**20
+SLOW = {"layers": 24, "gradient_accumulation_steps": 10}
+"""A job that is traced for some seconds."""
+
+
+@pytest.fixture(scope="module")
+def service(planner_serve: Any, program: Callable[[str], str]) -> Iterator[Any]:
+    """Its store lies on a disk of its own, which is small: /mnt is another folder for it than for us."""
+    walls = program("bwrap"), "--dev-bind", "/", "/", "--size", str(DISK_BYTES), "--tmpfs", "/mnt", "--"
+    limits = {"trace_workers": WORKERS, "trace_queue": QUEUE, "trace_seconds": TRACE_SECONDS}
+    with planner_serve("sqlite:////mnt/planner.sqlite", *walls, **limits) as found:
+        (one_inside,) = found.processes.named("gcs_server")
+        found.inside = _into_namespaces_of(one_inside, program("nsenter"))
+        yield found
+
+
+def test_the_replica_that_answers_is_killed_in_the_middle(service: Any, new_job: NewJob) -> None:
+    job = new_job(**SLOW)
+    asked = service.begin(job)
+    killed = service.processes.kill("ray::ServeReplica:planner:Planner")
+    lost = asked.exception() or asked.result()
+    again = service.insist(job)
+
+    assert getattr(lost, "status_code", 502) in (200, 502, 503)
+    assert service.processes.wait_for("ray::ServeReplica:planner:Planner", besides=killed)
+    assert again.status_code == 200
+    assert again.json()["plan_id"] in service.stored()
+
+
+def test_the_one_that_has_plans_made_is_killed_in_the_middle(service: Any, new_job: NewJob) -> None:
+    job = new_job(**SLOW)
+    asked = service.begin(job)
+    orphans = service.processes.named("ray::Tracer")
+    killed = service.processes.kill("ray::ServeReplica:planner:Tracers")
+    found = asked.result()
+
+    assert (found.status_code, found.json().get("verdict")) == (200, "fits"), found.text
+    assert found.json()["plan_id"] in service.stored()
+    assert service.processes.wait_for("ray::ServeReplica:planner:Tracers", besides=killed)
+    assert not set(orphans) & set(service.processes.named("ray::Tracer"))
+    service.wait_until_ready()
+
+
+def test_the_controller_is_killed_and_nobody_notices(service: Any, new_job: NewJob) -> None:
+    known = new_job()
+    before = service.insist(known)
+    killed = service.processes.kill("ray::ServeController")
+    while_away = [service.post(known) for _ in range(20)] + [service.post(new_job())]
+    service.processes.wait_for("ray::ServeController", besides=killed)
+
+    assert [each.status_code for each in while_away] == [200] * 21
+    assert while_away[0].content == before.content
+
+    # It controls again: it sees that the replica is not there any more.
+    service.processes.kill("ray::ServeReplica:planner:Planner")
+    assert service.insist(known).content == before.content
+
+
+def test_the_door_is_killed_and_opens_again(service: Any, new_job: NewJob) -> None:
+    service.processes.kill("haproxy")
+
+    assert service.insist(new_job()).status_code == 200
+
+
+def test_a_trace_that_would_take_an_hour_is_refused_and_the_next_is_made(service: Any, new_job: NewJob) -> None:
+    service.wait_until_ready()
+    began = time.monotonic()
+    refused = service.post(new_job(48, gradient_accumulation_steps=100_000))
+    seconds = time.monotonic() - began
+
+    assert refused.status_code == 422
+    assert refused.headers["Content-Type"] == "application/problem+json"
+    assert refused.json()["type"] == "urn:planner:problem:tracelimit"
+    assert f"not traced within {TRACE_SECONDS} s" in refused.json()["problem"]
+    assert TRACE_SECONDS <= seconds < TRACE_SECONDS + 10
+    assert service.post(new_job()).status_code == 200
+    service.wait_until_idle()
+
+
+def test_more_than_it_can_do_are_told_to_come_again_and_none_is_lost(service: Any, new_job: NewJob) -> None:
+    service.wait_until_ready()
+    jobs = [new_job(6) for _ in range(WORKERS + QUEUE + 7)]
+    answers = service.all_at_once(jobs)
+    statuses = [each.status_code for each in answers]
+    away = [each for each in answers if each.status_code == 429]
+
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= WORKERS + QUEUE
+    assert all(1 <= int(each.headers["Retry-After"]) <= 60 for each in away)
+    assert {each.json()["type"] for each in away} == {"urn:planner:problem:busy"}
+
+    plans = {service.insist(each).json()["plan_id"] for each in jobs}
+    assert len(plans) == len(jobs)
+    assert plans <= service.stored()
+    service.wait_until_idle()
+
+
+def test_the_disk_is_full_for_a_while(service: Any, new_job: NewJob, eventually: Eventually) -> None:
+    service.wait_until_ready()
+    known, stored = new_job(), new_job()
+    plan_id = service.post(known).json()["plan_id"]
+    service.post(stored)
+    eventually(lambda: plan_id in service.stored(), "not stored")
+    before = service.stored()
+    fill = "while True: file.write(bytes(4096))"
+    command = [*service.inside, sys.executable, "-c", f"with open('/mnt/filler', 'wb', buffering=0) as file:\n {fill}"]
+    filled = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    unstored = [service.post(new_job(3)) for _ in range(4)]
+    from_store = service.post(known)
+
+    assert "No space left" in filled.stderr
+    assert [each.status_code for each in unstored] == [200] * 4
+    assert {each.headers["X-Planner-Stored"] for each in unstored} == {"false"}
+    assert (from_store.status_code, from_store.headers["X-Planner-Stored"]) == (200, "true")
+    lost = {each.json()["plan_id"] for each in unstored}
+    assert lost - service.stored(), "the disk was not full"
+    assert before <= service.stored()
+
+    subprocess.run([*service.inside, "rm", "/mnt/filler"], timeout=60, check=True)
+    again = new_job(3)
+    made = service.post(again)
+    assert made.json()["plan_id"] in service.stored()
+    assert before <= service.stored()
+
+
+def test_without_its_ray_it_ends_with_an_error_and_leaves_nothing(service: Any, eventually: Eventually) -> None:
+    service.processes.kill("raylet")
+
+    assert service.processes.main.wait(60) == 1
+    eventually(lambda: not service.processes.commands(), f"left: {service.processes.commands()}", 30)
+    assert "the Ray of this service has died: raylet" in "".join(service.log)
+
+
+def _into_namespaces_of(process: int, nsenter: str) -> tuple[str, ...]:
+    user = ["--user", "--preserve-credentials"] if _user(process) != _user("self") else []
+    return nsenter, "--target", str(process), *user, "--mount", "--wd=/", "--"
+
+
+def _user(process: object) -> str:
+    return os.readlink(f"/proc/{process}/ns/user")

@@ -1,0 +1,184 @@
+"""A cluster as it is deployed: Ray's own store in Redis, the history in PostgreSQL. Both go away, and come back."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.service.cluster import OBJECT_STORE_BYTES, environment, free_ports, short_folder
+
+NewJob = Callable[..., dict[str, Any]]
+Eventually = Callable[..., Any]
+
+
+@dataclass
+class Deployed:
+    """The service, the processes of the Ray on which it runs, and the server of its history."""
+
+    service: Any
+    ray: Any
+    postgresql: Any
+    stack: ExitStack
+
+    def kill_the_gcs(self) -> Callable[[], None]:
+        """What starts it anew, as whatever supervises it does: the same command in the same surroundings."""
+        (gcs,) = self.ray.named("gcs_server")
+        command, surroundings = _words(gcs), dict(word.partition("=")[::2] for word in _words(gcs, "environ"))
+        self.ray.kill("gcs_server")
+
+        def start_again() -> None:
+            self.stack.callback(_start(command, surroundings).kill)
+
+        return start_again
+
+
+@pytest.fixture(scope="module")
+def redis(session_of: Any, program: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Redis that holds nothing yet."""
+    (port,) = free_ports(1)
+    folder = tmp_path_factory.mktemp("redis")
+    command = [program("redis-server"), "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", folder]
+    with session_of(*command) as (process, _):
+        for line in process.stdout:
+            if "Ready to accept connections" in line:
+                break
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+        yield f"127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def deployed(redis: str, postgresql: Any, session_of: Any, planner_serve: Any) -> Iterator[Deployed]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(short_folder())
+        port, client, agent, exporter = free_ports(4)
+        ray = Path(sys.executable).with_name("ray")
+        surroundings = {
+            **environment(folder),
+            "RAY_REDIS_ADDRESS": redis,
+            "RAY_external_storage_namespace": f"planner-{secrets.token_hex(4)}",
+            "RAY_AUTH_MODE": "disabled",
+        }
+        start = [
+            ray, "start", "--head", "--port", port, "--ray-client-server-port", client, "--temp-dir", folder,
+            "--num-cpus", 4, "--object-store-memory", OBJECT_STORE_BYTES, "--include-dashboard=false",
+            "--dashboard-agent-listen-port", agent, "--metrics-export-port", exporter, "--disable-usage-stats",
+        ]  # fmt: skip
+        process, processes = stack.enter_context(session_of(*start, **surroundings))
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, out + err
+        address = _address_of_the(processes)
+        joining = {**surroundings, "RAY_ADDRESS": address}
+        service = stack.enter_context(
+            planner_serve(postgresql.new_database(), surroundings=joining, trace_workers=1, trace_seconds=60)
+        )
+        yield Deployed(service, processes, postgresql, stack)
+
+
+def _start(command: list[str], surroundings: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env=surroundings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _address_of_the(cluster: Any) -> str:
+    (raylet,) = cluster.named("raylet")
+    words = _words(raylet)
+    return next(word.partition("=")[2] for word in words if word.startswith("--gcs-address="))
+
+
+def _words(process: int, what: str = "cmdline") -> list[str]:
+    return Path(f"/proc/{process}/{what}").read_text().rstrip("\0").split("\0")
+
+
+def test_the_gcs_is_killed_and_comes_back(deployed: Deployed, new_job: NewJob) -> None:
+    service, known = deployed.service, new_job()
+    before = service.post(known)
+    actors = set(deployed.ray.named("ray::ServeReplica", "ray::Tracer"))
+    start_again = deployed.kill_the_gcs()
+    while_away = [service.post(known) for _ in range(20)] + [service.post(new_job())]
+    start_again()
+
+    assert before.status_code == 200
+    assert [each.status_code for each in while_away] == [200] * 21
+    assert {each.content for each in while_away[:20]} == {before.content}
+
+    # What lived, lives on; and what dies is replaced again, which needs a GCS.
+    after = service.insist(new_job())
+    assert set(deployed.ray.named("ray::ServeReplica", "ray::Tracer")) == actors
+    killed = deployed.ray.kill("ray::ServeReplica:planner:Tracers")
+    deployed.ray.wait_for("ray::ServeReplica:planner:Tracers", besides=killed)
+    again = service.insist(new_job())
+    service.wait_until_ready()
+
+    plans = {each.json()["plan_id"] for each in (*while_away, after, again)}
+    assert len(plans) == 4
+    assert plans <= service.stored()
+
+
+def test_postgresql_stops_and_comes_back(deployed: Deployed, new_job: NewJob) -> None:
+    service, known, while_away = deployed.service, new_job(), [new_job(), new_job()]
+    before = service.post(known)
+    binding = {"plan_id": before.json()["plan_id"], "team": "nlp"}
+    deployed.postgresql.stop()
+    try:
+        began = time.monotonic()
+        status, problem = service.readiness()
+        from_cache = service.post(known)
+        by_id = service.get(f"/v1/plans/{before.json()['plan_id']}")
+        unknown = service.get("/v1/plans/pl-" + "a" * 26)
+        listed = service.get("/v1/plans")
+        capacity = service.get("/v1/capacity")
+        bound = service.put("/v1/jobs/slurm/7", binding)
+        metrics = service.get("/metrics")
+        made = [service.post(each) for each in while_away]
+        check = service.post(known, "/v1/checks")
+        alive = service.get("/livez")
+        seconds = time.monotonic() - began
+    finally:
+        deployed.postgresql.start()
+
+    assert status == 503
+    assert "the history postgresql" in problem
+    assert "cannot be used" in problem
+    assert alive.status_code == 200
+    assert (from_cache.status_code, from_cache.content) == (200, before.content)
+    assert [each.status_code for each in made] == [200, 200]
+    assert {each.headers["X-Planner-Stored"] for each in made} == {"false"}
+    assert (check.status_code, check.json()["verdict"]) == (200, "fits")
+    assert (metrics.status_code, "planner_store_up 0.0" in metrics.text) == (200, True)
+    for refused in (unknown, listed, capacity, bound):
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+        assert refused.headers["Content-Type"] == "application/problem+json"
+    assert (by_id.status_code, by_id.content) in ((200, before.content), (503, by_id.content))
+    assert seconds < 45, "whoever waits for a database that is away is told soon"
+
+    service.wait_until_ready()
+    after = service.post(new_job())
+    assert after.status_code == 200
+    assert {before.json()["plan_id"], after.json()["plan_id"]} <= service.stored()
+    assert service.put("/v1/jobs/slurm/7", binding).status_code == 200
+    # Plans that could not be stored are made again, and stored: nobody was told that they were.
+    again = service.post(while_away[0])
+    assert {key: value for key, value in again.json().items() if key != "seconds"} == {
+        key: value for key, value in made[0].json().items() if key != "seconds"
+    }
+    assert again.json()["plan_id"] in service.stored()
+
+
+def test_it_ends_in_order_and_leaves_the_cluster_as_it_was(deployed: Deployed, eventually: Eventually) -> None:
+    (server,) = [pid for pid in deployed.service.processes.named("python") if "serve" in _words(pid)]
+    os.kill(server, signal.SIGTERM)
+
+    eventually(lambda: not deployed.service.processes.commands(), "planner serve is still there", 60)
+    eventually(lambda: not deployed.ray.named("ray::ServeReplica", "ray::Tracer"), "replicas are still there", 60)
+    assert deployed.ray.named("raylet")

@@ -1,0 +1,63 @@
+"""A history and its clock, and the programs that read metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filled_history import fill_history, make_plan
+
+from planner.history.counters import Counters
+from planner.history.store import History
+from planner.report.statement import Plan
+
+
+@dataclass
+class Clock:
+    """Stands still until a test moves it."""
+
+    now: datetime = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def passes(self, **time: float) -> datetime:
+        self.now += timedelta(**time)
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/history.db"
+
+
+@pytest.fixture
+def history(url: str, clock: Clock) -> Iterator[History]:
+    with History.open(url, clock) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def program(prometheus_server: Any) -> Callable[[str], str]:
+    """The path of a program of this machine; in CI it has to be there."""
+    found: Callable[[str], str] = prometheus_server.program
+    return found
+
+
+@pytest.fixture
+def plan() -> Callable[..., Plan]:
+    return make_plan
+
+
+@pytest.fixture(scope="session")
+def fill() -> Callable[[History], Counters]:
+    return fill_history

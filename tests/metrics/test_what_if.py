@@ -1,0 +1,162 @@
+"""The three questions of capacity planning, answered over HTTP from stored plans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from planner.history.job_values import JobChange, Outcome
+from planner.history.store import History
+from planner.history.what_if import added
+from planner.report.statement import Plan, Verdict
+from planner.service.interface import interface
+from planner.service.office import Office
+from planner.settings import Settings
+from planner.spec.catalog import look_up
+from planner.units import GIB
+
+SMALL, LARGE = "A100-SXM-40GB", "H100-SXM-80GB"
+
+
+@pytest.fixture
+def client(history: History) -> TestClient:
+    desk: Any = None
+    return TestClient(interface(Office(settings=Settings(), history=history, desk=desk)))
+
+
+def sized(plan: Plan, device: int) -> Plan:
+    """The plan with one class, whose ranks take so much: all but a GiB of it allocated or outside."""
+    (first,) = plan.rank_classes
+    peak = replace(
+        first.peak, device_bytes=device, reserved_bytes=device - GIB, allocated_bytes=device - 2 * GIB,
+        interval_bytes=(device - GIB // 2, device + GIB // 2),
+    )  # fmt: skip
+    return replace(plan, rank_classes=(replace(first, peak=peak),))
+
+
+@pytest.fixture
+def jobs(history: History, plan: Callable[..., Plan], clock: Any) -> None:
+    """Four that wait, of 8 or 4 ranks each: small, just too large, in between, and far too large for a small GPU."""
+    sizes = {"a": 30 * GIB, "b": 41 * GIB, "c": 40 * GIB, "d": 70 * GIB}
+    for number, (job_id, size) in enumerate(sizes.items(), 1):
+        made = sized(plan(number, classes=("0-7",) if job_id in "ad" else ("0-3",), queue="train"), size)
+        history.plans.put(made)
+        history.jobs.bind("slurm", job_id, JobChange(plan_id=made.plan_id))
+        clock.passes(seconds=1)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_which_jobs_would_fit_on_another_gpu(client: TestClient) -> None:
+    document = client.get("/v1/capacity", params={"on": [SMALL, LARGE]}).json()
+
+    small, large = document["on"]
+    assert [(each["job_id"], each["verdict"]) for each in small["listed"]] == [
+        ("d", "exceeds"), ("b", "exceeds"), ("c", "tight"), ("a", "fits"),
+    ]  # fmt: skip
+    assert (small["jobs"], small["gpus"]) == (
+        {"fits": 1, "tight": 1, "exceeds": 2}, {"fits": 8, "tight": 4, "exceeds": 12},
+    )  # fmt: skip
+    assert large["jobs"] == {"fits": 4, "tight": 0, "exceeds": 0}
+    assert (small["total_bytes"], document["left_out"]) == (look_up(SMALL).total_bytes, 0)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_of_last_months_jobs(client: TestClient, history: History) -> None:
+    for job_id in "abcd":
+        history.jobs.bind("slurm", job_id, JobChange(outcome=Outcome.FINISHED))
+
+    def listed(**more: str) -> list[str]:
+        document = client.get("/v1/capacity", params={"on": SMALL, **more}).json()
+        return [each["job_id"] for each in document["on"][0]["listed"]]
+
+    assert listed() == []
+    assert listed(since="2026-01-01T00:00:00Z") == ["d", "b", "c", "a"]
+    assert listed(since="2026-02-01T00:00:00Z") == []
+
+
+@pytest.mark.usefixtures("jobs")
+def test_how_many_gpus_of_which_kind_a_queue_needs(client: TestClient, history: History) -> None:
+    history.jobs.bind("slurm", "c", JobChange(started_at=history._now()))  # it runs: it needs none any more
+
+    needs = client.get("/v1/capacity", params={"on": [LARGE, SMALL]}).json()["needs"]
+    only_small = client.get("/v1/capacity", params={"on": SMALL}).json()["needs"]
+
+    assert needs == [
+        {"queue": "train", "gpu": SMALL, "jobs": 1, "gpus": 8},
+        {"queue": "train", "gpu": LARGE, "jobs": 2, "gpus": 12},
+    ]
+    assert only_small == [
+        {"queue": "train", "gpu": "", "jobs": 2, "gpus": 12}, {"queue": "train", "gpu": SMALL, "jobs": 1, "gpus": 8},
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("jobs")
+def test_what_new_nodes_change(client: TestClient) -> None:
+    def adding(gpu: str, nodes: int) -> dict[str, Any]:
+        found: dict[str, Any] = client.get("/v1/capacity", params={"on": gpu, "add_nodes": nodes}).json()["added"]
+        return found
+
+    assert adding(LARGE, 2) == {
+        "gpu": LARGE, "nodes": 2, "gpus": 16, "started_jobs": 3, "started_gpus": 16, "idle_gpus": 0,
+        "waiting_jobs": 1, "waiting_gpus": 8, "too_large_jobs": 0,
+    }  # fmt: skip
+    assert adding(LARGE, 40)["idle_gpus"] == 320 - 24
+    assert (adding(SMALL, 40)["started_jobs"], adding(SMALL, 40)["too_large_jobs"]) == (2, 2)
+
+
+def test_jobs_of_many_nodes_take_them_whole(history: History, plan: Callable[..., Plan], clock: Any) -> None:
+    for number, ranks in enumerate(("0-3", "0-19", "0-3"), 1):
+        made = sized(plan(number, classes=(ranks,)), 30 * GIB)
+        history.plans.put(made)
+        history.jobs.bind("ray", str(number), JobChange(plan_id=made.plan_id))
+        clock.passes(seconds=1)
+    needs, _ = history.needs()
+
+    def started(nodes: int) -> int:
+        return added(needs, look_up(LARGE), nodes, gpus_per_node=8).started_gpus
+
+    assert [started(nodes) for nodes in (1, 2, 3)] == [8, 8, 24]  # 4; 4 + 16 and 4, and no room for the last
+
+
+def test_thousands_of_jobs_and_nodes_are_answered_at_once(history: History, plan: Callable[..., Plan]) -> None:
+    history.plans.put(sized(plan(1, classes=("0-10",)), 30 * GIB))
+    history.jobs.bind("ray", "a", JobChange(plan_id=plan(1).plan_id))
+    (need,), _ = history.needs()
+    began = time.process_time()
+
+    found = added([need] * 10_000, look_up(LARGE), 10_000, gpus_per_node=8)
+
+    assert time.process_time() - began < 2
+    # Each takes a node and three GPUs of another, which two of them share.
+    assert (found.started_jobs, found.waiting_jobs, found.idle_gpus) == (6666, 3334, 80_000 - 6666 * 11)
+
+
+def test_what_others_hold_of_a_gpu_they_hold_of_another(history: History, plan: Callable[..., Plan]) -> None:
+    from planner.history.what_if import verdict_on
+
+    history.plans.put(sized(plan(1, classes=("0",)), 38 * GIB))
+    history.jobs.bind("ray", "a", JobChange(plan_id=plan(1).plan_id))
+    (need,), _ = history.needs()
+    held = replace(need, capacity_bytes=look_up(LARGE).total_bytes - 5 * GIB)
+
+    assert verdict_on(need, look_up(SMALL)) is Verdict.FITS
+    assert verdict_on(held, look_up(SMALL)) is Verdict.EXCEEDS
+
+
+@pytest.mark.parametrize(
+    ("query", "place"),
+    [
+        ({"on": "H100-SXM-8GB"}, "query.on"), ({"add_nodes": "4"}, "query.on"),
+        ({"on": LARGE, "add_nodes": "0"}, "query.add_nodes"), ({"on": [LARGE] * 17}, "query.on"),
+        ({"on": LARGE, "gpus_per_node": "65"}, "query.gpus_per_node"),
+    ],
+)  # fmt: skip
+def test_questions_that_cannot_be_answered(client: TestClient, query: dict[str, Any], place: str) -> None:
+    answer = client.get("/v1/capacity", params=query)
+
+    assert (answer.status_code, answer.json()["place"]) == (422, place)

@@ -1,0 +1,84 @@
+"""Jobs come over HTTP, plans go: the whole way, through Ray."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from planner.service.documents import EXAMPLE_JOB
+
+
+def named(name: str, **train: Any) -> dict[str, Any]:
+    """The small example under a name, and trained in another way if a test needs a job of its own."""
+    return {**EXAMPLE_JOB, "metadata": {"name": name}, "train": {**EXAMPLE_JOB["train"], **train}}
+
+
+def test_a_job_is_planned_once_and_then_answered_from_the_store(client: httpx.Client) -> None:
+    first = client.post("/v1/plans", json=named("first", micro_batch_size=3))
+    again = client.post("/v1/plans", json=named("first", micro_batch_size=3))
+
+    assert (first.status_code, again.status_code) == (200, 200)
+    assert first.json()["schema"] == "planner.plan/1"
+    assert [each.headers["X-Planner-Stored"] for each in (first, again)] == ["true", "true"]
+    assert [each.headers["X-Planner-From-Store"] for each in (first, again)] == ["false", "true"]
+    assert again.content == first.content
+    assert client.get(first.headers["Location"]).content == first.content
+
+
+def test_two_who_send_the_same_job_at_the_same_moment_get_the_same_plan_of_one_trace(
+    service: Any, client: httpx.Client
+) -> None:
+    job = named("twice", micro_batch_size=5)
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: client.post("/v1/plans", json=job), range(2)))
+
+    assert [answer.status_code for answer in answers] == [200, 200]
+    # Their `seconds` are equal too: it is one plan, made once.
+    assert answers[0].content == answers[1].content
+    plan = answers[0].json()
+    (stored,) = service.history.plans.newest(trace_id=plan["trace_id"])
+    assert stored.plan_id == plan["plan_id"]
+
+
+def test_who_does_not_wait_is_told_and_finds_the_plan_later(client: httpx.Client) -> None:
+    job = named("later", micro_batch_size=6, gradient_accumulation_steps=8)
+    answer = client.post("/v1/checks", json=job, headers={"Prefer": "wait=0"})
+    assert (answer.status_code, answer.json()["verdict"]) == (202, "pending")
+
+    until = time.monotonic() + 60
+    while client.get(f"/v1/plans/{answer.json()['plan_id']}").status_code == 404:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    again = client.post("/v1/checks", json=job)
+    assert (again.status_code, again.json()["verdict"]) == (200, "fits")
+    assert again.json()["plan_id"] == answer.json()["plan_id"]
+
+
+def test_a_deadline_that_passes_is_504_and_frees_the_process(client: httpx.Client) -> None:
+    job = named("slow", micro_batch_size=7, gradient_accumulation_steps=64)
+    late = client.post("/v1/plans", json=job, headers={"Prefer": "wait=0"})
+    assert (late.status_code, late.json()["type"]) == (504, "urn:planner:problem:deadline")
+
+    assert client.post("/v1/plans", json=named("next", micro_batch_size=8), timeout=60).status_code == 200
+
+
+def test_code_of_users_is_not_taken(client: httpx.Client) -> None:
+    answer = client.post("/v1/plans", json={**EXAMPLE_JOB, "model": {"factory": "os:getcwd"}})
+
+    assert (answer.status_code, answer.json()["place"]) == (403, "model.factory")
+
+
+def test_a_request_keeps_its_id_once(client: httpx.Client) -> None:
+    answer = client.get("/livez", headers={"X-Request-ID": "abc-1"})
+
+    assert answer.headers.get_list("x-request-id") == ["abc-1"]
+
+
+def test_the_description_is_there_for_people_and_programs(client: httpx.Client) -> None:
+    assert "swagger" in client.get("/docs").text
+    described = client.get("/openapi.json").json()
+    assert {"/v1/plans", "/v1/checks", "/v1/jobs/{system}/{job_id}", "/livez", "/readyz"} <= described["paths"].keys()
+    assert "429" in described["paths"]["/v1/plans"]["post"]["responses"]

@@ -1,0 +1,212 @@
+"""Tracing processes as they are: Ray actors that have traced many jobs, take too long, and are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.calibration.interval import Calibration
+from planner.history.store import History
+from planner.service.calibration_in_use import CalibrationInUse
+from planner.service.desk import Answered, Desk
+from planner.service.faults import TraceLimitError, WorkerLostError
+from planner.service.ids import order_of
+from planner.service.outcomes import Made, Refused
+from planner.service.tracers import Tracers
+from planner.settings import Settings
+from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Train
+from planner.tracing import wire
+from planner.tracing.isolated import Limits, trace_isolated
+from planner.units import GIB
+
+GPU = Cluster(gpu=Gpu(name="H100-SXM-80GB", total_bytes=80 * GIB, arch="sm_90"))
+DECODER = Job(
+    model=Model(decoder=Decoder(layers=2, hidden=64, heads=2, kv_heads=2, ffn=128, vocab=256)),
+    train=Train(sequence_length=64, precision="bf16_autocast"),
+    cluster=GPU,
+)
+DDP = dataclasses.replace(
+    DECODER,
+    parallel=Parallel(dp_replicate=DpReplicate(degree=8)),
+    cluster=dataclasses.replace(GPU, gpus_per_node=8),
+)
+CONVOLUTIONS = Job(
+    model=Model(
+        hf_config={
+            "model_type": "resnet", "architectures": ["ResNetForImageClassification"], "num_labels": 10,
+            "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic",
+        }
+    ),
+    train=Train(micro_batch_size=2, inputs={"pixel_values": Input(shape=(3, 32, 32))}),
+    cluster=GPU,
+)  # fmt: skip
+UNTRACEABLE = Job(
+    model=Model(hf_config={"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": "wide"}),
+    train=Train(sequence_length=16),
+    cluster=GPU,
+)
+AN_HOUR = dataclasses.replace(
+    DECODER,
+    model=Model(decoder=Decoder(layers=48, hidden=64, heads=2, kv_heads=2, ffn=128, vocab=256)),
+    train=Train(sequence_length=64, gradient_accumulation_steps=100_000),
+)
+
+
+def events(text: str) -> dict[str, Any]:
+    return {key: value for key, value in json.loads(text).items() if key != "seconds"}
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_worker_that_has_traced_many_jobs_gives_the_events_of_a_fresh_process() -> None:
+    from planner.service.tracing_deployment import RayWorker
+
+    async def story() -> dict[str, list[Any]]:
+        worker = RayWorker(Limits(), 8 * GIB)
+        await worker.ready()
+        found: dict[str, list[Any]] = {}
+        for _ in range(2):
+            for name, job in jobs.items():
+                found.setdefault(name, []).append(await worker.call("trace", job, 0))
+        worker.kill()
+        return found
+
+    jobs = {"decoder": DECODER, "convolutions": CONVOLUTIONS, "untraceable": UNTRACEABLE, "ddp": DDP}
+    found = asyncio.run(story())
+
+    assert all(isinstance(each, Refused) for each in found.pop("untraceable"))
+    for name, texts in found.items():
+        fresh = json.loads(json.dumps(wire.to_json(trace_isolated(jobs[name]))))
+        del fresh["seconds"]
+        assert [events(each.text) for each in texts] == [fresh, fresh], name
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_worker_is_watched_while_it_traces() -> None:
+    from planner.service.tracing_deployment import RayWorker
+
+    async def story() -> int:
+        worker = RayWorker(Limits(), 1)
+        await worker.ready()
+        trace = asyncio.ensure_future(worker.call("trace", AN_HOUR, 0))
+        await asyncio.sleep(1)
+        try:
+            async with asyncio.timeout(5):
+                return await worker.overdrawn()
+        finally:
+            assert not trace.done()
+            trace.cancel()
+            worker.kill()
+
+    assert asyncio.run(story()) > 100 * 2**20
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_killed_in_the_middle_and_past_its_limit_it_is_replaced_and_every_job_answered(tmp_path: Path) -> None:
+    from planner.service.tracing_deployment import tracers
+
+    async def process_at_work(made: Tracers) -> int:
+        while made.state()["busy"] == 0:
+            await asyncio.sleep(0.05)
+        (member,) = made._workers._busy
+        return await member.worker.process()
+
+    async def story(history: History) -> None:
+        made = tracers(settings, history, 1)
+        made.start()
+        desk = Desk(settings, history, made, CalibrationInUse(history))
+        while not made.state()["workers"]:
+            await asyncio.sleep(0.05)
+
+        asked = asyncio.create_task(desk.plan(AN_HOUR))
+        process = await process_at_work(made)
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(TraceLimitError):  # the second worker traced it as long as it may
+            await asked
+        assert time.monotonic() - began >= 4
+        found = await desk.plan(DECODER)
+        await made.finish()
+
+        assert isinstance(found, Answered)
+        assert history.plans.text(found.plan_id) == found.text
+        figures = made.state()
+        assert (figures["retried_total"], figures["killed_time_total"]) == (1, 1)
+
+    settings = Settings(database=f"sqlite:///{tmp_path / 'history.db'}", trace_workers=1, trace_seconds=4.0)
+    with History.open(settings.database) as history:
+        asyncio.run(story(history))
+
+
+class HandOfTracers:
+    """In the place of a Serve handle: dies as often as it is told, then answers."""
+
+    def __init__(self, deaths: int) -> None:
+        self.asked: list[float | None] = []
+        self.cancelled = 0
+        self._deaths = deaths
+
+    @property
+    def make(self) -> HandOfTracers:
+        return self
+
+    def remote(self, _order: Any, seconds: float | None, _keep: bool) -> HandOfTracers:
+        self.asked.append(seconds)
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def __await__(self) -> Any:
+        from ray.exceptions import ActorDiedError
+
+        yield from asyncio.sleep(0.05).__await__()
+        if len(self.asked) <= self._deaths:
+            raise ActorDiedError
+        return Made(text="{}")
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_replica_asks_once_more_where_the_tracers_died_within_the_time_that_is_left() -> None:
+    from planner.service.tracing_deployment import TracingHandle
+
+    hand: Any = HandOfTracers(deaths=1)
+    found = asyncio.run(TracingHandle(hand).make(order_of(DECODER, Calibration.none()), 10.0, keep=False))
+
+    assert found == Made(text="{}")
+    assert hand.asked[0] == 10.0
+    assert 9.0 < hand.asked[1] < 10.0
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_replica_gives_up_where_the_tracers_died_twice() -> None:
+    from planner.service.tracing_deployment import TracingHandle
+
+    hand: Any = HandOfTracers(deaths=2)
+    with pytest.raises(WorkerLostError):
+        asyncio.run(TracingHandle(hand).make(order_of(DECODER, Calibration.none()), None, keep=False))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_caller_that_goes_is_told_to_the_tracers() -> None:
+    from planner.service.tracing_deployment import TracingHandle
+
+    async def story(handle: TracingHandle) -> None:
+        asked = asyncio.create_task(handle.make(order_of(DECODER, Calibration.none()), None, keep=False))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    hand: Any = HandOfTracers(deaths=0)
+    asyncio.run(story(TracingHandle(hand)))
+
+    assert hand.cancelled == 1

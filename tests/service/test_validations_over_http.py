@@ -1,0 +1,168 @@
+"""Validations from the request to the result, on CPU workers of a real Ray, as the service runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from planner.service.documents import EXAMPLE_JOB
+
+SMALL: dict[str, Any] = {
+    **EXAMPLE_JOB,
+    "metadata": {"name": "small"},
+    "model": {"decoder": {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "vocab": 1000}},
+    "train": {"micro_batch_size": 4, "sequence_length": 64, "iterations": 2},
+}
+TWO_RANKS = {
+    **SMALL,
+    "parallel": {"dp_replicate": 2},
+    "cluster": {"nodes": 1, "gpus_per_node": 2, "gpu": "H100-SXM-80GB"},
+}
+
+
+def finished(client: httpx.Client, location: str) -> dict[str, Any]:
+    until = time.monotonic() + 90
+    while True:
+        found: dict[str, Any] = client.get(location).json()
+        if found["state"] not in ("pending", "running"):
+            return found
+        assert time.monotonic() < until, found
+        time.sleep(0.25)
+
+
+def test_a_step_of_one_process_is_measured_beside_its_plan(client: httpx.Client) -> None:
+    plan = client.post("/v1/plans", json=SMALL).json()
+    answer = client.post("/v1/validations", json={"plan_id": plan["plan_id"], "device": "cpu"})
+    assert answer.status_code == 202, answer.text
+    asked = answer.json()
+    assert (asked["schema"], asked["state"], asked["plan_id"]) == ("planner.validation/1", "pending", plan["plan_id"])
+    assert answer.headers["Location"] == f"/v1/validations/{asked['validation_id']}"
+
+    done = finished(client, answer.headers["Location"])
+
+    assert (done["state"], done["problem"]) == ("done", "")
+    assert done["error_percent"] < 0.5
+    assert (done["device"], done["gpu"], done["out_of_memory"]) == ("cpu", "cpu", False)
+    (rank,) = done["result"]["ranks"]
+    assert (done["result"]["error_of"], rank["peers"], rank["observation"]) == ("requested", "none", None)
+    exact = {each["name"]: each["error_percent"] for each in rank["comparison"]["categories"]}
+    assert exact == {"parameter": 0.0, "gradient": 0.0, "optimizer_state": 0.0}
+
+
+def test_two_ranks_of_ddp_over_gloo_are_measured_beside_their_plan(client: httpx.Client) -> None:
+    answer = client.post(
+        "/v1/validations", json={"job": TWO_RANKS, "device": "cpu", "mode": "real_peers", "ranks": [0, 1]}
+    )
+    done = finished(client, answer.headers["Location"])
+
+    assert (done["state"], done["problem"], done["mode"]) == ("done", "", "real_peers")
+    assert done["error_percent"] < 0.5
+    assert [(each["rank"], each["peers"]) for each in done["result"]["ranks"]] == [(0, "present"), (1, "present")]
+    for rank in done["result"]["ranks"]:
+        exact = {each["name"]: each["error_percent"] for each in rank["comparison"]["categories"]}
+        assert exact == {"parameter": 0.0, "gradient": 0.0, "bucket": 0.0, "optimizer_state": 0.0}
+
+
+def test_its_error_reaches_a_prometheus_that_scrapes_the_service(
+    service: Any, client: httpx.Client, prometheus_server: Any, tmp_path: Path
+) -> None:
+    answer = client.post("/v1/validations", json={"job": SMALL, "device": "cpu"})
+    error_percent = finished(client, answer.headers["Location"])["error_percent"]
+
+    with prometheus_server.scraping(tmp_path, {"planner": httpx.URL(service.base_url).port}) as prometheus:
+        prometheus.waits_for('planner_validation_last_error_ratio{gpu="cpu"}')
+        (told,) = prometheus.figures('planner_validation_last_error_ratio{gpu="cpu"}').values()
+
+    assert told == pytest.approx(error_percent / 100, abs=1e-9)
+
+
+def test_what_was_measured_is_listed(client: httpx.Client) -> None:
+    refused = client.post("/v1/validations", json={"job": _on("B200-SXM-180GB")}).json()
+    listed = client.get("/v1/validations", params={"state": "refused", "gpu": "B200-SXM-180GB"}).json()
+    assert listed["schema"] == "planner.validations/1"
+    assert [each["validation_id"] for each in listed["validations"]] == [refused["validation_id"]]
+    assert "result" not in listed["validations"][0]
+
+
+def test_a_gpu_that_the_cluster_lacks_is_refused_at_once(client: httpx.Client) -> None:
+    answer = client.post("/v1/validations", json={"job": _on("L4-24GB")})
+    assert (answer.status_code, answer.json()["state"]) == (202, "refused")
+    assert "what is there: 2 x H100" in answer.json()["problem"]
+
+
+def test_what_ran_on_a_processor_never_enters_the_calibration(client: httpx.Client) -> None:
+    found = client.get("/v1/calibration").json()
+    assert (found["schema"], found["id"], found["corrections"]) == ("planner.calibration/1", "none", [])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "problem"),
+    [
+        ({"plan_id": "pl-" + "a" * 26}, 404, "there is no plan 'pl-aaaaaaaaaaaaaaaaaaaaaaaaaa'"),
+        ({"plan_id": 7}, 404, "there is no plan '7'"),
+        ({}, 422, "a validation is of one thing"),
+        ({"job": SMALL, "device": "tpu"}, 422, "'tpu' is no device"),
+        ({"job": SMALL, "ranks": [1]}, 422, "1 cannot be one of the ranks"),
+        ({"job": []}, 422, "the job is no object"),
+        ({"job": SMALL, "seconds": 1}, 422, "there is no key `seconds`"),
+        ({"job": {**SMALL, "model": {"factory": "os:getcwd"}}}, 403, "this service runs no code of its users"),
+        ({"job": {**SMALL, "cluster": {"gpu": "H100-SXM-80GB", "nodes": 2}}}, 422, None),
+    ],
+)
+def test_what_cannot_be_validated_is_said(
+    body: dict[str, Any], status: int, problem: str | None, client: httpx.Client
+) -> None:
+    answer = client.post("/v1/validations", json=body)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    assert problem is None or answer.json()["problem"] == problem
+
+
+def test_a_validation_that_nobody_asked_for_is_not_there(client: httpx.Client) -> None:
+    for name in ("va-" + "a" * 26, "va-x", "%00"):
+        assert client.get(f"/v1/validations/{name}").status_code == 404
+
+
+def test_if_the_process_that_runs_validations_is_killed_they_have_failed_and_new_ones_are_taken(
+    client: httpx.Client,
+) -> None:
+    from ray import serve
+
+    runner = serve.get_deployment_handle("Validations", "planner").process.remote().result(timeout_s=30)
+    location = client.post("/v1/validations", json={"job": SMALL, "device": "cpu"}).headers["Location"]
+    until = time.monotonic() + 60
+    while client.get(location).json()["state"] == "pending" and time.monotonic() < until:
+        time.sleep(0.05)
+    os.kill(runner, signal.SIGKILL)
+
+    failed = finished(client, location)
+    assert (failed["state"], failed["problem"], failed["error_percent"]) == (
+        "failed",
+        "the process that ran it ended before it was done; ask again",
+        None,
+    )
+    again = client.post("/v1/validations", json={"job": _on("L4-24GB")})
+    assert (again.status_code, again.json()["state"]) == (202, "refused")
+    until = time.monotonic() + 20
+    while (left := _measuring_processes()) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert left == []
+
+
+def _measuring_processes() -> list[str]:
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"planner.validation import child" in line.read_bytes():
+                found.append(line.parent.name)
+    return found
+
+
+def _on(gpu: str) -> dict[str, Any]:
+    return {**SMALL, "cluster": {"nodes": 1, "gpus_per_node": 1, "gpu": gpu}}

@@ -1,0 +1,73 @@
+"""A request is read strictly, and comes back from the history as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from planner.errors import SpecError
+from planner.spec.job import Job
+from planner.validation.conduct import Conditions, tracing_limits
+from planner.validation.request import Device, Mode, Request, check_keys, from_json, request_of, to_json
+
+MakeJob = Callable[..., Job]
+
+
+def test_what_is_not_said_is_one_rank_of_each_class_on_a_gpu(job: MakeJob) -> None:
+    assert request_of({}, job(ranks=4)) == Request(
+        job=job(ranks=4), ranks=(0,), mode=Mode.AUTO, device=Device.CUDA, plan_id=""
+    )
+
+
+def test_a_request_comes_back_as_it_was_written(job: MakeJob) -> None:
+    asked = request_of({"ranks": [1, 0], "mode": "real_peers", "device": "cpu"}, job(ranks=2), "pl-x")
+    assert from_json(to_json(asked)) == asked
+
+
+@pytest.mark.parametrize(
+    ("body", "problem", "place"),
+    [
+        ({"mode": "fast"}, "'fast' is no mode", "mode"),
+        ({"mode": ["auto"]}, "\"['auto']\" is no mode", "mode"),
+        ({"device": "tpu"}, "'tpu' is no device", "device"),
+        ({"ranks": 1}, "these are no ranks", "ranks"),
+        ({"ranks": []}, "these are no ranks", "ranks"),
+        ({"ranks": list(range(17))}, "these are no ranks", "ranks"),
+        ({"ranks": [4]}, "4 cannot be one of the ranks", "ranks"),
+        ({"ranks": [-1]}, "-1 cannot be one of the ranks", "ranks"),
+        ({"ranks": [0, 0]}, "0 cannot be one of the ranks", "ranks"),
+        ({"ranks": [True]}, "True cannot be one of the ranks", "ranks"),
+        ({"ranks": ["0"]}, "0 cannot be one of the ranks", "ranks"),
+    ],
+)
+def test_what_cannot_be_is_said(body: dict[str, Any], problem: str, place: str, job: MakeJob) -> None:
+    with pytest.raises(SpecError) as said:
+        request_of(body, job(ranks=4))
+    assert (said.value.problem, said.value.place) == (problem, place)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"plan": "pl-x"}, "there is no key `plan`"),
+        ({}, "a validation is of one thing"),
+        ({"plan_id": "pl-x", "job": {}}, "a validation is of one thing"),
+    ],
+)
+def test_it_is_of_a_plan_or_of_a_job(body: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecError) as said:
+        check_keys(body)
+    assert said.value.problem == problem
+
+
+def test_code_that_a_job_brings_is_traced_behind_walls(job: MakeJob, strange: MakeJob) -> None:
+    walled = Conditions(walls=lambda limits, folder: ("bwrap", folder, str(limits.seconds)))
+    assert tracing_limits(job(), walled).command == ()
+    assert tracing_limits(strange("nothing"), walled).command == (
+        "bwrap",
+        strange("nothing").model.factory_path,
+        "300.0",
+    )
+    assert tracing_limits(strange("nothing"), Conditions()).command == ()

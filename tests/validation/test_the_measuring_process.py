@@ -1,0 +1,170 @@
+"""Whatever happens in the process that measures is an answer, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.measuring import measurement
+from planner.spec.bundle import bundle
+from planner.spec.job import Job
+from planner.tracing.isolated import Limits
+from planner.units import GIB, MIB
+from planner.validation import supervised
+
+MakeJob = Callable[..., Job]
+ROOT = Path(__file__).parents[2]
+
+
+def measured(job: Job, *, seconds: float = 60.0, memory_bytes: int = 4 * GIB) -> dict[str, Any]:
+    request = {"job": bundle(job), "rank": 0, "world_size": 1, "device": "cpu"}
+    return supervised.run(request, Limits(seconds=seconds, memory_bytes=memory_bytes))
+
+
+def processes_of(session: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def children_of(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def test_a_step_that_ends_well_is_a_measurement(job: MakeJob) -> None:
+    found = measurement.from_json(measured(job())["measurement"])
+    assert (found.device.kind, found.peers, found.rank) == ("cpu", "none", 0)
+    assert found.truth is not None
+    assert found.truth.believed
+    assert found.peak.requested_bytes > 10 * MIB
+
+
+@pytest.mark.parametrize(
+    ("does", "problem"),
+    [
+        ("die", "the measuring process was killed (SIGKILL), as the kernel does where a host's memory runs out"),
+        ("leave", "the measuring process ended with exit code 7: what the program says before it leaves"),
+    ],
+)
+def test_a_step_that_ends_badly_is_a_problem(does: str, problem: str, strange: MakeJob) -> None:
+    assert measured(strange(does)) == {"problem": problem}
+
+
+def test_a_step_that_raises_is_a_problem_with_its_first_line(strange: MakeJob) -> None:
+    found = measured(strange("fail"))
+    assert (found["problem"], found["of_a_peer"]) == ("the measured step failed: RuntimeError: the data", False)
+
+
+def test_what_a_program_answers_in_the_place_of_the_process_is_not_believed(strange: MakeJob) -> None:
+    assert measured(strange("lie")) == {"problem": "the measuring process ended with exit code 0: without a word"}
+
+
+class Clock:
+    """Goes as it should until the measuring process hangs; then its time is over."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self) -> None:
+        self.hung: list[int] = []
+
+    def monotonic(self) -> float:
+        return time.monotonic() + (1000 if self.hung else 0)
+
+    def look(self, child: int) -> int:
+        if len(processes_of(child)) == 2:  # and the one that it has started
+            self.hung = processes_of(child)
+        return 0
+
+
+def test_a_step_that_hangs_is_ended_with_all_that_it_started(strange: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(supervised, "time", clock)
+    monkeypatch.setattr(supervised, "_resident_bytes", clock.look)
+    assert measured(strange("hang"), seconds=300) == {
+        "problem": "the measured step was not done within 300 s, and was ended"
+    }
+    assert len(clock.hung) == 2
+    until = time.monotonic() + 10
+    while any(os.path.exists(f"/proc/{each}") for each in clock.hung) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert [each for each in clock.hung if os.path.exists(f"/proc/{each}")] == []
+
+
+def test_a_step_that_eats_the_hosts_memory_is_ended(strange: MakeJob) -> None:
+    found = measured(strange("eat"), memory_bytes=700 * MIB)
+    assert found == {
+        "problem": "the measured step took more than 700.00 MiB of the host's memory, and was ended "
+        "(PLANNER_VALIDATION_MEMORY_BYTES)"
+    }
+
+
+def test_what_torch_lacks_of_a_job_is_said_as_everywhere(strange: MakeJob) -> None:
+    missing = bundle(strange("nothing"))
+    missing["model"] = {**missing["model"], "factory": "strange_models:Missing"}
+    request = {"job": missing, "rank": 0, "world_size": 1, "device": "cpu"}
+    found = supervised.run(request, Limits(seconds=60))
+    assert found["place"] == "model.factory"
+    assert "Missing" in found["problem"]
+
+
+def test_it_has_the_allocators_settings_of_the_job_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    here = supervised._environment("expandable_segments:True")
+    assert here["PYTORCH_ALLOC_CONF"] == here["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in supervised._environment("")
+
+
+def test_it_ends_when_the_one_that_watches_is_killed(strange: MakeJob, tmp_path: Path) -> None:
+    program = tmp_path / "watcher.py"
+    program.write_text(
+        textwrap.dedent(
+            f"""
+            import json, sys
+            sys.path.insert(0, {str(ROOT)!r})
+            from planner.tracing.isolated import Limits
+            from planner.validation import supervised
+            supervised.run(json.load(sys.stdin), Limits(seconds=60))
+            """
+        )
+    )
+    request = {"job": bundle(strange("sleep")), "rank": 0, "world_size": 1, "device": "cpu"}
+    watcher = subprocess.Popen([sys.executable, str(program)], stdin=subprocess.PIPE, text=True)
+    assert watcher.stdin is not None
+    watcher.stdin.write(json.dumps(request))
+    watcher.stdin.close()
+    children: list[int] = []
+    until = time.monotonic() + 60
+    while not children and time.monotonic() < until:
+        children = children_of(watcher.pid)
+        time.sleep(0.05)
+    time.sleep(1.0)
+    watcher.send_signal(signal.SIGKILL)
+    watcher.wait()
+    until = time.monotonic() + 10
+    while os.path.exists(f"/proc/{children[0]}") and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{children[0]}")
