@@ -1,6 +1,9 @@
 """How long a history of ten thousand plans takes to answer, in SQLite unless a URL is given.
 
 Run: python benchmarks/history_speed.py [URL of an empty database]
+
+SQLite works in this process: its figures are processor seconds, as those of the other benchmarks. PostgreSQL does not:
+its figures are by the clock.
 """
 
 from __future__ import annotations
@@ -9,12 +12,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 
+from sqlalchemy import insert
+
 from planner.events import Category, Phase
+from planner.history import schema
+from planner.history.counters import Counters
 from planner.history.job_values import JobChange, MeasuredRank
 from planner.history.store import History
+from planner.metrics import REQUEST_SECONDS, REQUESTS, exposition
 from planner.report.statement import (
     Holder,
     OutsideAllocator,
@@ -28,13 +39,27 @@ from planner.report.statement import (
 from planner.units import GIB
 
 PLANS = 10_000
+ACTIVE = 50
+"""Plans of which metrics tell every rank class; the newest ones have sixteen."""
+CHECKS, VALIDATIONS = 100_000, 10_000
+"""As many as the retention keeps."""
 RUNNING = 2_000
 """Jobs that have not ended, each with a plan of its own and two ranks that told their peaks."""
 HOLDERS = 100
+METRICS = "/metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Median seconds of each question, and the size of what Prometheus is told."""
+
+    seconds: dict[str, float]
+    metrics_bytes: int
 
 
 def plan(number: int) -> Plan:
-    """A plan of two rank classes with as many holders as a real one has."""
+    """A plan of two rank classes, or sixteen if metrics will tell it, with as many holders as a real one has."""
+    ranks = ("0", "1-63") if number < PLANS - ACTIVE else tuple(str(rank) for rank in range(16))
     return Plan(
         plan_id=f"pl-{number:026d}",
         trace_id=f"{number:064x}",
@@ -43,38 +68,64 @@ def plan(number: int) -> Plan:
             "metadata": {"name": f"run-{number}", "team": f"team-{number % 40}", "queue": f"queue-{number % 5}"},
             "cluster": {"gpu": {"name": ("H100-SXM-80GB", "A100-SXM-40GB", "B200-180GB")[number % 3]}},
         },
-        rank_classes=(_rank_class("0", 0, number), _rank_class("1-63", 1, number)),
+        rank_classes=tuple(_rank_class(each, place, number) for place, each in enumerate(ranks)),
         provenance=Provenance(planner="0", torch="0", allocator_rules="0", catalog="0", calibration="none"),
     )
 
 
-def measure(url: str, plans: int = PLANS, repetitions: int = 9) -> dict[str, float]:
-    """Median seconds of each question to a history of so many plans."""
+def measure(url: str, plans: int = PLANS, repetitions: int = 9) -> Measured:
+    """Median seconds of each question to a history of so many plans, the last 2,000 of them with a job that runs."""
+    clock = time.process_time if url.startswith("sqlite") else time.perf_counter
     with History.open(url) as history:
-        began = time.perf_counter()
+        began = clock()
         for number in range(plans):
             history.plans.put(plan(number))
-        stored = (time.perf_counter() - began) / plans
-        for number in range(min(plans, RUNNING)):
+        stored = (clock() - began) / plans
+        for number in range(max(plans - RUNNING, 0), plans):
             measured = tuple(MeasuredRank(rank=rank, device_bytes=40 * GIB) for rank in (0, 5))
-            history.jobs.bind("ray", str(number), JobChange(plan_id=plan(number).plan_id, measured=measured))
+            uuids = tuple(f"GPU-00000000-0000-0000-{number:04d}-{rank:012d}" for rank in range(16))
+            change = JobChange(plan_id=plan(number).plan_id, hosts=("node-1",), gpu_uuids=uuids, measured=measured)
+            history.jobs.bind("ray", str(number), change)
+        _fill_the_rest(history)
         questions: dict[str, Callable[[], object]] = {
             "list of 100 plans": lambda: history.plans.newest(100),
             "list of 100 plans of a team": lambda: history.plans.newest(100, team="team-7"),
             "capacity": history.capacity,
             "active plans, 50": history.active_plans,
+            METRICS: lambda: exposition(history),
             "a plan's JSON": lambda: history.plans.text(plan(plans // 2).plan_id),
             "a plan": lambda: history.plans.get(plan(plans // 2).plan_id),
         }
-        return {"a plan stored": stored} | {name: _seconds(ask, repetitions) for name, ask in questions.items()}
+        found = {"a plan stored": stored} | {name: _seconds(ask, repetitions, clock) for name, ask in questions.items()}
+        return Measured(seconds=found, metrics_bytes=len(exposition(history)[0]))
 
 
-def _seconds(ask: Callable[[], object], repetitions: int) -> float:
+def _fill_the_rest(history: History) -> None:
+    """Checks, validations and counters, straight into their tables."""
+    now = datetime.now(UTC)
+    labels = {"plan_id": "", "team": "", "queue": "", "name": "", "system": "ray"}
+    checks = [{**labels, "check_id": str(n), "asked_at": now, "verdict": "fits"} for n in range(CHECKS)]
+    common = {"plan_id": "", "mode": "", "problem": "", "asked_at": now, "state": "done", "result": "x" * 2000}
+    validations = [
+        {**common, "validation_id": str(n), "gpu": f"gpu-{n % 8}", "torch": "2.13.0", "error_percent": n / 1000}
+        for n in range(VALIDATIONS)
+    ]
+    with history._database.writing() as connection:
+        connection.execute(insert(schema.CHECKS), checks)
+        connection.execute(insert(schema.VALIDATIONS), validations)
+    with Counters(history.totals) as counters:
+        for route in range(15):
+            for status in (200, 400, 404, 422):
+                counters.add(REQUESTS, {"method": "POST", "route": f"/v1/route-{route}", "status": str(status)})
+                counters.observe(REQUEST_SECONDS, {"route": f"/v1/route-{route}"}, status / 100)
+
+
+def _seconds(ask: Callable[[], object], repetitions: int, clock: Callable[[], float]) -> float:
     times = []
     for _ in range(repetitions):
-        began = time.perf_counter()
+        began = clock()
         ask()
-        times.append(time.perf_counter() - began)
+        times.append(clock() - began)
     return median(times)
 
 
@@ -111,18 +162,35 @@ def _rank_class(ranks: str, representative: int, number: int) -> RankClassStatem
 
 
 @contextmanager
-def _place(arguments: list[str]) -> Iterator[str]:
-    if arguments:
-        yield arguments[0]
-        return
+def sqlite() -> Iterator[str]:
+    """The URL of a new file, gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         yield f"sqlite:///{folder}/history.db"
 
 
+@contextmanager
+def postgresql() -> Iterator[str | None]:
+    """The URL of a new database of the machine's own server, as the tests start it; None where there is none."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "history"))
+    try:
+        import postgresql_server as server
+    except ImportError:  # no driver
+        yield None
+        return
+    binaries = server.binaries()
+    if binaries is None:
+        yield None
+        return
+    with server.running(binaries) as running:
+        yield running.new_database()
+
+
 def main() -> None:
-    with _place(sys.argv[1:]) as url:
-        for name, seconds in measure(url).items():
-            print(f"  {name:<30} {1000 * seconds:8.2f} ms")
+    with nullcontext(sys.argv[1]) if sys.argv[1:] else sqlite() as url:
+        measured = measure(url)
+    for name, seconds in measured.seconds.items():
+        print(f"  {name:<30} {1000 * seconds:8.2f} ms")
+    print(f"  {'size of /metrics':<30} {measured.metrics_bytes:,} bytes")
 
 
 if __name__ == "__main__":

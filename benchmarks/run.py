@@ -3,7 +3,8 @@
 Run: python benchmarks/run.py [--quick]
 
 What is compared is always compared within this run, on this machine, by medians of several repetitions; times are
-processor seconds, so that other work on the machine matters little. Only the stages of an answer are by the clock.
+processor seconds, so that other work on the machine matters little. Only the stages of an answer, and what a
+PostgreSQL does, are by the clock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import history_speed
 import replay_speed
+import service_load
 
 from planner.allocator.rules import Rules
 
@@ -28,8 +31,19 @@ EXAMPLE = HERE.parent / "examples" / "nemotron-4b-ddp.yaml"  # what `make plan` 
 
 NOT_SLOWER_THAN_MEM_TRACKER = 1.0
 REPLAYED_A_SECOND = 200_000
+HIT_SECONDS = 0.005
+MORE_SECONDS = 0.3
+"""A plan that is new to the service may take so much longer than in a process of the command line that is warm."""
 LINEAR = 1.3
 """At most this much more for each event, or layer, in the longest run than in the shortest."""
+
+SHARDED_SECONDS, PIPELINE_SECONDS = 6.0, 30.0
+"""A plan of FSDP2 over 64 ranks, of processor time; one of 16,384 ranks in a pipeline, by the clock, on two cores."""
+TWICE_THE_LAYERS, TWICE_THE_SHARDS = 1.25, 1.1
+"""At most so much longer for a rank class; shards should cost nothing, and the rest of their line is noise."""
+
+ASKED_SECONDS = 0.1
+METRICS_SECONDS, METRICS_BYTES = 0.2, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +100,73 @@ def replaying(repetitions: int) -> Iterator[Row]:
         yield Row(f"{name}, an event of the longest / of the shortest", f"{ratio:.2f}", f"<= {LINEAR}", ratio <= LINEAR)
 
 
+def remembering(repetitions: int) -> Iterator[Row]:
+    """Storing ten thousand plans takes longer than asking for them: each question is repeated more often."""
+    with history_speed.sqlite() as url:
+        yield from _remembered("SQLite", history_speed.measure(url, repetitions=3 * repetitions))
+    with history_speed.postgresql() as url_or_none:
+        if url_or_none is None:
+            yield Row("PostgreSQL", "not installed")
+            return
+        yield from _remembered("PostgreSQL", history_speed.measure(url_or_none, repetitions=3 * repetitions))
+
+
+def _remembered(database: str, measured: history_speed.Measured) -> Iterator[Row]:
+    for question, seconds in measured.seconds.items():
+        most = METRICS_SECONDS if question == history_speed.METRICS else ASKED_SECONDS
+        yield Row(f"{database}, {question}", f"{1000 * seconds:.1f} ms", f"< {1000 * most:.0f} ms", seconds < most)
+    size = measured.metrics_bytes
+    yield Row(f"{database}, size of /metrics", f"{size:,} bytes", f"< {METRICS_BYTES:,}", size < METRICS_BYTES)
+
+
+def serving(repetitions: int) -> Iterator[Row]:
+    """Plans that are in the store, over HTTP, by a service of its own."""
+    runs = [service_load.measure() for _ in range(repetitions)]
+    per_second = median(run.per_second for run in runs)
+    inside = median(run.inside_median_ms for run in runs)
+    least, most = service_load.WANTED_PER_SECOND, service_load.WANTED_MEDIAN_MS
+    what = f"{service_load.CONNECTIONS} connections, answers of {runs[0].answer_bytes:,} bytes"
+    yield Row(what, f"{per_second:.0f} a second", f">= {least:.0f}", per_second >= least)
+    yield Row("one at a time, median inside the service", f"{inside:.1f} ms", f"< {most:.0f} ms", inside < most)
+
+
+def making(repetitions: int) -> Iterator[Row]:
+    """The desk of a service with one tracing process, beside a process that is as warm."""
+    seconds = _child("service_speed.py", str(2 * repetitions - 1))
+    for what in ("hit in memory", "hit in the database"):
+        yield Row(what, f"{1000 * seconds[what]:.1f} ms", f"< {1000 * HIT_SECONDS:.0f} ms", seconds[what] < HIT_SECONDS)
+    yield Row("a new plan", f"{seconds['new plan']:.2f} s")
+    yield Row("the same in a warm process", f"{seconds['in a warm process']:.2f} s")
+    more = seconds["more than in a warm process"]
+    yield Row("more, median of pairs", f"{more:.2f} s", f"<= {MORE_SECONDS} s", more <= MORE_SECONDS)
+
+
+def laying_out(repetitions: int) -> Iterator[Row]:
+    """Plans of all ranks. The large one is made once: it takes long, and by the clock of a machine that may be busy."""
+    sharded = median(_child("layout_speed.py", "sharded")["processor_seconds"] for _ in range(repetitions))
+    what, kept = "FSDP2 over 64 ranks, Llama-3-8B's shape", sharded < SHARDED_SECONDS
+    yield Row(what, f"{sharded:.2f} s", f"< {SHARDED_SECONDS:.0f} s", kept)
+    large = _child("layout_speed.py", "pipeline", "--processes", "2")
+    seconds, load = large["wall_seconds"], os.getloadavg()[0]
+    what, kept = f"16,384 ranks, {large['rank_classes']} classes, by the clock", seconds < PIPELINE_SECONDS
+    yield Row(what, f"{seconds:.1f} s", f"< {PIPELINE_SECONDS:.0f} s, two cores", kept)
+    yield Row("the same, of two processes; load of the machine", f"{large['processor_seconds']:.1f} s; {load:.1f}")
+    usual, layers, shards = (
+        median(
+            _child("layout_speed.py", "pipeline", "--one-class", *more)["processor_seconds"] for _ in range(repetitions)
+        )
+        for more in ((), ("--layers", "252"), ("--dp", "64"))
+    )
+    yield Row("one rank class of it", f"{usual:.2f} s")
+    # Over more than 128 ranks the key and value projections do not divide: a class then has two parts to be traced.
+    ratios = (
+        ("with 252 layers / with 126", layers / usual, TWICE_THE_LAYERS),
+        ("with 128 shards / with 64", usual / shards, TWICE_THE_SHARDS),
+    )
+    for what, ratio, most in ratios:
+        yield Row(what, f"{ratio:.2f}", f"<= {most}", ratio <= most)
+
+
 def answering(repetitions: int) -> Iterator[Row]:
     runs = [_child("answer_stages.py", str(EXAMPLE)) for _ in range(repetitions)]
     stages = {name: median(run[name] for run in runs) for name in runs[0]}
@@ -118,6 +199,10 @@ def main() -> int:
     missed = 0
     for title, rows in (
         ("Replay: events a second, 10,000 free blocks around", replaying(repetitions)),
+        (f"History of {history_speed.PLANS:,} plans, 50 of them active with 16 rank classes", remembering(repetitions)),
+        ("Plans from the store over HTTP", serving(repetitions)),
+        ("Plans that are new to the service, Llama-3-8B", making(repetitions)),
+        ("Large layouts: Llama-3.1-405B's shape, TP 8, PP 16, dp_shard 128, 32 micro-batches", laying_out(repetitions)),
         (f"Start to answer: planner plan {EXAMPLE.name}, by the clock", answering(repetitions)),
         ("Growth of the trace with the layers, Llama-3-8B's otherwise", growth(repetitions)),
         ("Trace of a Llama-3-8B-shaped step, 8,192 tokens, 3 iterations, AdamW", tracing(repetitions)),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +26,19 @@ def every_plan_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
         return statement, timeline
 
     monkeypatch.setattr(planning, "_judge", judge)
+
+
+@pytest.fixture(scope="session")
+def prometheus_server() -> Any:
+    """The module that starts a Prometheus. Loaded by its path: folders of tests are no packages."""
+    path = Path(__file__).with_name("prometheus_server.py")
+    spec = importlib.util.spec_from_file_location("prometheus_server", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def adds_up(statement: RankClassStatement) -> None:

@@ -1,0 +1,251 @@
+"""The planner service as a hook asks it: the standard library only, a limit on every wait and every answer."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from email.message import Message
+from typing import IO, Any
+
+from planner.errors import PlannerError
+
+MOST_BYTES = 64 * 2**20
+"""The largest answer that is read: plans of many rank classes take some megabytes."""
+_LONGEST_WAIT = 20.0
+"""Seconds that one request waits for a plan: proxies end what is silent for half a minute."""
+_PAUSE = 0.5
+_BUSY = (429, 503)
+_JOBS_FAULT = (400, 403, 413, 415, 422)
+
+
+class UnreachableError(PlannerError):
+    """The service does not answer, or not as a planner does; says nothing about the job."""
+
+
+class UnplannableError(PlannerError):
+    """The service answered that this job cannot be planned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A plan (`planner.plan/1`) with the metadata of the job that was asked about."""
+
+    plan: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """The plan is still being made, and will be found under this id."""
+
+    plan_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    status: int
+    document: Mapping[str, Any]
+    retry_seconds: float
+
+
+class Client:
+    """Asks one service. Not for several threads."""
+
+    def __init__(
+        self,
+        server: str,
+        token: str = "",
+        *,
+        system: str = "",
+        timeout_seconds: float = 3.0,
+        now: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`system` is told to the service, which counts checks by it. Raises ValueError for a server without http."""
+        if urllib.parse.urlsplit(server).scheme not in ("http", "https"):
+            raise ValueError("the planner service is named by an http:// or https:// address")
+        self._server, self._token, self._system = server.rstrip("/"), token, system
+        self._timeout, self._now, self._pause = timeout_seconds, now, pause
+        self._opener = urllib.request.build_opener(_NoRedirects)
+
+    def plan(self, bundle: Mapping[str, Any], wait_seconds: float) -> Found | Pending:
+        """The plan of a bundle, remembered by the service as a check; Pending if it is not made after `wait_seconds`.
+
+        Raises UnreachableError and UnplannableError.
+        """
+        until = self._now() + wait_seconds
+        check_id = uuid.uuid4().hex
+        while True:
+            left = max(until - self._now(), 0.0)
+            wait = int(min(left, _LONGEST_WAIT))
+            headers = {"Prefer": f"wait={wait}", "X-Planner-Check": check_id, "X-Planner-System": self._system}
+            reply = self._ask("POST", "/v1/checks", bundle, headers, until=until, seconds=wait + self._timeout)
+            plan_id = _text(reply.document, "plan_id")
+            if reply.status == 200:
+                return self._found(plan_id, bundle, until)
+            if self._now() + _PAUSE >= until:
+                return Pending(plan_id=plan_id)
+            self._pause(_PAUSE)
+
+    def bind(self, system: str, job_id: str, told: Mapping[str, Any]) -> None:
+        """Tells the service of a job (`PUT /v1/jobs`), such as the plan it was admitted with."""
+        path = "/".join(urllib.parse.quote(part, safe="") for part in (system, job_id))
+        self._ask("PUT", f"/v1/jobs/{path}", told, {}, until=self._now() + self._timeout, seconds=self._timeout)
+
+    def plan_of(self, plan_id: str) -> Mapping[str, Any]:
+        """A plan that was made before. Raises UnplannableError if the service does not have it."""
+        path = f"/v1/plans/{urllib.parse.quote(plan_id, safe='')}"
+        return self._ask("GET", path, None, {}, until=self._now() + self._timeout, seconds=self._timeout).document
+
+    def newest(self, limit: int = 1000, before: str = "") -> list[Mapping[str, Any]]:
+        """Summaries of plans, the newest first; `before` goes on from the `stored_at` of the last one."""
+        query = urllib.parse.urlencode({"limit": limit, **({"before": before} if before else {})})
+        until = self._now() + self._timeout
+        found = self._ask("GET", f"/v1/plans?{query}", None, {}, until=until, seconds=self._timeout)
+        plans = found.document.get("plans")
+        if not isinstance(plans, list) or not all(isinstance(each, dict) for each in plans):
+            raise self._strange("a list of plans without plans")
+        return plans
+
+    def capacity(self, question: Sequence[tuple[str, str]] = ()) -> Mapping[str, Any]:
+        """What `GET /v1/capacity` answers to its parameters. Raises UnplannableError for those it does not know."""
+        query = urllib.parse.urlencode(question)
+        until = self._now() + self._timeout
+        found = self._ask("GET", f"/v1/capacity?{query}", None, {}, until=until, seconds=self._timeout).document
+        if not str(found.get("schema", "")).startswith("planner.capacity/"):
+            raise self._strange("something else than its capacity")
+        return found
+
+    def _found(self, plan_id: str, bundle: Mapping[str, Any], until: float) -> Found:
+        """The whole plan of a verdict. It is in the store, unless that fails: then it is asked for with the job."""
+        later = max(until, self._now() + self._timeout)
+        try:
+            plan = self.plan_of(plan_id)
+        except (UnplannableError, UnreachableError):
+            reply = self._ask("POST", "/v1/plans", bundle, {"Prefer": "wait=1"}, until=later, seconds=1 + self._timeout)
+            plan = reply.document
+        job = plan.get("job")
+        if not isinstance(job, dict):
+            raise self._strange("a plan without its job")
+        # Equal jobs share a plan, under the name of whoever came first.
+        return Found(plan={**plan, "job": {**job, "metadata": bundle.get("metadata") or {}}})
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        headers: Mapping[str, str],
+        *,
+        until: float,
+        seconds: float,
+    ) -> _Reply:
+        """One answer; a service that is busy is asked again as long as there is time."""
+        while True:
+            reply = self._once(method, path, body, headers, max(seconds, 0.1))
+            if reply.status < 300:
+                return reply
+            if reply.status in _BUSY and self._now() + reply.retry_seconds < until:
+                self._pause(reply.retry_seconds)
+                continue
+            raise self._fault(reply)
+
+    def _once(
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str], seconds: float
+    ) -> _Reply:
+        """In a thread of its own: the socket's limit is neither for names that nobody resolves nor for a trickle."""
+        request = urllib.request.Request(
+            self._server + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json", "Accept": "application/json", **headers},
+            method=method,
+        )
+        if self._token:
+            request.add_unredirected_header("Authorization", f"Bearer {self._token}")
+        ended: queue.SimpleQueue[_Reply | UnreachableError] = queue.SimpleQueue()
+        work = threading.Thread(target=lambda: ended.put(self._sent(request, seconds)), daemon=True)
+        work.start()
+        try:
+            found = ended.get(timeout=seconds)
+        except queue.Empty:
+            found = self._late(seconds)
+        if isinstance(found, UnreachableError):
+            raise found
+        return found
+
+    def _sent(self, request: urllib.request.Request, seconds: float) -> _Reply | UnreachableError:
+        try:
+            try:
+                with self._opener.open(request, timeout=seconds) as answer:
+                    return self._read(answer.status, answer.headers, answer)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return self._read(error.code, error.headers, error)
+        except UnreachableError as error:
+            return error
+        except Exception as error:  # also what http.client makes of an answer that is none
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            if isinstance(reason, TimeoutError):
+                return self._late(seconds)
+            return self._unreachable(f"cannot be reached: {_short(reason) or type(reason).__name__}")
+
+    def _read(self, status: int, headers: Message, answer: IO[bytes]) -> _Reply:
+        content = answer.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise self._unreachable("answers more than a plan")
+        retry = str(headers.get("Retry-After", ""))
+        retry_seconds = max(float(retry), 0.1) if re.fullmatch("[0-9]{1,9}", retry) else 1.0
+        try:
+            document = json.loads(content)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            if status in _BUSY:
+                return _Reply(status, {}, retry_seconds)
+            # A proxy in front of a service that is not there speaks HTML or plain text.
+            raise self._unreachable(f"answers {status}, and not as a planner does")
+        return _Reply(status, document, retry_seconds)
+
+    def _late(self, seconds: float) -> UnreachableError:
+        return self._unreachable(f"does not answer within {seconds:g} s")
+
+    def _fault(self, reply: _Reply) -> PlannerError:
+        said = reply.document
+        problem = _short(said.get("problem") or said.get("title") or "")
+        if reply.status == 401:
+            return self._unreachable("does not know our token")
+        if reply.status in (*_JOBS_FAULT, 404, 409) and str(said.get("type", "")).startswith("urn:planner:"):
+            parts = {name: _short(said.get(name) or "") for name in ("allowed", "remedy", "place")}
+            return UnplannableError(problem, **parts)
+        return self._unreachable(f"answers {reply.status}: {problem}" if problem else f"answers {reply.status}")
+
+    def _strange(self, what: str) -> UnreachableError:
+        return self._unreachable(f"answers {what}")
+
+    def _unreachable(self, what: str) -> UnreachableError:
+        return UnreachableError(f"the planner service at {self._server} {what}")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Whoever answers there does not decide where else a job, or a token, is sent."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _text(document: Mapping[str, Any], name: str) -> str:
+    value = document.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _short(value: object) -> str:
+    text = "".join(letter if letter.isprintable() else " " for letter in str(value))
+    return text if len(text) <= 400 else text[:400] + "..."

@@ -1,0 +1,182 @@
+"""The decision: from a plan's JSON document and the operator's policy to one word, one reason, and the way out.
+
+Pure: the same plan and policy give the same decision at every door.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from planner.admission.policy import Answer, Policy
+from planner.errors import PlannerError
+from planner.units import show_bytes
+
+PLAN_SCHEMA = "planner.plan/1"
+SCHEMA = "planner.admission/1"
+_WORST_LAST = ("fits", "tight", "exceeds")
+
+
+class Action(StrEnum):
+    """What a door does."""
+
+    ADMIT = "admit"
+    WARN = "warn"
+    """Let the job through and say why it should not be."""
+    HOLD = "hold"
+    """Keep the job waiting where the system can, else refuse it for now. Never of a plan that is there."""
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do with a job and what to tell its owner. `verdict` also says why there is none."""
+
+    action: Action
+    reason: str
+    """One line: what does not fit, by how much, on which rank."""
+    change: str = ""
+    """The smallest change that a plan has shown to fit; empty where none is needed or none is known."""
+    plan_id: str = ""
+    verdict: str = ""
+    """`fits`, `tight`, `exceeds`; or `pending`, `unreachable`, `unplannable`, `unplanned`."""
+
+    @property
+    def admits(self) -> bool:
+        return self.action in (Action.ADMIT, Action.WARN)
+
+    @property
+    def text(self) -> str:
+        """For the owner of the job: one line, and a second one with the way out."""
+        said = {
+            Action.ADMIT: "planner: ",
+            Action.WARN: "planner: warning: ",
+            Action.HOLD: "planner: not yet: ",
+            Action.REFUSE: "planner: refused: ",
+        }
+        lines = [said[self.action] + self.reason]
+        if self.change:
+            lines.append(f"planner: the smallest change that fits: {self.change}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, str]:
+        """One object for doors that are not written in Python."""
+        return {
+            "schema": SCHEMA,
+            "action": self.action.value,
+            "verdict": self.verdict,
+            "plan_id": self.plan_id,
+            "reason": self.reason,
+            "change": self.change,
+        }
+
+
+def decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Decision:
+    """What to do with the job of this plan (a `planner.plan/1` document).
+
+    `capacity` is what a process may use of the GPU at hand, in bytes; None: of the GPU that the plan was made for.
+    Raises PlannerError if the document is no plan.
+    """
+    try:
+        return _decide(plan, capacity, policy)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise PlannerError(f"the plan cannot be read: {type(error).__name__} {error}", allowed=PLAN_SCHEMA) from error
+
+
+def undecided(verdict: str, answer: Answer, reason: str, plan_id: str = "") -> Decision:
+    """A job without a verdict, by the policy for that: admitting it is a warning."""
+    action = Action.WARN if answer is Answer.ADMIT else Action(answer.value)
+    tails = {Action.WARN: "; admitted unchecked", Action.HOLD: "; submit it again in a moment", Action.REFUSE: ""}
+    return Decision(action=action, reason=reason + tails[action], plan_id=plan_id, verdict=verdict)
+
+
+def _decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Decision:
+    if plan["schema"] != PLAN_SCHEMA:
+        raise ValueError(f"of schema {plan['schema']!r}")
+    verdict, worst = max(
+        ((_verdict(each, capacity), each) for each in plan["rank_classes"]),
+        key=lambda found: (_WORST_LAST.index(found[0]), -_headroom(found[1], capacity)),
+    )
+    calibrated = plan["calibrated"] is True
+    action = _action(verdict, calibrated, policy)
+    # What was proven to fit on one GPU is not proven for another.
+    fitting = _smallest(plan["advice"], capacity) if verdict == "exceeds" else ""
+    reason = _reason(plan, worst, verdict, capacity)
+    if verdict == "exceeds" and action is Action.WARN and not calibrated and policy.exceeds is Answer.REFUSE:
+        reason += "; not refused, since nothing was measured on this GPU and torch"
+    return Decision(action=action, reason=reason, change=fitting, plan_id=plan["plan_id"], verdict=verdict)
+
+
+def _verdict(rank_class: Mapping[str, Any], capacity: int | None) -> str:
+    """Of another GPU's capacity by what the plan holds for sure: reserved bytes beyond the allocated are elastic."""
+    if capacity is None or capacity == rank_class["capacity_bytes"]:
+        found = str(rank_class["verdict"])
+        if found not in _WORST_LAST:
+            raise ValueError(f"the verdict {found!r}")
+        return found
+    peak = rank_class["peak"]
+    outside = peak["device_bytes"] - peak["reserved_bytes"]
+    if peak["allocated_bytes"] + outside > capacity:
+        return "exceeds"
+    return "tight" if max(peak["device_bytes"], peak["interval_bytes"][1]) > capacity else "fits"
+
+
+def _headroom(rank_class: Mapping[str, Any], capacity: int | None) -> int:
+    has = rank_class["capacity_bytes"] if capacity is None else capacity
+    return int(has) - int(rank_class["peak"]["device_bytes"])
+
+
+def _action(verdict: str, calibrated: bool, policy: Policy) -> Action:
+    if verdict == "fits":
+        return Action.ADMIT
+    wanted = policy.tight if verdict == "tight" else policy.exceeds
+    if wanted is Answer.REFUSE and not calibrated and not policy.refuse_uncalibrated:
+        return Action.WARN
+    return Action(wanted.value)
+
+
+def _reason(plan: Mapping[str, Any], worst: Mapping[str, Any], verdict: str, capacity: int | None) -> str:
+    peak, headroom = worst["peak"], _headroom(worst, capacity)
+    name = _one_line(plan["job"].get("metadata", {}).get("name") or "the job")
+    gpu = "the GPU at hand" if capacity is not None else _one_line(_gpu(plan["job"]))
+    one = str(worst["ranks"]).isdigit()
+    ranks, s = ("rank " if one else "ranks ") + _one_line(worst["ranks"]), "s" if one else ""
+    has, needs = show_bytes(worst["capacity_bytes"] if capacity is None else capacity), show_bytes(peak["device_bytes"])
+    when = f"{peak['phase'].replace('_', ' ')} of iteration {peak['iteration']}" if peak["iteration"] else peak["phase"]
+    uncalibrated = "" if plan["calibrated"] is True else ", uncalibrated"
+    if verdict == "fits":
+        return f"{name} fits: {ranks} take{s} {needs} of {has} on {gpu} ({when}{uncalibrated})"
+    if verdict == "tight":
+        upper = show_bytes(peak["interval_bytes"][1])
+        return f"{name} is tight: {ranks} take{s} {needs}, at most {upper}, of {has} on {gpu} ({when}{uncalibrated})"
+    if headroom >= 0:
+        return f"{name} does not fit: {ranks} run{s} out of {has} on {gpu}, free in pieces only ({when}{uncalibrated})"
+    over = show_bytes(-headroom)
+    return f"{name} does not fit: {ranks} need{s} {needs}, {over} more than the {has} of {gpu} ({when}{uncalibrated})"
+
+
+def _gpu(job: Mapping[str, Any]) -> str:
+    gpu = job["cluster"]["gpu"]
+    if isinstance(gpu, str):
+        return gpu
+    return str(gpu.get("name") or gpu.get("arch") or "the GPU")
+
+
+def _smallest(advice: Sequence[Mapping[str, Any]], capacity: int | None) -> str:
+    """Of the changes that fit, the one of the fewest keys; of equals the planner's own order, the cheapest first."""
+    found = [each for each in advice if capacity is None or each["device_bytes"] <= capacity]
+    if not found:
+        return ""
+    best = min(found, key=lambda each: (len(each["change"]), each["verdict"] != "fits"))
+    keys = ", ".join(
+        f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in best["change"].items()
+    )
+    return f"{_one_line(keys)} (then {show_bytes(best['device_bytes'])})"
+
+
+def _one_line(text: object) -> str:
+    """What a job calls itself ends in terminals and logs: printable, and not long."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text))[:200]

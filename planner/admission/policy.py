@@ -1,0 +1,175 @@
+"""What a site wants done with a verdict, or without one: from the operator's file, else from the environment.
+
+What the file says stands: a submitter's environment fills in only what the file leaves open. A door on the
+submitter's machine can be gone around all the same; docs/admission.md says which doors cannot.
+"""
+
+from __future__ import annotations
+
+import configparser
+import dataclasses
+import math
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from planner.errors import SettingError
+
+PREFIX = "PLANNER_ADMISSION_"
+FILE_VARIABLE = "PLANNER_ADMISSION_POLICY"
+USUAL_FILE = Path("/etc/planner/admission.ini")
+SECTION = "admission"
+_LARGEST_FILE = 64 * 1024
+_MOST_SECONDS = 3600.0
+
+
+class Answer(StrEnum):
+    """What to do with a job of which something is wrong, or not known."""
+
+    ADMIT = "admit"
+    """Let it through without a word where there is a verdict, with a warning where there is none."""
+    WARN = "warn"
+    HOLD = "hold"
+    """Keep it waiting where the system can, else refuse it for now."""
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The operator's choices. Raises SettingError where it is read from something else."""
+
+    server: str = ""
+    """The planner service, an http or https address."""
+    token: str = ""
+    """The bearer token that the service wants of those who write."""
+    exceeds: Answer = Answer.REFUSE
+    """warn or refuse: a job that does not fit."""
+    refuse_uncalibrated: bool = False
+    """Whether `exceeds = refuse` holds for plans too for whose GPU and torch nothing was measured; else they warn."""
+    tight: Answer = Answer.WARN
+    """admit, warn or refuse: a job that fits only just."""
+    pending: Answer = Answer.ADMIT
+    """admit (with a warning), hold or refuse: a job whose plan is not ready after `wait_seconds`."""
+    unreachable: Answer = Answer.ADMIT
+    """admit (with a warning), hold or refuse: the service does not answer."""
+    unplannable: Answer = Answer.ADMIT
+    """admit (with a warning) or refuse: the spec is wrong, or names something that cannot be planned."""
+    unplanned: Answer = Answer.ADMIT
+    """admit or refuse: a job that asks for GPUs and carries no spec, at the doors that can tell."""
+    wait_seconds: float = 10.0
+    """How long a submission may wait for a plan that is not made yet."""
+    timeout_seconds: float = 3.0
+    """How long the service may take for anything else."""
+
+    @classmethod
+    def read(
+        cls, environment: Mapping[str, str], file: Path | None = None, defaults: Mapping[str, Any] | None = None
+    ) -> Policy:
+        """What the file says, else the environment (`PLANNER_ADMISSION_...`), else `defaults` of the door."""
+        said = _from_file(environment, file)
+        values = dict(defaults or {})
+        for name in _FIELDS:
+            if name in said:
+                values[name] = _value(name, said[name], f"{SECTION}.{name}")
+            elif (text := environment.get(PREFIX + name.upper())) is not None:
+                values[name] = _value(name, text, PREFIX + name.upper())
+        # As the callback in the training has them.
+        for name in ("server", "token"):
+            values.setdefault(name, _value(name, environment.get(f"PLANNER_{name.upper()}", ""), name))
+        return cls(**values)
+
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Policy)}
+_ALLOWED = {
+    "exceeds": (Answer.WARN, Answer.REFUSE),
+    "tight": (Answer.ADMIT, Answer.WARN, Answer.REFUSE),
+    "pending": (Answer.ADMIT, Answer.HOLD, Answer.REFUSE),
+    "unreachable": (Answer.ADMIT, Answer.HOLD, Answer.REFUSE),
+    "unplannable": (Answer.ADMIT, Answer.REFUSE),
+    "unplanned": (Answer.ADMIT, Answer.REFUSE),
+}
+_FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def policy_file(environment: Mapping[str, str]) -> Path | None:
+    """The file that counts; None if there is none. Raises SettingError if the environment names one that is not."""
+    if named := environment.get(FILE_VARIABLE):
+        return Path(named)
+    return USUAL_FILE if USUAL_FILE.is_file() else None
+
+
+def _from_file(environment: Mapping[str, str], file: Path | None) -> Mapping[str, str]:
+    path = file or policy_file(environment)
+    if path is None:
+        return {}
+    values = section(path, SECTION)
+    if "token_file" in values:
+        if "token" in values:
+            raise SettingError("both token and token_file are set", allowed="one of them", place=str(path))
+        values["token"] = _text_of(Path(values.pop("token_file"))).strip()
+    for name in values:
+        if name not in _FIELDS:
+            raise SettingError(
+                f"there is no setting {name!r}", allowed=", ".join((*_FIELDS, "token_file")), place=str(path)
+            )
+    return values
+
+
+def section(path: Path, name: str) -> dict[str, str]:
+    """One section of an operator's file as texts; empty if it is not there. Raises SettingError."""
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(_text_of(path), source=str(path))
+    except configparser.Error as error:
+        raise SettingError(f"it cannot be read: {str(error).splitlines()[0]}", place=str(path)) from None
+    return dict(parser[name]) if parser.has_section(name) else {}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LARGEST_FILE).decode()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
+        raise SettingError(f"it cannot be read: {reason}", place=str(path)) from None
+
+
+def _value(name: str, text: str, place: str) -> Any:
+    text = text.strip()
+    if name in _ALLOWED:
+        if text.lower() not in list(_ALLOWED[name]):
+            raise SettingError(f"{text!r} is no policy", allowed=", ".join(_ALLOWED[name]), place=place)
+        return Answer(text.lower())
+    if name == "refuse_uncalibrated":
+        if text.lower() not in _FLAGS:
+            raise SettingError(f"{text!r} is neither yes nor no", allowed="yes, no", place=place)
+        return _FLAGS[text.lower()]
+    if name.endswith("_seconds"):
+        return _seconds(text, place)
+    return _address(text, place) if name == "server" else text
+
+
+def _seconds(text: str, place: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= _MOST_SECONDS:
+        raise SettingError(f"{text!r} is no time", allowed=f"seconds, 0 to {_MOST_SECONDS:g}", place=place)
+    return found
+
+
+def _address(text: str, place: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        usable = not text or (parts.scheme in ("http", "https") and bool(parts.hostname))
+    except ValueError:
+        usable = False
+    if not usable:
+        raise SettingError(
+            f"{text!r} is no address of a service", allowed="http://HOST:PORT, https://HOST", place=place
+        )
+    return text.rstrip("/")

@@ -1,0 +1,102 @@
+"""The door of `ray job submit`: RAY_JOB_SUBMIT_HOOK=planner.admission.ray_jobs:check, on the submitter's machine.
+
+Ray calls the hook before it submits, with what the command line said; SystemExit ends the command with nothing
+submitted. Ray's SDK and REST interface do not call it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from planner.admission import asking, specs
+from planner.admission.decision import Decision, undecided
+from planner.admission.policy import Answer, Policy
+from planner.errors import PlannerError, SpecError
+
+SYSTEM = "ray"
+SPEC, BUNDLE, PLAN = "planner.spec", "planner.bundle", "planner.plan_id"
+"""Keys of --metadata-json: a path within the working directory, or the bundle itself; and what the hook leaves."""
+REFUSED = 3
+
+
+def check(
+    *,
+    submission_id: str | None = None,
+    metadata_json: MutableMapping[str, Any] | None = None,
+    working_dir: str | None = None,
+    entrypoint_num_gpus: float | None = None,
+    **_: Any,
+) -> None:
+    """Returns if the job may be submitted, else raises SystemExit with what its owner needs to know.
+
+    `metadata_json` is what Ray submits afterwards: the bundle is taken out of it, the plan's id left in its place.
+    """
+    metadata = {} if metadata_json is None else metadata_json
+    try:
+        policy = Policy.read(os.environ)
+        decision = _decide(metadata, working_dir, bool(entrypoint_num_gpus), policy)
+    except PlannerError as error:  # how the site set it up: nobody's job stands still for that
+        _say(f"planner: warning: the job is not checked: {specs.said(error)}")
+        return
+    if decision is None:
+        return
+    if not decision.admits:
+        raise SystemExit(_refused(decision))
+    _say(decision.text)
+    metadata.pop(BUNDLE, None)
+    if decision.plan_id:
+        metadata[PLAN] = decision.plan_id
+    if submission_id:
+        _bind(policy, submission_id, decision)
+
+
+def _decide(
+    metadata: Mapping[str, Any], working_dir: str | None, asks_for_gpus: bool, policy: Policy
+) -> Decision | None:
+    bundle = _bundle(metadata, working_dir)
+    if bundle is not None:
+        return asking.ask(bundle, policy, SYSTEM)
+    if policy.unplanned is Answer.ADMIT or not asks_for_gpus:
+        return None
+    reason = f'the job asks for GPUs and carries no spec: --metadata-json \'{{"{SPEC}": "job.yaml"}}\''
+    return undecided("unplanned", policy.unplanned, reason)
+
+
+def _bundle(metadata: Mapping[str, Any], working_dir: str | None) -> Callable[[], Mapping[str, Any]] | None:
+    if (text := metadata.get(BUNDLE)) is not None:
+        return lambda: specs.bundle_of_text(_text(text, BUNDLE))
+    if (path := metadata.get(SPEC)) is not None:
+        return lambda: specs.bundle_within(_text(path, SPEC), _folders(working_dir))
+    return None
+
+
+def _folders(working_dir: str | None) -> list[Path]:
+    """Where a spec may lie: in what is uploaded for the job, else where the command was given."""
+    if working_dir and "://" not in working_dir and Path(working_dir).is_dir():
+        return [Path(working_dir)]
+    return [Path.cwd()]
+
+
+def _text(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise SpecError("it is no text", allowed="a text, as all of Ray's metadata", place=key)
+    return value
+
+
+def _bind(policy: Policy, submission_id: str, decision: Decision) -> None:
+    if problem := asking.bind(policy, SYSTEM, submission_id, decision):
+        _say(f"planner: warning: {problem}")
+
+
+def _refused(decision: Decision) -> int:
+    _say(decision.text)
+    _say("planner: nothing was submitted")
+    return REFUSED
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

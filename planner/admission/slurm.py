@@ -1,0 +1,156 @@
+"""The door of Slurm, for the two Lua scripts of deploy/slurm: what they ask on the submitter's machine, and what lies
+ready on the controller's, which never waits for a network.
+
+`submit` decides and prints lines that Lua reads, `bind` tells the service of a job that has its id, `verdicts` runs
+beside slurmctld and leaves a file for each plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.admission import asking, specs
+from planner.admission.client import Client, UnreachableError
+from planner.admission.decision import Action, Decision, decide
+from planner.admission.policy import Policy, policy_file, section
+from planner.errors import PlannerError
+
+SYSTEM = "slurm"
+PLAN_ID = re.compile(r"pl-[a-z2-7]{26}")
+FILE_SECONDS = 3.0
+"""How long a submission waits until the controller can know its verdict."""
+_PAGE = 1000
+_NOT_SET_UP = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """One of the three commands; 2 with a line on stderr if it is not set up to work."""
+    given = _parser().parse_args(arguments)
+    try:
+        file = given.policy or policy_file(os.environ)
+        policy = Policy.read(os.environ, file)
+        return int(given.run(given, policy, section(file, SYSTEM) if file else {}))
+    except PlannerError as error:
+        print(specs.said(error), file=sys.stderr)
+        return _NOT_SET_UP
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m planner.admission.slurm", description=__doc__)
+    parser.add_argument("--policy", type=Path, metavar="FILE.ini")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    submit = commands.add_parser("submit", help="decide on a job; prints action, verdict, plan id, then the text")
+    submit.add_argument("spec", metavar="SPEC", help="within the working directory")
+    submit.set_defaults(run=_submit)
+    bind = commands.add_parser("bind", help="tell the service which plan a job was admitted with")
+    bind.add_argument("job_id")
+    bind.add_argument("plan_id")
+    bind.set_defaults(run=_bind)
+    verdicts = commands.add_parser("verdicts", help="keep a folder of verdicts for job_submit.lua")
+    verdicts.add_argument("folder", type=Path)
+    verdicts.add_argument("--every", type=float, default=1.0, metavar="SECONDS")
+    verdicts.add_argument("--once", action="store_true")
+    verdicts.set_defaults(run=_verdicts)
+    return parser
+
+
+def _submit(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]) -> int:
+    decision = asking.ask(lambda: specs.bundle_within(given.spec, [Path.cwd()]), policy, SYSTEM)
+    if decision.admits and site.get("verdicts"):
+        wait_for_file(Path(site["verdicts"]), decision)
+    print("\n".join((decision.action.value, decision.verdict, decision.plan_id, decision.text)))
+    return 0
+
+
+def wait_for_file(
+    folder: Path, decision: Decision, seconds: float = FILE_SECONDS, pause: Callable[[float], None] = time.sleep
+) -> None:
+    """Returns when the controller's file of this plan is there, or after so many seconds; at once if nobody sees it."""
+    if decision.verdict in ("fits", "tight", "exceeds") and PLAN_ID.fullmatch(decision.plan_id) and folder.is_dir():
+        for _ in range(round(seconds / 0.1)):
+            if (folder / decision.plan_id).exists():
+                return
+            pause(0.1)
+
+
+def _bind(given: argparse.Namespace, policy: Policy, _: Mapping[str, str]) -> int:
+    decision = Decision(action=Action.ADMIT, reason="", plan_id=given.plan_id, verdict="fits")
+    problem = asking.bind(policy, SYSTEM, given.job_id, decision)
+    if problem:
+        print(problem, file=sys.stderr)
+    return 1 if problem else 0
+
+
+def _verdicts(given: argparse.Namespace, policy: Policy, _: Mapping[str, str]) -> int:
+    keeper = Verdicts(given.folder, asking.client_of(policy, SYSTEM), policy)
+    said = ""
+    while True:
+        problem = ""
+        try:
+            keeper.update()
+        except (PlannerError, OSError) as error:
+            problem = specs.said(error) if isinstance(error, PlannerError) else f"{given.folder}: {error.strerror}"
+        if problem != said:  # a service that is away for an hour is one line
+            print(problem or "the service answers again", file=sys.stderr, flush=True)
+            said = problem
+        if given.once:
+            return 1 if problem else 0
+        time.sleep(max(given.every, 0.1))
+
+
+class Verdicts:
+    """A file for each plan, called by its id: action, verdict, and the text for the job's owner.
+
+    A plan never changes, so its file is written once by each run: a new policy is a new run.
+    """
+
+    def __init__(self, folder: Path, client: Client, policy: Policy) -> None:
+        self._folder, self._client, self._policy = folder, client, policy
+        self._written: set[str] = set()
+
+    def update(self) -> None:
+        """Writes what is new. Raises PlannerError and OSError; what was written stays."""
+        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        before = ""
+        while True:
+            # A plan may become visible after one that was stored later: the first page is looked through in full.
+            page = self._client.newest(_PAGE if before or not self._written else 100, before)
+            fresh = [each for each in page if str(each.get("plan_id")) not in self._written]
+            for each in fresh:
+                self._write(each)
+            if len(page) < _PAGE or not fresh:
+                return
+            before = str(page[-1]["stored_at"])
+
+    def _write(self, summary: Mapping[str, Any]) -> None:
+        plan_id = str(summary.get("plan_id"))
+        if not PLAN_ID.fullmatch(plan_id):  # it becomes a file's name
+            return
+        try:
+            lines = self._lines(plan_id, str(summary.get("verdict")))
+        except UnreachableError:
+            raise
+        except PlannerError:  # forgotten in this moment, or of another version: the others do not wait for it
+            return
+        unfinished = self._folder / f".{plan_id}.{os.getpid()}"
+        unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        unfinished.chmod(0o644)
+        unfinished.replace(self._folder / plan_id)
+        self._written.add(plan_id)
+
+    def _lines(self, plan_id: str, verdict: str) -> list[str]:
+        if verdict == "fits":
+            return ["admit", "fits"]
+        decision = decide(self._client.plan_of(plan_id), None, self._policy)
+        return [decision.action.value, decision.verdict, decision.text]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The job that a submission carries: read on the submitter's side, and only from where the submission comes from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError, SpecError
+
+MOST_BYTES = 8 * 2**20
+"""What the service takes."""
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def bundle_of_file(path: Path) -> Mapping[str, Any]:
+    """The bundle of a spec that a person named on their own command line. Raises SpecError."""
+    from planner.spec.bundle import bundle
+    from planner.spec.loading import load_job
+
+    return bundle(load_job(path))
+
+
+def bundle_of_text(text: str) -> Mapping[str, Any]:
+    """The bundle that a submission carries; nothing outside of it is read. Raises SpecError."""
+    from planner.spec.bundle import bundle
+    from planner.spec.json_text import read_json
+    from planner.spec.loading import load_bundle
+
+    if len(text) > MOST_BYTES:
+        raise SpecError("the bundle is larger than 8 MiB")
+    found = read_json(text, "the bundle")
+    if not isinstance(found, dict):
+        raise SpecError("the bundle is no JSON object", remedy="planner spec --bundle JOB.yaml")
+    return bundle(load_bundle(found))
+
+
+def bundle_within(written: str, folders: Sequence[Path]) -> Mapping[str, Any]:
+    """The bundle of a spec that a submission names, if it and all that it refers to lie within one of the folders.
+
+    A submission may be made by a program out of what somebody else wrote: it must not make the hook read, and tell
+    a service of, other files of the submitter. Raises SpecError.
+    """
+    path = within(written, folders, suffixes=_SUFFIXES, place="the submission's spec")
+    _check_references(path, folders)
+    return bundle_of_file(path)
+
+
+def within(written: str, folders: Sequence[Path], *, suffixes: Sequence[str], place: str) -> Path:
+    """The regular file of that name, links followed, within one of the folders. Raises SpecError."""
+    if not written or "\0" in written or re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", written):
+        raise SpecError(f"{written[:200]!a} is no file", allowed="a path within the folder of the job", place=place)
+    roots = [folder.resolve() for folder in folders]
+    for root in roots:
+        path = (root / written).resolve()
+        if path.is_relative_to(root) and path.suffix in suffixes and path.is_file():
+            if path.stat().st_size > MOST_BYTES:
+                raise SpecError(f"{written[:200]!a} is larger than 8 MiB", place=place)
+            return path
+    raise SpecError(
+        f"there is no {written[:200]!a} in the folder of the job",
+        allowed=f"{', '.join(suffixes)} within {' or '.join(str(root) for root in roots)}",
+        place=place,
+    )
+
+
+REFERENCES = ("model.hf_config", "parallel.deepspeed")
+"""Keys of a spec that may name a file, which its loading reads."""
+
+
+def _check_references(path: Path, folders: Sequence[Path]) -> None:
+    """The files that a spec names have to lie where the spec may; a folder of code is nothing for a hook."""
+    from planner.spec.documents import file_text
+    from planner.spec.yaml_text import read_yaml
+
+    document = read_yaml(file_text(path, path.name), path.name)
+    for key in REFERENCES:
+        named = document.nearest_to(key)
+        if named.path == key and isinstance(named.value, str):
+            # Relative to the spec, not to the folder; what is read there ends in .json.
+            beside = str(path.parent / named.value) if "\0" not in named.value else named.value
+            within(beside, folders, suffixes=(".json",), place=named.place)
+    code = document.nearest_to("model.factory_path")
+    if code.path == "model.factory_path" and code.value:
+        raise SpecError(
+            "a job that brings a folder of code cannot be checked by a hook",
+            remedy="planner check, or a model by hf_config or decoder",
+            place=code.place,
+        )
+
+
+def bundle_text(bundle: Mapping[str, Any]) -> str:
+    """As it travels."""
+    return json.dumps(bundle, separators=(",", ":"))
+
+
+def said(error: PlannerError) -> str:
+    """An error in one line, for a reason."""
+    return " ".join(line.strip() for line in str(error).splitlines())

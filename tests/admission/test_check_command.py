@@ -1,0 +1,128 @@
+"""`planner check` by a service, and in front of a launcher, as a person runs it: in a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JobFile = Callable[..., Path]
+LAUNCHED = "import os, sys; print('ran', os.environ.get('PLANNER_PLAN_ID', '')); sys.exit(int(sys.argv[1]))"
+
+
+def check(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("PLANNER_")}
+    return subprocess.run(
+        [sys.executable, "-m", "planner", "check", *map(str, arguments)],
+        capture_output=True, text=True, timeout=60, env={**mine, **environment},
+    )  # fmt: skip
+
+
+def launch(code: int = 0) -> tuple[str, ...]:
+    return ("--", sys.executable, "-c", LAUNCHED, str(code))
+
+
+def test_a_job_that_fits_runs_with_its_own_exit_code_and_is_bound_to_its_plan(service: Any, job_file: JobFile) -> None:
+    ended = check(job_file(), "--server", service.url, *launch(7), PLANNER_TOKEN=service.token, SLURM_JOB_ID="99")
+
+    assert ended.returncode == 7, ended.stderr
+    assert ended.stderr.startswith("planner: small fits: rank 0 takes 2.")
+    plan_id = service.history.jobs.get("slurm", "99").plan_id
+    assert ended.stdout == f"ran {plan_id}\n"
+
+
+def test_a_job_that_does_not_fit_does_not_run_and_its_owner_is_told_why(service: Any, job_file: JobFile) -> None:
+    ended = check(job_file("large", "1.9GiB"), "--server", service.url, *launch(), PLANNER_TOKEN=service.token)
+
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert re.fullmatch(
+        r"planner: refused: large does not fit: rank 0 needs 2\.\d\d GiB, 8\d\d\.\d\d MiB more than the 1\.90 GiB of "
+        r"sm_90 \(backward of iteration 2, uncalibrated\)\n"
+        r"planner: the smallest change that fits: train\.recompute: full \(then 1\.\d\d GiB\)\n",
+        ended.stderr,
+    )
+
+
+def test_without_a_service_it_is_planned_here(job_file: JobFile) -> None:
+    ended = check(job_file("large", "1.9GiB"), *launch())
+
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert "planner: refused: large does not fit: rank 0 needs 2." in ended.stderr
+    assert "the smallest change that fits: train.recompute: full" in ended.stderr
+
+
+def test_an_operators_file_may_only_warn_of_uncalibrated_plans(service: Any, job_file: JobFile, tmp_path: Path) -> None:
+    (tmp_path / "site.ini").write_text("[admission]\nrefuse_uncalibrated = no\n")
+    ended = check(
+        job_file("large", "1.9GiB"), "--server", service.url, "--policy", tmp_path / "site.ini", *launch(),
+        PLANNER_TOKEN=service.token,
+    )  # fmt: skip
+
+    assert (ended.returncode, ended.stdout[:3]) == (0, "ran")
+    assert "planner: warning: large does not fit" in ended.stderr
+
+
+@pytest.mark.parametrize(("unreachable", "code", "out"), [("admit", 0, "ran \n"), ("refuse", 3, ""), ("hold", 3, "")])
+def test_a_service_that_is_down(job_file: JobFile, unreachable: str, code: int, out: str) -> None:
+    ended = check(job_file(), "--server", "http://127.0.0.1:1", *launch(), PLANNER_ADMISSION_UNREACHABLE=unreachable)
+
+    assert (ended.returncode, ended.stdout) == (code, out)
+    assert "the planner service at http://127.0.0.1:1 cannot be reached" in ended.stderr
+
+
+@pytest.mark.parametrize(("pending", "code"), [("admit", 0), ("refuse", 3)])
+def test_a_plan_that_takes_too_long(service: Any, job_file: JobFile, pending: str, code: int) -> None:
+    service.desk.slow.add("slow")
+    ended = check(
+        job_file("slow"), "--server", service.url, *launch(),
+        PLANNER_TOKEN=service.token, PLANNER_ADMISSION_PENDING=pending, PLANNER_ADMISSION_WAIT_SECONDS="1",
+    )  # fmt: skip
+
+    assert ended.returncode == code
+    assert "the plan is not ready after 1 s" in ended.stderr
+
+
+def test_without_a_command_the_verdict_is_the_answer(service: Any, job_file: JobFile) -> None:
+    ended = check(job_file("large", "1.9GiB"), "--server", service.url, "--format", "json", PLANNER_TOKEN=service.token)
+
+    assert (ended.returncode, ended.stderr) == (3, "")
+    said = json.loads(ended.stdout)
+    assert (said["schema"], said["action"], said["verdict"]) == ("planner.admission/1", "refuse", "exceeds")
+
+
+def test_a_spec_that_is_wrong_runs_nothing(service: Any, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("train: {precision: bf16}\n")
+    ended = check(tmp_path / "bad.yaml", "--server", service.url, *launch(), PLANNER_TOKEN=service.token)
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "bad.yaml" in ended.stderr
+
+
+@pytest.mark.parametrize(("command", "code"), [("/nowhere/torchrun", 127), ("/etc/passwd", 126)])
+def test_a_command_that_cannot_run_ends_as_in_a_shell(service: Any, job_file: JobFile, command: str, code: int) -> None:
+    ended = check(job_file(), "--server", service.url, "--", command, PLANNER_TOKEN=service.token)
+
+    assert (ended.returncode, ended.stdout) == (code, "")
+
+
+def test_asking_a_service_takes_no_torch(service: Any, job_file: JobFile) -> None:
+    """As on a login node that has PyYAML and nothing else."""
+    script = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = sys.modules['numpy'] = None\n"
+        "from planner.cli import main\n"
+        f"sys.exit(main(['check', {str(job_file())!r}, '--server', {service.url!r}]))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "PLANNER_TOKEN": service.token},
+    )  # fmt: skip
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("planner: small fits")

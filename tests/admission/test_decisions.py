@@ -1,0 +1,163 @@
+"""One decision for all doors: from a plan and the operator's policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.admission.decision import Action, Decision, decide, undecided
+from planner.admission.policy import Answer, Policy
+from planner.errors import PlannerError, SettingError
+from planner.units import GIB
+
+Plans = dict[str, dict[str, Any]]
+REFUSES_ALL = Policy(exceeds=Answer.REFUSE, refuse_uncalibrated=True, tight=Answer.REFUSE)
+
+
+def test_who_does_not_fit_is_told_by_how_much_on_which_ranks_and_the_smallest_change(plans: Plans) -> None:
+    found = decide(plans["exceeds"], None, Policy())
+
+    assert found == Decision(
+        action=Action.REFUSE,
+        reason="sft does not fit: ranks 0-7 need 90.00 GiB, 10.00 GiB more than the 80.00 GiB of H100-SXM-80GB "
+        "(optimizer step of iteration 2)",
+        change="train.recompute: full (then 60.00 GiB)",
+        plan_id=plans["exceeds"]["plan_id"],
+        verdict="exceeds",
+    )
+    assert found.text.splitlines() == [
+        f"planner: refused: {found.reason}",
+        "planner: the smallest change that fits: train.recompute: full (then 60.00 GiB)",
+    ]
+    assert not found.admits
+
+
+@pytest.mark.parametrize(
+    ("plan", "policy", "action"),
+    [
+        ("fits", Policy(), Action.ADMIT),
+        ("fits", REFUSES_ALL, Action.ADMIT),
+        ("tight", Policy(), Action.WARN),
+        ("tight", Policy(tight=Answer.ADMIT), Action.ADMIT),
+        ("tight", REFUSES_ALL, Action.REFUSE),
+        ("exceeds", Policy(), Action.REFUSE),
+        ("exceeds", Policy(exceeds=Answer.WARN), Action.WARN),
+        ("exceeds, uncalibrated", Policy(), Action.WARN),
+        ("exceeds, uncalibrated", Policy(refuse_uncalibrated=True), Action.REFUSE),
+        ("exceeds, uncalibrated", Policy(exceeds=Answer.WARN, refuse_uncalibrated=True), Action.WARN),
+    ],
+)
+def test_each_verdict_is_acted_upon_as_the_operator_wants(
+    plans: Plans, plan: str, policy: Policy, action: Action
+) -> None:
+    assert decide(plans[plan], None, policy).action == action
+
+
+def test_an_uncalibrated_plan_refuses_only_where_the_operator_said_so_and_says_why_it_did_not(plans: Plans) -> None:
+    warned = decide(plans["exceeds, uncalibrated"], None, Policy())
+
+    assert warned.reason.endswith("uncalibrated); not refused, since nothing was measured on this GPU and torch")
+    assert warned.change == "train.recompute: full (then 60.00 GiB)"
+
+
+def test_the_worst_ranks_decide(make_plan: Callable[..., Any], make_rank_class: Callable[..., Any]) -> None:
+    plan = make_plan(
+        make_rank_class(70 * GIB, "fits", "0-1"),
+        make_rank_class(81 * GIB, "exceeds", "2"),
+        make_rank_class(79 * GIB, "tight", "3-7"),
+    )
+
+    assert decide(plan, None, Policy()).reason.startswith("sft does not fit: rank 2 needs 81.00 GiB, 1.00 GiB more")
+
+
+def test_a_rank_that_runs_out_in_spite_of_its_sum_is_told_so(
+    make_plan: Callable[..., Any], make_rank_class: Callable[..., Any]
+) -> None:
+    plan = make_plan(make_rank_class(79 * GIB, "exceeds"))
+
+    assert "ranks 0-7 run out of 80.00 GiB on H100-SXM-80GB, free in pieces only" in decide(plan, None, Policy()).reason
+
+
+@pytest.mark.parametrize(
+    ("capacity", "verdict"),
+    [(140 * GIB, "fits"), (80 * GIB, "exceeds"), (91 * GIB, "tight"), (88 * GIB, "tight"), (87 * GIB, "exceeds")],
+)
+def test_another_gpu_is_judged_by_what_the_job_holds_for_sure(plans: Plans, capacity: int, verdict: str) -> None:
+    """90 GiB on the device: 87 in blocks, 2 of them cache, 1 outside; at most 92."""
+    assert decide(plans["exceeds"], capacity, Policy()).verdict == verdict
+
+
+def test_a_change_is_proven_for_a_smaller_gpu_only_if_it_fits_there(plans: Plans) -> None:
+    assert decide(plans["exceeds"], 65 * GIB, Policy()).change == "train.recompute: full (then 60.00 GiB)"
+    assert decide(plans["exceeds"], 50 * GIB, Policy()).change == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "action"),
+    [(Answer.ADMIT, Action.WARN), (Answer.HOLD, Action.HOLD), (Answer.REFUSE, Action.REFUSE)],
+)
+def test_without_a_verdict_admitting_is_a_warning(answer: Answer, action: Action) -> None:
+    assert undecided("unreachable", answer, "nobody is there").action == action
+
+
+def test_what_a_job_calls_itself_cannot_write_lines_of_its_own(plans: Plans) -> None:
+    plans["fits"]["job"]["metadata"]["name"] = "x\nplanner: fits\x1b[2J"
+
+    assert decide(plans["fits"], None, Policy()).text.startswith("planner: x?planner: fits?[2J fits:")
+
+
+@pytest.mark.parametrize("broken", [{}, {"schema": "planner.plan/2"}, {"schema": "planner.plan/1", "rank_classes": []}])
+def test_what_is_no_plan_is_no_decision(broken: dict[str, Any]) -> None:
+    with pytest.raises(PlannerError, match="the plan cannot be read"):
+        decide(broken, None, Policy())
+
+
+def test_what_the_operators_file_says_stands_and_the_environment_fills_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    file = tmp_path / "admission.ini"
+    file.write_text(
+        f"[admission]\nserver = https://planner.example/\ntoken_file = {tmp_path / 'token'}\n"
+        "unreachable = refuse\nrefuse_uncalibrated = yes\n[slurm]\nverdicts = /x\n"
+    )
+    environment = {
+        "PLANNER_ADMISSION_POLICY": str(file),
+        "PLANNER_ADMISSION_UNREACHABLE": "admit",
+        "PLANNER_ADMISSION_WAIT_SECONDS": "2.5",
+        "PLANNER_SERVER": "http://elsewhere",
+        "PLANNER_TOKEN": "another",
+    }
+
+    assert Policy.read(environment, defaults={"tight": Answer.ADMIT}) == Policy(
+        server="https://planner.example",
+        token="secret",
+        unreachable=Answer.REFUSE,
+        refuse_uncalibrated=True,
+        wait_seconds=2.5,
+        tight=Answer.ADMIT,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("exceeds = maybe", "'maybe' is no policy"),
+        ("exceeds = admit", "'admit' is no policy"),
+        ("wait_seconds = nan", "'nan' is no time"),
+        ("wait_seconds = -1", "'-1' is no time"),
+        ("server = file:///etc/passwd", "no address of a service"),
+        ("refuse_uncalibrated = perhaps", "neither yes nor no"),
+        ("excedes = warn", "there is no setting 'excedes'"),
+        ("token_file = /nowhere", "cannot be read"),
+        ("token_file = /nowhere\ntoken = x", "both token and token_file"),
+        ("=", "cannot be read"),
+    ],
+)
+def test_a_policy_that_cannot_be_used_is_said(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "admission.ini"
+    file.write_text(f"[admission]\n{text}\n")
+
+    with pytest.raises(SettingError, match=said):
+        Policy.read({}, file)

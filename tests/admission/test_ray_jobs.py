@@ -1,0 +1,294 @@
+"""The hook of `ray job submit`: what it may read, and a real submission to a real Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from planner.admission import ray_jobs, specs
+from planner.admission.policy import Answer
+from planner.errors import SpecError
+from planner.service.cluster import free_ports, short_folder
+from planner.spec.bundle import bundle_text
+from planner.spec.loading import load_job
+
+JobFile = Callable[..., Path]
+AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "b" * 64}
+HEADERS = {"Authorization": f"Bearer {AUTH['RAY_AUTH_TOKEN']}"}
+RAY = str(Path(sys.executable).with_name("ray"))
+
+
+@pytest.fixture
+def hook(service: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """The hook as Ray calls it; returns what Ray would submit as metadata."""
+    monkeypatch.setenv("PLANNER_SERVER", service.url)
+    monkeypatch.setenv("PLANNER_TOKEN", service.token)
+    monkeypatch.setenv("PLANNER_ADMISSION_REFUSE_UNCALIBRATED", "yes")
+
+    def call(metadata: dict[str, Any], **more: Any) -> dict[str, Any]:
+        ray_jobs.check(metadata_json=metadata, address="http://nowhere", entrypoint=["python"], no_wait=True, **more)
+        return metadata
+
+    return call
+
+
+def test_a_bundle_travels_in_the_metadata_and_leaves_the_plans_id(
+    hook: Any, service: Any, job_file: JobFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata = hook({ray_jobs.BUNDLE: bundle_text(load_job(job_file())), "mine": "x"}, submission_id="by-bundle")
+
+    assert sorted(metadata) == ["mine", ray_jobs.PLAN]
+    assert service.history.jobs.get("ray", "by-bundle").plan_id == metadata[ray_jobs.PLAN]
+    assert capsys.readouterr().err.startswith("planner: small fits")
+
+
+def test_a_spec_is_found_in_the_working_directory(hook: Any, job_file: JobFile, tmp_path: Path) -> None:
+    job_file()
+
+    assert ray_jobs.PLAN in hook({ray_jobs.SPEC: "small.yaml"}, working_dir=str(tmp_path))
+
+
+def test_who_does_not_fit_ends_before_anything_is_submitted(
+    hook: Any, job_file: JobFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_file("large", "1.9GiB")
+
+    with pytest.raises(SystemExit) as stop:
+        hook({ray_jobs.SPEC: "large.yaml"}, working_dir=str(tmp_path))
+    assert stop.value.code == 3
+    assert "planner: refused: large does not fit: rank 0 needs" in capsys.readouterr().err
+
+
+def test_a_job_without_a_spec_is_the_policys(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hook({}, entrypoint_num_gpus=1) == {}
+    monkeypatch.setenv("PLANNER_ADMISSION_UNPLANNED", "refuse")
+    assert hook({}) == {}
+    with pytest.raises(SystemExit):
+        hook({}, entrypoint_num_gpus=1)
+
+
+@pytest.mark.parametrize(("unreachable", "submits"), [(Answer.ADMIT, True), (Answer.REFUSE, False)])
+def test_a_service_that_is_down_is_the_policys(
+    hook: Any, job_file: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreachable: str, submits: bool
+) -> None:
+    job_file()
+    monkeypatch.setenv("PLANNER_SERVER", "http://127.0.0.1:1")
+    monkeypatch.setenv("PLANNER_ADMISSION_UNREACHABLE", unreachable)
+    arguments: dict[str, Any] = {"working_dir": str(tmp_path)}
+
+    if submits:
+        assert hook({ray_jobs.SPEC: "small.yaml"}, **arguments) == {ray_jobs.SPEC: "small.yaml"}
+        return
+    with pytest.raises(SystemExit):
+        hook({ray_jobs.SPEC: "small.yaml"}, **arguments)
+
+
+def test_a_site_that_is_set_up_wrongly_stops_nobodys_job(
+    hook: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLANNER_ADMISSION_TIGHT", "perhaps")
+
+    assert hook({ray_jobs.SPEC: "small.yaml"}) == {ray_jobs.SPEC: "small.yaml"}
+    assert "the job is not checked: PLANNER_ADMISSION_TIGHT: 'perhaps' is no policy" in capsys.readouterr().err
+
+
+@pytest.fixture
+def folder(tmp_path: Path, job_file: JobFile) -> Path:
+    """A folder of a job, beside files that are none of its business."""
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    job_file("secret", folder=tmp_path)
+    (tmp_path / "secret.json").write_text('{"model_type": "llama", "secret": 1}')
+    (inside / "link.yaml").symlink_to(tmp_path / "secret.yaml")
+    (inside / "linked.json").symlink_to(tmp_path / "secret.json")
+    (inside / "id_rsa").write_text("key")
+    os.mkfifo(inside / "pipe.yaml")
+    for name, model in {
+        "up": "hf_config: ../secret.json",
+        "absolute": f"hf_config: {tmp_path}/secret.json",
+        "linked": "hf_config: linked.json",
+        "code": "{factory: 'shop:model', factory_path: ..}",
+        "not_json": "hf_config: id_rsa",
+    }.items():
+        written = model if model.startswith("{") else f"{{{model}}}"
+        (inside / f"{name}.yaml").write_text(f"model: {written}\ncluster: {{gpu: H100-SXM-80GB}}\n")
+    (inside / "deepspeed.yaml").write_text(
+        "model: {decoder: {layers: 2, hidden: 64, heads: 2, kv_heads: 2, ffn: 128, vocab: 256}}\n"
+        "train: {sequence_length: 8}\nparallel: {deepspeed: ../secret.json}\ncluster: {gpu: H100-SXM-80GB}\n"
+    )
+    return inside
+
+
+def test_every_file_that_a_spec_may_name_is_known_to_the_hook() -> None:
+    """Whoever reads another one while a spec is loaded has to say it here, and in REFERENCES."""
+    rooms = Path(specs.__file__).parents[1] / "spec"
+    readers = {path.name for path in rooms.glob("*.py") if re.search(r"\bfile_text\(", path.read_text())}
+
+    assert readers - {"documents.py"} == {"hf_config.py", "deepspeed.py", "loading.py"}
+    assert specs.REFERENCES == ("model.hf_config", "parallel.deepspeed")
+
+
+def test_a_config_beside_the_spec_is_read(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "sub" / "job.yaml").write_text(
+        "model: {hf_config: ./config.json}\ntrain: {sequence_length: 8}\ncluster: {gpu: H100-SXM-80GB}\n"
+    )
+
+    bundle = specs.bundle_within("sub/job.yaml", [folder])
+
+    assert bundle["model"]["hf_config"] == {"model_type": "llama"}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "../secret.yaml", "/etc/passwd", "link.yaml", "id_rsa", "pipe.yaml", ".", "", "a\0.yaml", "missing.yaml",
+        "http://169.254.169.254/x.yaml", "file:///etc/hosts.yaml",
+        "up.yaml", "absolute.yaml", "linked.yaml", "code.yaml", "not_json.yaml",
+        "deepspeed.yaml",
+    ],
+)  # fmt: skip
+def test_the_hook_reads_nothing_outside_of_the_jobs_folder(folder: Path, written: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        specs.bundle_within(written, [folder])
+    assert "secret" not in json.dumps(refused.value.problem).replace("secret.json", "").replace("secret.yaml", "")
+
+
+def test_a_bundle_that_travels_reads_nothing_at_all(folder: Path) -> None:
+    job = {"schema": "planner.bundle/1", "model": {"hf_config": str(folder / "linked.json")}}
+
+    with pytest.raises(SpecError):
+        specs.bundle_of_text(json.dumps({**job, "cluster": {"gpu": "H100-SXM-80GB"}}))
+
+
+@pytest.fixture(scope="module")
+def ray_head() -> Iterator[str]:
+    """A Ray of its own with a job server, in processes of a session of their own."""
+    gcs, dashboard, client_port, agent, metrics = free_ports(5)
+    with short_folder() as folder:
+        with open(folder / "log", "wb") as log:
+            process = subprocess.Popen(
+                [
+                    RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={gcs}",
+                    f"--dashboard-port={dashboard}", f"--ray-client-server-port={client_port}",
+                    f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}",
+                    "--min-worker-port=30000", "--max-worker-port=30100", "--num-cpus=2", f"--temp-dir={folder}",
+                    "--object-store-memory=100000000", "--disable-usage-stats",
+                ],
+                stdout=log, stderr=log, start_new_session=True,
+                env={name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PLANNER_"))}
+                | AUTH,
+            )  # fmt: skip
+        try:
+            address = f"http://127.0.0.1:{dashboard}"
+            _wait_for_jobs(address, process, folder / "log")
+            yield address
+        finally:
+            _end(process)
+
+
+def _wait_for_jobs(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + 90
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            if httpx.get(f"{address}/api/jobs/", headers=HEADERS, timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.3)
+    pytest.fail(f"Ray does not start: {log.read_text(errors='replace')[-2000:]}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Only what was started here: Ray's processes stay in the session that was made for them."""
+    with_session = subprocess.run(["ps", "-eo", "pid=,sid="], capture_output=True, text=True, check=True).stdout
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for line in with_session.splitlines():
+        pid, session = map(int, line.split())
+        if session == process.pid and pid != process.pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def submit(ray_head: str, service: Any, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(metadata: dict[str, str], **environment: str) -> subprocess.CompletedProcess[str]:
+        mine = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PLANNER_"))}
+        settings = {
+            "RAY_JOB_SUBMIT_HOOK": "planner.admission.ray_jobs:check",
+            "PLANNER_SERVER": service.url,
+            "PLANNER_TOKEN": service.token,
+            "PLANNER_ADMISSION_REFUSE_UNCALIBRATED": "yes",
+        }
+        return subprocess.run(
+            [
+                RAY, "job", "submit", "--address", ray_head, "--no-wait", "--submission-id", f"job-{time.time_ns()}",
+                "--metadata-json", json.dumps(metadata), "--", "echo", "hello",
+            ],
+            capture_output=True, text=True, timeout=60, cwd=tmp_path, env={**mine, **AUTH, **settings, **environment},
+        )  # fmt: skip
+
+    return run
+
+
+def submitted(ray_head: str) -> dict[str, dict[str, str]]:
+    jobs = httpx.get(f"{ray_head}/api/jobs/", headers=HEADERS, timeout=10).json()
+    return {job["submission_id"]: job["metadata"] for job in jobs}
+
+
+def test_a_real_submission_that_fits_is_submitted_with_its_plan(
+    submit: Any, ray_head: str, service: Any, job_file: JobFile
+) -> None:
+    job_file()
+    ended = submit({ray_jobs.SPEC: "small.yaml"})
+
+    assert ended.returncode == 0, ended.stderr
+    assert "planner: small fits: rank 0 takes" in ended.stderr
+    found = re.search(r"Job '(job-\d+)' submitted successfully", ended.stdout)
+    assert found is not None
+    plan_id = submitted(ray_head)[found[1]][ray_jobs.PLAN]
+    assert service.history.jobs.get("ray", found[1]).plan_id == plan_id
+
+
+def test_a_real_submission_that_does_not_fit_submits_nothing(submit: Any, ray_head: str, job_file: JobFile) -> None:
+    job_file("large", "1.9GiB")
+    before = submitted(ray_head)
+    ended = submit({ray_jobs.SPEC: "large.yaml"})
+
+    assert ended.returncode == 3, ended.stderr
+    assert "planner: refused: large does not fit: rank 0 needs" in ended.stderr
+    assert "planner: the smallest change that fits: train.recompute: full" in ended.stderr
+    assert "planner: nothing was submitted" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert submitted(ray_head) == before
+
+
+@pytest.mark.parametrize(("unreachable", "code"), [("admit", 0), ("refuse", 3)])
+def test_a_real_submission_while_the_service_is_down(
+    submit: Any, job_file: JobFile, unreachable: str, code: int
+) -> None:
+    job_file()
+    ended = submit(
+        {ray_jobs.SPEC: "small.yaml"}, PLANNER_SERVER="http://127.0.0.1:1", PLANNER_ADMISSION_UNREACHABLE=unreachable
+    )
+
+    assert ended.returncode == code, ended.stderr
+    assert "cannot be reached" in ended.stderr
