@@ -49,12 +49,14 @@ def build(model: job.Model, device: torch.device) -> nn.Module:
 
 
 def _moved(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """As `Module.to`, which would make a table of complex numbers real."""
+    """By the model's own `to`, but for one with tables of complex numbers, which that would make real."""
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
-    return module._apply(moved)  # type: ignore[no-any-return]
+    if any(tensor.is_complex() for tensor in (*module.parameters(), *module.buffers())):
+        return module._apply(moved)  # type: ignore[no-any-return]
+    return module.to(device=device, dtype=dtype)
 
 
 @contextmanager
