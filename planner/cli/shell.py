@@ -1,0 +1,83 @@
+"""The shell around every command: parse, run, and turn what goes wrong into a message and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from planner.cli import capacity, check, compare, measure, plan, replay, serve, spec
+from planner.cli.exit_codes import INTERRUPTED, OUR_FAULT, PIPE_CLOSED, WRONG_INPUT
+from planner.cli.options import common_options
+from planner.errors import PlannerError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code; no exception leaves it."""
+    written, command = _split(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = _parser().parse_args(written)
+    except SystemExit as stop:  # argparse has said why: 0 after --help and --version, 2 for a usage error
+        return stop.code if isinstance(stop.code, int) else WRONG_INPUT
+    arguments.command = command
+    debug = bool(arguments.debug or os.environ.get("PLANNER_DEBUG"))
+    try:
+        run = cast(Callable[[argparse.Namespace], int], arguments.run)
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
+    except PlannerError as error:
+        _say(str(error), debug)
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        _say("interrupted", debug)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What is left in the buffer has no reader; without this, Python complains about it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except Exception as error:
+        problem = "".join(traceback.format_exception_only(error)).splitlines()[0]
+        hint = "" if debug else "; --debug shows where"
+        _say(f"planner: a fault of planner itself, please report it: {problem}{hint}", debug)
+        return OUR_FAULT
+
+
+def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """What is planner's, and the command behind `--` that `check` is put in front of."""
+    end = next((index for index, each in enumerate(argv) if each == "--"), len(argv))
+    if next((each for each in argv if not each.startswith("-")), "") != "check":
+        return argv, ()
+    return argv[:end], argv[end + 1 :]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="planner",
+        description="Says before a PyTorch training job starts what GPU memory every rank will take.",
+        parents=[common_options()],
+    )
+    parser.set_defaults(debug=False)
+    parser.add_argument("--version", action="version", version=f"planner {_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (plan, check, spec, replay, measure, compare, serve, capacity):
+        command.add(commands)
+    return parser
+
+
+def _say(message: str, debug: bool) -> None:
+    """To people, on stderr; with the traceback of the exception at hand if they asked for it."""
+    if debug:
+        traceback.print_exc()
+    print(message, file=sys.stderr)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("planner")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
