@@ -5,29 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from ray_head import RayHead
+from ray_head import ray_head as running_ray
 
 from planner.admission import ray_jobs, specs
 from planner.admission.policy import Answer
 from planner.errors import SpecError
-from planner.service.cluster import free_ports, short_folder
 from planner.spec.bundle import bundle_text
 from planner.spec.loading import load_job
 
 JobFile = Callable[..., Path]
-AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "b" * 64}
-HEADERS = {"Authorization": f"Bearer {AUTH['RAY_AUTH_TOKEN']}"}
-RAY = str(Path(sys.executable).with_name("ray"))
 
 
 @pytest.fixture
@@ -175,87 +169,30 @@ def test_a_bundle_that_travels_reads_nothing_at_all(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def ray_head() -> Iterator[str]:
-    """A Ray of its own with a job server, in processes of a session of their own."""
-    gcs, dashboard, client_port, agent, metrics = free_ports(5)
-    with short_folder() as folder:
-        with open(folder / "log", "wb") as log:
-            process = subprocess.Popen(
-                [
-                    RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={gcs}",
-                    f"--dashboard-port={dashboard}", f"--ray-client-server-port={client_port}",
-                    f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}",
-                    "--min-worker-port=30000", "--max-worker-port=30100", "--num-cpus=2", f"--temp-dir={folder}",
-                    "--object-store-memory=100000000", "--disable-usage-stats",
-                ],
-                stdout=log, stderr=log, start_new_session=True,
-                env={name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PLANNER_"))}
-                | AUTH,
-            )  # fmt: skip
-        try:
-            address = f"http://127.0.0.1:{dashboard}"
-            _wait_for_jobs(address, process, folder / "log")
-            yield address
-        finally:
-            _end(process)
-
-
-def _wait_for_jobs(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + 90
-    while time.monotonic() < until and process.poll() is None:
-        try:
-            if httpx.get(f"{address}/api/jobs/", headers=HEADERS, timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.3)
-    pytest.fail(f"Ray does not start: {log.read_text(errors='replace')[-2000:]}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Only what was started here: Ray's processes stay in the session that was made for them."""
-    with_session = subprocess.run(["ps", "-eo", "pid=,sid="], capture_output=True, text=True, check=True).stdout
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for line in with_session.splitlines():
-        pid, session = map(int, line.split())
-        if session == process.pid and pid != process.pid:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+def ray_head() -> Iterator[RayHead]:
+    with running_ray() as found:
+        yield found
 
 
 @pytest.fixture
-def submit(ray_head: str, service: Any, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def submit(ray_head: RayHead, service: Any, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(metadata: dict[str, str], **environment: str) -> subprocess.CompletedProcess[str]:
-        mine = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PLANNER_"))}
         settings = {
             "RAY_JOB_SUBMIT_HOOK": "planner.admission.ray_jobs:check",
             "PLANNER_SERVER": service.url,
             "PLANNER_TOKEN": service.token,
             "PLANNER_ADMISSION_REFUSE_UNCALIBRATED": "yes",
         }
-        return subprocess.run(
-            [
-                RAY, "job", "submit", "--address", ray_head, "--no-wait", "--submission-id", f"job-{time.time_ns()}",
-                "--metadata-json", json.dumps(metadata), "--", "echo", "hello",
-            ],
-            capture_output=True, text=True, timeout=60, cwd=tmp_path, env={**mine, **AUTH, **settings, **environment},
+        return ray_head.submit(
+            "--submission-id", f"job-{time.time_ns()}", "--metadata-json", json.dumps(metadata),
+            folder=tmp_path, entrypoint=("echo", "hello"), environment={**settings, **environment},
         )  # fmt: skip
 
     return run
 
 
-def submitted(ray_head: str) -> dict[str, dict[str, str]]:
-    jobs = httpx.get(f"{ray_head}/api/jobs/", headers=HEADERS, timeout=10).json()
-    return {job["submission_id"]: job["metadata"] for job in jobs}
-
-
 def test_a_real_submission_that_fits_is_submitted_with_its_plan(
-    submit: Any, ray_head: str, service: Any, job_file: JobFile
+    submit: Any, ray_head: RayHead, service: Any, job_file: JobFile
 ) -> None:
     job_file()
     ended = submit({ray_jobs.SPEC: "small.yaml"})
@@ -264,13 +201,13 @@ def test_a_real_submission_that_fits_is_submitted_with_its_plan(
     assert "planner: small fits: rank 0 takes" in ended.stderr
     found = re.search(r"Job '(job-\d+)' submitted successfully", ended.stdout)
     assert found is not None
-    plan_id = submitted(ray_head)[found[1]][ray_jobs.PLAN]
+    plan_id = ray_head.jobs()[found[1]]["metadata"][ray_jobs.PLAN]
     assert service.history.jobs.get("ray", found[1]).plan_id == plan_id
 
 
-def test_a_real_submission_that_does_not_fit_submits_nothing(submit: Any, ray_head: str, job_file: JobFile) -> None:
+def test_a_real_submission_that_does_not_fit_submits_nothing(submit: Any, ray_head: RayHead, job_file: JobFile) -> None:
     job_file("large", "1.9GiB")
-    before = submitted(ray_head)
+    before = set(ray_head.jobs())
     ended = submit({ray_jobs.SPEC: "large.yaml"})
 
     assert ended.returncode == 3, ended.stderr
@@ -278,7 +215,7 @@ def test_a_real_submission_that_does_not_fit_submits_nothing(submit: Any, ray_he
     assert "planner: the smallest change that fits: train.recompute: full" in ended.stderr
     assert "planner: nothing was submitted" in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert submitted(ray_head) == before
+    assert set(ray_head.jobs()) == before
 
 
 @pytest.mark.parametrize(("unreachable", "code"), [("admit", 0), ("refuse", 3)])

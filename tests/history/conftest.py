@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -46,30 +43,14 @@ class Clock:
         return self.now
 
 
-def _server_module() -> Any:
-    path = Path(__file__).with_name("postgresql_server.py")
-    spec = importlib.util.spec_from_file_location("postgresql_server", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[Any]:
     """A running server; skips where the machine has none."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    module = _server_module()
-    binaries = module.binaries()
-    if binaries is None:
-        reason = "no PostgreSQL server: /usr/lib/postgresql/*/bin/initdb is missing"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with module.running(binaries) as server:
-        yield server
+    from postgresql_server import server
+
+    with server() as found:
+        yield found
 
 
 @pytest.fixture(params=["sqlite file", "postgresql"])

@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 
 import psycopg
+import pytest
 
 _NUMBERS = count(1)
 
@@ -22,6 +23,19 @@ def binaries() -> Path | None:
     """The folder of the newest server, as Debian installs it."""
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[4]))
     return versions[-1].parent if versions else None
+
+
+@contextmanager
+def server() -> Iterator[Server]:
+    """A running one. Skips where the machine has none; in CI it has to be there."""
+    folder = binaries()
+    if folder is None:
+        reason = "no PostgreSQL server: /usr/lib/postgresql/*/bin/initdb is missing"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with running(folder) as found:
+        yield found
 
 
 @dataclass(frozen=True)
