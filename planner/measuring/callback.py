@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, cast
 import torch
 
 from planner.measuring import nvml
-from planner.measuring.job_reports import Destination, Outbox, job_of, to_file, to_service
+from planner.measuring.job_reports import Destination, Outbox, job_of, plan_of, to_file, to_service
 from planner.measuring.peaks import FINE_ITERATIONS, NOTHING, Peaks, Reading, reading_of
 from planner.measuring.software import allocator_conf, software
 
@@ -50,7 +50,7 @@ class Settings:
     id: str = ""
     """The job; else PLANNER_JOB_SYSTEM and PLANNER_JOB_ID, else what Ray, Slurm, Kubernetes or torchrun say."""
     plan: str = ""
-    """The plan's id; else PLANNER_PLAN_ID."""
+    """The plan's id; else PLANNER_PLAN_ID, else what the hook of `ray job submit` left with the job."""
     team: str = ""
     """Else PLANNER_TEAM, else Slurm's account."""
     queue: str = ""
@@ -60,7 +60,8 @@ class Settings:
     wait_seconds: float = 8.0
     """So long the end of the training waits for the last report."""
     read: Reader | None = None
-    """Instead of `torch.cuda.memory_stats`; empty where there is nothing to read."""
+    """Instead of `torch.cuda.memory_stats`; empty where there is nothing to read. What it says under `device_bytes` is
+    what the device holds for this process, instead of the driver's word."""
 
     def said(self, name: str, *variables: str) -> str:
         """The setting, or the first of these variables that is set."""
@@ -196,7 +197,7 @@ class MemoryReport:
             "schema": SCHEMA,
             "system": system,
             "id": job,
-            "plan_id": given.said("plan", "PLANNER_PLAN_ID"),
+            "plan_id": given.plan or plan_of(os.environ),
             "team": given.said("team", "PLANNER_TEAM", "SLURM_JOB_ACCOUNT"),
             "queue": given.said("queue", "PLANNER_QUEUE", "SLURM_JOB_PARTITION"),
             "hosts": [self._facts["host"]],
@@ -240,6 +241,9 @@ class MemoryReport:
 
     def _device_bytes(self) -> int:
         """As the driver counts this process; where it does not, what is in use on the whole device."""
+        if "device_bytes" in self._stats:
+            self._counted_by = "process"
+            return self._stats["device_bytes"]
         if not torch.cuda.is_initialized():
             return 0
         own = nvml.process_bytes(_gpu()["uuid"]) if self._counted_by != "device" else 0

@@ -35,13 +35,30 @@ def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, str] | Non
     say = environment.get
     found = (
         (say("PLANNER_JOB_SYSTEM", "other"), say("PLANNER_JOB_ID")),
-        ("ray", say("RAY_SUBMISSION_ID") or say("RAY_JOB_ID")),
+        ("ray", say("RAY_SUBMISSION_ID") or _ray_metadata(environment).get("job_submission_id") or say("RAY_JOB_ID")),
         ("slurm", say("SLURM_JOB_ID")),
         # Jenkins sets JOB_NAME too.
         ("kubernetes", say("JOB_NAME") if say("KUBERNETES_SERVICE_HOST") else None),
         ("torchelastic", None if say("TORCHELASTIC_RUN_ID", "") in _NO_RUN else say("TORCHELASTIC_RUN_ID")),
     )
     return next(((system, job) for system, job in found if job), None)
+
+
+def plan_of(environment: Mapping[str, str] = os.environ) -> str:
+    """The plan with which this process's job was admitted, as far as its surroundings say; else empty."""
+    return environment.get("PLANNER_PLAN_ID") or str(_ray_metadata(environment).get("planner.plan_id") or "")
+
+
+def _ray_metadata(environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """What Ray tells the process of a submitted job (ray 2.60, dashboard/modules/job/job_supervisor.py).
+
+    RAY_JOB_ID is another job's there: that of the agent which started it.
+    """
+    try:
+        found = json.loads(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")["metadata"]
+    except (ValueError, TypeError, KeyError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def to_file(path: Path) -> Destination:

@@ -20,12 +20,15 @@ import pytest
 import torch
 
 from planner.measuring.callback import MemoryReport, lightning_callback, report_memory, trainer_callback
-from planner.measuring.job_reports import job_of
+from planner.measuring.job_reports import job_of, plan_of
 from planner.measuring.measurement import Levels
 from planner.measuring.peaks import Peaks, Reading, Stretch
 
 REPOSITORY = Path(__file__).parents[2]
 FIGURES = ("requested", "allocated", "active", "reserved")
+RAY_ENTRYPOINT = {
+    "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"metadata": {"job_submission_id": "raysubmit_y", "planner.plan_id": "pl-x"}}'
+}
 SETTINGS = ("FILE", "SERVER", "TOKEN", "PLAN_ID", "TEAM", "QUEUE", "JOB_ID", "JOB_SYSTEM", "REPORT_FILE")
 
 
@@ -435,6 +438,9 @@ def test_without_a_job_the_service_is_not_told_and_that_is_said(
         ({"SLURM_JOB_ID": "12"}, ("slurm", "12")),
         ({"SLURM_JOB_ID": "12", "RAY_JOB_ID": "01000000"}, ("ray", "01000000")),
         ({"RAY_JOB_ID": "01000000", "RAY_SUBMISSION_ID": "raysubmit_x"}, ("ray", "raysubmit_x")),
+        ({"RAY_JOB_ID": "01000000", **RAY_ENTRYPOINT}, ("ray", "raysubmit_y")),
+        ({"RAY_JOB_ID": "01000000", "RAY_JOB_CONFIG_JSON_ENV_VAR": "[{"}, ("ray", "01000000")),
+        ({"RAY_JOB_ID": "01000000", "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"metadata": 1}'}, ("ray", "01000000")),
         ({"JOB_NAME": "sft", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, ("kubernetes", "sft")),
         ({"JOB_NAME": "a build of Jenkins"}, None),
         ({"TORCHELASTIC_RUN_ID": "none"}, None),
@@ -446,6 +452,21 @@ def test_without_a_job_the_service_is_not_told_and_that_is_said(
 )
 def test_the_job_is_found_in_the_environment(environment: dict[str, str], job: tuple[str, str] | None) -> None:
     assert job_of(environment) == job
+
+
+def test_the_plan_is_what_the_hook_left_unless_somebody_says_another() -> None:
+    assert plan_of({}) == ""
+    assert plan_of(RAY_ENTRYPOINT) == "pl-x"
+    assert plan_of({**RAY_ENTRYPOINT, "PLANNER_PLAN_ID": "pl-z"}) == "pl-z"
+
+
+def test_a_reader_of_another_device_says_what_that_holds(gpu: Gpu, tmp_path: Path) -> None:
+    gpu.take(300)
+    with report_memory(file=tmp_path / "memory.jsonl", read=lambda: {**gpu.read(), "device_bytes": gpu.peak + 7}):
+        gpu.use(200)
+
+    (rank,) = lines(tmp_path / "memory.jsonl")[-1]["ranks"]
+    assert (rank["peak"]["allocated_bytes"], rank["device_bytes"], rank["device_bytes_by"]) == (500, 507, "process")
 
 
 # Nothing reaches the training
