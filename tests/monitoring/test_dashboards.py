@@ -9,15 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
+from dashboards import DASHBOARDS, GRAFANA, choices, fill_in
 
 ROOT = Path(__file__).parents[2]
-GRAFANA = ROOT / "deploy" / "grafana"
-DASHBOARDS = {
-    path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((GRAFANA / "dashboards").glob("*.json"))
-}
 PANELS = [
     (name, panel)
     for name, dashboard in DASHBOARDS.items()
@@ -117,27 +113,3 @@ def test_every_expression_of_every_panel_has_data(prometheus: Any, name: str, ex
 
     assert "$" not in filled
     assert prometheus.ask(filled), filled
-
-
-def fill_in(text: str, chosen: dict[str, str]) -> str:
-    """As Grafana would, for a data source that is scraped every half second."""
-    for variable, value in {**chosen, "__rate_interval": "30s"}.items():
-        text = re.sub(rf"\$({variable}\b|{{{variable}}})", lambda _, value=value: value, text)
-    return text
-
-
-def choices(prometheus: Any, name: str) -> dict[str, str]:
-    """The first value of each variable, and all where that can be chosen."""
-    found: dict[str, str] = {}
-    for variable in DASHBOARDS[name]["templating"]["list"]:
-        if variable["type"] != "query":
-            continue
-        query = fill_in(variable["query"]["query"], found)
-        asked = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
-        assert asked, query
-        answer = httpx.get(
-            f"{prometheus.base_url}/api/v1/label/{asked[2]}/values", params={"match[]": asked[1]}, timeout=10
-        ).json()
-        assert answer["data"], query
-        found[variable["name"]] = variable["allValue"] if variable.get("includeAll") else answer["data"][0]
-    return found
