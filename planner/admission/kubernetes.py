@@ -1,0 +1,209 @@
+"""What a job of Kubernetes asks for, read from the object as it is submitted: its spec, its GPUs, how many and which.
+
+Knows RayJob, PyTorchJob, JobSet and Job; believes nothing about the object's shape, and reaches nothing outside of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.admission import gpu_products
+from planner.errors import SpecError
+
+SYSTEM = "kubernetes"
+BUNDLE, CONFIGMAP, PLAN, JOB = (
+    "planner.dev/bundle",
+    "planner.dev/spec-configmap",
+    "planner.dev/plan-id",
+    "planner.dev/job-id",
+)
+"""Annotations: the bundle or a self-contained spec as text, or where it stands; and what a door leaves on pods."""
+GPU = "nvidia.com/gpu"
+USUAL_KEY = "job.yaml"
+_MOST_GPUS = 2**24
+_DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigMapKey:
+    """A text in a ConfigMap of the job's own namespace."""
+
+    name: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pods:
+    """So many equal pods; `gpus` of each, on nodes with this `product` label (empty: any)."""
+
+    count: int
+    gpus: int
+    product: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A job as it was submitted; its annotations are as unread as they came."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+    annotations: Mapping[str, Any]
+    pods: tuple[Pods, ...]
+
+    @property
+    def carries_spec(self) -> bool:
+        """Whether it says so; `carried` finds out whether that can be used."""
+        return carries_spec(self.annotations)
+
+    @property
+    def gpus(self) -> int:
+        """Of all pods together."""
+        return sum(each.count * each.gpus for each in self.pods)
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The product labels that its GPUs have to have, each once."""
+        return tuple(dict.fromkeys(each.product for each in self.pods if each.gpus and each.product))
+
+    @property
+    def job_id(self) -> str:
+        """Under which the service knows it: names come again, a uid does not."""
+        return self.uid or f"{self.namespace}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of job: where the API has it, and the pods that it will make."""
+
+    group: str
+    version: str
+    plural: str
+    pods: Callable[[Mapping[str, Any]], Iterator[Pods]]
+
+
+def submitted(job: Mapping[str, Any], namespace: str = "") -> Submitted:
+    """What the object asks for. What is not as the API has it asks for nothing."""
+    metadata = _mapping(job.get("metadata"))
+    kind = _text(job.get("kind"))
+    known = KINDS.get(kind)
+    return Submitted(
+        kind=kind,
+        namespace=namespace or _text(metadata.get("namespace")),
+        name=_text(metadata.get("name")) or _text(metadata.get("generateName")),
+        uid=_text(metadata.get("uid")),
+        annotations=_mapping(metadata.get("annotations")),
+        pods=tuple(known.pods(_mapping(job.get("spec")))) if known else (),
+    )
+
+
+def carries_spec(annotations: Mapping[str, Any]) -> bool:
+    """Whether annotations name a spec, usable or not."""
+    return BUNDLE in annotations or CONFIGMAP in annotations
+
+
+def carried(annotations: Mapping[str, Any]) -> str | ConfigMapKey | None:
+    """The spec that annotations carry, or where it stands; None without one. Raises SpecError."""
+    text, named = annotations.get(BUNDLE), annotations.get(CONFIGMAP)
+    if text is not None and named is not None:
+        raise SpecError("the job names its spec twice", allowed=f"{BUNDLE} or {CONFIGMAP}", place=CONFIGMAP)
+    if text is not None:
+        if not isinstance(text, str):
+            raise SpecError("it is no text", allowed="a bundle, or a spec that refers to nothing", place=BUNDLE)
+        return text
+    return None if named is None else _config_map(named)
+
+
+def _config_map(named: Any) -> ConfigMapKey:
+    """Parts of an address in the API: whatever else than a name arrives here must not become one."""
+    name, _, key = named.partition("/") if isinstance(named, str) else ("", "", "")
+    key = key or USUAL_KEY
+    if not _DNS_NAME.fullmatch(name) or not _KEY.fullmatch(key) or key in (".", ".."):
+        raise SpecError(
+            f"{str(named)[:80]!a} is no ConfigMap",
+            allowed=f"NAME or NAME/KEY of a ConfigMap in the job's own namespace; KEY is {USUAL_KEY} if left out",
+            place=CONFIGMAP,
+        )
+    return ConfigMapKey(name=name, key=key)
+
+
+def pods_of(template: Mapping[str, Any], count: int) -> Pods:
+    """So many pods of a template."""
+    spec = _mapping(template.get("spec"))
+    containers = [_mapping(each) for each in _list(spec.get("containers"))]
+    return Pods(
+        count=count,
+        gpus=min(sum(_gpus(_mapping(each.get("resources"))) for each in containers), _MOST_GPUS),
+        product=_text(_mapping(spec.get("nodeSelector")).get(gpu_products.LABEL)),
+    )
+
+
+def _gpus(resources: Mapping[str, Any]) -> int:
+    """The limit: of what cannot be shared, requests are equal to it."""
+    asked = _mapping(resources.get("limits")).get(GPU)
+    return _number(_mapping(resources.get("requests")).get(GPU) if asked is None else asked, 0)
+
+
+def _job_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
+    parallelism = _number(spec.get("parallelism"), 1)
+    completions = _number(spec.get("completions"), parallelism)
+    yield pods_of(_mapping(spec.get("template")), min(parallelism, completions))
+
+
+def _jobset_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
+    for each in _list(spec.get("replicatedJobs")):
+        replicated = _mapping(each)
+        jobs = _number(replicated.get("replicas"), 1)
+        for pods in _job_pods(_mapping(_mapping(replicated.get("template")).get("spec"))):
+            yield Pods(count=pods.count * jobs, gpus=pods.gpus, product=pods.product)
+
+
+def _pytorch_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
+    for each in _mapping(spec.get("pytorchReplicaSpecs")).values():
+        replicas = _mapping(each)
+        yield pods_of(_mapping(replicas.get("template")), _number(replicas.get("replicas"), 1))
+
+
+def _ray_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
+    """Workers as Kueue counts them (v0.19.2, jobs/raycluster/common.go): replicas times hosts, one if unsaid."""
+    cluster = _mapping(spec.get("rayClusterSpec"))
+    if "headGroupSpec" in cluster:
+        yield pods_of(_mapping(_mapping(cluster["headGroupSpec"]).get("template")), 1)
+    for each in _list(cluster.get("workerGroupSpecs")):
+        group = _mapping(each)
+        count = _number(group.get("replicas"), 1) * max(_number(group.get("numOfHosts"), 1), 1)
+        yield pods_of(_mapping(group.get("template")), count)
+
+
+KINDS = {
+    "Job": Kind(group="batch", version="v1", plural="jobs", pods=_job_pods),
+    "JobSet": Kind(group="jobset.x-k8s.io", version="v1alpha2", plural="jobsets", pods=_jobset_pods),
+    "PyTorchJob": Kind(group="kubeflow.org", version="v1", plural="pytorchjobs", pods=_pytorch_pods),
+    "RayJob": Kind(group="ray.io", version="v1", plural="rayjobs", pods=_ray_pods),
+}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: Any, otherwise: int) -> int:
+    """A count, as the API writes it: `8`, or the quantity `"8"`."""
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,8}", value):
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return min(value, _MOST_GPUS)
+    return otherwise

@@ -1,0 +1,91 @@
+"""From a job's annotations to the job that is planned, and where the two differ.
+
+A spec is text that refers to nothing: no file and no address is read because an annotation says so, only a ConfigMap
+in the job's own namespace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from planner.admission import gpu_products, specs
+from planner.admission.client import UnreachableError
+from planner.admission.kubernetes import BUNDLE, CONFIGMAP, GPU, ConfigMapKey, Pods, carried
+from planner.admission.kubernetes_api import NOT_FOUND, ApiError, path_of
+from planner.errors import SpecError
+from planner.spec import catalog
+from planner.spec.job import Gpu, Job
+
+if TYPE_CHECKING:
+    from planner.admission.kubernetes_api import Api
+
+
+def job_of(annotations: Mapping[str, Any], namespace: str, api: Callable[[], Api]) -> Job:
+    """The job that annotations carry. Raises SpecError, and UnreachableError if its ConfigMap cannot be read now."""
+    found = carried(annotations)
+    if isinstance(found, ConfigMapKey):
+        return read(_config_map_text(found, namespace, api), CONFIGMAP)
+    if found is None:
+        raise SpecError("the job carries no spec", allowed=f"the annotation {BUNDLE} or {CONFIGMAP}")
+    return read(found, BUNDLE)
+
+
+def read(text: str, source: str) -> Job:
+    """A bundle in JSON, or a spec in YAML that refers to nothing outside. Raises SpecError."""
+    from planner.spec.json_text import read_json
+    from planner.spec.loading import load_bundle, load_yaml
+
+    if len(text) > specs.MOST_BYTES:
+        raise SpecError("the spec is larger than 8 MiB", place=source)
+    if text.lstrip().startswith("{"):
+        try:
+            data = read_json(text, source)
+        except SpecError:
+            data = None  # a YAML mapping in braces, or broken: the YAML reader says where
+        if isinstance(data, dict) and "schema" in data:
+            return load_bundle(data, source)
+    return load_yaml(text, source)
+
+
+def _config_map_text(named: ConfigMapKey, namespace: str, api: Callable[[], Api]) -> str:
+    try:
+        found = api().get(path_of("", "v1", "configmaps", named.name, namespace=namespace))
+    except ApiError as error:
+        if error.status == NOT_FOUND:
+            raise SpecError(f"there is no ConfigMap {named.name} in {namespace}", place=CONFIGMAP) from None
+        raise UnreachableError(f"the ConfigMap {named.name} cannot be read: {error.problem}") from None
+    data = found.get("data")
+    text = data.get(named.key) if isinstance(data, dict) else None
+    if not isinstance(text, str):
+        raise SpecError(
+            f"the ConfigMap {named.name} has no text under {named.key}",
+            allowed=f"{named.name}/KEY names another key",
+            place=CONFIGMAP,
+        )
+    return text
+
+
+def on_gpu(job: Job, name: str) -> Job:
+    """The same job on a GPU of the catalog. Raises SpecError if the catalog does not have it."""
+    entry = catalog.look_up(name)
+    gpu = Gpu(name=entry.name, total_bytes=entry.total_bytes, arch=entry.arch)
+    return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, gpu=gpu))
+
+
+def differences(pods: Sequence[Pods], job: Job, *, products: Sequence[str] = ()) -> list[str]:
+    """What the pods ask for and the plan is not of: one sentence each, that names both. Pods without GPUs say nothing.
+
+    `products` are labels of the nodes that the pods will be on.
+    """
+    found = []
+    asked, planned = sum(each.count * each.gpus for each in pods), job.cluster.nodes * job.cluster.gpus_per_node
+    if asked and asked != planned:
+        found.append(f"the pods ask for {asked} {GPU}, and the spec plans {planned} GPU{'s' if planned != 1 else ''}")
+    gpu = job.cluster.gpu.name
+    for product in products:
+        name = gpu_products.catalog_name(product)
+        if name and gpu and name != gpu:
+            found.append(f"the pods go to {product} ({name}), and the spec plans {gpu}")
+    return found
