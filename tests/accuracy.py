@@ -6,14 +6,14 @@ runs, and measurements of our own on a GPU (tests/data/gpu/measurements.jsonl), 
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+
+import published
 
 import planner.paper  # noqa: F401  before torch
 from planner.comparing import plans
@@ -24,6 +24,7 @@ from planner.planning import planned
 from planner.spec.loading import load_bundle
 
 _HERE = Path(__file__).parent
+sys.path[:0] = [str(_HERE / folder) for folder in ("traces", "programs")]
 _GPU = _HERE / "data" / "gpu" / "measurements.jsonl"
 
 
@@ -50,7 +51,8 @@ def main() -> int:
 
 
 def recorded_programs() -> Iterator[Row]:
-    programs = _module("traces/test_recorded_programs.py")
+    import test_recorded_programs as programs
+
     for name, recorded in programs.RECORDED["programs"].items():
         allocated, reserved = programs.on_paper(name).peaks()
         yield Row(name, "allocated", allocated, recorded["peak_allocated_bytes"])
@@ -58,7 +60,8 @@ def recorded_programs() -> Iterator[Row]:
 
 
 def cpu_runs() -> Iterator[Row]:
-    runs = _module("traces/test_against_cpu_runs.py")
+    import test_against_cpu_runs as runs
+
     with tempfile.TemporaryDirectory() as folder:
         found = runs.run_all(Path(folder))
     for name, real in found.real.items():
@@ -66,7 +69,7 @@ def cpu_runs() -> Iterator[Row]:
 
 
 def published_runs() -> Iterator[Row]:
-    for each in _module("published.py").figures():
+    for each in published.figures():
         yield Row(f"{each.row} {each.case}, {each.step} step", each.what, each.predicted, each.published)
 
 
@@ -103,17 +106,6 @@ def _show(title: str, rows: list[Row]) -> None:
 def _summary(what: str, errors: Iterable[float]) -> str:
     found = sorted(errors)
     return f"{what}: median {statistics.median(found):.3f} %, worst {found[-1]:.3f} % of {len(found)}"
-
-
-def _module(path: str) -> ModuleType:
-    name = Path(path).stem
-    spec = importlib.util.spec_from_file_location(name, _HERE / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

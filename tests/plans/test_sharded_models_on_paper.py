@@ -46,7 +46,7 @@ def half(*, frozen: bool) -> Job:
     return Job(
         model=Model(
             factory="small_models:Half",
-            factory_path=str(TESTS / "traces"),
+            factory_path=str(TESTS / "programs"),
             factory_arguments={"width": 64, "unused": False, "frozen": frozen},
         ),
         train=Train(micro_batch_size=2, inputs=X, iterations=1),

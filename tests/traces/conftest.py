@@ -11,6 +11,8 @@ import pytest
 import planner.paper as paper
 from planner.events import Alloc, Free
 
+pytest.register_assert_rewrite("cpu_runs")
+
 
 @dataclass(frozen=True)
 class Taken:

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from cpu_runs import Both, assert_alike, both_ways
 
 from planner.errors import SpecError
 from planner.spec.job import Adapter, Job, Metadata, Model, Optimizer, Train
 from planner.tracing.trace import trace
 
-_HERE = Path(__file__).parent
 _CONFIG = {
     "model_type": "llama", "vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 384,
 }  # fmt: skip
-
-
-def _module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", _HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-RUNS = _module("cpu_runs")
 
 
 def lora(name: str, **adapter: Any) -> Job:
@@ -52,25 +36,17 @@ PAIRS = 2 * (4 * (128 + 128) + 4 * (128 + 64))
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
-    """By name: on paper, for real."""
-    folder = tmp_path_factory.mktemp("runs")
-    paper, real = RUNS.start("paper", folder, JOBS), RUNS.start("real", folder, JOBS)
-    traced, measured = paper(), real()
-    return {name: (traced[name], measured[name]) for name in traced}
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    return both_ways(tmp_path_factory.mktemp("runs"), [(JOBS, 1)])
 
 
 @pytest.mark.parametrize("name", [job.metadata.name for job in JOBS])
-def test_what_is_kept_is_exact(runs: dict[str, tuple[Any, Any]], name: str) -> None:
-    paper, real = runs[name]
-
-    assert real.measurement.truth.believed, real.measurement.truth
-    assert paper.categories == real.categories
-    assert RUNS.peaks_that_differ(paper, real) == {}
+def test_what_is_kept_is_exact(runs: Both, name: str) -> None:
+    assert_alike(*runs[name, 0])
 
 
-def test_gradients_and_optimizer_state_are_those_of_the_adapter_alone(runs: dict[str, tuple[Any, Any]]) -> None:
-    kept = runs["queries"][0].categories
+def test_gradients_and_optimizer_state_are_those_of_the_adapter_alone(runs: Both) -> None:
+    kept = runs["queries", 0][0].categories
 
     assert kept["gradient"] == 4 * PAIRS
     # AdamW's two states, and a step of four bytes for each of the eight matrices.
@@ -82,9 +58,9 @@ def test_modules_that_the_model_does_not_have_are_refused_in_pefts_words() -> No
         trace(lora("wrong", target_modules=("query",)), target="cpu")
 
 
-def test_four_bits_take_half_a_byte_and_their_scales(runs: dict[str, tuple[Any, Any]]) -> None:
+def test_four_bits_take_half_a_byte_and_their_scales(runs: Both) -> None:
     """Both layers: queries and outputs 128 x 128, keys and values 64 x 128, three of 384 x 128."""
-    whole, packed = (runs[name][0].categories["parameter"] for name in ("default", "four-bits"))
+    whole, packed = (runs[name, 0][0].categories["parameter"] for name in ("default", "four-bits"))
 
     elements = [2 * 128 * 128, 2 * 64 * 128, 3 * 384 * 128]
     scales = [count // 64 for count in elements]

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import plain_cases as cases
 import pytest
+from cpu_runs import TOLERANCE, Run, both_ways, peaks_that_differ, without
 
 from planner.events import Alloc, Category, Event, Free, Mark, Role
 
-_HERE = Path(__file__).parent
 _MASK_BYTES = 256 * 512 * 4
 
 
-def _module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", _HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-CASES, RUNS = _module("cases"), _module("cpu_runs")
-Run = RUNS.Run
-ALONE = [each.metadata.name for each in CASES.ALONE]
-REPLICATED = [each.metadata.name for each in CASES.REPLICATED]
+ALONE = [each.metadata.name for each in cases.ALONE]
+REPLICATED = [each.metadata.name for each in cases.REPLICATED]
 
 
 @dataclass(frozen=True)
@@ -46,12 +32,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def run_all(folder: Path) -> Runs:
     """Every job once on paper and once for real; replicated ones as two processes that meet over gloo."""
-    paper = RUNS.start("paper", folder, [*CASES.ALONE, *CASES.REPLICATED])
-    alone = RUNS.start("real", folder, CASES.ALONE)
-    traced, measured = paper(), alone()
-    pair = [RUNS.start("real", folder, CASES.REPLICATED, rank, str(folder / "meeting")) for rank in (0, 1)]
-    first, _ = [finish() for finish in pair]
-    return Runs(traced, {**measured, **first})
+    found = both_ways(folder, [(cases.ALONE, 1), (cases.REPLICATED, 2)])
+    first = {name: runs for (name, rank), runs in found.items() if rank == 0}
+    return Runs({name: paper for name, (paper, _) in first.items()}, {name: real for name, (_, real) in first.items()})
 
 
 @pytest.mark.parametrize("name", ALONE + REPLICATED)
@@ -70,12 +53,12 @@ def test_parameters_gradients_buckets_and_optimizer_state_are_exact(runs: Runs, 
 
 @pytest.mark.parametrize("name", ALONE + REPLICATED)
 def test_the_peak_is_within_half_a_percent(runs: Runs, name: str) -> None:
-    assert runs.paper[name].peak == pytest.approx(runs.real[name].peak, rel=RUNS.TOLERANCE)
+    assert runs.paper[name].peak == pytest.approx(runs.real[name].peak, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ALONE + REPLICATED)
 def test_every_phase_peaks_within_half_a_percent_of_the_whole(runs: Runs, name: str) -> None:
-    assert RUNS.peaks_that_differ(runs.paper[name], runs.real[name]) == {}
+    assert peaks_that_differ(runs.paper[name], runs.real[name]) == {}
 
 
 @pytest.mark.parametrize("name", REPLICATED)
@@ -119,8 +102,8 @@ def _of_category(events: Sequence[Event], category: Category) -> list[int]:
 def test_one_bucket_less_is_noticed(runs: Runs) -> None:
     events = runs.paper["ddp-copy"].events
     rebuilt = _of_category(events, Category.BUCKET)[-1]
-    mutant = Run(RUNS.without(events, rebuilt), {})
-    assert RUNS.peaks_that_differ(mutant, runs.real["ddp-copy"]) != {}
+    mutant = Run(without(events, rebuilt), {})
+    assert peaks_that_differ(mutant, runs.real["ddp-copy"]) != {}
 
 
 def test_a_reducer_without_its_bucket_is_noticed(runs: Runs) -> None:
@@ -132,16 +115,16 @@ def test_a_reducer_without_its_bucket_is_noticed(runs: Runs) -> None:
 def test_one_mask_less_is_noticed(runs: Runs) -> None:
     events = runs.paper["dropouts"].events
     masks = [each.block for each in _alive_at_peak(events).values() if each.requested_bytes == _MASK_BYTES]
-    mutant = Run(RUNS.without(events, masks[0]), {})
-    assert mutant.peak != pytest.approx(runs.real["dropouts"].peak, rel=RUNS.TOLERANCE)
+    mutant = Run(without(events, masks[0]), {})
+    assert mutant.peak != pytest.approx(runs.real["dropouts"].peak, rel=TOLERANCE)
 
 
 def test_one_workspace_less_is_noticed(runs: Runs) -> None:
     """A convolution's columns are the largest block of that step."""
     events = runs.paper["convolutions"].events
     columns = max(_alive_at_peak(events).values(), key=lambda each: each.requested_bytes)
-    mutant = Run(RUNS.without(events, columns.block), {})
-    assert mutant.peak != pytest.approx(runs.real["convolutions"].peak, rel=RUNS.TOLERANCE)
+    mutant = Run(without(events, columns.block), {})
+    assert mutant.peak != pytest.approx(runs.real["convolutions"].peak, rel=TOLERANCE)
 
 
 def test_marks_are_where_they_were(runs: Runs) -> None:

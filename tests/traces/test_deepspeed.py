@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from cpu_runs import Both, assert_alike, both_ways
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,20 +20,6 @@ from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, 
 from planner.tracing.trace import trace
 from planner.training.wraps.deepspeed_partitions import Partitions
 
-_HERE = Path(__file__).parent
-
-
-def _module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", _HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-RUNS = _module("cpu_runs")
 BF16 = {"bf16": {"enabled": True}}
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 ADAMW = {"optimizer": {"type": "AdamW"}}
@@ -85,23 +69,13 @@ BOTH = [(job.metadata.name, rank) for job in PAIRS for rank in (0, 1)]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], tuple[Any, Any]]:
-    """By name and rank: on paper, for real."""
-    folder = tmp_path_factory.mktemp("runs")
-    real = [RUNS.start("real", folder, PAIRS, rank, str(folder / "meeting")) for rank in (0, 1)]
-    measured = [finish() for finish in real]
-    paper = [RUNS.start("paper", folder, PAIRS, rank) for rank in (0, 1)]
-    traced = [finish() for finish in paper]
-    return {(name, rank): (traced[rank][name], measured[rank][name]) for name, rank in BOTH}
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    return both_ways(tmp_path_factory.mktemp("runs"), [(PAIRS, 2)])
 
 
 @pytest.mark.parametrize(("name", "rank"), BOTH)
-def test_a_real_step_takes_what_is_traced(runs: Any, name: str, rank: int) -> None:
-    paper, real = runs[name, rank]
-
-    assert real.measurement.truth.believed, real.measurement.truth
-    assert paper.categories == real.categories
-    assert RUNS.peaks_that_differ(paper, real) == {}
+def test_a_real_step_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
+    assert_alike(*runs[name, rank])
 
 
 def cut_of(job: Job) -> Partitions:

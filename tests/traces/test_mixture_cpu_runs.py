@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from typing import Any
-
+import mixture_cases as cases
 import pytest
+from cpu_runs import Both, Run, assert_alike, assert_exact, both_ways, peaks_that_differ, without
 
 from planner.events import Alloc, Event, Role
 
-_HERE = Path(__file__).parent
-
-
-def _module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", _HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-CASES, RUNS = _module("mixture_cases"), _module("cpu_runs")
-Run = RUNS.Run
-WORLDS = ((CASES.ALONE, 1), (CASES.PAIRS, 2), (CASES.FOURS, 4))
+WORLDS = ((cases.ALONE, 1), (cases.PAIRS, 2), (cases.FOURS, 4))
 EVERY_RANK = [(job.metadata.name, rank) for jobs, world in WORLDS for job in jobs for rank in range(world)]
 FULLEST = [
     (job.metadata.name, rank)
@@ -36,34 +18,21 @@ FULLEST = [
     if job.parallel.ep.imbalance == 1 or rank % job.parallel.ep.degree == 0
 ]
 """Where peers are there and tokens are uneven, the first rank along ep is the fullest, as which each is planned."""
-Both = dict[tuple[str, int], tuple[Any, Any]]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return dict(RUNS.both_ways(tmp_path_factory.mktemp("runs"), WORLDS))
-
-
-@pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
-def test_the_real_run_can_be_believed(runs: Both, name: str, rank: int) -> None:
-    truth = runs[name, rank][1].measurement.truth
-
-    assert truth.believed, truth
+    return both_ways(tmp_path_factory.mktemp("runs"), WORLDS)
 
 
 @pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
 def test_experts_gradients_and_optimizer_state_are_exact(runs: Both, name: str, rank: int) -> None:
-    paper, real = runs[name, rank]
-
-    assert paper.categories == real.categories
+    assert_exact(*runs[name, rank])
 
 
 @pytest.mark.parametrize(("name", "rank"), FULLEST)
 def test_every_phase_peaks_within_half_a_percent_of_the_whole(runs: Both, name: str, rank: int) -> None:
-    paper, real = runs[name, rank]
-
-    assert paper.peak == pytest.approx(real.peak, rel=RUNS.TOLERANCE)
-    assert RUNS.peaks_that_differ(paper, real) == {}
+    assert_alike(*runs[name, rank])
 
 
 def test_the_fullest_rank_takes_more_than_a_balanced_one_and_than_its_peer(runs: Both) -> None:
@@ -80,21 +49,21 @@ def test_tokens_sent_to_experts_less_are_noticed(runs: Both) -> None:
     paper, real = runs["split", 0]
     sent = [each.block for each in paper.events if isinstance(each, Role) and each.name == "all_to_all_single"]
 
-    assert RUNS.peaks_that_differ(Run(RUNS.without(paper.events, sent[2]), {}), real) != {}
+    assert peaks_that_differ(Run(without(paper.events, sent[2]), {}), real) != {}
 
 
 def test_an_activation_of_experts_less_is_noticed(runs: Both) -> None:
     paper, real = runs["mixtral", 0]
     computed = next(each.block for each in paper.events if _of_experts(each))
 
-    assert RUNS.peaks_that_differ(Run(RUNS.without(paper.events, computed), {}), real) != {}
+    assert peaks_that_differ(Run(without(paper.events, computed), {}), real) != {}
 
 
 def test_an_expert_less_is_noticed(runs: Both) -> None:
     paper, real = runs["split", 0]
     first = next(each.block for each in paper.events if isinstance(each, Role) and "experts" in each.name)
 
-    assert Run(RUNS.without(paper.events, first), {}).categories != real.categories
+    assert Run(without(paper.events, first), {}).categories != real.categories
 
 
 def _of_experts(event: Event) -> bool:

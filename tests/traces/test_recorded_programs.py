@@ -7,16 +7,15 @@ there as a digest; where the snapshots themselves are at hand (PLANNER_TRUTH), t
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import recorded_language_models as models
 
 import planner.paper as paper
 from planner.allocator.replay import replay
@@ -29,17 +28,6 @@ RECORDED = json.loads((ROOT / "tests/data/recorded_programs.json").read_text())
 ALLOCATED_WITHIN, RESERVED_WITHIN = 0.005, 0.01
 # Both GPUs took workspaces of 8,519,680 bytes: neither Hopper nor Blackwell.
 TARGET = "sm_86"
-
-
-@cache
-def models() -> ModuleType:
-    path = Path(__file__).parent / "recorded_language_models.py"
-    spec = importlib.util.spec_from_file_location("recorded_language_models", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @dataclass(frozen=True)
@@ -72,14 +60,14 @@ def highest(timeline: Timeline, begin: int) -> int:
 @cache
 def on_paper(name: str) -> Run:
     programs: dict[str, Callable[..., None]] = {
-        "lm4-forward-ctx100-fp32": lambda _, end: models().run_small_forward(100, end),
-        "lm4-forward-ctx200-fp32": lambda _, end: models().run_small_forward(200, end),
-        "lm4-train-ctx100-fp32": lambda _, end: models().run_small_training(100, False, end),
-        "lm4-train-ctx200-fp32": lambda _, end: models().run_small_training(200, False, end),
-        "lm4-train-ctx200-autocast": lambda _, end: models().run_small_training(200, True, end),
-        "lm24-infer-ctx256": lambda begin, end: models().run_medium_inference(256, begin, end),
-        "lm24-train-ctx128": lambda begin, end: models().run_medium_training(128, False, begin, end),
-        "lm24-train-ctx512": lambda begin, end: models().run_medium_training(512, True, begin, end),
+        "lm4-forward-ctx100-fp32": lambda _, end: models.run_small_forward(100, end),
+        "lm4-forward-ctx200-fp32": lambda _, end: models.run_small_forward(200, end),
+        "lm4-train-ctx100-fp32": lambda _, end: models.run_small_training(100, False, end),
+        "lm4-train-ctx200-fp32": lambda _, end: models.run_small_training(200, False, end),
+        "lm4-train-ctx200-autocast": lambda _, end: models.run_small_training(200, True, end),
+        "lm24-infer-ctx256": lambda begin, end: models.run_medium_inference(256, begin, end),
+        "lm24-train-ctx128": lambda begin, end: models.run_medium_training(128, False, begin, end),
+        "lm24-train-ctx512": lambda begin, end: models.run_medium_training(512, True, begin, end),
     }
     at: dict[str, list[Event]] = {"begin": []}
     with paper.gpu(TARGET) as gpu:

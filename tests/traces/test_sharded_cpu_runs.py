@@ -2,81 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
+import sharded_cases as cases
+from cpu_runs import Both, Run, assert_alike, both_ways, peaks_that_differ, without
 
 from planner.events import Alloc, Category, Event, Free, Role
 
-_HERE = Path(__file__).parent
-
-
-def _module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", _HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-CASES, RUNS = _module("sharded_cases"), _module("cpu_runs")
-Run = RUNS.Run
-WORLDS = ((CASES.PAIRS, 2), (CASES.FOURS, 4))
+WORLDS = ((cases.PAIRS, 2), (cases.FOURS, 4))
 EVERY_RANK = [(job.metadata.name, rank) for jobs, world in WORLDS for job in jobs for rank in range(world)]
-Both = dict[tuple[str, int], tuple[Any, Any]]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    """By name and rank: on paper, for real."""
-    folder = tmp_path_factory.mktemp("runs")
-    real: dict[tuple[str, int], Any] = {}
-    for jobs, world in WORLDS:
-        here = folder / str(world)
-        here.mkdir()
-        ranks = [RUNS.start("real", here, jobs, rank, str(here / "meeting"), world) for rank in range(world)]
-        for rank, finish in enumerate(ranks):
-            real |= {(name, rank): run for name, run in finish().items()}
-    traced: dict[tuple[str, int], Any] = {}
-    most = max(world for _, world in WORLDS)
-    papers = [RUNS.start("paper", folder, _jobs_with(rank), rank) for rank in range(most)]
-    for rank, finish in enumerate(papers):
-        traced |= {(name, rank): run for name, run in finish().items()}
-    assert traced.keys() == real.keys()
-    return {key: (traced[key], real[key]) for key in real}
-
-
-def _jobs_with(rank: int) -> list[Any]:
-    return [job for jobs, world in WORLDS for job in jobs if rank < world]
+    return both_ways(tmp_path_factory.mktemp("runs"), WORLDS)
 
 
 @pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
-def test_the_real_run_can_be_believed(runs: Both, name: str, rank: int) -> None:
-    truth = runs[name, rank][1].measurement.truth
-
-    assert truth.believed, truth
-
-
-@pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
-def test_shards_gradients_and_optimizer_state_are_exact(runs: Both, name: str, rank: int) -> None:
-    paper, real = runs[name, rank]
-
-    assert paper.categories == real.categories
-
-
-@pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
-def test_every_phase_peaks_within_half_a_percent_of_the_whole(runs: Both, name: str, rank: int) -> None:
-    paper, real = runs[name, rank]
-
-    assert paper.peak == pytest.approx(real.peak, rel=RUNS.TOLERANCE)
-    assert RUNS.peaks_that_differ(paper, real) == {}
+def test_a_rank_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
+    assert_alike(*runs[name, rank])
 
 
 @pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
@@ -91,23 +37,23 @@ def test_a_gathered_parameter_less_is_noticed(runs: Both) -> None:
     paper, real = runs["resharded", 0]
     gathered = _largest_at_peak(paper.events, "(gathered)")
 
-    mutant = Run(RUNS.without(paper.events, gathered), {})
+    mutant = Run(without(paper.events, gathered), {})
 
-    assert RUNS.peaks_that_differ(mutant, real) != {}
+    assert peaks_that_differ(mutant, real) != {}
 
 
 def test_a_buffer_of_a_gather_less_is_noticed(runs: Both) -> None:
     paper, real = runs["resharded", 0]
     sent = next(each.block for each in real.events if _communicates(each) and each.name == "foreach_all_gather")
 
-    assert not _buffers(paper.events) <= _buffers(RUNS.without(real.events, sent))
+    assert not _buffers(paper.events) <= _buffers(without(real.events, sent))
 
 
 def test_a_shard_less_is_noticed(runs: Both) -> None:
     paper, real = runs["resharded", 0]
     first = next(each.block for each in paper.events if isinstance(each, Role))
 
-    mutant = Run(RUNS.without(paper.events, first), {})
+    mutant = Run(without(paper.events, first), {})
 
     assert mutant.categories != real.categories
 

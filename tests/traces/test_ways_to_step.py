@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from cpu_runs import Both, assert_alike, both_ways
 
 from planner.events import Category, Role
 from planner.measuring.event_phases import most_by_category, phases_of
 from planner.spec.job import Cluster, Decoder, DpShard, Gpu, Job, Metadata, Model, Optimizer, Parallel, Train
 from planner.tracing.trace import trace
 
-_HERE = Path(__file__).parent
 _NAMES = ("bitsandbytes.AdamW8bit", "torchao.AdamW8bit", "torchao.AdamW4bit", "torchao.AdamWFp8")
 
 
-def _module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", _HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-RUNS = _module("cpu_runs")
 SHAPES = [(1000, 128), (1000, 128), (128,), *2 * [(128,), (128, 128), (64, 128), (64, 128), (128, 128), (128,),
           (384, 128), (384, 128), (128, 384)]]  # fmt: skip
 """Of the decoder below."""
@@ -49,21 +35,13 @@ REAL = [small("in-backward", optimizer_in_backward=True), *(small(optimizer=name
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
-    """By name: on paper, for real."""
-    folder = tmp_path_factory.mktemp("runs")
-    paper, real = RUNS.start("paper", folder, REAL), RUNS.start("real", folder, REAL)
-    traced, measured = paper(), real()
-    return {name: (traced[name], measured[name]) for name in traced}
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    return both_ways(tmp_path_factory.mktemp("runs"), [(REAL, 1)])
 
 
 @pytest.mark.parametrize("name", [job.metadata.name for job in REAL])
-def test_what_is_kept_is_exact(runs: dict[str, tuple[Any, Any]], name: str) -> None:
-    paper, real = runs[name]
-
-    assert real.measurement.truth.believed, real.measurement.truth
-    assert paper.categories == real.categories
-    assert RUNS.peaks_that_differ(paper, real) == {}
+def test_what_is_kept_is_exact(runs: Both, name: str) -> None:
+    assert_alike(*runs[name, 0])
 
 
 def states(job: Job) -> int:

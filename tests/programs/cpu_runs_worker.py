@@ -1,7 +1,7 @@
-"""Runs in a process of its own: `worker.py paper|real|worlds JOBS.pickle ANSWERS.pickle [MEETING WORLD_SIZE]`.
+"""Runs in a process of its own: `cpu_runs_worker.py paper|worlds JOBS.pickle ANSWERS.pickle`.
 
-JOBS are pairs of a job and its rank, of which a world that meets has the same one in all; of `worlds`, lists of jobs
-and the size of the world of each, whose ranks are forked from one process: what all need is imported once.
+JOBS are pairs of a job and its rank; of `worlds`, lists of jobs and the size of the world of each, whose ranks are
+forked from one process: what all need is imported once.
 
 The paper GPU must be there before torch, and must not be there at all where something is measured.
 """
@@ -45,7 +45,7 @@ def for_real(job: Any, rank: int) -> dict[str, Any]:
     return {"events": measured.events, "measurement": measured.measurement, "ddp": dict(measured.measurement.ddp)}
 
 
-def main(kind: str, jobs: str, answers: str, meeting: str = "", world: str = "1") -> None:
+def main(kind: str, jobs: str, answers: str) -> None:
     if kind == "paper":
         import planner.paper  # noqa: F401
     import torch
@@ -56,14 +56,10 @@ def main(kind: str, jobs: str, answers: str, meeting: str = "", world: str = "1"
     if kind == "worlds":
         in_worlds(asked, answers)
     else:
-        run_all(on_paper if kind == "paper" else for_real, asked, answers, meeting, int(world))
+        run_all(on_paper, asked, answers)
 
 
-def run_all(run: Callable[..., dict[str, Any]], asked: list[Any], answers: str, meeting: str, world: int) -> None:
-    if meeting:
-        import settled_gloo
-
-        settled_gloo.meet(meeting, asked[0][1], world)
+def run_all(run: Callable[..., dict[str, Any]], asked: list[Any], answers: str) -> None:
     found: dict[tuple[str, int], Any] = {}
     for job, rank in asked:
         gc.collect()
@@ -89,7 +85,11 @@ def in_worlds(worlds: list[tuple[list[Any], int]], answers: str) -> None:
 
 def _as_rank(rank: int, jobs: list[Any], answers: str, meeting: str, world: int) -> NoReturn:
     try:
-        run_all(for_real, [(job, rank) for job in jobs], answers, meeting, world)
+        if meeting:
+            import settled_gloo
+
+            settled_gloo.meet(meeting, rank, world)
+        run_all(for_real, [(job, rank) for job in jobs], answers)
     except BaseException:
         traceback.print_exc()
         os._exit(1)

@@ -46,16 +46,11 @@ class Run:
         return {name: found.get(name, 0) for name in EXACT}
 
 
-def start(
-    kind: str, folder: Path, jobs: Sequence[Any], rank: int = 0, meeting: str = "", world: int = 2
-) -> Callable[[], dict[str, Run]]:
-    """A process that runs the jobs; its answer is read by calling what is returned."""
-    name = f"{kind}-{rank}-{bool(meeting)}"
-    finish = _launch(kind, folder / name, [(job, rank) for job in jobs], meeting, str(world))
-    return lambda: {job: run for (job, _), run in _read([finish()]).items()}
+Both = dict[tuple[str, int], tuple[Run, Run]]
+"""By name and rank: on paper, for real."""
 
 
-def both_ways(folder: Path, worlds: Sequence[tuple[Sequence[Any], int]]) -> dict[tuple[str, int], tuple[Run, Run]]:
+def both_ways(folder: Path, worlds: Sequence[tuple[Sequence[Any], int]]) -> Both:
     """By name and rank: on paper, for real; of each of these worlds (jobs, and the size) every rank."""
     every_rank = [(job, rank) for jobs, world in worlds for job in jobs for rank in range(world)]
     paper = _launch("paper", folder / "paper", every_rank)
@@ -69,11 +64,11 @@ def both_ways(folder: Path, worlds: Sequence[tuple[Sequence[Any], int]]) -> dict
     return {each: (traced[each], measured[each]) for each in measured}
 
 
-def _launch(kind: str, path: Path, asked: Sequence[Any], *more: str) -> Callable[[], Path]:
+def _launch(kind: str, path: Path, asked: Sequence[Any]) -> Callable[[], Path]:
     """A worker; called, what is returned waits for it and says where its answers are."""
     questions, answers = path.with_suffix(".jobs"), path.with_suffix(".answers")
     questions.write_bytes(pickle.dumps(list(asked)))
-    command = [sys.executable, str(_HERE / "worker.py"), kind, str(questions), str(answers), *more]
+    command = [sys.executable, str(_HERE / "cpu_runs_worker.py"), kind, str(questions), str(answers)]
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -97,6 +92,23 @@ def _read(answers: Iterable[Path]) -> dict[tuple[str, int], Run]:
         which: Run(without(each["events"], *_of_gloo(each["events"])), each["ddp"], each.get("measurement"))
         for which, each in found.items()
     }
+
+
+def assert_exact(paper: Run, real: Run) -> None:
+    """The real run can be believed: two of its runs agree, and what it did not free is what live tensors hold. And
+    parameters, gradients, buckets and optimizer state take what they take on paper.
+    """
+    assert real.measurement is not None
+    assert real.measurement.truth is not None
+    assert real.measurement.truth.believed, real.measurement.truth
+    assert paper.categories == real.categories
+
+
+def assert_alike(paper: Run, real: Run) -> None:
+    """Exact in what is kept, and every phase peaks within half a percent of the whole."""
+    assert_exact(paper, real)
+    assert abs(paper.peak - real.peak) <= TOLERANCE * real.peak
+    assert peaks_that_differ(paper, real) == {}
 
 
 def peaks_that_differ(paper: Run, real: Run) -> dict[str, int]:
