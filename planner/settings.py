@@ -7,10 +7,9 @@ configuration may be text or of their own type.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import SettingError
@@ -23,9 +22,9 @@ PREFIX = "PLANNER_"
 class Settings:
     """How this planner serves. Raises SettingError where it is made from something else."""
 
-    database: str = "sqlite:///planner.sqlite"
+    database: str = field(default="sqlite:///planner.sqlite", repr=False)
     """Where the history lies: `sqlite:///FILE`, or `postgresql://...` if replicas on several nodes share it."""
-    token_sha256: str = ""
+    token_sha256: str = field(default="", repr=False)
     """SHA-256 (hexadecimal) of the bearer token that writes need; empty: nobody is asked. Several, with commas."""
     allow_factories: bool = False
     """Whether jobs may name code of theirs (`model.factory`), which then runs in a sandbox on this cluster."""
@@ -70,13 +69,8 @@ class Settings:
                 values[name] = text
         return cls(**{name: _value(name, value) for name, value in values.items()})
 
-    def admits(self, token: str) -> bool:
-        """Whether this bearer token may write."""
-        digest = hashlib.sha256(token.encode()).hexdigest()
-        return not self.token_sha256 or digest in self.token_sha256.lower().split(",")
 
-
-_FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+_FIELDS = {each.name: each for each in dataclasses.fields(Settings)}
 
 
 def _value(name: str, value: Any) -> Any:

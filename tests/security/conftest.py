@@ -1,0 +1,50 @@
+"""The whole interface over a history in a file, with a token, without Ray; nobody plans here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from filled_history import make_plan
+from starlette.testclient import TestClient
+
+from planner.history.counters import Counters
+from planner.history.store import History
+from planner.report.statement import Plan
+from planner.service.interface import interface
+from planner.service.office import Office
+from planner.settings import Settings
+
+TOKENS = ("a-token-of-this-test", "another-token-of-this-test")
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    with History.open(f"sqlite:///{tmp_path}/history.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def stored(history: History) -> Plan:
+    """The one plan that is there; its team is nlp."""
+    plan = replace(make_plan(), plan_id="pl-" + "a" * 26)
+    history.plans.put(plan)
+    return plan
+
+
+@pytest.fixture
+def tokens() -> tuple[str, ...]:
+    """Those that may write."""
+    return TOKENS
+
+
+@pytest.fixture
+def client(history: History) -> Iterator[TestClient]:
+    hashes = ",".join(hashlib.sha256(token.encode()).hexdigest() for token in TOKENS)
+    with Counters(history.totals) as counters:
+        desk: object = None
+        office = Office(settings=Settings(token_sha256=hashes), history=history, desk=desk, counters=counters)  # type: ignore[arg-type]
+        yield TestClient(interface(office), raise_server_exceptions=False)
