@@ -12,23 +12,21 @@ import math
 import os
 import resource
 import signal
-import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from planner.errors import PlannerError, SpecError, TraceError
 from planner.spec import bundle, loading
 from planner.spec.job import Job
-from planner.tracing import wire
+from planner.tracing import child_process, wire
+from planner.tracing.child_process import resident_bytes
 from planner.tracing.traced import Trace
 from planner.units import GIB, show_bytes
 
 _PROBLEM = 2
-_LOOK_SECONDS = 0.05
 _ROOT = Path(__file__).parents[2]
 _CHILD = "import sys; sys.path.append(sys.argv[1]); from planner.tracing import isolated; isolated.answer_request()"
 """Started with -P and planner last in the path: no file beside it, or where it is started, stands for a library."""
@@ -55,34 +53,27 @@ def trace_isolated(job: Job, rank: int = 0, target: str = "", limits: Limits = U
     Raises SpecError for a program that takes more than its limits or ends its process, and what `trace` raises.
     """
     request = {"job": bundle.bundle(job), "rank": rank, "target": target, "seconds": limits.seconds}
-    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answered, tempfile.TemporaryFile() as said:
-        asked.write(json.dumps(request).encode())
-        asked.seek(0)
-        child = subprocess.Popen(
-            [*limits.command, sys.executable, "-P", "-c", _CHILD, str(_ROOT)],
-            stdin=asked, stdout=answered, stderr=said, start_new_session=True,
-        )  # fmt: skip
-        try:
-            _watch(child, limits, job.model.factory)
-        finally:
-            _end(child)
-        try:
-            document = json.loads(_all(answered))
-        except ValueError:  # it ended before it had answered, with whatever code
-            raise _ended(child.returncode, _last_line(said), job.model.factory) from None
+    ended = child_process.run(
+        [*limits.command, sys.executable, "-P", "-c", _CHILD, str(_ROOT)], request, _watch(limits, job.model.factory)
+    )
     try:
-        if child.returncode != _PROBLEM:
+        document = json.loads(ended.answer)
+    except ValueError:  # it ended before it had answered, with whatever code
+        raise _ended(ended.code, ended.last_line, job.model.factory) from None
+    try:
+        if ended.code != _PROBLEM:
             return wire.from_json(document)
         problem = _problem(document)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         # The program could write there itself: nothing is believed of what came.
-        raise _ended(child.returncode, "its answer is no trace", job.model.factory) from None
+        raise _ended(ended.code, "its answer is no trace", job.model.factory) from None
     raise problem
 
 
-def _watch(child: subprocess.Popen[bytes], limits: Limits, factory: str) -> None:
+def _watch(limits: Limits, factory: str) -> Callable[[int], None]:
     deadline = time.monotonic() + limits.seconds
-    while child.poll() is None:
+
+    def watch(child: int) -> None:
         if time.monotonic() > deadline:
             raise SpecError(
                 f"{factory or 'the model'} was not traced within {limits.seconds:g} s",
@@ -90,7 +81,7 @@ def _watch(child: subprocess.Popen[bytes], limits: Limits, factory: str) -> None
                 remedy="see whether the factory loops or loads data; it has to return the module only",
                 place="model.factory",
             )
-        family = _family(child.pid)
+        family = _family(child)
         if len(family) > limits.processes:
             raise SpecError(
                 f"{factory or 'the model'} starts more than {limits.processes} processes",
@@ -98,7 +89,7 @@ def _watch(child: subprocess.Popen[bytes], limits: Limits, factory: str) -> None
                 remedy="start no processes in the factory",
                 place="model.factory",
             )
-        if sum(map(_resident_bytes, family)) > limits.memory_bytes:
+        if sum(map(resident_bytes, family)) > limits.memory_bytes:
             raise SpecError(
                 f"{factory or 'the model'} takes more than {show_bytes(limits.memory_bytes)} of the host's memory",
                 allowed=f"at most {show_bytes(limits.memory_bytes)} resident",
@@ -106,7 +97,8 @@ def _watch(child: subprocess.Popen[bytes], limits: Limits, factory: str) -> None
                 "on paper it takes no memory",
                 place="model.factory",
             )
-        time.sleep(_LOOK_SECONDS)
+
+    return watch
 
 
 def _family(process: int) -> list[int]:
@@ -117,21 +109,6 @@ def _family(process: int) -> list[int]:
             for thread in Path(f"/proc/{each}/task").iterdir():
                 found += map(int, (thread / "children").read_text().split())
     return found
-
-
-def _resident_bytes(process: int) -> int:
-    try:
-        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """And whatever it started: the child is the leader of its group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def _ended(code: int, last_line: str, factory: str) -> SpecError:
@@ -148,16 +125,6 @@ def _problem(document: dict[str, str]) -> PlannerError:
     kinds = {"SpecError": SpecError, "TraceError": TraceError}
     kind = kinds.get(document.pop("kind"), PlannerError)
     return kind(document.pop("problem"), **document)
-
-
-def _all(stream: IO[bytes]) -> bytes:
-    stream.seek(0)
-    return stream.read()
-
-
-def _last_line(stream: IO[bytes]) -> str:
-    lines = _all(stream).decode(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else ""
 
 
 def answer_request() -> None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from planner.errors import PlannerError
 from planner.measuring import measurement
+from planner.tracing import child_process
 from planner.tracing.isolated import Limits
 from planner.units import show_bytes
 
-_LOOK_SECONDS = 0.05
 _ROOT = Path(__file__).parents[2]
 _CHILD = "import sys; sys.path.append(sys.argv[1]); from planner.validation import child; child.answer_request()"
 """Started with -P and planner last in the path: no file where it is started stands for a library."""
@@ -34,25 +31,24 @@ def run(request: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     To be called from a thread that lives as long as the child: the kernel ends the child with it.
     """
     told = {**request, "seconds": limits.seconds, "parent": os.getpid()}
-    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answered, tempfile.TemporaryFile() as said:
-        asked.write(json.dumps(told).encode())
-        asked.seek(0)
-        child = subprocess.Popen(
+    try:
+        ended = child_process.run(
             [sys.executable, "-P", "-c", _CHILD, str(_ROOT)],
-            stdin=asked, stdout=answered, stderr=said, start_new_session=True,
-            env=_environment(str(request["job"].get("allocator", {}).get("conf", ""))),
-        )  # fmt: skip
-        try:
-            trouble = _watch(child, limits)
-        finally:
-            _end(child)
-        if trouble:
-            return {"problem": trouble}
-        try:
-            return _read(_all(answered), request)
-        except (ValueError, TypeError, KeyError, AttributeError, PlannerError):
-            # It ended before it had answered; or a foreign program has answered in its place.
-            return {"problem": _ended(child.returncode, _last_line(said))}
+            told,
+            _watch(limits),
+            _environment(str(request["job"].get("allocator", {}).get("conf", ""))),
+        )
+    except _TooMuchError as trouble:
+        return {"problem": str(trouble)}
+    try:
+        return _read(ended.answer, request)
+    except (ValueError, TypeError, KeyError, AttributeError, PlannerError):
+        # It ended before it had answered; or a foreign program has answered in its place.
+        return {"problem": _ended(ended.code, ended.last_line)}
+
+
+class _TooMuchError(Exception):
+    """Time or memory, said as the answer."""
 
 
 def _read(text: bytes, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,34 +72,19 @@ def _environment(conf: str) -> dict[str, str]:
     return {**kept, **quiet, **(dict.fromkeys(_CONFS, conf) if conf else {})}
 
 
-def _watch(child: subprocess.Popen[bytes], limits: Limits) -> str:
-    """Why the child has to be ended; nothing if it ended itself."""
+def _watch(limits: Limits) -> Callable[[int], None]:
     deadline = time.monotonic() + limits.seconds
-    while child.poll() is None:
+
+    def watch(child: int) -> None:
         if time.monotonic() > deadline:
-            return f"the measured step was not done within {limits.seconds:g} s, and was ended"
-        if _resident_bytes(child.pid) > limits.memory_bytes:
-            return (
+            raise _TooMuchError(f"the measured step was not done within {limits.seconds:g} s, and was ended")
+        if child_process.resident_bytes(child) > limits.memory_bytes:
+            raise _TooMuchError(
                 f"the measured step took more than {show_bytes(limits.memory_bytes)} of the host's memory, and was "
                 "ended (PLANNER_VALIDATION_MEMORY_BYTES)"
             )
-        time.sleep(_LOOK_SECONDS)
-    return ""
 
-
-def _resident_bytes(process: int) -> int:
-    try:
-        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """And whatever it started: the child is the leader of its group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    return watch
 
 
 def _ended(code: int, last_line: str) -> str:
@@ -111,13 +92,3 @@ def _ended(code: int, last_line: str) -> str:
         return "the measuring process was killed (SIGKILL), as the kernel does where a host's memory runs out"
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"the measuring process ended with {how}: {last_line or 'without a word'}"
-
-
-def _all(stream: IO[bytes]) -> bytes:
-    stream.seek(0)
-    return stream.read()
-
-
-def _last_line(stream: IO[bytes]) -> str:
-    lines = _all(stream).decode(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else ""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stopped_clock import Clock
 
 from planner.events import Category, Phase
 from planner.history.store import History
@@ -27,20 +27,6 @@ from planner.report.statement import (
 from planner.units import GIB, MIB
 
 MakePlan = Callable[..., Plan]
-
-
-@dataclass
-class Clock:
-    """Stands still until a test moves it."""
-
-    now: datetime = datetime(2026, 1, 31, 12, tzinfo=UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    def passes(self, **time: float) -> datetime:
-        self.now += timedelta(**time)
-        return self.now
 
 
 @pytest.fixture(scope="session")

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filled_history import fill_history, make_plan
+from stopped_clock import Clock
 
 from planner.history.counters import Counters
 from planner.history.store import History
 from planner.report.statement import Plan
-
-
-@dataclass
-class Clock:
-    """Stands still until a test moves it."""
-
-    now: datetime = datetime(2026, 1, 31, 12, tzinfo=UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    def passes(self, **time: float) -> datetime:
-        self.now += timedelta(**time)
-        return self.now
 
 
 @pytest.fixture

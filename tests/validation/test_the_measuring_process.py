@@ -18,6 +18,7 @@ import pytest
 from planner.measuring import measurement
 from planner.spec.bundle import bundle
 from planner.spec.job import Job
+from planner.tracing import child_process
 from planner.tracing.isolated import Limits
 from planner.units import GIB, MIB
 from planner.validation import supervised
@@ -31,26 +32,19 @@ def measured(job: Job, *, seconds: float = 60.0, memory_bytes: int = 4 * GIB) ->
     return supervised.run(request, Limits(seconds=seconds, memory_bytes=memory_bytes))
 
 
-def processes_of(session: int) -> list[int]:
+PARENT, SESSION = 1, 3
+"""Fields of /proc/PID/stat after the command's name."""
+
+
+def alive_with(field: int, value: int) -> list[int]:
+    """Processes of this machine that are not gone: the children of one, or those of its session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
-
-
-def children_of(parent: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent and fields[0] != "Z":
+        if int(fields[field]) == value and fields[0] != "Z":
             found.append(int(stat.parent.name))
     return found
 
@@ -86,8 +80,6 @@ def test_what_a_program_answers_in_the_place_of_the_process_is_not_believed(stra
 class Clock:
     """Goes as it should until the measuring process hangs; then its time is over."""
 
-    sleep = staticmethod(time.sleep)
-
     def __init__(self) -> None:
         self.hung: list[int] = []
 
@@ -95,15 +87,15 @@ class Clock:
         return time.monotonic() + (1000 if self.hung else 0)
 
     def look(self, child: int) -> int:
-        if len(processes_of(child)) == 2:  # and the one that it has started
-            self.hung = processes_of(child)
+        if len(alive_with(SESSION, child)) == 2:  # and the one that it has started
+            self.hung = alive_with(SESSION, child)
         return 0
 
 
 def test_a_step_that_hangs_is_ended_with_all_that_it_started(strange: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(supervised, "time", clock)
-    monkeypatch.setattr(supervised, "_resident_bytes", clock.look)
+    monkeypatch.setattr(child_process, "resident_bytes", clock.look)
     assert measured(strange("hang"), seconds=300) == {
         "problem": "the measured step was not done within 300 s, and was ended"
     }
@@ -159,7 +151,7 @@ def test_it_ends_when_the_one_that_watches_is_killed(strange: MakeJob, tmp_path:
     children: list[int] = []
     until = time.monotonic() + 60
     while not children and time.monotonic() < until:
-        children = children_of(watcher.pid)
+        children = alive_with(PARENT, watcher.pid)
         time.sleep(0.05)
     time.sleep(1.0)
     watcher.send_signal(signal.SIGKILL)
