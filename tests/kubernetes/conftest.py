@@ -1,0 +1,128 @@
+"""Jobs as people write them for Kubernetes, with a spec of a small job, and the real service for the doors to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from answering import Answering, answering_service
+from real_service import RealService, serving
+
+SMALL = """\
+metadata: {{name: {name}, team: nlp}}
+model: {{decoder: {{layers: 4, hidden: 256, heads: 4, kv_heads: 4, ffn: 1024, vocab: 8192}}}}
+train: {{micro_batch_size: 16, sequence_length: 512}}
+cluster: {{nodes: 1, gpus_per_node: 1, gpu: {gpu}}}
+"""
+
+
+@pytest.fixture
+def answering() -> Iterator[Answering]:
+    with answering_service() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealService]:
+    """The service itself over a socket, without Ray."""
+    with serving(tmp_path_factory.mktemp("service")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def spec_text() -> Callable[..., str]:
+    """A spec that refers to nothing, of a job that takes some gigabytes."""
+
+    def write(name: str = "small", gpu: str = "H100-SXM-80GB") -> str:
+        return SMALL.format(name=name, gpu=gpu)
+
+    return write
+
+
+def pod_template(gpus: int = 1, product: str = "", annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "containers": [
+            {
+                "name": "trainer",
+                "image": "registry.example/train:1",
+                "command": ["torchrun", "train.py"],
+                "resources": {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {},
+            }
+        ],
+        "restartPolicy": "Never",
+    }
+    if product:
+        spec["nodeSelector"] = {"nvidia.com/gpu.product": product}
+    return {"metadata": {"annotations": annotations or {}}, "spec": spec}
+
+
+def _job(template: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "batch/v1", "kind": "Job", "spec": {"backoffLimit": 0, "template": template}}
+
+
+def _jobset(template: dict[str, Any]) -> dict[str, Any]:
+    replicated = {"name": "workers", "template": {"spec": {"parallelism": 1, "completions": 1, "template": template}}}
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "spec": {"replicatedJobs": [replicated]}}
+
+
+def _pytorch_job(template: dict[str, Any]) -> dict[str, Any]:
+    replicas = {"Master": {"replicas": 1, "restartPolicy": "OnFailure", "template": template}}
+    return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}}
+
+
+def _ray_job(template: dict[str, Any]) -> dict[str, Any]:
+    cluster = {
+        "rayVersion": "2.60.0",
+        "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": pod_template(gpus=0)},
+        "workerGroupSpecs": [{"groupName": "gpus", "replicas": 1, "rayStartParams": {}, "template": template}],
+    }
+    spec = {"entrypoint": "python train.py", "shutdownAfterJobFinishes": True, "rayClusterSpec": cluster}
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": spec}
+
+
+KINDS = {"Job": _job, "JobSet": _jobset, "PyTorchJob": _pytorch_job, "RayJob": _ray_job}
+
+
+@pytest.fixture(scope="session")
+def make_job() -> Callable[..., dict[str, Any]]:
+    """A job of a kind, as the API server has it when it asks the webhook: with its uid."""
+
+    def make(
+        kind: str = "Job", annotations: dict[str, str] | None = None, *, name: str = "sft", uid: str = "", **pods: Any
+    ) -> dict[str, Any]:
+        job = KINDS[kind](pod_template(**pods))
+        job["metadata"] = {
+            "name": name,
+            "namespace": "team-nlp",
+            "uid": uid or f"uid-of-{kind.lower()}-{name}",
+            "annotations": annotations or {},
+        }
+        return job
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_review() -> Callable[..., dict[str, Any]]:
+    """The question of the API server about a job that is created."""
+
+    def make(job: dict[str, Any], **more: Any) -> dict[str, Any]:
+        group, _, version = job["apiVersion"].rpartition("/")
+        request = {
+            "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
+            "kind": {"group": group, "version": version, "kind": job["kind"]},
+            "resource": {"group": group, "version": version, "resource": job["kind"].lower() + "s"},
+            "name": job["metadata"]["name"],
+            "namespace": job["metadata"]["namespace"],
+            "operation": "CREATE",
+            "userInfo": {"username": "alice", "groups": ["system:authenticated"]},
+            "object": job,
+            "oldObject": None,
+            "dryRun": False,
+            "options": {"apiVersion": "meta.k8s.io/v1", "kind": "CreateOptions"},
+            **more,
+        }
+        return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+    return make

@@ -1,0 +1,498 @@
+"""The webhook as the API server meets it: its own process, TLS with a CA of this test, the real service behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import http.client
+import ipaddress
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from emulated_cluster import Cluster, emulated_cluster, until
+
+from planner.admission.reviews import LONGEST_WARNING
+
+BUNDLE, CONFIGMAP = "planner.dev/bundle", "planner.dev/spec-configmap"
+TINY = "{total_bytes: 1.9GiB, arch: sm_90}"
+REFUSES = "exceeds = refuse\nrefuse_uncalibrated = yes"
+KINDS = ("Job", "JobSet", "PyTorchJob", "RayJob")
+Make = Callable[..., dict[str, Any]]
+
+
+@dataclass
+class Authority:
+    """A CA, and certificates that it signs."""
+
+    folder: Path
+    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+
+    def __post_init__(self) -> None:
+        self.file.write_bytes(self._pem(_name("the CA of this test"), self.key, authority=True))
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "ca.crt"
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.file)
+
+    def issue(self, certificate: Path, key: Path) -> None:
+        """A new key and certificate for 127.0.0.1 in place of these files."""
+        made = ec.generate_private_key(ec.SECP256R1())
+        private = made.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        for file, content in ((key, private), (certificate, self._pem(_name("the webhook"), made))):
+            fresh = file.with_suffix(".new")
+            fresh.write_bytes(content)
+            fresh.replace(file)
+
+    def _pem(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, authority: bool = False) -> bytes:
+        now = datetime.datetime.now(datetime.UTC)
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(_name("the CA of this test"))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+        )
+        if not authority:
+            builder = builder.add_extension(names, critical=False)
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+@dataclass
+class Running:
+    """A webhook that answers."""
+
+    port: int
+    authority: Authority
+    certificate: Path
+    key: Path
+    log: Path
+
+    def connection(self) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self.authority.context)
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, kind: str = "application/json"
+    ) -> tuple[int, dict[str, Any] | str]:
+        connection = self.connection()
+        with contextlib.closing(connection):
+            connection.request(method, path, body, {"Content-Type": kind})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            return answer.status, json.loads(text) if "json" in (answer.getheader("Content-Type") or "") else text
+
+    def review(self, review: dict[str, Any], query: str = "?timeout=10s") -> dict[str, Any]:
+        """The response to a review, as the API server takes it."""
+        status, found = self.ask("POST", f"/validate{query}", json.dumps(review).encode())
+        assert isinstance(found, dict)
+        assert (status, found["apiVersion"], found["kind"]) == (200, "admission.k8s.io/v1", "AdmissionReview")
+        assert found["response"].pop("uid") == review["request"]["uid"]
+        assert all(len(each) <= LONGEST_WARNING for each in found["response"].get("warnings", []))
+        return dict(found["response"])
+
+    def serial(self) -> int:
+        """Of the certificate that it shows now."""
+        plain = socket.create_connection(("127.0.0.1", self.port), 10)
+        with self.authority.context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+            shown = connection.getpeercert(binary_form=True)
+        assert shown is not None
+        return x509.load_der_x509_certificate(shown).serial_number
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture(scope="module")
+def start(service: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts webhooks under a policy; a policy that was started before is the same webhook."""
+    running: dict[str, tuple[Running, subprocess.Popen[bytes]]] = {}
+
+    def begin(policy: str = "", **environment: str) -> Running:
+        known = policy + repr(sorted(environment.items()))
+        if known not in running:
+            running[known] = _begin(tmp_path_factory.mktemp("webhook"), service, policy, environment)
+        return running[known][0]
+
+    yield begin
+    for _, process in running.values():
+        process.terminate()
+    codes = {process.wait(20) for _, process in running.values()}
+    assert codes <= {0, -15}  # uvicorn ends in order, and then by the signal itself
+    for found, _ in running.values():
+        assert "Traceback" not in found.log.read_text()
+
+
+def _begin(
+    folder: Path, service: Any, policy: str, environment: dict[str, str]
+) -> tuple[Running, subprocess.Popen[bytes]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = Running(port, Authority(folder), folder / "tls.crt", folder / "tls.key", folder / "log")
+    found.authority.issue(found.certificate, found.key)
+    (folder / "admission.ini").write_text(f"[admission]\n{policy}\n")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PLANNER", "KUBE"))}
+    command = [
+        *(sys.executable, "-m", "planner.admission.webhook", "--host", "127.0.0.1", "--port", str(port)),
+        *("--certificate", str(found.certificate), "--key", str(found.key)),
+        *("--policy", str(folder / "admission.ini")),
+    ]
+    with found.log.open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            env={**clean, "PLANNER_SERVER": service.url, "PLANNER_TOKEN": service.token, **environment},
+        )
+
+    def ready() -> bool:
+        assert process.poll() is None, found.log.read_text()
+        with contextlib.suppress(OSError):
+            return found.ask("GET", "/readyz")[0] == 200
+        return False
+
+    until(ready)
+    return found, process
+
+
+def test_it_answers_probes_over_tls(start: Start) -> None:
+    assert [start().ask("GET", path) for path in ("/livez", "/readyz")] == [(200, "ok\n"), (200, "ok\n")]
+
+
+def test_who_does_not_trust_its_ca_does_not_speak_with_it(start: Start) -> None:
+    connection = http.client.HTTPSConnection("127.0.0.1", start().port, context=ssl.create_default_context())
+
+    with pytest.raises(ssl.SSLCertVerificationError):
+        connection.request("GET", "/livez")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_fits_goes_its_way_and_is_bound_to_its_plan(
+    start: Start, service: Any, make_job: Make, make_review: Make, spec_text: Callable[..., str], kind: str
+) -> None:
+    job = make_job(kind, {BUNDLE: spec_text()})
+
+    found = start().review(make_review(job))
+
+    plan_id = found["auditAnnotations"]["plan-id"]
+    assert found == {
+        "allowed": True,
+        "auditAnnotations": {"action": "admit", "verdict": "fits", "plan-id": plan_id},
+    }
+    bound = until(lambda: service.history.jobs.get("kubernetes", job["metadata"]["uid"]))
+    assert bound.plan_id == plan_id
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_does_not_fit_is_warned_unless_the_site_says_refuse(
+    start: Start, make_job: Make, make_review: Make, spec_text: Callable[..., str], kind: str
+) -> None:
+    found = start().review(make_review(make_job(kind, {BUNDLE: spec_text("large", TINY)})))
+
+    plan_id = found["auditAnnotations"]["plan-id"]
+    assert found["allowed"]
+    assert found["auditAnnotations"] == {"action": "warn", "verdict": "exceeds", "plan-id": plan_id}
+    first, change, plan = found["warnings"]
+    assert first.startswith("planner: large does not fit: rank 0 needs ")
+    assert " more than the 1.90 GiB of sm_90 (" in first
+    assert change.startswith("planner: the smallest change that fits: ")
+    assert plan == f"planner: the plan is {plan_id}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_refused_job_hears_what_by_how_much_on_which_rank_and_what_would_fit(
+    start: Start, service: Any, make_job: Make, make_review: Make, spec_text: Callable[..., str], kind: str
+) -> None:
+    job = make_job(kind, {BUNDLE: spec_text("large", TINY)}, name="refused")
+
+    found = start(REFUSES).review(make_review(job))
+
+    assert not found["allowed"]
+    assert (found["status"]["code"], found["status"]["reason"]) == (403, "Forbidden")
+    reason, change = found["status"]["message"].splitlines()
+    assert reason.startswith("planner: refused: large does not fit: rank 0 needs ")
+    assert change.startswith("planner: the smallest change that fits: ")
+    assert "warnings" not in found
+    assert service.history.jobs.get("kubernetes", job["metadata"]["uid"]) is None
+
+
+def test_a_spec_in_a_config_map_of_the_jobs_namespace(
+    start: Start, make_job: Make, make_review: Make, cluster: Cluster
+) -> None:
+    webhook = start(KUBECONFIG=str(cluster.kubeconfig))
+    for named in ("specs", "specs/other.yaml"):
+        job = make_job("RayJob", {CONFIGMAP: named})
+        assert webhook.review(make_review(job))["auditAnnotations"]["verdict"] == "fits"
+
+    paths = {each.url.path for each in cluster.requests if each.name == "specs" and each.method == "GET"}
+    assert paths == {"/api/v1/namespaces/team-nlp/configmaps/specs"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, spec_text: Callable[..., str]) -> Iterator[Cluster]:
+    with emulated_cluster(tmp_path_factory.mktemp("cluster")) as found:
+        found.add(
+            "/api/v1/namespaces/team-nlp/configmaps",
+            {
+                "metadata": {"name": "specs", "namespace": "team-nlp"},
+                "data": {"job.yaml": spec_text(), "other.yaml": spec_text("other")},
+            },
+        )
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("absent", "there is no ConfigMap absent in team-nlp"),
+        ("specs/absent.yaml", "the ConfigMap specs has no text under absent.yaml"),
+        ("../secrets/token", "is no ConfigMap"),
+        ("team-other/specs/job.yaml", "is no ConfigMap"),
+        ("specs?x=y", "is no ConfigMap"),
+        ("http://elsewhere/job.yaml", "is no ConfigMap"),
+        ("specs/..", "is no ConfigMap"),
+        ("", "is no ConfigMap"),
+    ],
+)
+def test_a_job_cannot_make_the_webhook_read_elsewhere_in_the_cluster(
+    start: Start, make_job: Make, make_review: Make, cluster: Cluster, named: str, said: str
+) -> None:
+    before = len(cluster.requests)
+
+    found = start(KUBECONFIG=str(cluster.kubeconfig)).review(make_review(make_job("Job", {CONFIGMAP: named})))
+
+    assert found["auditAnnotations"] == {"action": "warn", "verdict": "unplannable"}
+    assert said in " ".join(found["warnings"])
+    own = "/api/v1/namespaces/team-nlp/configmaps/"
+    assert all(each.url.path.startswith(own) for each in cluster.requests[before:])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: {hf_config: /etc/passwd}\ntrain: {sequence_length: 8}\ncluster: {gpu: T4-16GB}",
+        "model: {hf_config: ./config.json}\ntrain: {sequence_length: 8}\ncluster: {gpu: T4-16GB}",
+        "model: {hf_config: http://127.0.0.1:1/config.json}\ntrain: {sequence_length: 8}\ncluster: {gpu: T4-16GB}",
+        "parallel: {deepspeed: /etc/hostname}\nmodel: {decoder: {layers: 1}}\ncluster: {gpu: T4-16GB}",
+        "!!python/object/apply:os.system [id]",
+        "/etc/passwd",
+        "{",
+        "",
+    ],
+)
+def test_a_job_cannot_make_the_webhook_read_a_file_or_an_address(
+    start: Start, make_job: Make, make_review: Make, text: str
+) -> None:
+    found = start().review(make_review(make_job("Job", {BUNDLE: text})))
+
+    assert found["allowed"]
+    assert found["auditAnnotations"] == {"action": "warn", "verdict": "unplannable"}
+    assert "root:" not in " ".join(found["warnings"])
+
+
+def test_unplannable_jobs_are_refused_where_the_site_says_so(start: Start, make_job: Make, make_review: Make) -> None:
+    found = start("unplannable = refuse").review(make_review(make_job("Job", {BUNDLE: "model: 3"})))
+
+    assert not found["allowed"]
+    assert found["status"]["message"].startswith("planner: refused: the job's spec cannot be used: ")
+
+
+def test_without_the_cluster_a_config_map_is_unreachable_and_a_spec_in_an_annotation_is_not(
+    start: Start, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+) -> None:
+    refused = start("unreachable = refuse").review(make_review(make_job("Job", {CONFIGMAP: "specs"})))
+    admitted = start("unreachable = refuse").review(make_review(make_job("Job", {BUNDLE: spec_text()})))
+
+    assert (refused["allowed"], refused["auditAnnotations"]["verdict"]) == (False, "unreachable")
+    assert admitted["allowed"]
+
+
+def test_pods_that_ask_for_other_gpus_than_the_spec_are_told_so(
+    start: Start, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+) -> None:
+    job = make_job("JobSet", {BUNDLE: spec_text()}, gpus=8, product="NVIDIA-A100-SXM4-40GB")
+
+    found = start().review(make_review(job))
+
+    assert found["warnings"] == [
+        "planner: the pods ask for 8 nvidia.com/gpu, and the spec plans 1 GPU",
+        "planner: the pods go to NVIDIA-A100-SXM4-40GB (A100-SXM-40GB), and the spec plans H100-SXM-80GB",
+        f"planner: the plan is {found['auditAnnotations']['plan-id']}",
+    ]
+
+
+def test_a_dry_run_is_decided_and_not_bound(
+    start: Start, service: Any, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+) -> None:
+    dry, real = (make_job("Job", {BUNDLE: spec_text()}, name=name) for name in ("dry", "real"))
+
+    found = start().review(make_review(dry, dryRun=True))
+    start().review(make_review(real))
+
+    assert found["auditAnnotations"]["verdict"] == "fits"
+    until(lambda: service.history.jobs.get("kubernetes", real["metadata"]["uid"]))
+    assert service.history.jobs.get("kubernetes", dry["metadata"]["uid"]) is None
+
+
+def test_a_job_without_a_spec_goes_its_way_unless_the_site_insists_on_one(
+    start: Start, make_job: Make, make_review: Make
+) -> None:
+    gpus, none = make_job("PyTorchJob"), make_job("PyTorchJob", gpus=0)
+    insists = start("unplanned = refuse")
+
+    assert start().review(make_review(gpus)) == {"allowed": True}
+    assert insists.review(make_review(none)) == {"allowed": True}
+    refused = insists.review(make_review(gpus))
+    assert (refused["allowed"], refused["auditAnnotations"]["verdict"]) == (False, "unplanned")
+
+
+def test_only_what_is_created_is_asked_about(
+    start: Start, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+) -> None:
+    job = make_job("Job", {BUNDLE: spec_text("large", TINY)})
+
+    for operation in ("UPDATE", "DELETE", "CONNECT"):
+        assert start(REFUSES).review(make_review(job, operation=operation)) == {"allowed": True}
+
+
+def test_a_kind_that_is_not_known_is_planned_by_its_spec_alone(
+    start: Start, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+) -> None:
+    job = {**make_job("Job", {BUNDLE: spec_text()}, gpus=8), "apiVersion": "kubeflow.org/v1", "kind": "MPIJob"}
+
+    found = start().review(make_review(job))
+
+    assert (found["auditAnnotations"]["verdict"], "warnings" in found) == ("fits", False)
+
+
+@pytest.mark.parametrize(("policy", "allowed"), [("", True), ("pending = refuse", False), ("pending = hold", False)])
+def test_a_plan_that_is_not_ready_in_time_is_answered_by_the_policy(
+    start: Start,
+    service: Any,
+    make_job: Make,
+    make_review: Make,
+    spec_text: Callable[..., str],
+    policy: str,
+    allowed: bool,
+) -> None:
+    service.desk.slow.add("slow")
+
+    found = start(policy).review(make_review(make_job("Job", {BUNDLE: spec_text("slow")})), "?timeout=2s")
+
+    assert (found["allowed"], found["auditAnnotations"]["verdict"]) == (allowed, "pending")
+
+
+def test_a_service_that_hangs_costs_less_than_the_api_server_waits(
+    start: Start, answering: Any, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+) -> None:
+    answering.says(200, {})
+    answering.held.clear()
+    webhook = start(PLANNER_SERVER=answering.url)
+    connection = webhook.connection()
+    with contextlib.closing(connection):
+        connection.connect()
+        assert connection.sock is not None
+        connection.sock.settimeout(3)  # as the API server, which was told to wait three seconds
+        body = json.dumps(make_review(make_job("Job", {BUNDLE: spec_text()})))
+        connection.request("POST", "/validate?timeout=3s", body, {"Content-Type": "application/json"})
+        found = json.load(connection.getresponse())["response"]
+
+    assert (found["allowed"], found["auditAnnotations"]["verdict"]) == (True, "unreachable")
+
+
+def test_the_certificate_is_read_anew_when_it_changes(start: Start) -> None:
+    webhook = start("tight = admit")
+    first = webhook.serial()
+    webhook.authority.issue(webhook.certificate, webhook.key)
+    second = webhook.serial()
+    kept = webhook.key.read_bytes()
+    webhook.key.write_text("half a renewal")
+    during = webhook.serial()
+    webhook.key.write_bytes(kept)
+
+    assert second != first
+    assert during == second
+    assert webhook.ask("GET", "/livez") == (200, "ok\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "problem"),
+    [
+        (b"{", "application/json", 400, "the body is no JSON"),
+        (b"[]", "application/json", 400, "the body is no AdmissionReview"),
+        (b"[" * 100_000, "application/json", 400, "the body is no JSON"),
+        (b'{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1beta1"}', "application/json", 400, "the body is"),
+        (b'{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}', "application/json", 400, "the review has"),
+        (b"{}", "text/plain", 415, "the body is of another type"),
+        (b" " * (4 * 2**20 + 1), "application/json", 413, "the body is too large"),
+    ],
+)
+def test_what_is_no_review_is_a_problem_and_no_answer(
+    start: Start, body: bytes, kind: str, status: int, problem: str
+) -> None:
+    found = start().ask("POST", "/validate", body, kind)
+
+    assert found[0] == status
+    assert isinstance(found[1], dict)
+    assert found[1]["problem"].startswith(problem)
+    assert (found[1]["status"], found[1]["type"]) == (status, "urn:planner:problem:review")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"PLANNER_SERVER": ""}, "no planner service is set"),
+        ({"PLANNER_ADMISSION_EXCEEDS": "maybe"}, "is no policy"),
+        ({"PLANNER_ADMISSION_POLICY": "/nowhere.ini"}, "cannot be read"),
+    ],
+)
+def test_a_webhook_that_is_not_set_up_says_so_and_ends(tmp_path: Path, change: dict[str, str], said: str) -> None:
+    Authority(tmp_path).issue(tmp_path / "tls.crt", tmp_path / "tls.key")
+    command = [sys.executable, "-m", "planner.admission.webhook", "--port", "0"]
+    files = ["--certificate", str(tmp_path / "tls.crt"), "--key", str(tmp_path / "tls.key")]
+
+    ended = subprocess.run(
+        command + files, env={**os.environ, "PLANNER_SERVER": "http://127.0.0.1:1", **change}, capture_output=True,
+        text=True, timeout=30,
+    )  # fmt: skip
+
+    assert (ended.returncode, said in ended.stderr, "Traceback" in ended.stderr) == (2, True, False)
+
+
+def test_a_webhook_without_its_certificate_says_so_and_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "planner.admission.webhook", "--certificate", "absent.crt", "--key", "absent.key"]
+
+    ended = subprocess.run(
+        command, env={**os.environ, "PLANNER_SERVER": "http://127.0.0.1:1"}, capture_output=True, text=True, timeout=30,
+        cwd=tmp_path,
+    )  # fmt: skip
+
+    assert (ended.returncode, "the certificate cannot be used" in ended.stderr) == (2, True)
