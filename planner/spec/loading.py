@@ -51,6 +51,12 @@ def load_yaml(text: str, source: str = "the spec") -> Job:
     return _job(read_yaml(text, source), None)
 
 
+def load_node(document: Node, folder: Path | None) -> Job:
+    """The job of a spec that somebody put together; relative paths start at `folder`. Raises SpecError at the nodes'
+    own places."""
+    return _job(document, folder)
+
+
 def _is_json_object(text: str) -> bool:
     if not text.lstrip().startswith("{"):
         return False

@@ -12,7 +12,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "ray", "numpy", "pydantic")
-ROOMS = ["planner", "planner.spec", "planner.layout", "planner.admission", "planner.cli"]
+ROOMS = ["planner", "planner.spec", "planner.layout", "planner.admission", "planner.adopting.adopt", "planner.cli"]
 
 
 def modules_of(room: str) -> list[str]:

@@ -1,0 +1,204 @@
+"""accelerate's config, as its questionnaire writes it and `accelerate launch` takes it on its command line.
+
+Keys are those of accelerate 1.15.0 (commands/config/config_args.py, commands/config/cluster.py, commands/launch.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.adopting import fsdp, keys
+from planner.adopting.drafts import Draft, united
+from planner.adopting.files import read_yaml_file
+from planner.errors import SpecError
+from planner.spec.nodes import Node, node_from_data
+
+WRITER = "`accelerate config` writes"
+PROGRAM = "accelerate 1.15"
+_TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
+
+KEYS: Mapping[str, keys.Key] = {
+    "distributed_type": keys.mapped("parallel", "text", None, ", ".join(_TYPES)),
+    "num_machines": keys.mapped("cluster.nodes", "whole", 1),
+    "num_processes": keys.mapped("cluster.gpus_per_node", "whole", None, "of all machines"),
+    "mixed_precision": keys.mapped("train.precision", "any", "no", "no, bf16, fp16; as under TrainingArguments"),
+    "compute_environment": keys.only(("LOCAL_MACHINE",), "jobs of SageMaker are not planned"),
+    "use_cpu": keys.only((False,), "there is no GPU to plan for"),
+    "fp16": keys.only((False,), "write mixed_precision"),
+    "fp8_config": keys.only((None,), "fp8 is not planned"),
+    "megatron_lm_config": keys.only((None,), "Megatron-LM is not planned"),
+    "mpirun_config": keys.only((None,), "there is no GPU to plan for"),
+    "dynamo_backend": keys.only(("NO", "no", None), "write dynamo_config"),
+    "fsdp_config": keys.mapped("parallel.dp_shard", "mapping", None, "the keys below"),
+    "deepspeed_config": keys.mapped("parallel.deepspeed", "mapping", None, "the keys below"),
+    "parallelism_config": keys.mapped("parallel", "mapping", None, "the keys below"),
+    "dynamo_config": keys.mapped("train.compile", "mapping", None, "dynamo_backend, unless it is NO"),
+    **keys.ignored(
+        "debug", "machine_rank", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend", "same_network",
+        "main_training_function", "enable_cpu_affinity", "downcast_bf16", "tpu_name", "tpu_zone", "tpu_use_cluster",
+        "tpu_use_sudo", "command_file", "commands", "tpu_vm", "tpu_env",
+    ),
+}  # fmt: skip
+
+DEEPSPEED_KEYS: Mapping[str, keys.Key] = {
+    "deepspeed_config_file": keys.mapped("parallel.deepspeed", "text", None, "a file within the folder"),
+    "zero_stage": keys.mapped("parallel.deepspeed", "whole", 2),
+    "offload_optimizer_device": keys.mapped("parallel.deepspeed", "text", "none"),
+    "gradient_accumulation_steps": keys.mapped("train.gradient_accumulation_steps", "whole"),
+    "gradient_clipping": keys.mapped("train.gradient_clipping", "number"),
+    "offload_param_device": keys.only(("none", None), "it needs stage 3, which is not planned"),
+    **keys.ignored(
+        "zero3_init_flag", "zero3_save_16bit_model", "offload_optimizer_nvme_path", "offload_param_nvme_path",
+        "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter",
+        "deepspeed_inclusion_filter", "deepspeed_moe_layer_cls_names",
+    ),
+}  # fmt: skip
+
+PARALLELISM_KEYS: Mapping[str, keys.Key] = {
+    "dp_replicate_size": keys.mapped("parallel.dp_replicate.degree", "whole", 1),
+    "dp_shard_size": keys.mapped("parallel.dp_shard.degree", "whole", 1),
+    "tp_size": keys.mapped("parallel.tp.degree", "whole", 1),
+    "cp_size": keys.mapped("parallel.cp.degree", "whole", 1),
+    "cp_comm_strategy": keys.mapped("parallel.cp.rotate", "text", "allgather"),
+    "cp_backend": keys.only(("torch", None), "another context parallelism is not planned"),
+    "sp_size": keys.only((1, None), "sequence parallelism by DeepSpeed (Ulysses) is not planned"),
+    **keys.ignored("sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation"),
+}
+"""Without the prefix `parallelism_config_`."""
+
+DYNAMO_KEYS: Mapping[str, keys.Key] = {
+    "backend": keys.mapped("train.compile", "text", "NO"),
+    **keys.ignored("mode", "use_fullgraph", "use_dynamic", "use_regional_compilation"),
+}
+"""Without the prefix `dynamo_`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What is written, checked; the parts without their prefixes."""
+
+    top: Mapping[str, Node]
+    fsdp: Mapping[str, Node]
+    deepspeed: Mapping[str, Node]
+    parallelism: Mapping[str, Node]
+    dynamo: Mapping[str, Node]
+    folder: Path
+    place: str
+
+    def kind(self) -> str:
+        """How the processes work together; empty where it is not said."""
+        node = self.top.get("distributed_type")
+        return "" if node is None else str(node.value)
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of what is written and does not matter."""
+        parts = (
+            (KEYS, self.top), (fsdp.KEYS, self.fsdp), (DEEPSPEED_KEYS, self.deepspeed),
+            (PARALLELISM_KEYS, self.parallelism), (DYNAMO_KEYS, self.dynamo),
+        )  # fmt: skip
+        return [name for known, written in parts for name in keys.decided(known, written)]
+
+
+def read(path: Path) -> Config:
+    """That of a YAML file. Raises SpecError for what is unknown, of a wrong type or not understood."""
+    return of_nodes(read_yaml_file(path, WRITER).mapping(), path.parent, str(path))
+
+
+def of_nodes(written: Mapping[str, Node], folder: Path, place: str) -> Config:
+    """That of values that somebody read. Raises SpecError as `read`."""
+    for name, node in written.items():
+        keys.check(KEYS, name, node, PROGRAM)
+    _check_choices(written)
+    parts = {name: _part(written, f"{name}_config") for name in ("fsdp", "deepspeed", "parallelism", "dynamo")}
+    return Config(
+        top=written,
+        fsdp=fsdp.checked(parts["fsdp"]),
+        deepspeed=_checked(DEEPSPEED_KEYS, parts["deepspeed"], "", "deepspeed_config"),
+        parallelism=_checked(PARALLELISM_KEYS, parts["parallelism"], "parallelism_config_", "parallelism_config"),
+        dynamo=_checked(DYNAMO_KEYS, parts["dynamo"], "dynamo_", "dynamo_config"),
+        folder=folder,
+        place=place,
+    )
+
+
+def joined(first: Config, second: Config) -> Config:
+    """Of a file and of a launch line. Raises SpecError where they contradict each other."""
+    parts = ("fsdp", "deepspeed", "parallelism", "dynamo")
+    values = {name: united(getattr(first, name), getattr(second, name)) for name in parts}
+    plain = [{k: v for k, v in each.top.items() if not k.endswith("_config")} for each in (first, second)]
+    return Config(top=united(*plain), folder=first.folder, place=first.place, **values)
+
+
+def precision_of(config: Config) -> Node | None:
+    """`bf16` or `fp16`, if one is asked for; `no` leaves it to others, as accelerate does."""
+    node = config.top.get("mixed_precision")
+    return None if node is None or node.value in ("no", False, None) else node
+
+
+def tell(draft: Draft, config: Config) -> None:
+    """Machines and processes, and whether it compiles."""
+    nodes, processes = config.top.get("num_machines"), config.top.get("num_processes")
+    if nodes is not None:
+        draft.say("cluster.nodes", nodes)
+    if processes is not None:
+        draft.say("cluster.gpus_per_node", _per_node(processes, nodes))
+    if config.kind() == "NO" and processes is not None and processes.value != 1:
+        raise SpecError(
+            f"num_processes is {processes.shown}, and distributed_type is NO",
+            allowed="1; or MULTI_GPU, FSDP, DEEPSPEED",
+            remedy="say how the processes work together in distributed_type",
+            place=processes.place,
+        )
+    backend = config.dynamo.get("backend")
+    if backend is not None and str(backend.value).upper() != "NO":
+        draft.say_value("train.compile", True, backend.place)
+
+
+def settings_of_fsdp(config: Config) -> dict[str, Node] | None:
+    """What it says of FSDP; None where FSDP is off."""
+    if config.kind() != "FSDP":
+        return None
+    usual = node_from_data("NO_WRAP", config.place, "fsdp_auto_wrap_policy")
+    return {"auto_wrap_policy": usual, **config.fsdp}
+
+
+def _per_node(processes: Node, nodes: Node | None) -> Node:
+    machines = 1 if nodes is None or not isinstance(nodes.value, int) else nodes.value
+    count = processes.value
+    if not isinstance(count, int) or count < 1 or machines < 1 or count % machines:
+        raise SpecError(
+            f"num_processes is {processes.shown} over {machines} machines",
+            allowed="a multiple of num_machines, from 1",
+            remedy="write the number of all processes of all machines",
+            place=processes.place,
+        )
+    return node_from_data(count // machines, processes.place, "cluster.gpus_per_node")
+
+
+def _check_choices(written: Mapping[str, Node]) -> None:
+    for name, allowed in (("distributed_type", _TYPES), ("mixed_precision", ("no", "bf16", "fp16", False, None))):
+        node = written.get(name)
+        if node is not None and node.value not in allowed:
+            raise SpecError(
+                f"{name} is {node.shown}, which is not planned",
+                allowed=", ".join(each for each in allowed if isinstance(each, str)),
+                remedy="plan the job with one of these",
+                place=node.place,
+            )
+
+
+def _part(written: Mapping[str, Node], name: str) -> Mapping[str, Node]:
+    node = written.get(name)
+    return {} if node is None or node.value is None else node.mapping()
+
+
+def _checked(known: Mapping[str, keys.Key], part: Mapping[str, Node], prefix: str, name: str) -> dict[str, Node]:
+    found = {}
+    for written, node in part.items():
+        plain = written.removeprefix(prefix)
+        keys.check(known, plain, node, f"{name} of {PROGRAM}")
+        found[plain] = node
+    return found
