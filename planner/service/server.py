@@ -38,15 +38,16 @@ def run_serve(host: str = HOST, port: int = PORT, database: str = "") -> None:
     Raises SettingError for a setting, HistoryError for a database, PlannerError for a port that cannot be used, or if
     something is not installed.
     """
-    refuse_incomplete_install()
-    settings = settings_of(database)
+    ended = threading.Event()
     out, sys.stdout = sys.stdout, sys.stderr  # Ray talks on both
     try:
-        _refuse_port(host, port)
-        _open_once(settings)
-        ended = threading.Event()
         with _signals(ended):
-            _serve(settings, host, port, out, ended)
+            refuse_incomplete_install()
+            settings = settings_of(database)
+            _refuse_port(host, port)
+            _open_once(settings)
+            if not ended.is_set():
+                _serve(settings, host, port, out, ended)
     finally:
         sys.stdout = out
 

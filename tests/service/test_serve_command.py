@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from planner_serve import Processes, until
 
 from planner.history.store import History
 from planner.service.cluster import free_ports
@@ -128,11 +129,18 @@ def test_a_database_that_cannot_be_used_is_said_before_anything_starts(database:
     assert said in err
 
 
-@pytest.mark.parametrize("seconds", [2.0, 5.0])
-def test_a_signal_while_it_starts_ends_it_too(tmp_path: Path, seconds: float) -> None:
+def hears_sigterm(process: subprocess.Popen[str]) -> bool:
+    said = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+    return said is not None and bool(int(said[1], 16) & 1 << (signal.SIGTERM - 1))
+
+
+@pytest.mark.parametrize("stage", ["before Ray", "the application is coming up"])
+def test_a_signal_while_it_starts_ends_it_too(tmp_path: Path, stage: str) -> None:
     (port,) = free_ports(1)
     process = command("--port", port, "--database", f"sqlite:///{tmp_path / 'planner.sqlite'}")
-    time.sleep(seconds)  # Ray is coming up, or the application is
+    until(lambda: hears_sigterm(process), "it does not hear signals")
+    if stage != "before Ray":
+        Processes(process).wait_for("ray::ServeController")
     process.terminate()
     out, _ = process.communicate(timeout=60)
 
