@@ -37,14 +37,18 @@ PARTS: Mapping[str, Parts] = {
     "phi3": Parts("Phi3DecoderLayer"),
     "olmo2": Parts("Olmo2DecoderLayer"),
     "gpt2": Parts("GPT2Block", "transformer.wte", "transformer.ln_f", tied=True),
-    "gpt_neox": Parts("GPTNeoXLayer", "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out"),
+    "gpt_neox": Parts("GPTNeoXLayer", "gpt_neox.embed_in", "gpt_neox.final_layer_norm"),
 }
+
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""How the classes end whose parts these are."""
 
 
 def groups_of(config: Mapping[str, Any]) -> list[str] | None:
     """The groups beside the layers, for `parallel.dp_shard.groups`; None for a model that is not in the table."""
     parts = PARTS.get(str(config.get("model_type")))
-    if parts is None:
+    classes = config.get("architectures") or ["ForCausalLM"]
+    if parts is None or not str(classes[0]).endswith(_CAUSAL):
         return None
     if config.get("tie_word_embeddings", parts.tied):
         return [f"{parts.norm} {parts.embedding} {parts.head}"]

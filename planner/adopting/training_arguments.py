@@ -62,8 +62,13 @@ def of_nodes(written: Mapping[str, Node], folder: Path) -> TrainingArguments:
 
 
 def joined(first: TrainingArguments, second: TrainingArguments) -> TrainingArguments:
-    """Of a file and of a launch line. Raises SpecError where they contradict each other."""
-    return TrainingArguments(united(first.written, second.written), first.folder)
+    """Of a file and of a launch line. Raises SpecError where they contradict each other in what matters."""
+    mattering = united(_mattering(first), _mattering(second))
+    return TrainingArguments({**second.written, **first.written, **mattering}, first.folder)
+
+
+def _mattering(arguments: TrainingArguments) -> dict[str, Node]:
+    return {name: node for name, node in arguments.written.items() if _ALL[name].matters}
 
 
 def precision_of(arguments: TrainingArguments) -> Node | None:

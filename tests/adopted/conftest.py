@@ -1,0 +1,21 @@
+"""An empty folder to put files into, and the specs that are to come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from adopting_folder import Folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """An empty one."""
+    return Folder(tmp_path)
+
+
+@pytest.fixture
+def golden() -> Callable[[str], str]:
+    """The text of a file in tests/golden/adopted."""
+    return lambda name: (Path(__file__).parents[1] / "golden" / "adopted" / name).read_text(encoding="utf-8")
