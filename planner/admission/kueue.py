@@ -1,0 +1,351 @@
+"""The door of Kueue: the controller of admission checks that are `planner.dev/fits`.
+
+Kueue asks when it has reserved quota and so knows the GPU: the plan is made for that one. The answer is written to the
+workload; a job that cannot fit gives its quota back and never starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from planner.admission import asking, kubernetes, kubernetes_specs, specs
+from planner.admission.decision import Action, Decision, undecided
+from planner.admission.following import WATCH_SECONDS, Document, Follower
+from planner.admission.health import serve_health
+from planner.admission.kubernetes_api import CONFLICT, NOT_FOUND, Api, ApiError, path_of
+from planner.admission.kueue_workloads import (
+    CONTROLLER,
+    GROUP,
+    VERSIONS,
+    Owner,
+    Workload,
+    active_condition,
+    gpu_of_flavor,
+    message_of,
+    smallest_gpu,
+)
+from planner.admission.policy import Answer, Policy
+from planner.admission.work_queue import WorkQueue
+from planner.errors import PlannerError
+
+USUAL = {"wait_seconds": 60.0}
+"""A workload waits for its plan longer than a person at a prompt."""
+WORKERS = 8
+_POLL_SECONDS, _FAULT_SECONDS = 1.0, 15.0
+_NOT_SET_UP = 2
+_UNDECIDED = ("pending", "unreachable")
+
+_log = logging.getLogger("planner.admission")
+
+
+class Controller:
+    """Answers the workloads of one cluster. Two of them do each other no harm: every answer is of one state."""
+
+    def __init__(
+        self,
+        api: Api,
+        policy: Policy,
+        *,
+        workers: int = WORKERS,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api, self._policy, self._clock, self._now = api, policy, clock, now
+        self._version = VERSIONS[0]
+        self._names: frozenset[str] = frozenset()
+        self._waiting: set[str] = set()
+        self._first_asked: dict[str, tuple[str, float]] = {}
+        self._queue = WorkQueue()
+        self.stopped = threading.Event()
+        self._followers = [
+            Follower(api, lambda: self._path("admissionchecks"), _Checks(self), self.stopped),
+            Follower(api, lambda: self._path("workloads"), _Workloads(self), self.stopped),
+        ]
+        self._threads = [
+            *(threading.Thread(target=each.run, daemon=True) for each in self._followers),
+            *(threading.Thread(target=self._work, daemon=True) for _ in range(workers)),
+        ]
+
+    def start(self) -> None:
+        """Begins, in threads of its own."""
+        for each in self._threads:
+            each.start()
+
+    def stop(self) -> None:
+        """Begins nothing any more; what is being answered is not waited for, since it can be answered anew."""
+        self.stopped.set()
+        self._queue.close()
+
+    def live(self) -> bool:
+        """Whether every thread runs and none hangs. An API that is away is no reason to start anew."""
+        beats = [each.beat for each in self._followers]
+        return all(each.is_alive() for each in self._threads) and time.monotonic() - min(beats) < 2 * WATCH_SECONDS
+
+    def ready(self) -> bool:
+        """Whether it knows what there is to answer."""
+        return all(each.knows for each in self._followers)
+
+    def _path(self, plural: str) -> str:
+        """Where Kueue has them, by the version that it serves. Raises ApiError."""
+        served = self._api.get(f"/apis/{GROUP}").get("versions") or []
+        known = {each.get("version") for each in served if isinstance(each, dict)}
+        version = next((each for each in VERSIONS if each in known), "")
+        if not version:
+            raise ApiError(NOT_FOUND, f"Kueue serves neither of {', '.join(VERSIONS)}")
+        self._version = version
+        return path_of(GROUP, version, plural)
+
+    def checks_are(self, documents: Sequence[Document]) -> None:
+        """These are all of the admission checks."""
+        self._names = self._names & {_name(each) for each in documents}
+        for each in documents:
+            self.check_is(each)
+
+    def check_is(self, document: Document, *, gone: bool = False) -> None:
+        """An admission check as it is now; if it is ours, Kueue is told that somebody answers for it."""
+        name = _name(document)
+        if gone or (document.get("spec") or {}).get("controllerName") != CONTROLLER:
+            self._names = self._names - {name}
+            return
+        if name not in self._names:
+            self._names = self._names | {name}
+            _log.info("answers for the admission check %s", ascii(name))
+            for key in list(self._waiting):
+                self._queue.add(key)
+        condition = active_condition(document, self._moment())
+        if condition is not None:
+            kind = {"apiVersion": f"{GROUP}/{self._version}", "kind": "AdmissionCheck", "metadata": {"name": name}}
+            path = path_of(GROUP, self._version, "admissionchecks", name, "status")
+            self._api.apply(path, {**kind, "status": {"conditions": [condition]}})
+
+    def workloads_are(self, documents: Sequence[Document]) -> None:
+        """These are all of the workloads."""
+        self._waiting.clear()
+        for each in documents:
+            self.workload_is(each)
+
+    def workload_is(self, document: Document, *, gone: bool = False) -> None:
+        """A workload as it is now."""
+        workload = Workload(document)
+        key = f"{workload.namespace}/{workload.name}"
+        if gone or not workload.reservation:
+            self._waiting.discard(key)
+            return
+        self._waiting.add(key)
+        if workload.waits_for(self._names):
+            self._queue.add(key)
+
+    def _work(self) -> None:
+        while (key := self._queue.take()) is not None:
+            try:
+                after = self._answer(key)
+                if after is not None and not self.stopped.is_set():
+                    self._queue.add(key, after)
+            except ApiError as error:
+                if error.status != CONFLICT:
+                    _log.warning("%s: %s", key, error.problem)
+                self._queue.add(key, 0.1 if error.status == CONFLICT else _FAULT_SECONDS)
+            except Exception:
+                _log.exception("%s could not be answered", key)
+                self._queue.add(key, _FAULT_SECONDS)
+            finally:
+                self._queue.done(key)
+
+    def _answer(self, key: str) -> float | None:
+        """Answers the workload as it is now, or says after how many seconds to look again. Raises ApiError."""
+        namespace, _, name = key.partition("/")
+        path = path_of(GROUP, self._version, "workloads", name, namespace=namespace)
+        found = self._get(path)
+        workload = Workload(found or {})
+        if not workload.waits_for(self._names):
+            self._first_asked.pop(key, None)
+            return None
+        waited = self._waited(key, f"{workload.uid} {workload.reservation}")
+        decision, notes = self._decide(workload)
+        if decision.verdict in _UNDECIDED and waited < self._policy.wait_seconds:
+            return min(max(_POLL_SECONDS, waited / 2), self._policy.wait_seconds - waited)
+        if decision.verdict == "pending":
+            reason = f"the plan is not ready after {self._policy.wait_seconds:g} s"
+            decision = undecided("pending", self._policy.pending, reason, decision.plan_id)
+        self._api.apply(f"{path}/status", workload.answered(self._names, decision, notes, self._moment()))
+        self._first_asked.pop(key, None)
+        _log.info("%s: %s, %s %s", key, decision.action, decision.verdict, decision.plan_id)
+        self._tell(workload, decision, notes)
+        return None
+
+    def _waited(self, key: str, reservation: str) -> float:
+        """Seconds since this reservation was first asked about; a controller that starts anew begins anew."""
+        known, since = self._first_asked.get(key, ("", 0.0))
+        if known != reservation:
+            since = self._clock()
+            self._first_asked[key] = (reservation, since)
+        return self._clock() - since
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        """None if it is not there. Raises ApiError."""
+        try:
+            return self._api.get(path)
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+
+    def _decide(self, workload: Workload) -> tuple[Decision, list[str]]:
+        """By the policy, without waiting for a plan that is not there: a worker is for everybody. Raises ApiError."""
+        annotations = workload.annotations or self._owners_annotations(workload)
+        if not kubernetes.carries_spec(annotations):
+            return _without_spec(workload, self._policy), []
+        gpu, gpu_notes = smallest_gpu(workload.gpu_flavors, self._gpu_of_flavor)
+        notes: list[str] = []
+
+        def bundle() -> Mapping[str, Any]:
+            from planner.spec.bundle import bundle as bundle_of
+
+            job = kubernetes_specs.job_of(annotations, workload.namespace, lambda: self._api)
+            notes.extend([*gpu_notes, *kubernetes_specs.differences(workload.pods, job)])
+            return bundle_of(kubernetes_specs.on_gpu(job, gpu) if gpu else job)
+
+        at_once = dataclasses.replace(self._policy, wait_seconds=0.0)
+        return asking.ask(bundle, at_once, kubernetes.SYSTEM), notes
+
+    def _owners_annotations(self, workload: Workload) -> Mapping[str, Any]:
+        """Of the job itself, if it is of a kind that we may read and still the same one. Raises ApiError."""
+        owner = workload.owner
+        kind = kubernetes.KINDS.get(owner.kind) if owner else None
+        if owner is None or kind is None or owner.api_version.partition("/")[0] != kind.group:
+            return {}
+        path = path_of(kind.group, kind.version, kind.plural, owner.name, namespace=workload.namespace)
+        job = kubernetes.submitted(self._get(path) or {})
+        return job.annotations if job.uid == owner.uid else {}
+
+    def _gpu_of_flavor(self, flavor: str) -> str:
+        return gpu_of_flavor(self._get(path_of(GROUP, self._version, "resourceflavors", flavor)) or {})
+
+    def _tell(self, workload: Workload, decision: Decision, notes: Sequence[str]) -> None:
+        """The service of an admitted job, and the owner of any other one by an event. The answer stands without."""
+        if decision.admits:
+            told = {"queue": workload.queue} if workload.queue else {}
+            if problem := asking.bind(self._policy, kubernetes.SYSTEM, workload.job_id, decision, told):
+                _log.warning("%s", problem)
+        if decision.action is Action.ADMIT:
+            return
+        try:
+            path = path_of("", "v1", "events", namespace=workload.namespace)
+            self._api.create(path, _event(workload, decision, notes, self._moment()))
+        except ApiError as error:
+            if error.status != CONFLICT:
+                _log.warning("an event was not written: %s", error.problem)
+
+    def _moment(self) -> str:
+        return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class _Checks:
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def listed(self, documents: Sequence[Document]) -> None:
+        self._controller.checks_are(documents)
+
+    def changed(self, kind: str, document: Document) -> None:
+        self._controller.check_is(document, gone=kind == "DELETED")
+
+
+class _Workloads:
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def listed(self, documents: Sequence[Document]) -> None:
+        self._controller.workloads_are(documents)
+
+    def changed(self, kind: str, document: Document) -> None:
+        self._controller.workload_is(document, gone=kind == "DELETED")
+
+
+def _without_spec(workload: Workload, policy: Policy) -> Decision:
+    gpus = sum(each.count * each.gpus for each in workload.pods)
+    reason = f"the job carries no spec: annotate it, or its pods, with {kubernetes.BUNDLE}"
+    if gpus and policy.unplanned is Answer.REFUSE:
+        return undecided("unplanned", policy.unplanned, reason)
+    return Decision(action=Action.ADMIT, reason=f"not checked; {reason}", verdict="unplanned")
+
+
+def _event(workload: Workload, decision: Decision, notes: Sequence[str], now: str) -> dict[str, Any]:
+    """On the job, where its owner looks first; the same answer again is the same event."""
+    about = workload.owner or Owner(
+        api_version=str(workload.document.get("apiVersion")), kind="Workload", name=workload.name, uid=workload.uid
+    )
+    message = message_of(decision, notes)
+    mark = hashlib.sha256(f"{about.uid} {workload.reservation} {message}".encode()).hexdigest()[:16]
+    reasons = {Action.WARN: "PlannerWarns", Action.HOLD: "PlannerHolds", Action.REFUSE: "PlannerRefuses"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{about.name[:200]}.{mark}", "namespace": workload.namespace},
+        "involvedObject": {
+            "apiVersion": about.api_version,
+            "kind": about.kind,
+            "name": about.name,
+            "namespace": workload.namespace,
+            "uid": about.uid,
+        },
+        "type": "Warning",
+        "reason": reasons[decision.action],
+        "message": message[:1024],
+        "source": {"component": CONTROLLER},
+        "reportingComponent": CONTROLLER,
+        "reportingInstance": CONTROLLER,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+
+
+def _name(document: Document) -> str:
+    return str((document.get("metadata") or {}).get("name", ""))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Answers until SIGTERM; 2 with a line on standard error if it is not set up to work."""
+    given = _parser().parse_args(arguments)
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before any thread: all of them inherit it
+    try:
+        policy = Policy.read(os.environ, given.policy, USUAL)
+        asking.client_of(policy, kubernetes.SYSTEM)
+        controller = Controller(Api(), policy, workers=given.workers)
+        health = serve_health(given.host, given.health_port, controller.live, controller.ready)
+    except PlannerError as error:
+        print(specs.said(error), file=sys.stderr)
+        return _NOT_SET_UP
+    controller.start()
+    signal.sigwait(ends)
+    controller.stop()
+    health.shutdown()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m planner.admission.kueue", description=__doc__)
+    parser.add_argument("--policy", type=Path, metavar="FILE.ini")
+    parser.add_argument("--host", default="0.0.0.0", help="where probes are answered")
+    parser.add_argument("--health-port", type=int, default=8081)
+    parser.add_argument("--workers", type=int, default=WORKERS, help="workloads that are answered at the same time")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
