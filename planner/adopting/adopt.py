@@ -75,7 +75,7 @@ def adopt(given: Given, folder: Path) -> Adopted:
     draft = Draft()
     config = _tell_model_and_gpu(draft, given)
     _tell_sources(draft, sources)
-    supposed = _suppose_dtype(draft, config)
+    supposed = [*_suppose_dtype(draft, config), *_left_to_the_spec(draft, sources)]
     missing = _missing(draft, sources, config)
     if missing:
         raise _incomplete(missing, sources)
@@ -230,12 +230,24 @@ def _suppose_dtype(draft: Draft, config: Mapping[str, Any]) -> list[str]:
     return [f"model.parameter_dtype is {dtype}, as from_pretrained of transformers 5 loads this config"]
 
 
+def _left_to_the_spec(draft: Draft, sources: _Sources) -> list[str]:
+    """Without TrainingArguments the loop is the program's own, and a spec's defaults stand for what it does."""
+    if sources.arguments is not None or draft.has("train.optimizer"):
+        return []
+    return ["train.optimizer, train.loss and the rest of train as every spec has them: nothing says what the loop does"]
+
+
 def _missing(draft: Draft, sources: _Sources, config: Mapping[str, Any]) -> list[str]:
     found = []
     if not draft.has("model.hf_config", "model.factory", "model.decoder"):
         found.append("model: its config (--model CONFIG.json, or JOB.yaml: model: {hf_config: config.json})")
     if not draft.has("cluster.gpu", "cluster.gpu.name"):
         found.append(f"cluster.gpu: the GPU (--gpu NAME, or JOB.yaml: cluster: {{gpu: {catalog.names()[0]}}})")
+    if not draft.has("train.micro_batch_size"):
+        found.append(
+            "train.micro_batch_size: the samples of a micro-batch (--from-training-arguments, or JOB.yaml:"
+            " train: {micro_batch_size: 4})"
+        )
     takes_tokens = not config or "vocab_size" in config
     if takes_tokens and not draft.has("train.sequence_length", "train.inputs") and not draft.has("model.factory"):
         found.append("train.sequence_length: the tokens of a sequence (--sequence-length N, or JOB.yaml)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from planner.errors import SpecError
 from planner.spec.documents import file_text
@@ -23,12 +24,7 @@ def read_json_file(path: Path, writer: str) -> Node:
     """The object in a JSON file, with lines and columns. Raises SpecError."""
     text, source = _text(path, writer), str(path)
     data = read_json(text, source)
-    try:
-        # JSON is YAML in most cases, and that reader knows where each value stands.
-        node = read_yaml(text, source)
-        return _mapping(node if node.plain() == data else node_from_data(data, source), writer)
-    except SpecError:
-        return _mapping(node_from_data(data, source), writer)
+    return _mapping(_with_places(text, source, data), writer)
 
 
 def named_by(node: Node, folder: Path) -> Path:
@@ -36,7 +32,12 @@ def named_by(node: Node, folder: Path) -> Path:
     written = str(node.value)
     allowed = f"a path within {folder}"
     if not written or "\0" in written or re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", written):
-        raise SpecError(f"{node.name} is {written[:200]!a}, which is no file", allowed=allowed, place=node.place)
+        raise SpecError(
+            f"{node.name} is {written[:200]!a}, which is no file",
+            allowed=allowed,
+            remedy="copy the file there",
+            place=node.place,
+        )
     root = folder.resolve()
     path = (root / written).resolve()
     if not path.is_relative_to(root):
@@ -66,6 +67,15 @@ def _text(path: Path, writer: str) -> str:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise SpecError(f"{path} is no regular file", allowed=f"a file that {writer}")
     return file_text(path, str(path))
+
+
+def _with_places(text: str, source: str, data: Any) -> Node:
+    """JSON is YAML in most cases, and the reader of YAML knows where each value stands."""
+    try:
+        node = read_yaml(text, source)
+    except SpecError:
+        return node_from_data(data, source)
+    return node if node.plain() == data else node_from_data(data, source)
 
 
 def _mapping(node: Node, writer: str) -> Node:

@@ -18,7 +18,8 @@ def launched(folder: Folder) -> Callable[..., Job]:
     """The job of such a config."""
 
     def job(**changed: Any) -> Job:
-        return folder.adopt(accelerate=accelerate_config(folder.path / "accelerate.yaml", **changed)).job
+        config = accelerate_config(folder.path / "accelerate.yaml", **changed)
+        return folder.adopt(accelerate=config, job=folder.own_loop()).job
 
     return job
 
@@ -83,7 +84,8 @@ def test_a_precision_of_no_leaves_it_to_the_training(folder: Folder) -> None:
 def test_tied_weights_are_sharded_with_the_head(folder: Folder) -> None:
     config = accelerate_config(folder.path / "a.yaml", distributed_type="FSDP", fsdp_config=dict(FSDP_2))
     job = folder.write(
-        "job.yaml", "model: {hf_config: tied.json}\ncluster: {gpu: H100-SXM-80GB}\ntrain: {sequence_length: 64}"
+        "job.yaml",
+        "model: {hf_config: tied.json}\ncluster: {gpu: H100-SXM-80GB}\ntrain: {sequence_length: 64, micro_batch_size: 1}",
     )
     folder.write("tied.json", {"model_type": "llama", "tie_word_embeddings": True, "vocab_size": 10})
 

@@ -167,7 +167,7 @@ def test_what_does_not_matter_is_listed_once(folder: Folder) -> None:
 
 
 def test_the_models_dtype_is_that_of_its_config_and_it_is_said(folder: Folder) -> None:
-    found = folder.adopt(torchrun="torchrun train.py")
+    found = folder.adopt(torchrun="torchrun train.py --bf16")
 
     assert found.job.model.parameter_dtype == "bfloat16"
     assert found.supposed == (

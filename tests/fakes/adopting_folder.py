@@ -53,6 +53,10 @@ class Folder:
         }  # fmt: skip
         return adopt(Given(**{**rest, **given}), self.path)
 
+    def own_loop(self, **train: Any) -> Path:
+        """A JOB.yaml for programs without TrainingArguments: nobody else says how much they train at once."""
+        return self.write("job.yaml", {"train": {"micro_batch_size": 1, **train}})
+
     def refusal(self, **given: Any) -> str:
         """The message of what is refused, without the folder."""
         with pytest.raises(SpecError) as caught:
