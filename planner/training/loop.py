@@ -44,7 +44,7 @@ class Loop:
 
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
-        with self._telling_gradients(), in_backward.stepping(self.optimizer):
+        with self._telling_gradients(), in_backward.stepping(self.optimizer, self._tell_state):
             folder = folding.folder_of(self.observer)
             for iteration in range(1, self._iterations() + 1):
                 began = folder.place() if folder else 0
@@ -59,6 +59,9 @@ class Loop:
     def _telling_gradients(self) -> AbstractContextManager[None]:
         views = self.parallel.dp_replicate.gradient_as_bucket_view and self.parallel.dp_replicate.degree > 1
         return ownership.telling_gradients(self.bare_model, self.observer, bucket_views=views)
+
+    def _tell_state(self, optimizer: torch.optim.Optimizer) -> None:
+        ownership.tell_optimizer_state(optimizer, self.bare_model, self.observer)
 
     def _iterate(self, iteration: int) -> None:
         steps = self.train.gradient_accumulation_steps
@@ -95,7 +98,7 @@ class Loop:
             scaler.step(self.optimizer)
             scaler.update()
         if not isinstance(self.observer, Silent):
-            ownership.tell_optimizer_state(self.optimizer, self.bare_model, self.observer)
+            self._tell_state(self.optimizer)
         self.optimizer.zero_grad(set_to_none=self.train.zero_grad_set_to_none)
 
     def _clip(self, limit: float) -> None:

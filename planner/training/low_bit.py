@@ -2,7 +2,7 @@
 
 Neither package is needed, nor the CUDA kernels and compiled functions that make the update in place; what their step
 takes beside the state is a few bytes for bitsandbytes, and for torchao whatever torch.compile makes of it, which is not
-counted. Facts from bitsandbytes 0.44 and later (bitsandbytes/optim/optimizer.py: blocks of 256, of 2048 before) and
+counted. Facts from bitsandbytes 0.44 to 0.50.2 (bitsandbytes/optim/optimizer.py: blocks of 256) and
 torchao (torchao/optim/adam.py, subclass_8bit.py, subclass_4bit.py, subclass_fp8.py).
 """
 
@@ -61,7 +61,7 @@ class _BitsAndBytes(_Modelled):
         super().__init__(params, lr, betas, eps, weight_decay)
         if any(isinstance(each, DTensor) for group in self.param_groups for each in group["params"]):
             raise ValueError("the kernels of bitsandbytes take whole tensors, not the shards of a DTensor")
-        self._least = max(min_8bit_size, _LEAST)
+        self._least = min_8bit_size
         self._maps: list[Tensor] = []
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -94,6 +95,20 @@ def test_in_the_backward_never_all_gradients_are_there() -> None:
     assert whole[Category.GRADIENT] == whole[Category.PARAMETER]
     assert most_by_category(within)[Category.GRADIENT] == 1000 * 128 * 4
     assert most_by_category(within)[Category.OPTIMIZER_STATE] == whole[Category.OPTIMIZER_STATE]
+
+
+def test_a_state_that_is_born_within_a_reduction_is_no_communication() -> None:
+    """fully_shard steps there: the hook of a shard is called by `foreach_reduce`."""
+    after, within = (trace(small(optimizer_in_backward=flag, ranks=2)).events for flag in (False, True))
+
+    assert _named(after, Category.COMMUNICATION) == _named(within, Category.COMMUNICATION) != Counter()
+    assert _named(after, Category.OPTIMIZER_STATE) == _named(within, Category.OPTIMIZER_STATE) != Counter()
+
+
+def _named(events: Any, category: Category) -> Counter[str]:
+    """How often a block took on the category, by what it is called."""
+    blocks = {(each.block, each.name) for each in events if isinstance(each, Role) and each.category is category}
+    return Counter(name for _, name in blocks)
 
 
 @pytest.mark.parametrize("arguments", [{"fused": True}, {"capturable": True}])

@@ -34,15 +34,23 @@ def each_alone(kind: Any, trained: list[nn.Parameter], arguments: dict[str, Any]
 
 
 @contextmanager
-def stepping(optimizer: Optimizer) -> Iterator[None]:
-    """Inside, gradients are used up when they are accumulated, after whatever hooks were installed before."""
+def stepping(optimizer: Optimizer, born: Callable[[Optimizer], None]) -> Iterator[None]:
+    """Inside, gradients are used up when they are accumulated, after whatever hooks were installed before.
+
+    `born` hears of each optimizer that has just made its state: fully_shard steps within its reduction, whose
+    communication the state is not.
+    """
     if not isinstance(optimizer, SteppedInBackward):
         yield
         return
 
     def use_up(parameter: Tensor) -> None:
-        optimizer.inside[parameter].step()
-        optimizer.inside[parameter].zero_grad()
+        inside = optimizer.inside[parameter]
+        first = not inside.state
+        inside.step()
+        inside.zero_grad()
+        if first:
+            born(inside)
 
     handles = [each.register_post_accumulate_grad_hook(use_up) for each in optimizer.inside]
     try:
