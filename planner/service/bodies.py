@@ -17,6 +17,8 @@ from planner.spec.loading import load_bundle, load_document, load_yaml
 
 LARGEST_YAML = 256 * 1024
 """Bytes: PyYAML reads some hundred kilobytes a second, and nobody writes more by hand."""
+BODY_SECONDS = 60.0
+"""How long a body may take to arrive: whoever trickles one holds a place that others want."""
 SMALL = 32 * 1024
 """Bytes that are read faster than a thread is woken."""
 JSON, YAML = "application/json", "application/yaml"
@@ -129,7 +131,11 @@ async def _body(request: Request) -> bytes:
     if encoding not in ("", "identity"):
         raise RequestError(415, f"the encoding {encoding[:40]!a} is not read here", allowed="identity")
     try:
-        body = await request.body()
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await request.body()
+    except TimeoutError:
+        late = f"the body did not arrive within {BODY_SECONDS:g} s"
+        raise RequestError(408, late, place="the body", headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise RequestError(400, "the body ended before its length", place="the body") from None
     if not body.strip():

@@ -199,6 +199,7 @@ _CODES = {
     401: "a bearer token is needed",
     403: "the job brings code, which this service does not take",
     404: "there is none of that id",
+    408: "the body took too long to arrive",
     409: "it contradicts what is stored",
     413: "the body is too large",
     415: "a content type that is not read here",
@@ -227,7 +228,7 @@ def _prefer(text: str) -> dict[str, Any]:
     return {"name": "Prefer", "in": "header", "required": False, "schema": {"type": "string"}, "description": text}
 
 
-_WRITES = (400, 401, 413, 415, 422)
+_WRITES = (400, 401, 408, 413, 415, 422)
 plan_a_job: dict[str, Any] = {
     "response_model": Plan,
     "responses": {202: {"model": PendingPlan, "description": "it is being made"}, **problems(*_WRITES, 403, 504)},

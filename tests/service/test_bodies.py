@@ -23,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.testclient import TestClient
 
+from planner.service import bodies
 from planner.service.bodies import LimitedBodies
 from planner.service.documents import EXAMPLE_JOB
 from planner.units import MIB
@@ -135,6 +136,25 @@ def test_a_large_body_is_refused_before_it_has_arrived_whatever_it_says_of_its_l
 
     assert sent[0]["status"] == 413
     assert taken <= MIB + 64 * 1024
+
+
+def test_a_body_that_trickles_is_not_waited_for(asgi: Asgi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.2)
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/plans", "headers": headers, "query_string": b""}
+    asyncio.run(asgi().app(scope, receive, send))
+
+    assert (sent[0]["status"], dict(sent[0]["headers"])[b"connection"]) == (408, b"close")
+    assert json.loads(sent[1]["body"])["problem"] == "the body did not arrive within 0.2 s"
 
 
 @pytest.mark.parametrize("chunked", [False, True])
