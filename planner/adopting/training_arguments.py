@@ -18,7 +18,7 @@ from planner.spec.nodes import Node, node_from_data
 WRITER = "TrainingArguments.to_json_string() writes"
 _ALL = {**KEYS, **RETIRED}
 _DDP = "parallel.dp_replicate"
-_OPTIMIZER = ("optim", "optim_args", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+OPTIMIZER = ("optim", "optim_args", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 _DDP_FLAGS = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 _EVALUATION = ("eval_strategy", "eval_steps", "logging_steps", "per_device_eval_batch_size")
 _USUAL_STEPS = 100
@@ -135,7 +135,7 @@ def _tell(draft: Draft, arguments: TrainingArguments, name: str, path: str) -> N
 
 
 def _tell_optimizer(draft: Draft, arguments: TrainingArguments) -> None:
-    values = {name: arguments[name] for name in _OPTIMIZER}
+    values = {name: arguments[name] for name in OPTIMIZER}
     found, place = optimizer_of(values), values["optim"].place
     if arguments.says("optim"):
         draft.say_value("train.optimizer", found, place)

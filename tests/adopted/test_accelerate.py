@@ -85,7 +85,8 @@ def test_tied_weights_are_sharded_with_the_head(folder: Folder) -> None:
     config = accelerate_config(folder.path / "a.yaml", distributed_type="FSDP", fsdp_config=dict(FSDP_2))
     job = folder.write(
         "job.yaml",
-        "model: {hf_config: tied.json}\ncluster: {gpu: H100-SXM-80GB}\ntrain: {sequence_length: 64, micro_batch_size: 1}",
+        "model: {hf_config: tied.json}\ncluster: {gpu: H100-SXM-80GB}\n"
+        "train: {sequence_length: 64, micro_batch_size: 1}\n",
     )
     folder.write("tied.json", {"model_type": "llama", "tie_word_embeddings": True, "vocab_size": 10})
 

@@ -30,14 +30,14 @@ def assert_three_parts(message: str) -> None:
         ({"optim": "lion_32bit"}, 'args.json:2:12: optim is "lion_32bit", which is not planned'),
         (
             {"optim": "adamw_bnb_8bit"},
-            'args.json:2:12: optim is "adamw_bnb_8bit", which keeps the state of embeddings in 32 bits and of the rest in 8,'
-            " which is not planned",
+            'args.json:2:12: optim is "adamw_bnb_8bit", which keeps the state of embeddings in 32 bits and of'
+            " the rest in 8, which is not planned",
         ),
         ({"optim": "sgd", "optim_args": "momentum=much"}, "args.json:3:17: optim_args holds 'momentum=much'"),
         (
             {"use_liger_kernel": True},
-            "args.json:2:23: use_liger_kernel is true: Liger's kernels keep other tensors than the model's own, and are not"
-            " planned",
+            "args.json:2:23: use_liger_kernel is true: Liger's kernels keep other tensors than the model's own, and are"
+            " not planned",
         ),
         ({"use_cpu": True}, "args.json:2:14: use_cpu is true: there is no GPU to plan for"),
         ({"bf16": True, "fp16": True}, 'args.json:2:11: precision is "bf16" here, and "fp16" at args.json:3:11'),
@@ -48,7 +48,8 @@ def assert_three_parts(message: str) -> None:
         ),
         (
             {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"preserve_rng_state": True}},
-            "args.json:3:36: gradient_checkpointing_kwargs does not say use_reentrant, and torch then refuses or is reentrant",
+            "args.json:3:36: gradient_checkpointing_kwargs does not say use_reentrant, and torch then refuses"
+            " or is reentrant",
         ),
         (
             {"accelerator_config": {"split_batches": True}},

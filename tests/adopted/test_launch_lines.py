@@ -98,7 +98,7 @@ def test_a_line_and_a_file_say_it_together(folder: Folder) -> None:
 def test_options_of_accelerate_launch_are_its_config(folder: Folder) -> None:
     line = (
         "accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 "
-        "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --mixed_precision bf16 --fsdp_offload_params true train.py --lr 1"
+        "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --mixed_precision bf16 --fsdp_offload_params true train.py --x"
     )
 
     job = folder.adopt(torchrun=line, job=folder.own_loop()).job
