@@ -23,7 +23,7 @@ plan: $(READY) ## plan the example in which DDP's buckets decide (it does not fi
 	$(BIN)/planner check examples/nemotron-4b-ddp-bucket-view.yaml
 
 # What starts clusters and kills them has the machine to itself.
-CLUSTERS := tests/faults tests/journey tests/service tests/validation
+CLUSTERS := tests/chart/test_on_a_read_only_system.py tests/faults tests/journey tests/service tests/validation
 test: $(READY) ## every test, on two cores where they can be shared
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(CLUSTERS:%=--ignore=%)
 	$(BIN)/python -m pytest $(CLUSTERS)

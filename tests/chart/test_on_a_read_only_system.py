@@ -1,0 +1,95 @@
+"""The pod that the chart describes, as far as one can have it without Kubernetes: the real Ray and the real service
+as user 10001 without capabilities, on a root file system that is read-only, with what the chart gives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rendered_chart import REPOSITORY, only, pods, rendered
+
+from planner.paper import library
+from planner.service import sandbox
+
+USER = "10001"
+JOB = {
+    "metadata": {"name": "tiny"},
+    "model": {"decoder": {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 4, "ffn": 256, "vocab": 512}},
+    "train": {"micro_batch_size": 1, "sequence_length": 64},
+    "cluster": {"nodes": 1, "gpus_per_node": 1, "gpu": "H100-SXM-80GB"},
+}
+pytestmark = pytest.mark.skipif(not sandbox.has_walls(), reason="bubblewrap does not work here")
+
+
+def pod_like(volumes: dict[str, str], shown: dict[Path, Path]) -> list[str]:
+    """A sandbox with what the pod has: its user, its volumes, a network of its own; `shown` may be read."""
+    mounts = [part for path in volumes.values() for part in ("--tmpfs", path)]
+    mounts += [
+        part for path, at in {REPOSITORY: REPOSITORY, **shown}.items() for part in ("--ro-bind", str(path), str(at))
+    ]
+    return [
+        "bwrap", "--unshare-all", "--unshare-user", "--uid", USER, "--gid", USER, "--cap-drop", "ALL",
+        "--die-with-parent", "--new-session", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev",
+        "--tmpfs", "/dev/shm", "--tmpfs", "/var/lib", *mounts, "--remount-ro", "/var/lib", "--chdir", "/tmp", "--",
+    ]  # fmt: skip
+
+
+def head() -> dict[str, Any]:
+    """What the chart says of the head, and what KubeRay adds to it (v1.7, ray-operator/controllers/ray/common)."""
+    service = only(rendered("small"), "RayService")["spec"]
+    (pod,) = pods(rendered("small"))
+    (container,) = pod.containers
+    return {
+        "start": {
+            "dashboard-host": "0.0.0.0",
+            "metrics-export-port": "8080",
+            **service["rayClusterConfig"]["headGroupSpec"]["rayStartParams"],
+        },
+        "serve": service["serveConfigV2"],
+        "port": yaml.safe_load(service["serveConfigV2"])["http_options"]["port"],
+        "environment": {each["name"]: each["value"] for each in container["env"]},
+        "volumes": {each["name"]: each["mountPath"] for each in container["volumeMounts"]},
+    }
+
+
+def test_the_service_runs_in_the_pod_that_the_chart_describes(tmp_path: Path) -> None:
+    cache = library._cache()
+    chart = head()
+    environment = {
+        **chart["environment"],
+        "PATH": os.environ["PATH"],
+        "LANG": "C.UTF-8",
+        "XDG_CACHE_HOME": str(cache.parent),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "b" * 64,
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB), encoding="utf-8")
+    given = {**chart, "job": "/mnt/job.yaml"}
+    walls = pod_like(chart["volumes"], {cache: cache, tmp_path: Path("/mnt")})
+
+    ended = subprocess.run(
+        [*walls, "env", "-i", *(f"{name}={value}" for name, value in environment.items()),
+         sys.executable, str(Path(__file__).with_name("in_a_pod.py"))],
+        input=json.dumps(given), capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = json.loads(ended.stdout)
+    assert found.pop("verdict").startswith("planner: tiny fits")
+    assert found == {
+        "user": int(USER),
+        "root_can_be_written": False,
+        "ready_probe_of_workers": 200,
+        "live_probe": 200,
+        "dashboard_without_token": 401,
+        "ray_metrics": 200,
+        "haproxy": True,
+        "history": True,
+    }
