@@ -45,7 +45,7 @@ USUAL = {"wait_seconds": 60.0}
 WORKERS = 8
 _POLL_SECONDS, _FAULT_SECONDS = 1.0, 15.0
 _NOT_SET_UP = 2
-_UNDECIDED = ("pending", "unreachable")
+_VERDICTS, _UNDECIDED = ("fits", "tight", "exceeds"), ("pending", "unreachable")
 
 _log = logging.getLogger("planner.admission")
 
@@ -218,7 +218,8 @@ class Controller:
             return bundle_of(kubernetes_specs.on_gpu(job, gpu) if gpu else job)
 
         at_once = dataclasses.replace(self._policy, wait_seconds=0.0)
-        return asking.ask(bundle, at_once, kubernetes.SYSTEM), notes
+        decision = asking.ask(bundle, at_once, kubernetes.SYSTEM)
+        return decision, notes if decision.verdict in _VERDICTS else []
 
     def _owners_annotations(self, workload: Workload) -> Mapping[str, Any]:
         """Of the job itself, if it is of a kind that we may read and still the same one. Raises ApiError."""

@@ -5,6 +5,7 @@ Fields and meanings are those of Kueue v0.19.2, apis/kueue/v1beta2/workload_type
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -179,6 +180,9 @@ class Workload:
 
 def message_of(decision: Decision, notes: Sequence[str]) -> str:
     """For the owner of the job: the decision, and what it stands on."""
+    if decision.action is Action.HOLD:  # the other doors cannot wait; this one can
+        reason = decision.reason.partition("; submit it again")[0]
+        decision = dataclasses.replace(decision, reason=f"{reason}; Kueue asks again by itself")
     said = "\n".join([decision.text, *(f"planner: {note}" for note in notes)])
     return said[:_LONGEST_MESSAGE]
 

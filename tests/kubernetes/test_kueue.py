@@ -1,0 +1,471 @@
+"""The admission check controller as its own process, between an emulated API server and the real service."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emulated_cluster import Cluster, emulated_cluster, until
+
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+WORKLOADS = f"{KUEUE}/namespaces/nlp/workloads"
+BUNDLE, CONFIGMAP = "planner.dev/bundle", "planner.dev/spec-configmap"
+REFUSES = "refuse_uncalibrated = yes"
+RESERVED = "2026-01-31T12:00:00Z"
+TINY = "{total_bytes: 1.9GiB, arch: sm_90}"
+_numbers = itertools.count()
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """With Kueue, two flavors and our check, which nobody answers for yet."""
+    with emulated_cluster(tmp_path) as found:
+        kinds = ("workloads", "admissionchecks", "resourceflavors")
+        found.declare(*(f"kueue.x-k8s.io/v1beta2/{kind}" for kind in kinds), "batch/v1/jobs", "v1/configmaps")
+        for name, product in (("h100", "NVIDIA-H100-80GB-HBM3"), ("t4", "Tesla-T4"), ("mig", "NVIDIA-A30-MIG-1g.6gb")):
+            labels = {"nvidia.com/gpu.product": product}
+            flavor = {"metadata": {"name": name}, "spec": {"nodeLabels": labels}}
+            found.add(f"{KUEUE}/resourceflavors", flavor)
+        admission_check(found, "fits")
+        yield found
+
+
+def admission_check(cluster: Cluster, name: str, controller: str = "planner.dev/fits") -> None:
+    metadata = {"name": name, "generation": 1}
+    cluster.add(f"{KUEUE}/admissionchecks", {"metadata": metadata, "spec": {"controllerName": controller}})
+
+
+def workload(
+    cluster: Cluster,
+    name: str,
+    *,
+    annotations: dict[str, str] | None = None,
+    owner: dict[str, Any] | None = None,
+    flavor: str = "h100",
+    checks: tuple[str, ...] = ("fits",),
+    reserved: bool = True,
+) -> str:
+    """A workload whose quota is reserved on a flavor; returns its path."""
+    container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    template = {"metadata": {"annotations": annotations or {}}, "spec": {"containers": [container]}}
+    document: dict[str, Any] = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "Workload",
+        "metadata": {
+            "name": name,
+            "namespace": "nlp",
+            "uid": f"uid-{name}-{next(_numbers)}",
+            **({"ownerReferences": [owner]} if owner else {}),
+        },
+        "spec": {"queueName": "team-queue", "podSets": [{"name": "main", "count": 1, "template": template}]},
+        "status": status(flavor, checks, reserved),
+    }
+    cluster.add(WORKLOADS, document)
+    return f"{WORKLOADS}/{name}"
+
+
+def status(flavor: str, checks: tuple[str, ...], reserved: bool = True, when: str = RESERVED) -> dict[str, Any]:
+    return {
+        "conditions": [
+            {"type": "QuotaReserved", "status": "True" if reserved else "False", "lastTransitionTime": when}
+        ],
+        "admission": {
+            "clusterQueue": "cq",
+            "podSetAssignments": [{"name": "main", "count": 1, "flavors": {"nvidia.com/gpu": flavor}}],
+        },
+        "admissionChecks": [
+            {"name": check, "state": "Pending", "message": "", "lastTransitionTime": when} for check in checks
+        ],
+    }
+
+
+def state(cluster: Cluster, path: str, check: str = "fits") -> dict[str, Any]:
+    found = cluster.get(path)["status"]["admissionChecks"]
+    return next(dict(each) for each in found if each["name"] == check)
+
+
+def answer(cluster: Cluster, path: str, check: str = "fits") -> dict[str, Any]:
+    """What the check says when it is not pending any more."""
+
+    def answered() -> dict[str, Any] | None:
+        found = state(cluster, path, check)
+        return found if found["state"] != "Pending" else None
+
+    return dict(until(answered))
+
+
+@dataclass
+class Running:
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    def probe(self, path: str) -> int:
+        """The status; 0 for one that is no success, or for nobody there."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return int(answer.status)
+        except OSError:
+            return 0
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(service: Any, cluster: Cluster, tmp_path: Path) -> Iterator[Start]:
+    """Starts controllers, which have to end in order and without having been surprised."""
+    running: list[Running] = []
+
+    def begin(policy: str = REFUSES, *, seconds: float = 60, server: str = service.url) -> Running:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        file, log = tmp_path / f"policy-{len(running)}.ini", tmp_path / f"log-{len(running)}"
+        file.write_text(f"[admission]\nwait_seconds = {seconds}\n{policy}\n")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("PLANNER", "KUBE"))}
+        own = {"KUBECONFIG": str(cluster.kubeconfig), "PLANNER_SERVER": server, "PLANNER_TOKEN": service.token}
+        command = [sys.executable, "-m", "planner.admission.kueue", "--policy", str(file), "--health-port", str(port)]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1"], stdout=output, stderr=output, env={**clean, **own}
+            )
+        found = Running(process, port, log)
+        running.append(found)
+        until(lambda: found.probe("/readyz") == 200 or process.poll() is not None)
+        assert process.poll() is None, log.read_text()
+        return found
+
+    yield begin
+    for each in running:
+        if each.process.poll() is None:
+            each.process.terminate()
+    codes = {each.process.wait(20) for each in running}
+    assert codes <= {0, -signal.SIGKILL}
+    for each in running:
+        assert "Traceback" not in each.log.read_text()
+
+
+def test_it_says_that_somebody_answers_for_the_check_and_leaves_those_of_others_alone(
+    start: Start, cluster: Cluster
+) -> None:
+    admission_check(cluster, "of-others", "kueue.x-k8s.io/multikueue")
+    start()
+
+    def conditions() -> Any:
+        return cluster.get(f"{KUEUE}/admissionchecks/fits").get("status", {}).get("conditions")
+
+    (condition,) = until(conditions)
+    assert (condition["type"], condition["status"], condition["observedGeneration"]) == ("Active", "True", 1)
+    assert "status" not in cluster.get(f"{KUEUE}/admissionchecks/of-others")
+
+    cluster.merge(f"{KUEUE}/admissionchecks/fits", {"metadata": {"generation": 2}})
+    until(lambda: conditions()[0]["observedGeneration"] == 2)
+    applied = [each for each in cluster.requests if each.method == "PATCH" and "fieldManager" in each.params]
+    assert {each.params["fieldManager"] for each in applied} == {"planner"}
+
+
+def test_a_job_that_fits_on_its_flavor_is_ready_and_its_pods_hear_of_the_plan(
+    start: Start, cluster: Cluster, service: Any, spec_text: Make
+) -> None:
+    start()
+    path = workload(cluster, "small", annotations={BUNDLE: spec_text()})
+
+    found = answer(cluster, path)
+
+    job_id = cluster.get(path)["metadata"]["uid"]
+    bound = until(lambda: service.history.jobs.get("kubernetes", job_id))
+    assert found["state"] == "Ready"
+    assert found["message"].startswith("planner: small fits: rank 0 takes ")
+    assert found["message"].endswith("planner: planned on H100-SXM-80GB, the GPU of flavor h100")
+    assert found["podSetUpdates"] == [
+        {"name": "main", "annotations": {"planner.dev/plan-id": bound.plan_id, "planner.dev/job-id": job_id}}
+    ]
+    assert bound.queue == "team-queue"
+
+
+def test_the_flavors_gpu_decides_and_not_the_specs(start: Start, cluster: Cluster, spec_text: Make) -> None:
+    """The spec says a GPU that is far too small; the quota is on one that is not."""
+    start()
+
+    found = answer(cluster, workload(cluster, "moved", annotations={BUNDLE: spec_text("moved", TINY)}))
+
+    assert found["state"] == "Ready"
+    assert "79.10 GiB on H100-SXM-80GB" in found["message"]
+
+
+def test_a_job_that_does_not_fit_is_rejected_and_its_owner_hears_why(
+    start: Start, cluster: Cluster, service: Any, spec_text: Make
+) -> None:
+    start()
+    large = spec_text("large").replace("micro_batch_size: 16", "micro_batch_size: 160")
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "large", "uid": "uid-large", "controller": True}
+    path = workload(cluster, "large", annotations={BUNDLE: large}, owner=owner, flavor="t4")
+
+    found = answer(cluster, path)
+
+    reason, *more = found["message"].splitlines()
+    assert (found["state"], "podSetUpdates" in found) == ("Rejected", False)
+    assert reason.startswith("planner: refused: large does not fit: rank 0 needs ")
+    assert "more than the 14.56 GiB of T4-16GB" in reason
+    assert any(line.startswith("planner: the smallest change that fits: train.") for line in more)
+    event = until(lambda: cluster.get("/api/v1/events").get("items"))[0]
+    about = {name: event["involvedObject"][name] for name in ("kind", "name", "uid")}
+    assert about == {"kind": "Job", "name": "large", "uid": "uid-large"}
+    assert (event["reason"], event["message"]) == ("PlannerRefuses", found["message"][:1024])
+    assert service.history.jobs.get("kubernetes", "uid-large") is None
+
+
+def test_a_flavor_without_a_known_gpu_leaves_what_the_spec_says_and_says_so(
+    start: Start, cluster: Cluster, spec_text: Make
+) -> None:
+    start()
+
+    for flavor in ("mig", "absent"):
+        found = answer(cluster, workload(cluster, flavor, annotations={BUNDLE: spec_text()}, flavor=flavor))
+        assert found["state"] == "Ready"
+        said = f"planner: flavor {flavor} has no GPU that planner knows: planned as the spec says"
+        assert found["message"].splitlines()[-1] == said
+
+
+def test_the_spec_of_the_job_itself_is_found_by_its_owner(start: Start, cluster: Cluster, spec_text: Make) -> None:
+    metadata = {"name": "sft", "namespace": "nlp", "uid": "uid-sft", "annotations": {CONFIGMAP: "specs"}}
+    cluster.add("/apis/batch/v1/namespaces/nlp/jobs", {"kind": "Job", "metadata": metadata})
+    text = {"job.yaml": spec_text("named")}
+    cluster.add("/api/v1/namespaces/nlp/configmaps", {"metadata": {"name": "specs", "namespace": "nlp"}, "data": text})
+    start()
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "sft", "uid": "uid-sft", "controller": True}
+
+    found = answer(cluster, workload(cluster, "job-sft", owner=owner))
+    another = answer(cluster, workload(cluster, "job-old", owner={**owner, "uid": "of-an-earlier-job"}))
+
+    assert found["message"].startswith("planner: named fits")
+    assert another["message"].startswith("planner: not checked; the job carries no spec")
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected", "said"),
+    [
+        ("", "Ready", "planner: not checked; the job carries no spec"),
+        ("unplanned = refuse", "Rejected", "planner: refused: the job carries no spec"),
+    ],
+)
+def test_a_workload_without_a_spec_is_the_policys(
+    start: Start, cluster: Cluster, policy: str, expected: str, said: str
+) -> None:
+    start(policy)
+
+    found = answer(cluster, workload(cluster, "plain"))
+
+    assert (found["state"], found["message"][: len(said)]) == (expected, said)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("unplannable = admit", "Ready"), ("unplannable = refuse", "Rejected")]
+)
+def test_a_spec_that_cannot_be_used_is_the_policys(start: Start, cluster: Cluster, policy: str, expected: str) -> None:
+    start(policy)
+
+    found = answer(cluster, workload(cluster, "odd", annotations={BUNDLE: "model: {hf_config: /etc/passwd}"}))
+
+    assert (found["state"], "the job's spec cannot be used" in found["message"]) == (expected, True)
+    assert "root:" not in found["message"]
+
+
+@pytest.mark.parametrize(("answer_is", "expected"), [("admit", "Ready"), ("hold", "Retry"), ("refuse", "Rejected")])
+def test_a_plan_that_takes_too_long_is_the_policys(
+    start: Start, cluster: Cluster, service: Any, spec_text: Make, answer_is: str, expected: str
+) -> None:
+    service.desk.slow.add("slow")
+    start(f"pending = {answer_is}", seconds=1)
+    path = workload(cluster, "slow", annotations={BUNDLE: spec_text("slow")})
+
+    found = answer(cluster, path)
+
+    assert (found["state"], found.get("requeueAfterSeconds")) == (expected, 30 if expected == "Retry" else None)
+    assert "the plan is not ready after " in found["message"]
+
+
+def test_an_unreachable_service_is_waited_for_and_then_the_policys(
+    start: Start, cluster: Cluster, spec_text: Make
+) -> None:
+    start("unreachable = hold", seconds=1, server="http://127.0.0.1:1")
+
+    found = answer(cluster, workload(cluster, "small", annotations={BUNDLE: spec_text()}))
+
+    assert found["state"] == "Retry"
+    assert found["message"].startswith("planner: not yet: the planner service at http://127.0.0.1:1 cannot be reached")
+    assert found["message"].endswith("; Kueue asks again by itself")
+
+
+def test_plans_that_are_not_ready_hold_nobody_else_up(
+    start: Start, cluster: Cluster, service: Any, spec_text: Make
+) -> None:
+    service.desk.slow.add("stuck")
+    start("pending = hold")
+    stuck = [workload(cluster, f"stuck-{each}", annotations={BUNDLE: spec_text("stuck")}) for each in range(20)]
+
+    found = answer(cluster, workload(cluster, "after", annotations={BUNDLE: spec_text()}))
+
+    assert found["state"] == "Ready"
+    assert {state(cluster, path)["state"] for path in stuck} == {"Pending"}
+
+
+def test_only_a_workload_with_reserved_quota_is_answered(start: Start, cluster: Cluster, spec_text: Make) -> None:
+    start()
+    early = workload(cluster, "early", annotations={BUNDLE: spec_text()}, reserved=False)
+    others = workload(cluster, "others", annotations={BUNDLE: spec_text()}, checks=("of-others",))
+
+    answer(cluster, workload(cluster, "later", annotations={BUNDLE: spec_text()}))
+    assert state(cluster, early)["state"] == "Pending"
+    cluster.merge(early, {"status": status("h100", ("fits",))})
+
+    assert answer(cluster, early)["state"] == "Ready"
+    assert state(cluster, others, "of-others")["state"] == "Pending"
+
+
+def test_an_answer_is_of_one_state_and_a_workload_that_changed_meanwhile_is_looked_at_anew(
+    start: Start, cluster: Cluster, spec_text: Make
+) -> None:
+    """Kueue moves the workload to a flavor with a smaller GPU just before the answer for the first one arrives."""
+    large = spec_text("large").replace("micro_batch_size: 16", "micro_batch_size: 160")
+    key = ("kueue.x-k8s.io/v1beta2/workloads", "nlp", "moving")
+    cluster.meanwhile(
+        lambda request: request.subresource == "status" and request.name == "moving",
+        lambda: cluster.change(key, {"status": status("t4", ("fits",), when="2026-01-31T12:00:05Z")}),
+    )
+    start()
+
+    found = answer(cluster, workload(cluster, "moving", annotations={BUNDLE: large}))
+
+    assert (found["state"], "T4-16GB" in found["message"]) == ("Rejected", True)
+    patches = [each for each in cluster.requests if each.subresource == "status" and each.name == "moving"]
+    assert len(patches) == 2
+
+
+def test_an_api_server_that_fails_once_is_asked_again(start: Start, cluster: Cluster, spec_text: Make) -> None:
+    cluster.fails_once(lambda request: request.subresource == "status" and request.name == "fits", 500)
+    start()
+
+    assert answer(cluster, workload(cluster, "small", annotations={BUNDLE: spec_text()}))["state"] == "Ready"
+    assert until(lambda: cluster.get(f"{KUEUE}/admissionchecks/fits").get("status"))
+
+
+def test_a_watch_that_is_too_old_begins_with_a_new_list(start: Start, cluster: Cluster, spec_text: Make) -> None:
+    running = start()
+    until(lambda: len([each for each in cluster.requests if each.params.get("watch")]) == 2)
+    cluster.stop()
+    cluster.forget_history()
+    cluster.start()
+
+    found = answer(cluster, workload(cluster, "small", annotations={BUNDLE: spec_text()}))
+
+    assert found["state"] == "Ready"
+    assert until(lambda: running.probe("/readyz") == 200)
+
+
+def test_what_happened_while_the_api_server_was_away_is_answered_when_it_is_back(
+    start: Start, cluster: Cluster, spec_text: Make
+) -> None:
+    running = start()
+    path = workload(cluster, "early", annotations={BUNDLE: spec_text()}, reserved=False)
+    cluster.stop()
+    until(lambda: running.probe("/readyz") == 0)
+    assert running.probe("/livez") == 200
+    cluster.change(("kueue.x-k8s.io/v1beta2/workloads", "nlp", "early"), {"status": status("h100", ("fits",))})
+    cluster.start()
+
+    assert answer(cluster, path)["state"] == "Ready"
+
+
+def test_a_controller_that_was_killed_goes_on_where_it_was_and_answers_nothing_twice(
+    start: Start, cluster: Cluster, spec_text: Make
+) -> None:
+    first = start()
+    done = workload(cluster, "done", annotations={BUNDLE: spec_text()})
+    before = answer(cluster, done)
+    first.process.kill()
+    first.process.wait(20)
+    fresh = workload(cluster, "fresh", annotations={BUNDLE: spec_text()})
+
+    start()
+
+    assert answer(cluster, fresh)["state"] == "Ready"
+    assert state(cluster, done) == before
+    assert len([each for each in cluster.requests if each.subresource == "status" and each.name == "done"]) == 1
+
+
+def test_a_check_that_is_made_later_is_answered_for_workloads_that_wait_already(
+    start: Start, cluster: Cluster, spec_text: Make
+) -> None:
+    start()
+    path = workload(cluster, "small", annotations={BUNDLE: spec_text()}, checks=("fits", "fits-too"))
+    assert answer(cluster, path)["state"] == "Ready"
+    assert state(cluster, path, "fits-too")["state"] == "Pending"
+
+    admission_check(cluster, "fits-too")
+
+    assert answer(cluster, path, "fits-too")["state"] == "Ready"
+    assert state(cluster, path)["state"] == "Ready"
+
+
+def test_an_older_kueue_is_spoken_to_in_its_own_version(
+    start: Start, service: Any, tmp_path: Path, spec_text: Make
+) -> None:
+    older = "/apis/kueue.x-k8s.io/v1beta1"
+    with emulated_cluster(tmp_path) as cluster:  # in place of the one of the others: the same kubeconfig
+        cluster.declare("kueue.x-k8s.io/v1beta1/workloads", "kueue.x-k8s.io/v1beta1/admissionchecks")
+        check = {"metadata": {"name": "fits"}, "spec": {"controllerName": "planner.dev/fits"}}
+        cluster.add(f"{older}/admissionchecks", check)
+        start()
+        template = {"metadata": {"annotations": {BUNDLE: spec_text()}}, "spec": {"containers": []}}
+        document = {
+            "apiVersion": "kueue.x-k8s.io/v1beta1",
+            "metadata": {"name": "old", "namespace": "nlp", "uid": "uid-old"},
+            "spec": {"podSets": [{"name": "main", "count": 1, "template": template}]},
+            "status": status("h100", ("fits",)),
+        }
+        cluster.add(f"{older}/namespaces/nlp/workloads", document)
+
+        assert answer(cluster, f"{older}/namespaces/nlp/workloads/old")["state"] == "Ready"
+        until(lambda: service.history.jobs.get("kubernetes", "uid-old"))
+
+
+def test_it_waits_for_a_kueue_that_is_not_installed_yet(start: Start, cluster: Cluster) -> None:
+    for _ in range(2):
+        cluster.fails_once(lambda request: request.url.path == "/apis/kueue.x-k8s.io", 404)
+    running = start()
+
+    assert "Kueue" in running.log.read_text() or "404" in running.log.read_text()
+    assert (running.probe("/livez"), running.probe("/readyz"), running.probe("/else")) == (200, 200, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"PLANNER_SERVER": ""}, "no planner service is set"),
+        ({"KUBECONFIG": "/nowhere"}, "there is no way to the cluster"),
+        ({"KUBECONFIG": ""}, "there is no way to the cluster"),
+    ],
+)
+def test_a_controller_that_is_not_set_up_says_so_and_ends(change: dict[str, str], said: str, cluster: Cluster) -> None:
+    base = {"PLANNER_SERVER": "http://127.0.0.1:1", "KUBECONFIG": str(cluster.kubeconfig)}
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "planner.admission.kueue", "--health-port", "0"],
+        env={**os.environ, **base, **change}, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+
+    assert (ended.returncode, said in ended.stderr, "Traceback" in ended.stderr) == (2, True, False)
