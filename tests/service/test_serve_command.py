@@ -103,6 +103,25 @@ def test_ctrl_c_reaches_all_processes_at_once_and_is_a_clean_end_too(serving: Se
     assert serving.left() == []
 
 
+def test_who_reaches_the_ports_of_its_ray_needs_rays_token(serving: Serving) -> None:
+    """They listen on every address of the machine, and run code."""
+    said = subprocess.run(["ps", "-wweo", "sid=,args="], capture_output=True, text=True, check=True).stdout
+    (address,) = {
+        found[1]
+        for line in said.splitlines()
+        if line.split(None, 1)[0] == str(serving.process.pid) and (found := re.search(r"--gcs-address=(\S+)", line))
+    }
+    command = [str(Path(sys.executable).with_name("ray")), "status", "--address", address]
+    without, bearer = (
+        subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "RAY_AUTH_MODE": mode})
+        for mode in ("disabled", "token")
+    )
+
+    assert without.returncode != 0
+    assert "Unauthenticated" in without.stderr + without.stdout
+    assert (bearer.returncode, "Resources" in bearer.stdout) == (0, True), bearer.stderr
+
+
 def test_a_port_in_use_is_said_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = command("--port", taken.getsockname()[1])
