@@ -73,6 +73,7 @@ class Follower:
         self._follows.listed(documents)
         self.knows = True
         while not self._stopped.is_set():
+            began = time.monotonic()
             for event in self._api.watch(path, version, WATCH_SECONDS):
                 self.beat = time.monotonic()
                 document = event.get("object")
@@ -81,3 +82,6 @@ class Follower:
                 version = str((document.get("metadata") or {}).get("resourceVersion") or version)
                 if event.get("type") != "BOOKMARK":
                     self._follows.changed(str(event.get("type")), document)
+            self.beat = time.monotonic()
+            if self.beat - began < _FIRST_PAUSE:  # a server that ends every watch at once is not asked without end
+                self._stopped.wait(_FIRST_PAUSE)

@@ -36,6 +36,8 @@ class _Emulator(kmock.KubernetesEmulator):
     faults: list[tuple[Predicate, int]] = attrs.field(factory=list)
     before: list[tuple[Predicate, Callable[[], None]]] = attrs.field(factory=list)
     """What else happens when a request arrives, before it is answered; each once."""
+    watches_end: asyncio.Event = attrs.field(factory=asyncio.Event)
+    last_words: dict[str, Any] = attrs.field(factory=dict)
 
     async def _handle(self, request: kmock.Request) -> Any:
         for each in [each for each in self.before if each[0](request)]:
@@ -69,12 +71,30 @@ class _Emulator(kmock.KubernetesEmulator):
         return {**found, "kind": "List", "metadata": {"resourceVersion": str(self.version)}}
 
     async def _serve_watch(self, request: kmock.Request) -> AsyncIterator[Any]:
-        """Without what the list has told already."""
+        """Without what the list has told already, and not without end."""
         since = int(request.params.get("resourceVersion") or 0)
-        async for event in super()._serve_watch(request):
+        ended = self.watches_end
+        events = super()._serve_watch(request)
+        while True:
+            following, end = asyncio.ensure_future(anext(events)), asyncio.ensure_future(ended.wait())
+            try:
+                await asyncio.wait({following, end}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                end.cancel()
+                following.cancel()
+            if not following.done():
+                if self.last_words:
+                    yield self.last_words
+                return
+            event = following.result()
             known = event and event["type"] == "ADDED" and int(event["object"]["metadata"]["resourceVersion"]) <= since
             if not known:
                 yield event
+
+    def end_watches(self, last_words: dict[str, Any]) -> None:
+        self.last_words = last_words
+        self.watches_end.set()
+        self.watches_end = asyncio.Event()
 
 
 def _applied(now: Any, given: Any, name: str = "") -> Any:
@@ -150,6 +170,11 @@ class Cluster:
         self._emulator.version += 1
         self._emulator.oldest = self._emulator.version
 
+    def end_watches(self, status: int = 0) -> None:
+        """Every watch ends, as it does after some minutes; with an error as its last event if a status is given."""
+        error = {"type": "ERROR", "object": {"kind": "Status", "code": status, "message": "too old resource version"}}
+        self._loop.call_soon_threadsafe(self._emulator.end_watches, error if status else {})
+
     async def _start(self) -> None:
         self._server = kmock.Server(self._emulator, port=self._port)
         await self._server.__aenter__()
@@ -207,10 +232,18 @@ def emulated_cluster(folder: Path) -> Iterator[Cluster]:
         yield found
     finally:
         found.stop()
-        asyncio.run_coroutine_threadsafe(emulator.__aexit__(None, None, None), loop).result(30)
+        asyncio.run_coroutine_threadsafe(_end(emulator), loop).result(30)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
+
+
+async def _end(emulator: _Emulator) -> None:
+    await emulator.__aexit__(None, None, None)
+    left = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+    for each in left:
+        each.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:

@@ -363,17 +363,37 @@ def test_an_api_server_that_fails_once_is_asked_again(start: Start, cluster: Clu
     assert until(lambda: cluster.get(f"{KUEUE}/admissionchecks/fits").get("status"))
 
 
-def test_a_watch_that_is_too_old_begins_with_a_new_list(start: Start, cluster: Cluster, spec_text: Make) -> None:
+@pytest.mark.parametrize("status_of_end", [0, 410, 500], ids=["ended", "expired", "failed"])
+def test_a_watch_that_ended_goes_on_and_one_that_is_too_old_begins_with_a_new_list(
+    start: Start, cluster: Cluster, spec_text: Make, status_of_end: int
+) -> None:
     running = start()
-    until(lambda: len([each for each in cluster.requests if each.params.get("watch")]) == 2)
-    cluster.stop()
+    path = workload(cluster, "early", annotations={BUNDLE: spec_text()}, reserved=False)
+
+    def watches() -> int:
+        return len([each for each in cluster.requests if each.params.get("watch")])
+
+    until(lambda: watches() == 2)
+    # Nobody is told of this: it is found in a new list only.
+    cluster.change(("kueue.x-k8s.io/v1beta2/workloads", "nlp", "early"), {"status": status("h100", ("fits",))})
     cluster.forget_history()
-    cluster.start()
+    cluster.end_watches(status_of_end)
 
-    found = answer(cluster, workload(cluster, "small", annotations={BUNDLE: spec_text()}))
-
-    assert found["state"] == "Ready"
+    assert answer(cluster, path)["state"] == "Ready"
     assert until(lambda: running.probe("/readyz") == 200)
+    complaints = running.log.read_text().count("WARNING")
+    assert complaints == (2 if status_of_end == 500 else 0)  # that a version expired is nothing to complain about
+
+
+def test_a_watch_that_ended_in_time_goes_on_from_where_it_was(start: Start, cluster: Cluster, spec_text: Make) -> None:
+    start()
+    for name in ("first", "second"):
+        assert answer(cluster, workload(cluster, name, annotations={BUNDLE: spec_text()}))["state"] == "Ready"
+        cluster.end_watches()
+    asked = [each.params for each in cluster.requests if each.url.path == f"{KUEUE}/workloads"]
+
+    assert len([each for each in asked if "watch" not in each]) == 1
+    assert len([each for each in asked if "watch" in each]) >= 2
 
 
 def test_what_happened_while_the_api_server_was_away_is_answered_when_it_is_back(
