@@ -48,7 +48,7 @@ DEEPSPEED_KEYS: Mapping[str, keys.Key] = {
     "offload_optimizer_device": keys.mapped("parallel.deepspeed", "text", "none"),
     "gradient_accumulation_steps": keys.mapped("train.gradient_accumulation_steps", "whole"),
     "gradient_clipping": keys.mapped("train.gradient_clipping", "number"),
-    "offload_param_device": keys.only(("none", None), "it needs stage 3, which is not planned"),
+    "offload_param_device": keys.mapped("parallel.deepspeed", "text", "none", "for stage 3"),
     **keys.ignored(
         "zero3_init_flag", "zero3_save_16bit_model", "offload_optimizer_nvme_path", "offload_param_nvme_path",
         "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter",

@@ -55,9 +55,10 @@ def _short(written: Mapping[str, Node]) -> dict[str, Any]:
     """What DeepSpeedPlugin makes of the answers to the questionnaire."""
     said = {name: node.value for name, node in written.items()}
     zero: dict[str, Any] = {"stage": said.get("zero_stage", 2)}
-    device = said.get("offload_optimizer_device") or "none"
-    if device != "none":
-        zero["offload_optimizer"] = {"device": device}
+    for name in ("offload_optimizer", "offload_param"):
+        device = said.get(f"{name}_device") or "none"
+        if device != "none":
+            zero[name] = {"device": device}
     return {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
@@ -101,6 +102,8 @@ def ignored(written: Node) -> list[str]:
     """Names of what is written and does not matter."""
     zero = written.mapping().get("zero_optimization")
     inner = zero.value if zero is not None and isinstance(zero.value, dict) else {}
+    if "stage" in inner and inner["stage"].value == 3:
+        inner = {}  # what has no effect in other stages may have one there
     return [name for name in written.mapping() if name in WITHOUT_EFFECT] + [
         name for name in inner if name.removeprefix("stage3_") in ZERO_WITHOUT_EFFECT
     ]

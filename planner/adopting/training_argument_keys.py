@@ -19,7 +19,7 @@ _SHARD = "parallel.dp_shard"
 KEYS: Mapping[str, Key] = {
     "per_device_train_batch_size": mapped("train.micro_batch_size", "whole", 8),
     "gradient_accumulation_steps": mapped("train.gradient_accumulation_steps", "whole", 1),
-    "max_grad_norm": mapped("train.gradient_clipping", "number", 1.0, "DeepSpeed clips by its own config instead"),
+    "max_grad_norm": mapped("train.gradient_clipping", "number", 1.0, "DeepSpeed clips by its own config instead; at 0 the norm is still computed, some bytes that are not planned"),
     "optim": mapped(_OPTIMIZER, "text", "adamw_torch_fused", "the default from torch 2.8 on"),
     "optim_args": mapped(_OPTIMIZER, "text", None, "read for sgd, adagrad and rmsprop"),
     "learning_rate": mapped(_OPTIMIZER, "number", 5e-5),

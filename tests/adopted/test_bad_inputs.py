@@ -142,14 +142,17 @@ def test_accelerate(folder: Folder, changed: dict[str, Any], first_line: str) ->
     assert_three_parts(message)
 
 
-def test_stage_3_is_refused_with_what_to_write_instead(folder: Folder) -> None:
-    config = {**ZERO_2, "zero_optimization": {"stage": 3}}
+def test_what_is_not_planned_of_deepspeed_is_refused_by_its_reader(folder: Folder) -> None:
+    config = {**ZERO_2, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}
     path = folder.write("args.json", training_arguments(deepspeed=config, bf16=True))
 
     message = folder.refusal(training_arguments=path, torchrun=TORCHRUN)
 
-    assert "zero_optimization.stage is 3: parameters that DeepSpeed gathers" in message
-    assert_three_parts(message)
+    assert message.startswith("args.json:")
+    assert message.partition(": ")[2] == (
+        'the DeepSpeed config\'s zero_optimization.offload_optimizer.device is "nvme", which is not'
+        " planned\n  allowed: none, cpu"
+    )
 
 
 def test_auto_that_nobody_resolves(folder: Folder) -> None:

@@ -27,8 +27,8 @@ from planner.training.wraps import fsdp2
 TINY = LlamaConfig(**{name: value for name, value in LLAMA.items() if name not in ("model_type", "dtype")})
 
 
-def arguments_of(**changed: Any) -> TrainingArguments:
-    return TrainingArguments(output_dir="out", use_cpu=True, report_to="none", **changed)
+def arguments_of(folder: Path, **changed: Any) -> TrainingArguments:
+    return TrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", **changed)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def arguments_of(**changed: Any) -> TrainingArguments:
         {"optim": "rmsprop", "optim_args": "centered=yes, alpha=0.5"},
     ],
 )
-def test_the_optimizer_is_that_of_the_trainer(changed: dict[str, Any]) -> None:
-    real = arguments_of(**changed)
+def test_the_optimizer_is_that_of_the_trainer(tmp_path: Path, changed: dict[str, Any]) -> None:
+    real = arguments_of(tmp_path, **changed)
     kind, named = Trainer.get_optimizer_cls_and_kwargs(real)
     written = json.loads(real.to_json_string())
     values = training_arguments.TrainingArguments(node_from_data(written, "args.json").mapping(), Path())
@@ -56,7 +56,7 @@ def test_the_optimizer_is_that_of_the_trainer(changed: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_unused_parameters_are_looked_for_as_the_trainer_does(tmp_path: Path, recomputes: bool) -> None:
-    trainer = Trainer(LlamaForCausalLM(TINY), arguments_of(activation_checkpointing=recomputes))
+    trainer = Trainer(LlamaForCausalLM(TINY), arguments_of(tmp_path, activation_checkpointing=recomputes))
 
     handler = trainer.accelerator.ddp_handler
 
