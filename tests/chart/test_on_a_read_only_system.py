@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +95,36 @@ def test_the_service_runs_in_the_pod_that_the_chart_describes(tmp_path: Path) ->
         "haproxy": True,
         "history": True,
     }
+
+
+def test_the_redis_of_the_chart_asks_for_its_password(tmp_path: Path) -> None:
+    """Its real command, where /tmp and /data are all that can be written, and nobody sees the password in passing."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed")
+    (container,) = next(pod.containers for pod in pods(rendered("embedded")) if pod.owner.endswith("-redis"))
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    (tmp_path / "password").write_text("correct-horse", encoding="utf-8")
+    words = [*container["command"], *container["args"]]
+    ask = "redis-cli --no-auth-warning"
+    script = f"""
+        {shlex.join(words)} >/dev/null & trap 'kill $!' EXIT
+        until {ask} -a correct-horse ping 2>/dev/null | grep -q PONG; do :; done
+        {ask} ping; {ask} -a wrong ping; {ask} -a correct-horse config get appendonly
+        for one in /proc/[0-9]*; do [ $(cat $one/comm) != redis-server ] || tr "\\0" " " < $one/cmdline; done
+    """
+    system = [part for path in ("/usr", "/bin", "/lib", "/lib64", "/etc") for part in ("--ro-bind-try", path, path)]
+    stores = [part for name in ("tmp", "data") for part in ("--tmpfs", mounts[name])]
+
+    ended = subprocess.run(
+        ["bwrap", "--unshare-all", "--unshare-user", "--uid", "999", "--gid", "999", "--cap-drop", "ALL",
+         "--die-with-parent", *system, "--proc", "/proc", "--dev", "/dev", *stores,
+         "--ro-bind", str(tmp_path), mounts["password"], "--remount-ro", "/", "--", "bash", "-c", script],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    said = ended.stdout.split("\n")
+    assert "NOAUTH Authentication required." in said, ended.stderr[-2000:]
+    assert "WRONGPASS" in ended.stdout + ended.stderr
+    assert said[-3:-1] == ["appendonly", "yes"]
+    assert said[-1].startswith("redis-server")
+    assert "correct-horse" not in said[-1]

@@ -88,6 +88,22 @@ def test_constraints_spread_the_pods_that_have_them(name: str) -> None:
             assert matches(constraint["labelSelector"], pod.labels), pod.owner
 
 
+def test_prometheus_finds_the_service_and_rays_pods() -> None:
+    """KubeRay makes the Service from what the RayService says of it, and keeps its labels (v1.7, service.go)."""
+    found = rendered("monitoring")
+    service = only(found, "RayService")["spec"]["serveService"]
+    monitor, of_ray = only(found, "ServiceMonitor")["spec"], only(found, "PodMonitor")["spec"]
+
+    assert matches(monitor["selector"], service["metadata"]["labels"])
+    assert [each["port"] for each in monitor["endpoints"]] == [each["name"] for each in service["spec"]["ports"]]
+    assert [each["path"] for each in monitor["endpoints"]] == ["/metrics"]
+    chosen = selected(of_ray["selector"], pods(found))
+    assert [pod.owner for pod in chosen] == ["RayService headgroup", "RayService workers"]
+    assert all(ports_of(pod)[each["port"]] == 8080 for pod in chosen for each in of_ray["podMetricsEndpoints"])
+    kinds = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
+    assert {only(found, kind)["metadata"]["labels"]["release"] for kind in kinds} == {"prometheus"}
+
+
 def test_a_budget_leaves_nodes_free_to_drain() -> None:
     budgets = of_kind(rendered("external"), "PodDisruptionBudget")
 
