@@ -16,6 +16,8 @@ from planner.errors import PlannerError, SettingError
 
 MANAGER = "planner"
 """The field manager of what is applied."""
+AGENT = "planner-admission"
+"""As the API server's audit log has it."""
 GONE, CONFLICT, NOT_FOUND = 410, 409, 404
 _MOST_BYTES = 64 * 2**20
 _LONGEST_LINE = 16 * 2**20
@@ -132,7 +134,7 @@ class Api:
         from urllib3 import Timeout
 
         settings = self._client.configuration
-        sent = {"Accept": "application/json", **headers}
+        sent = {"Accept": "application/json", "User-Agent": AGENT, **headers}
         try:
             for setting in settings.auth_settings().values():
                 sent[setting["key"]] = setting["value"]

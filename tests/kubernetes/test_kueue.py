@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from emulated_cluster import Cluster, emulated_cluster, until
+
+from planner.admission.kubernetes_api import AGENT
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 WORKLOADS = f"{KUEUE}/namespaces/nlp/workloads"
@@ -40,6 +43,27 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             found.add(f"{KUEUE}/resourceflavors", flavor)
         admission_check(found, "fits")
         yield found
+    assert {str(each.url.path) for each in found.requests if not is_allowed(each)} == set()
+
+
+ROLE = next(
+    document["rules"]
+    for document in yaml.safe_load_all(Path(__file__).parents[2].joinpath("deploy/kubernetes/kueue.yaml").read_text())
+    if document["kind"] == "ClusterRole"
+)
+
+
+def is_allowed(request: Any) -> bool:
+    """Whether the role of deploy/kubernetes lets the controller ask this; this test itself may do anything."""
+    if request.headers.get("User-Agent") != AGENT or request.url.path == "/apis/kueue.x-k8s.io":
+        return True  # discovery is every service account's (system:discovery)
+    verbs = {"POST": "create", "PATCH": "patch", "GET": "get" if request.name else "list"}
+    verb = "watch" if "watch" in request.params else verbs[request.method.value]
+    resource = "/".join(part for part in (request.resource.plural, request.subresource) if part)
+    return any(
+        request.resource.group in rule["apiGroups"] and resource in rule["resources"] and verb in rule["verbs"]
+        for rule in ROLE
+    )
 
 
 def admission_check(cluster: Cluster, name: str, controller: str = "planner.dev/fits") -> None:
