@@ -38,9 +38,10 @@ MAY = {
         ("ray.io", "rayjobs", "get"),
         *(
             ("kueue.x-k8s.io", resource, verb)
-            for resource in ("workloads", "admissionchecks", "resourceflavors")
+            for resource in ("workloads", "admissionchecks")
             for verb in ("get", "list", "watch")
         ),
+        ("kueue.x-k8s.io", "resourceflavors", "get"),
         ("kueue.x-k8s.io", "workloads/status", "patch"),
         ("kueue.x-k8s.io", "admissionchecks/status", "patch"),
     },
@@ -170,14 +171,25 @@ def test_secrets_reach_processes_by_reference(name: str) -> None:
 @every_set
 def test_rights_are_those_that_are_written_down_here(name: str) -> None:
     for role in [*of_kind(rendered(name), "ClusterRole"), *of_kind(rendered(name), "Role")]:
-        allowed = {
-            (group, resource, verb)
-            for rule in role["rules"]
-            for group in rule["apiGroups"]
-            for resource in rule["resources"]
-            for verb in rule["verbs"]
-        }
-        assert allowed == MAY[role["metadata"]["labels"]["app.kubernetes.io/component"]]
+        assert allowed_by(role) == MAY[role["metadata"]["labels"]["app.kubernetes.io/component"]]
+
+
+def allowed_by(role: Document) -> set[tuple[str, str, str]]:
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize("door", ["webhook", "kueue"])
+def test_the_manifests_without_helm_give_the_same_rights(door: str) -> None:
+    text = (rendered_chart.REPOSITORY / "deploy" / "kubernetes" / f"{door}.yaml").read_text(encoding="utf-8")
+    (role,) = [each for each in yaml.safe_load_all(text) if each and each["kind"] == "ClusterRole"]
+
+    assert allowed_by(role) == MAY[door]
 
 
 def test_no_right_is_a_wildcard_or_touches_secrets() -> None:

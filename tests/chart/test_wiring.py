@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import rendered_chart
+import yaml
 from rendered_chart import VALUE_SETS, Document, Pod, of_kind, only, pods, rendered
 
 from planner.admission.policy import Answer, Policy
@@ -304,6 +305,32 @@ def test_a_webhook_that_is_away_stops_nobody_unless_somebody_wants_that() -> Non
     assert (careful["failurePolicy"], strict["failurePolicy"]) == ("Ignore", "Fail")
     assert [each["name"] for each in careful["matchConditions"]] == ["names-a-spec"]
     assert "matchConditions" not in strict
+
+
+def test_the_webhook_checks_the_same_jobs_as_the_manifests_without_helm() -> None:
+    text = (rendered_chart.REPOSITORY / "deploy" / "kubernetes" / "webhook.yaml").read_text(encoding="utf-8")
+    documents = tuple(each for each in yaml.safe_load_all(text) if each)
+    (plain,) = only(documents, "ValidatingWebhookConfiguration")["webhooks"]
+    (ours,) = only(rendered("webhook-cert-manager"), "ValidatingWebhookConfiguration")["webhooks"]
+
+    def rules(webhook: Document) -> list[str]:
+        return sorted(f"{each['apiGroups']} {each['apiVersions']} {each['resources']}" for each in webhook["rules"])
+
+    assert rules(ours) == rules(plain)
+    assert [each["expression"] for each in ours["matchConditions"]] == [
+        each["expression"] for each in plain["matchConditions"]
+    ]
+    for field in ("name", "failurePolicy", "sideEffects", "matchPolicy", "timeoutSeconds", "admissionReviewVersions"):
+        assert ours[field] == plain[field], field
+
+
+def test_the_webhook_lets_the_planner_itself_alone() -> None:
+    """Else KubeRay's own jobs would wait for the service that they belong to."""
+    (webhook,) = only(rendered("webhook-cert-manager"), "ValidatingWebhookConfiguration")["webhooks"]
+
+    assert webhook["namespaceSelector"]["matchExpressions"] == [
+        {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "mlops"]}
+    ]
 
 
 @every_set

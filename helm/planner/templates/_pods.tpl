@@ -77,6 +77,7 @@ token_file = /etc/planner/token/token
 - name: token
   secret:
     secretName: {{ include "planner.tokenSecret" .root }}
+    defaultMode: 0440
     items: [{key: token, path: token}]
 {{- end }}
 - name: tmp
