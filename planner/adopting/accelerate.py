@@ -46,8 +46,8 @@ DEEPSPEED_KEYS: Mapping[str, keys.Key] = {
     "deepspeed_config_file": keys.mapped("parallel.deepspeed", "text", None, "a file within the folder"),
     "zero_stage": keys.mapped("parallel.deepspeed", "whole", 2),
     "offload_optimizer_device": keys.mapped("parallel.deepspeed", "text", "none"),
-    "gradient_accumulation_steps": keys.mapped("train.gradient_accumulation_steps", "whole"),
-    "gradient_clipping": keys.mapped("train.gradient_clipping", "number"),
+    "gradient_accumulation_steps": keys.mapped("train.gradient_accumulation_steps", "any"),
+    "gradient_clipping": keys.mapped("train.gradient_clipping", "any"),
     "offload_param_device": keys.mapped("parallel.deepspeed", "text", "none", "for stage 3"),
     **keys.ignored(
         "zero3_init_flag", "zero3_save_16bit_model", "offload_optimizer_nvme_path", "offload_param_nvme_path",
@@ -99,7 +99,9 @@ class Config:
             (KEYS, self.top), (fsdp.KEYS, self.fsdp), (DEEPSPEED_KEYS, self.deepspeed),
             (PARALLELISM_KEYS, self.parallelism), (DYNAMO_KEYS, self.dynamo),
         )  # fmt: skip
-        return [name for known, written in parts for name in keys.decided(known, written)]
+        found = [name for known, written in parts for name in keys.decided(known, written)]
+        off = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED"}
+        return found + [name for name, kind in off.items() if self.kind() != kind and self.top.get(name) is not None]
 
 
 def read(path: Path) -> Config:
@@ -157,10 +159,12 @@ def tell(draft: Draft, config: Config) -> None:
         draft.say_value("train.compile", True, backend.place)
 
 
-def settings_of_fsdp(config: Config) -> dict[str, Node] | None:
-    """What it says of FSDP; None where FSDP is off."""
+def settings_of_fsdp(config: Config, *, alone: bool) -> dict[str, Node] | None:
+    """What it says of FSDP, `alone` with its own defaults; None where FSDP is off."""
     if config.kind() != "FSDP":
         return None
+    if not alone:
+        return dict(config.fsdp)
     usual = node_from_data("NO_WRAP", config.place, "fsdp_auto_wrap_policy")
     return {"auto_wrap_policy": usual, **config.fsdp}
 

@@ -126,7 +126,7 @@ def _read_distribution(found: _Sources) -> None:
         found.precision = training_arguments.precision_of(arguments)
     if config is not None:
         found.deepspeed = deepspeed.same(found.deepspeed, deepspeed.of_accelerate(config))
-        settings.append(accelerate.settings_of_fsdp(config))
+        settings.append(accelerate.settings_of_fsdp(config, alone=not any(settings)))
         asked = accelerate.precision_of(config)
         if asked is not None and found.precision is not None and asked.value != found.precision.value:
             raise contradiction("the precision", found.precision, asked)

@@ -63,6 +63,8 @@ class Draft:
             level = tree
             for parent in parents:
                 level = level.setdefault(parent, {})
+                if isinstance(level, Node):
+                    raise level.is_error(allowed="a mapping", remedy=f"write what it holds, such as {last}")
             level[last] = node if node.path == path else _at(node, path)
         return _mapping(tree, source, "")
 

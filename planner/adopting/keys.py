@@ -106,11 +106,9 @@ def _same(node: Node, value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if _is_plain(value) else str(value)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
+    if value is None or value == "":
+        return "null" if value is None else '""'
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def decided(known: Mapping[str, Key], names: Iterable[str]) -> list[str]:

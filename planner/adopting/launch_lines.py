@@ -166,6 +166,8 @@ def _options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str | None]
             raise SpecError(
                 f"--{written} has no value", allowed=f"--{written} VALUE", remedy="write its value", place=PLACE
             )
+    if words[index : index + 1] == ["--"]:
+        index += 1
     if index >= len(words):
         raise SpecError(
             "the line has no script",

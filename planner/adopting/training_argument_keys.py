@@ -19,7 +19,7 @@ _SHARD = "parallel.dp_shard"
 KEYS: Mapping[str, Key] = {
     "per_device_train_batch_size": mapped("train.micro_batch_size", "whole", 8),
     "gradient_accumulation_steps": mapped("train.gradient_accumulation_steps", "whole", 1),
-    "max_grad_norm": mapped("train.gradient_clipping", "number", 1.0, "DeepSpeed clips by its own config instead; at 0 the norm is still computed, some bytes that are not planned"),
+    "max_grad_norm": mapped("train.gradient_clipping", "number", 1.0, "0: the norm is computed, not planned"),
     "optim": mapped(_OPTIMIZER, "text", "adamw_torch_fused", "the default from torch 2.8 on"),
     "optim_args": mapped(_OPTIMIZER, "text", None, "read for sgd, adagrad and rmsprop"),
     "learning_rate": mapped(_OPTIMIZER, "number", 5e-5),
@@ -101,13 +101,14 @@ RETIRED: Mapping[str, Key] = {
     "fsdp_min_num_params": only((0,), "wrapping by size is not planned"),
     "fsdp_transformer_layer_cls_to_wrap": only((None,), "write transformer_layer_cls_to_wrap in fsdp_config"),
     "torchdynamo": only((None,), "write torch_compile"),
+    "split_batches": only((None, False), "each rank would take a part of per_device_train_batch_size"),
     "tpu_num_cores": only((None,), "there is no GPU to plan for"),
     **ignored(
         "overwrite_output_dir", "per_gpu_eval_batch_size", "warmup_ratio", "logging_dir", "save_safetensors",
         "jit_mode_eval", "fp16_opt_level", "half_precision_backend", "fp16_backend", "tpu_metrics_debug", "past_index",
         "group_by_length", "use_legacy_prediction_loop", "include_inputs_for_metrics", "push_to_hub_model_id",
         "push_to_hub_organization", "push_to_hub_token", "ray_scope", "include_tokens_per_second",
-        "dispatch_batches", "split_batches",
+        "dispatch_batches",
     ),
 }  # fmt: skip
 """Fields of transformers 4 that files still have (4.57, training_args.py)."""

@@ -116,9 +116,13 @@ def tell_ddp(draft: Draft, arguments: TrainingArguments) -> None:
 def without_effect(arguments: TrainingArguments, under: str, world: int) -> list[str]:
     """`under` is ddp, fsdp or deepspeed. Names of what is written and matters to other jobs than this one."""
     found = [] if under == "ddp" and world > 1 else [name for name in _DDP_FLAGS if arguments.says(name)]
-    if arguments["eval_strategy"].value == "no":
-        found += [name for name in _EVALUATION if arguments.says(name)]
-    return found
+    off = {
+        _EVALUATION: arguments["eval_strategy"].value == "no",
+        ("fsdp_config",): not arguments["fsdp"].value,
+        ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"): not _recompute(arguments).value,
+        ("optim_args",): str(arguments["optim"].value).startswith("adamw"),
+    }
+    return found + [name for names, is_off in off.items() if is_off for name in names if arguments.says(name)]
 
 
 def syncs_each_batch(arguments: TrainingArguments) -> bool:
