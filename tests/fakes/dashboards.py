@@ -16,7 +16,7 @@ DASHBOARDS: dict[str, Any] = {
 
 
 def panel(name: str, title: str) -> dict[str, Any]:
-    """The panel of that title, of which the dashboard has one with this name's kind: the first that is no row."""
+    """The first panel of that title."""
     found: dict[str, Any] = next(
         each for each in DASHBOARDS[name]["panels"] if each["type"] != "row" and each["title"] == title
     )

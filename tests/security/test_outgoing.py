@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import socket
+import threading
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import planner
 from planner import planning
 from planner.errors import PlannerError
+from planner.measuring.job_reports import to_service
 from planner.service.documents import EXAMPLE_JOB
 from planner.spec.loading import load_document, load_yaml
 
@@ -89,6 +92,32 @@ def test_a_config_that_points_elsewhere_fetches_nothing(asked: list[Any], said: 
         planning.plan(load_document(document))
 
     assert asked == []
+
+
+def test_a_report_and_its_token_follow_no_redirect() -> None:
+    got: list[str] = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            got.append(self.path)
+            self.send_response(307 if self.path.startswith("/v1") else 200)
+            self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/elsewhere")  # type: ignore[attr-defined]
+            self.end_headers()
+
+        do_GET = do_PUT  # noqa: N815  names of http.server
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        with pytest.raises(OSError, match="307"):
+            to_service(f"http://127.0.0.1:{server.server_port}", "a-token")({"system": "ray", "id": "1"})
+    finally:
+        server.shutdown()
+        server.server_close()
+
+    assert set(got) == {"/v1/jobs/ray/1"}
 
 
 def test_whoever_connects_says_for_how_long() -> None:
