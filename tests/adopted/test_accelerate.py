@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from adopting_folder import ZERO_2, Folder
-from foreign_files import FSDP_2, ZERO, accelerate_config, training_arguments
+from foreign_files import FSDP_2, ZERO, accelerate_answers, accelerate_config, training_arguments
 
 from planner.spec.job import Cluster, DpReplicate, DpShard, Job
 from planner.spec.printing import job_yaml
@@ -22,6 +22,49 @@ def launched(folder: Folder) -> Callable[..., Job]:
         return folder.adopt(accelerate=config, job=folder.own_loop()).job
 
     return job
+
+
+MULTI_GPU = {"Which type of machine": "multi-GPU", "How many GPU(s)": "4", "mixed precision": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (MULTI_GPU, ("bf16_autocast", DpReplicate(degree=4), DpShard(), None)),
+        (
+            {**MULTI_GPU, "FullyShardedDataParallel": "yes", "offload parameters": "yes"},
+            (
+                "fsdp_mixed",
+                DpReplicate(),
+                DpShard(
+                    degree=4, groups=("model.embed_tokens", "model.norm lm_head"), keep_last=True, offload="cpu",
+                    reduce_dtype="bfloat16", no_sync=True,
+                ),
+                None,
+            ),
+        ),
+        (
+            {**MULTI_GPU, "Do you want to use DeepSpeed": "yes", "optimization stage": "1"},
+            (
+                "none",
+                DpReplicate(degree=4),
+                DpShard(),
+                {
+                    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+                    "gradient_accumulation_steps": 1, "gradient_clipping": "auto", "zero_optimization": {"stage": 1},
+                    "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
+                },
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_questionnaire_saves(folder: Folder, answers: dict[str, str], expected: tuple[Any, ...]) -> None:
+    config = accelerate_answers(folder.path / "default_config.yaml", answers)
+
+    job = folder.adopt(accelerate=config, job=folder.own_loop()).job
+
+    parallel = job.parallel
+    assert (job.train.precision, parallel.dp_replicate, parallel.dp_shard, parallel.deepspeed) == expected
 
 
 def test_several_gpus_are_replicas_under_autocast(launched: Callable[..., Job]) -> None:

@@ -70,7 +70,7 @@ LINE = st.one_of(
             st.sampled_from(
                 [
                     "torchrun", "accelerate launch", "srun", "python", "--nnodes", "--nproc-per-node=2", "2",
-                    "train.py", "--bf16", "--num_processes", "--use_fsdp", "--fsdp", "A=b", "--optim", "--deepspeed", "-m",
+                    "train.py", "--bf16", "--num_processes", "--use_fsdp", "--fsdp", "A=b", "--optim", "-m",
                     "--fsdp_config", "'{}'", "--per_device_train_batch_size", "--", "PYTORCH_ALLOC_CONF=x",
                 ]
             ),

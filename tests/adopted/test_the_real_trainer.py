@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from planner.adopting import optimizers, sharding, training_arguments
+from planner.adopting import launches, optimizers, sharding, training_arguments
+from planner.adopting.training_argument_keys import KEYS
 from planner.spec.job import DpShard
 from planner.spec.nodes import node_from_data
 from planner.training.wraps import fsdp2
@@ -52,6 +54,29 @@ def test_the_optimizer_is_that_of_the_trainer(tmp_path: Path, changed: dict[str,
     assert ours.pop("name") == kind.__name__
     assert ours.pop("weight_decay") == named.pop("weight_decay", real.weight_decay)
     assert {key: tuple(value) if isinstance(value, list) else value for key, value in ours.items()} == named
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--per_device_train_batch_size", "4", "--fp16", "false", "--no_dataloader_pin_memory"],
+        ["--per-device-train-batch-size=4", "--gradient_checkpointing", "--max_grad_norm", "0.5"],
+        ["--gradient_checkpointing", "True", "--optim", "sgd", "--optim_args", "momentum=0.9", "--learning_rate=2e-5"],
+        ["--torch_compile", "yes", "--eval_strategy", "steps", "--eval_steps", "50", "--ddp_bucket_cap_mb", "50"],
+        ["--activation_checkpointing", "--activation_checkpointing_kwargs", '{"use_reentrant": false}'],
+        ["--run_name", "1", "--weight_decay", "1", "--seed", "7", "--report_to", "none"],
+    ],
+)
+def test_flags_are_read_as_the_parser_of_transformers_reads_them(tmp_path: Path, words: list[str]) -> None:
+    parser = HfArgumentParser(TrainingArguments)
+    theirs = parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path), "--use_cpu", *words])[0]
+    line = launches.read(shlex.join(["torchrun", "train.py", *words]), tmp_path)
+    assert line.arguments is not None
+
+    ours = {name: node.plain() for name, node in line.arguments.written.items() if KEYS[name].matters}
+
+    assert ours == {name: getattr(theirs, name) for name in ours}
+    assert set(line.not_read) == set()
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
