@@ -18,7 +18,7 @@ MANAGER = "planner"
 """The field manager of what is applied."""
 AGENT = "planner-admission"
 """As the API server's audit log has it."""
-GONE, CONFLICT, NOT_FOUND = 410, 409, 404
+GONE, CONFLICT, NOT_FOUND, FORBIDDEN = 410, 409, 404, 403
 _MOST_BYTES = 64 * 2**20
 _LONGEST_LINE = 16 * 2**20
 _CONNECT_SECONDS = 3.05

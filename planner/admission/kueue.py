@@ -24,7 +24,8 @@ from planner.admission import asking, kubernetes, kubernetes_specs, specs
 from planner.admission.decision import Action, Decision, undecided
 from planner.admission.following import WATCH_SECONDS, Document, Follower
 from planner.admission.health import serve_health
-from planner.admission.kubernetes_api import CONFLICT, NOT_FOUND, Api, ApiError, path_of
+from planner.admission.kubernetes import Submitted
+from planner.admission.kubernetes_api import CONFLICT, FORBIDDEN, NOT_FOUND, Api, ApiError, path_of
 from planner.admission.kueue_workloads import (
     CONTROLLER,
     GROUP,
@@ -173,16 +174,19 @@ class Controller:
             self._first_asked.pop(key, None)
             return None
         waited = self._waited(key, f"{workload.uid} {workload.reservation}")
-        decision, notes = self._decide(workload)
+        job = self._job(workload)
+        decision, notes = self._decide(workload, job)
         if decision.verdict in _UNDECIDED and waited < self._policy.wait_seconds:
             return min(max(_POLL_SECONDS, waited / 2), self._policy.wait_seconds - waited)
         if decision.verdict == "pending":
             reason = f"the plan is not ready after {self._policy.wait_seconds:g} s"
             decision = undecided("pending", self._policy.pending, reason, decision.plan_id)
-        self._api.apply(f"{path}/status", workload.answered(self._names, decision, notes, self._moment()))
+        job_id = job.uid if job else workload.uid
+        fresh = workload.answered(self._names, decision, notes, self._moment(), job_id)
+        self._api.apply(f"{path}/status", fresh)
         self._first_asked.pop(key, None)
         _log.info("%s: %s, %s %s", key, decision.action, decision.verdict, decision.plan_id)
-        self._tell(workload, decision, notes)
+        self._tell(workload, decision, notes, job_id)
         return None
 
     def _waited(self, key: str, reservation: str) -> float:
@@ -194,17 +198,19 @@ class Controller:
         return self._clock() - since
 
     def _get(self, path: str) -> dict[str, Any] | None:
-        """None if it is not there. Raises ApiError."""
+        """None if it is not there, or not for us. Raises ApiError."""
         try:
             return self._api.get(path)
         except ApiError as error:
-            if error.status == NOT_FOUND:
+            if error.status == FORBIDDEN:
+                _log.warning("%s", error.problem)
+            if error.status in (FORBIDDEN, NOT_FOUND):
                 return None
             raise
 
-    def _decide(self, workload: Workload) -> tuple[Decision, list[str]]:
+    def _decide(self, workload: Workload, job: Submitted | None) -> tuple[Decision, list[str]]:
         """By the policy, without waiting for a plan that is not there: a worker is for everybody. Raises ApiError."""
-        annotations = workload.annotations or self._owners_annotations(workload)
+        annotations = job.annotations if job and job.carries_spec else workload.annotations
         if not kubernetes.carries_spec(annotations):
             return _without_spec(workload, self._policy), []
         gpu, gpu_notes = smallest_gpu(workload.gpu_flavors, self._gpu_of_flavor)
@@ -221,24 +227,25 @@ class Controller:
         decision = asking.ask(bundle, at_once, kubernetes.SYSTEM)
         return decision, notes if decision.verdict in _VERDICTS else []
 
-    def _owners_annotations(self, workload: Workload) -> Mapping[str, Any]:
-        """Of the job itself, if it is of a kind that we may read and still the same one. Raises ApiError."""
+    def _job(self, workload: Workload) -> Submitted | None:
+        """The job that the workload stands for, if it is of a kind that is known and it is there: an owner is what
+        a workload says, and whoever writes workloads by hand may say another one's. Raises ApiError."""
         owner = workload.owner
         kind = kubernetes.KINDS.get(owner.kind) if owner else None
         if owner is None or kind is None or owner.api_version.partition("/")[0] != kind.group:
-            return {}
+            return None
         path = path_of(kind.group, kind.version, kind.plural, owner.name, namespace=workload.namespace)
         job = kubernetes.submitted(self._get(path) or {})
-        return job.annotations if job.uid == owner.uid else {}
+        return job if job.uid and job.uid == owner.uid else None
 
     def _gpu_of_flavor(self, flavor: str) -> str:
         return gpu_of_flavor(self._get(path_of(GROUP, self._version, "resourceflavors", flavor)) or {})
 
-    def _tell(self, workload: Workload, decision: Decision, notes: Sequence[str]) -> None:
+    def _tell(self, workload: Workload, decision: Decision, notes: Sequence[str], job_id: str) -> None:
         """The service of an admitted job, and the owner of any other one by an event. The answer stands without."""
         if decision.admits:
             told = {"queue": workload.queue} if workload.queue else {}
-            if problem := asking.bind(self._policy, kubernetes.SYSTEM, workload.job_id, decision, told):
+            if problem := asking.bind(self._policy, kubernetes.SYSTEM, job_id, decision, told):
                 _log.warning("%s", problem)
         if decision.action is Action.ADMIT:
             return

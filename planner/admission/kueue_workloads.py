@@ -69,11 +69,6 @@ class Workload:
         return None
 
     @property
-    def job_id(self) -> str:
-        """Under which the service knows the job: its uid, as the webhook has it."""
-        return self.owner.uid if self.owner else self.uid
-
-    @property
     def reservation(self) -> str:
         """When quota was reserved for it; empty if none is. Another reservation may have other flavors."""
         for each in map(_mapping, _list(self._status.get("conditions"))):
@@ -114,16 +109,21 @@ class Workload:
         ours = set(checks)
         return [each["name"] for each in self._checks if each["name"] in ours and each.get("state") == "Pending"]
 
-    def answered(self, checks: Iterable[str], decision: Decision, notes: Sequence[str], now: str) -> dict[str, Any]:
+    def answered(
+        self, checks: Iterable[str], decision: Decision, notes: Sequence[str], now: str, job_id: str
+    ) -> dict[str, Any]:
         """The document to apply: the answer of those of our checks that wait, and the others of ours as they are,
         since what an applied document leaves out is taken away. The resourceVersion makes it one of this very state.
+
+        `job_id` is told to the pods, with the plan.
         """
         ours = set(checks)
         entries = []
         for each in self._checks:
             if each["name"] in ours:
+                fresh = self._answer(each, decision, notes, now, job_id)
                 keep = {key: value for key, value in each.items() if key != "retryCount"}
-                entries.append(self._answer(each, decision, notes, now) if each.get("state") == "Pending" else keep)
+                entries.append(fresh if each.get("state") == "Pending" else keep)
         metadata = {
             name: _metadata(self.document).get(name) for name in ("name", "namespace", "uid", "resourceVersion")
         }
@@ -134,7 +134,9 @@ class Workload:
             "status": {"admissionChecks": entries},
         }
 
-    def _answer(self, check: Mapping[str, Any], decision: Decision, notes: Sequence[str], now: str) -> dict[str, Any]:
+    def _answer(
+        self, check: Mapping[str, Any], decision: Decision, notes: Sequence[str], now: str, job_id: str
+    ) -> dict[str, Any]:
         state = _STATES[decision.action]
         found = {
             "name": check["name"],
@@ -144,14 +146,14 @@ class Workload:
         }
         if state == "Retry":
             found["requeueAfterSeconds"] = _retry_seconds(check.get("retryCount"))
-        if state == "Ready" and (updates := self._pod_set_updates(decision)):
+        if state == "Ready" and (updates := self._pod_set_updates(decision, job_id)):
             found["podSetUpdates"] = updates
         return found
 
-    def _pod_set_updates(self, decision: Decision) -> list[dict[str, Any]]:
+    def _pod_set_updates(self, decision: Decision, job_id: str) -> list[dict[str, Any]]:
         """Annotations for pods, which the callback in the training reads. A key that is there already would make Kueue
         refuse the workload."""
-        told = {PLAN: decision.plan_id, JOB: self.job_id} if decision.plan_id else {}
+        told = {PLAN: decision.plan_id, JOB: job_id} if decision.plan_id else {}
         found = []
         for each in map(_mapping, self._pod_sets):
             there = _mapping(_metadata(_mapping(each.get("template"))).get("annotations"))

@@ -264,19 +264,56 @@ def test_a_flavor_without_a_known_gpu_leaves_what_the_spec_says_and_says_so(
         assert found["message"].splitlines()[-1] == said
 
 
-def test_the_spec_of_the_job_itself_is_found_by_its_owner(start: Start, cluster: Cluster, spec_text: Make) -> None:
-    metadata = {"name": "sft", "namespace": "nlp", "uid": "uid-sft", "annotations": {CONFIGMAP: "specs"}}
-    cluster.add("/apis/batch/v1/namespaces/nlp/jobs", {"kind": "Job", "metadata": metadata})
+def test_the_spec_of_the_job_itself_is_found_by_its_owner(
+    start: Start, cluster: Cluster, service: Any, spec_text: Make
+) -> None:
+    owner = a_job(cluster, "sft", {CONFIGMAP: "specs"})
     text = {"job.yaml": spec_text("named")}
     cluster.add("/api/v1/namespaces/nlp/configmaps", {"metadata": {"name": "specs", "namespace": "nlp"}, "data": text})
     start()
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "sft", "uid": "uid-sft", "controller": True}
 
     found = answer(cluster, workload(cluster, "job-sft", owner=owner))
-    another = answer(cluster, workload(cluster, "job-old", owner={**owner, "uid": "of-an-earlier-job"}))
 
     assert found["message"].startswith("planner: named fits")
-    assert another["message"].startswith("planner: not checked; the job carries no spec")
+    assert found["podSetUpdates"][0]["annotations"]["planner.dev/job-id"] == "uid-sft"
+    until(lambda: service.history.jobs.get("kubernetes", "uid-sft"))
+
+
+def a_job(cluster: Cluster, name: str, annotations: dict[str, str]) -> dict[str, Any]:
+    """A job, and how its workload refers to it."""
+    metadata = {"name": name, "namespace": "nlp", "uid": f"uid-{name}", "annotations": annotations}
+    cluster.add("/apis/batch/v1/namespaces/nlp/jobs", {"kind": "Job", "metadata": metadata})
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": f"uid-{name}", "controller": True}
+
+
+@pytest.mark.parametrize("says", [{"uid": "of-another-job"}, {"kind": "MPIJob"}, {"apiVersion": "v2/jobs"}])
+def test_a_workload_that_claims_to_be_another_ones_job_is_bound_under_its_own_name(
+    start: Start, cluster: Cluster, service: Any, spec_text: Make, says: dict[str, str]
+) -> None:
+    owner = {**a_job(cluster, "victim", {BUNDLE: spec_text("theirs")}), **says}
+    start()
+    path = workload(cluster, "forged", owner=owner, annotations={BUNDLE: spec_text("mine")})
+
+    found = answer(cluster, path)
+
+    own = cluster.get(path)["metadata"]["uid"]
+    assert found["message"].startswith("planner: mine fits")
+    assert found["podSetUpdates"][0]["annotations"]["planner.dev/job-id"] == own
+    until(lambda: service.history.jobs.get("kubernetes", own))
+    assert service.history.jobs.get("kubernetes", owner["uid"]) is None
+
+
+def test_what_the_controller_may_not_read_is_as_if_it_were_not_there(
+    start: Start, cluster: Cluster, spec_text: Make
+) -> None:
+    owner = a_job(cluster, "hidden", {BUNDLE: spec_text("theirs")})
+    cluster.fails_once(lambda request: request.resource.plural in ("jobs", "resourceflavors"), 403)
+    running = start()
+
+    found = answer(cluster, workload(cluster, "w", owner=owner, annotations={BUNDLE: spec_text("mine")}))
+
+    assert (found["state"], found["message"][:19]) == ("Ready", "planner: mine fits:")
+    assert "403" in running.log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_what_a_workload_says() -> None:
     found = workload(check())
 
     assert found.owner == Owner(api_version="batch/v1", kind="Job", name="sft", uid="j-1")
-    assert (found.job_id, found.queue, found.reservation, found.gpu_flavors) == ("j-1", "h100", NOW, ("h100",))
+    assert (found.queue, found.reservation, found.gpu_flavors) == ("h100", NOW, ("h100",))
     assert found.pods == (Pods(count=2, gpus=8, product=""), Pods(count=1, gpus=0, product=""))
 
 
@@ -88,7 +88,7 @@ def test_it_waits_for_our_checks_while_its_quota_is_reserved() -> None:
 def test_the_answer_is_of_this_state_and_leaves_out_what_is_not_ours() -> None:
     asked = workload(check("fits", retryCount=1), check("budget"), check("old", "Retry", retryCount=2))
 
-    assert asked.answered({"fits", "old"}, FITS, ["planned on H100-SXM-80GB"], "later") == {
+    assert asked.answered({"fits", "old"}, FITS, ["planned on H100-SXM-80GB"], "later", "j-1") == {
         "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "Workload",
         "metadata": {"name": "job-sft-1", "namespace": "nlp", "uid": "w-1", "resourceVersion": "41"},
@@ -117,7 +117,7 @@ def test_the_answer_is_of_this_state_and_leaves_out_what_is_not_ours() -> None:
 def test_each_decision_is_a_state(action: Action, state: str) -> None:
     decision = Decision(action=action, reason="so", plan_id=PLAN)
 
-    (found,) = workload(check()).answered({"fits"}, decision, [], NOW)["status"]["admissionChecks"]
+    (found,) = workload(check()).answered({"fits"}, decision, [], NOW, "j-1")["status"]["admissionChecks"]
 
     assert (found["state"], "podSetUpdates" in found) == (state, state == "Ready")
 
@@ -127,7 +127,7 @@ def test_who_is_held_again_waits_longer_up_to_a_quarter_of_an_hour(retries: int 
     held = undecided("pending", Answer.HOLD, "the plan is not ready after 60 s")
     asked = workload(check(retryCount=retries))
 
-    (found,) = asked.answered({"fits"}, held, [], NOW)["status"]["admissionChecks"]
+    (found,) = asked.answered({"fits"}, held, [], NOW, "j-1")["status"]["admissionChecks"]
 
     assert found["requeueAfterSeconds"] == seconds
     assert found["message"] == "planner: not yet: the plan is not ready after 60 s; Kueue asks again by itself"
