@@ -4,6 +4,7 @@ as user 10001 without capabilities, on a root file system that is read-only, wit
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import shlex
@@ -15,6 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from rendered_chart import REPOSITORY, only, pods, rendered
 
 from planner.paper import library
@@ -95,6 +99,74 @@ def test_the_service_runs_in_the_pod_that_the_chart_describes(tmp_path: Path) ->
         "haproxy": True,
         "history": True,
     }
+
+
+def self_signed(name: str, folder: Path) -> None:
+    """A certificate for this name as cert-manager's self-signing issuer makes it, in a Secret's two files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "tls.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "tls.key").write_bytes(private)
+
+
+def test_the_webhook_of_the_chart_opens_in_its_pod(tmp_path: Path) -> None:
+    """With the chart's command, policy and paths; the service is away, and so the job is admitted with a warning."""
+    found = rendered("webhook-cert-manager")
+    (container,) = next(pod.containers for pod in pods(found) if pod.owner.endswith("-webhook"))
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    folders = {name: tmp_path / name for name in ("certificate", "policy", "token")}
+    for folder in folders.values():
+        folder.mkdir()
+    (name, *_) = only(found, "Certificate")["spec"]["dnsNames"]
+    self_signed(name, folders["certificate"])
+    (folders["policy"] / "admission.ini").write_text(only(found, "ConfigMap")["data"]["admission.ini"])
+    (folders["token"] / "token").write_text("t" * 40)
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "tiny", "namespace": "default"}}
+    job["metadata"]["annotations"] = {"planner.dev/bundle": yaml.safe_dump(JOB)}
+    request = {
+        "uid": "u-1", "operation": "CREATE", "kind": {"group": "batch", "version": "v1", "kind": "Job"},
+        "resource": {"group": "batch", "version": "v1", "resource": "jobs"}, "name": "tiny", "namespace": "default",
+        "dryRun": True, "object": job,
+    }  # fmt: skip
+    given = {
+        "command": [*container["command"], *container["args"]],
+        "name": name,
+        "port": 8443,
+        "ready": container["readinessProbe"]["httpGet"]["path"],
+        "certificate": f"{mounts['certificate']}/tls.crt",
+        "review": {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request},
+    }
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    stores = [part for each in folders for part in ("--ro-bind", str(folders[each]), mounts[each])]
+    program = Path(__file__).with_name("ask_a_door.py")
+    walls = pod_like({"tmp": mounts["tmp"]}, {tmp_path: Path("/mnt")})
+
+    ended = subprocess.run(
+        [*walls[:-1], "--tmpfs", "/etc", *stores, "--remount-ro", "/etc", "--", "env", "-i",
+         f"PATH={Path(sys.executable).parent}:/usr/bin:/bin", f"PYTHONPATH={REPOSITORY}",
+         sys.executable, str(program), "/mnt/given.json"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    answer = json.loads(ended.stdout)
+    assert (answer["status"], answer["response"]["uid"], answer["response"]["allowed"]) == (200, "u-1", True)
+    assert any("admitted unchecked" in warning for warning in answer["response"]["warnings"])
 
 
 def test_the_redis_of_the_chart_asks_for_its_password(tmp_path: Path) -> None:
