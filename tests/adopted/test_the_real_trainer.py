@@ -67,6 +67,7 @@ def test_the_optimizer_is_that_of_the_trainer(tmp_path: Path, changed: dict[str,
         ["--run_name", "1", "--weight_decay", "1", "--seed", "7", "--report_to", "none"],
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*deprecated:FutureWarning")
 def test_flags_are_read_as_the_parser_of_transformers_reads_them(tmp_path: Path, words: list[str]) -> None:
     parser = HfArgumentParser(TrainingArguments)
     theirs = parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path), "--use_cpu", *words])[0]
