@@ -161,6 +161,32 @@ def test_whatever_arrives_is_answered(body: bytes) -> None:
     assert (found.status_code, found.headers["content-type"]) == (400, "application/problem+json")
 
 
+def test_a_body_that_trickles_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.admission.webhook._BODY_SECONDS", 0.05)
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if not waits:
+            return {"type": "http.disconnect"}
+        await waits.pop()
+        return {"type": "http.request", "body": b"{", "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def post() -> None:
+        waits.extend([asyncio.Event().wait(), asyncio.sleep(0)])
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/validate", "query_string": b"", "headers": headers}
+        await Webhook(NOWHERE, no_cluster).app()(scope, receive, send)
+
+    waits: list[Any] = []
+    asyncio.run(post())
+
+    assert sent[0]["status"] == 408
+    assert json.loads(sent[1]["body"])["problem"] == "the body does not arrive"
+
+
 def test_a_fault_of_our_own_is_answered_by_the_policy_for_no_answer(
     make_job: Callable[..., dict[str, Any]],
     make_review: Callable[..., dict[str, Any]],
