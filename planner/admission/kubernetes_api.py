@@ -42,8 +42,8 @@ class Api:
         found = client.Configuration()
         found.retries = False
         try:
-            if os.environ.get("KUBECONFIG"):
-                config.load_kube_config(client_configuration=found)
+            if files := os.environ.get("KUBECONFIG"):  # named here: the client looks when it is imported
+                config.load_kube_config(files, client_configuration=found, persist_config=False)
             else:
                 config.load_incluster_config(client_configuration=found)
         except (config.ConfigException, OSError, ValueError) as error:

@@ -114,7 +114,7 @@ def answering_service() -> Iterator[Answering]:
             self.end_headers()
             self.wfile.write(answer)
 
-        do_GET = do_POST = do_PUT = answer  # noqa: N815  names of http.server
+        do_GET = do_POST = do_PUT = do_PATCH = answer  # noqa: N815  names of http.server
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -120,11 +122,11 @@ def no_cluster() -> Api:
     raise ApiError(0, "there is no cluster in this test")
 
 
-def posted(body: bytes, policy: Policy) -> httpx.Response:
+def posted(body: bytes, policy: Policy, query: str = "") -> httpx.Response:
     async def post() -> httpx.Response:
         app = Webhook(policy, no_cluster).app()
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://webhook") as client:
-            return await client.post("/validate", content=body, headers={"Content-Type": "application/json"})
+            return await client.post(f"/validate{query}", content=body, headers={"Content-Type": "application/json"})
 
     return asyncio.run(post())
 
@@ -159,6 +161,32 @@ def test_whatever_arrives_is_answered(body: bytes) -> None:
     found = posted(body, NOWHERE)
 
     assert (found.status_code, found.headers["content-type"]) == (400, "application/problem+json")
+
+
+def test_a_uid_that_is_no_text_of_utf8_comes_back_as_it_was() -> None:
+    request = {"uid": "\ud800", "operation": "CREATE"}
+    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
+
+    assert posted(body, NOWHERE).json()["response"] == {"uid": "\ud800", "allowed": True}
+
+
+def test_whatever_takes_too_long_is_answered_in_time_by_the_policy(
+    make_job: Callable[..., dict[str, Any]],
+    make_review: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr("planner.admission.asking.ask", lambda *_: ended.wait(20))
+    body = json.dumps(make_review(make_job("Job", {"planner.dev/bundle": "x"}))).encode()
+
+    began = time.monotonic()
+    found = posted(body, NOWHERE, "?timeout=1s").json()["response"]
+    took = time.monotonic() - began
+    ended.set()
+
+    assert took < 5
+    assert (found["allowed"], found["auditAnnotations"]["verdict"]) == (True, "unreachable")
+    assert found["warnings"] == ["planner: there is no answer within 0.5 s; admitted unchecked"]
 
 
 def test_a_body_that_trickles_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
