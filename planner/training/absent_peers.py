@@ -103,21 +103,14 @@ def agreed(vote: Tensor) -> Tensor:
     return torch.ones(vote.shape, dtype=vote.dtype)
 
 
-class AbsentPeers(dist.ProcessGroup):
-    """The process group of one rank in a world in which nobody answers and nobody is waited for."""
+class WithoutBackends(dist.ProcessGroup):
+    """A process group in Python. torch 2.13 keeps name and description in a group's backends (c10d/ProcessGroup.cpp),
+    of which it has none."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        from torch._C._distributed_c10d import FakeProcessGroup
-
-        self._fake: Any = FakeProcessGroup._create_internal(rank, size)
-
         self._named, self._described = "", ""
 
-    def getBackendName(self) -> str:  # noqa: N802
-        return BACKEND
-
-    # torch 2.13 keeps these two in the backends of a group, and this one has none (c10d/ProcessGroup.cpp).
     @property
     def group_name(self) -> Any:
         return self._named
@@ -131,6 +124,19 @@ class AbsentPeers(dist.ProcessGroup):
 
     def _set_group_desc(self, description: str) -> None:
         self._described = description
+
+
+class AbsentPeers(WithoutBackends):
+    """The process group of one rank in a world in which nobody answers and nobody is waited for."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        from torch._C._distributed_c10d import FakeProcessGroup
+
+        self._fake: Any = FakeProcessGroup._create_internal(rank, size)
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return BACKEND
 
     def barrier(self, *_options: Any, **_named: Any) -> Any:
         return _done([])

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 
+from planner.training.absent_peers import WithoutBackends
+
 BACKEND = "settled_gloo"
 _COLLECTIVES = (
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "allgather_coalesced", "gather", "scatter",
@@ -28,7 +30,7 @@ _COLLECTIVES = (
 _AS_THEY_ARE = ("send", "recv", "recv_anysource", "barrier")
 
 
-class SettledGloo(dist.ProcessGroup):
+class SettledGloo(WithoutBackends):
     """A process group of torch's own gloo, and the sum of one number after each collective."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -41,25 +43,9 @@ class SettledGloo(dist.ProcessGroup):
         self._inner._set_default_backend(gloo)
         self._inner._register_backend(torch.device("cpu"), gloo, dist.ProcessGroupGloo(store, rank, size, options))
         self._number = torch.zeros(1)
-        self._named, self._described = "", ""
 
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND
-
-    # torch 2.13 keeps these two in the backends of a group, and this one has none (c10d/ProcessGroup.cpp).
-    @property
-    def group_name(self) -> Any:
-        return self._named
-
-    @property
-    def group_desc(self) -> str:
-        return self._described
-
-    def _set_group_name(self, name: str) -> None:
-        self._named = name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._described = description
 
 
 def _settled(name: str) -> Callable[..., Any]:
