@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from certificate_authority import Authority
 
 from planner.admission.kubernetes_api import Api, ApiError, path_of
+from planner.errors import SettingError
 
 
 @pytest.fixture
@@ -107,6 +114,59 @@ def test_a_watch_that_speaks_something_else_is_an_error(api: Api, answering: Any
 
     with pytest.raises(ApiError, match=said):
         list(api.watch("/x", "7", 5))
+
+
+@pytest.fixture
+def in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A pod's service account, and an API server over TLS whose CA it is told; the folder of its files."""
+    authority = Authority(tmp_path)
+    authority.issue(tmp_path / "tls.crt", tmp_path / "tls.key")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = json.dumps({"told": self.headers["Authorization"]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    (tmp_path / "token").write_text("of-this-pod")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_port))
+    for name, file in (("TOKEN", "token"), ("CERT", "ca.crt")):
+        monkeypatch.setattr(f"kubernetes.config.incluster_config.SERVICE_{name}_FILENAME", str(tmp_path / file))
+    yield tmp_path
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("in_a_pod")
+def test_a_pod_speaks_as_its_service_account_to_the_server_that_its_ca_knows() -> None:
+    assert Api().get("/x") == {"told": "bearer of-this-pod"}
+
+
+def test_a_server_that_the_ca_does_not_know_gets_no_token(in_a_pod: Path) -> None:
+    Authority(in_a_pod)  # another one, in the place of the first
+
+    with pytest.raises(ApiError, match="certificate verify failed"):
+        Api().get("/x")
+
+
+def test_a_pod_without_a_token_is_not_set_up(in_a_pod: Path) -> None:
+    (in_a_pod / "token").unlink()
+
+    with pytest.raises(SettingError, match="there is no way to the cluster"):
+        Api()
 
 
 def test_names_are_parts_of_a_path_whatever_they_hold() -> None:
