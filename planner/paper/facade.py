@@ -75,6 +75,14 @@ def _resize_storage(storage: torch.UntypedStorage, size: int) -> torch.UntypedSt
     return storage
 
 
+def _text(tensor: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+    """Whoever logs a tensor reads its values; those of the paper GPU are not there."""
+    if tensor.device.type != "cuda":
+        return str(_text_on_host(tensor, tensor_contents=tensor_contents))
+    return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+
+
+_text_on_host: Any = torch._tensor_str._str
 _resize_on_host = torch.UntypedStorage.resize_
 
 
@@ -104,7 +112,7 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
         "get_device_name": lambda _device=None: name,
         "get_device_capability": lambda _device=None: target.capability,
         "get_device_properties": lambda _device=None: properties,
-        "is_bf16_supported": lambda *_, **__: target.capability >= (8, 0),
+        "is_bf16_supported": lambda *_, **__: target.is_cpu or target.capability >= (8, 0),
         "is_current_stream_capturing": lambda: False,
         "synchronize": lambda _device=None: native.paper_synchronize(),
         "empty_cache": native.paper_empty_cache,
@@ -135,7 +143,9 @@ def answering(target: Target, gpus: int) -> Iterator[None]:
     """Inside, `torch.cuda` answers for `gpus` GPUs of the target architecture; afterwards all is as before."""
     with (
         mock.patch.multiple(torch.cuda, create=True, **_cuda_answers(target, gpus)),
+        mock.patch.multiple(torch.cuda.nvtx, range_push=lambda _message: 0, range_pop=lambda: 0),
         mock.patch.multiple(torch.UntypedStorage, resize_=_resize_storage),
+        mock.patch.object(torch._tensor_str, "_str", _text),
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
         mock.patch.object(torch.backends.cudnn, "is_available", return_value=True),
         mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: bool(tensor.is_cuda)),

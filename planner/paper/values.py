@@ -63,6 +63,14 @@ _KNOWN = (
     CallSite("torch.nn.functional", "ctc_loss", lambda _: 1, "targets on the host, for cuDNN: any label does"),
     CallSite("torch.nn.functional", "gaussian_nll_loss", lambda _: False, "no variance is negative"),
     CallSite("torch._tensor", "__format__", lambda _: 0, "a number in the text of a message"),
+    CallSite("deepspeed.runtime.utils", "is_invalid_grad_norm", lambda _: False, "the norm is finite"),
+    CallSite("deepspeed.runtime.zero.stage3", "has_overflow", lambda _: 0, "no gradient overflowed"),
+    CallSite(
+        "deepspeed.runtime.zero.stage3",
+        "complete_grad_norm_calculation_for_cpu_offload",
+        lambda _: 1.0,
+        "a norm that is finite: how large it is decides about a factor only",
+    ),
     CallSite("torch.optim.*", "*", lambda _: 1.0, "a step counter or a norm: any finite number does"),
     CallSite("torch.distributed.algorithms.ddp_comm_hooks.*", "*", lambda _: 1.0, "a norm that is not zero"),
 )

@@ -1,4 +1,4 @@
-"""DeepSpeed's ds_config.json: read, and what of it decides memory under ZeRO's stages 1 and 2.
+"""DeepSpeed's ds_config.json: read, and what of it decides memory under ZeRO's stages.
 
 Keys, their defaults and what they do are those of DeepSpeed 0.19.8 (deepspeed/runtime/config.py, zero/config.py,
 zero/offload_config.py, precision_config.py, engine.py). Its bucket sizes are numbers of elements. `"auto"` is resolved
@@ -7,8 +7,7 @@ from the job as transformers' Trainer does (integrations/deepspeed.py): its hidd
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +52,8 @@ ZERO_WITHOUT_EFFECT = (
 )  # fmt: skip
 """Keys of other stages, and those that change no tensor: since torch has all_gather_into_tensor DeepSpeed gathers the
 updated parameters in place and at once, whatever `allgather_bucket_size` is (runtime/utils.py)."""
+ZERO_OF_STAGE_3 = ("contiguous_gradients", "offload_param")
+"""Keys that stage 3 is planned with, whatever their value."""
 _ZERO_AS_IT_IS: Mapping[str, Any] = {
     "contiguous_gradients": True, "use_multi_rank_bucket_allreduce": True, "round_robin_gradients": False,
     "parameter_alignment": False, "offload_param": None, "zenflow": None, "legacy_stage1": False,
@@ -103,7 +104,7 @@ def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
 
 def zero_of(job: Job, place: str = _PLACE) -> Zero:
     """What the job's config means. Raises SpecError at `place` for what DeepSpeed or the planner refuses."""
-    config = _Part(job.parallel.deepspeed or {}, "", place)
+    config = Part(job.parallel.deepspeed or {}, "", place)
     zero = config.part("zero_optimization")
     bf16, fp16 = (config.part("bf16") if config.has("bf16") else config.part("bfloat16")), config.part("fp16")
     is_bf16 = bf16.flag("enabled", False, auto=job.model.parameter_dtype == "bfloat16")
@@ -128,9 +129,9 @@ def zero_of(job: Job, place: str = _PLACE) -> Zero:
         stage=stage,
         dtype=dtype,
         communication_dtype=_dtype(config, "communication_data_type") or dtype,
-        reduce_bucket_elements=_elements(zero, "reduce_bucket_size", job),
+        reduce_bucket_elements=elements(zero, "reduce_bucket_size", job),
         reduce_scatter=zero.flag("reduce_scatter", True),
-        overlap_comm=zero.flag("overlap_comm", False),
+        overlap_comm=zero.flag("overlap_comm", stage == 3),
         offload=offload,
         accumulates_in_fp32=in_fp32,
         pinned=pinned,
@@ -141,7 +142,7 @@ def zero_of(job: Job, place: str = _PLACE) -> Zero:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """A mapping of the config, which knows its path for messages."""
 
     values: Mapping[str, Any]
@@ -159,11 +160,11 @@ class _Part:
             f"the DeepSpeed config's {self.name(key)} {problem}", allowed=allowed, remedy=remedy, place=self.place
         )
 
-    def part(self, key: str) -> _Part:
+    def part(self, key: str) -> Part:
         found = self.values.get(key)
         if found is not None and not isinstance(found, Mapping):
             raise self.error(key, f"is {found!r}", allowed="a mapping")
-        return _Part(found or {}, self.name(key), self.place)
+        return Part(found or {}, self.name(key), self.place)
 
     def flag(self, key: str, default: bool, *, auto: bool | None = None) -> bool:
         found = self.values.get(key)
@@ -184,35 +185,29 @@ def _resolved(value: Any) -> str:
     return "write the value: nothing in a job says it, nor does transformers resolve it" if value == "auto" else ""
 
 
-def _stage(zero: _Part) -> int:
+def _stage(zero: Part) -> int:
     stage = zero.values.get("stage", 0)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise zero.error("stage", f"is {_shown(stage)}", allowed="1 or 2", remedy=_resolved(stage))
-    if stage == 3:
-        raise zero.error(
-            "stage",
-            "is 3: parameters that DeepSpeed gathers and releases by its own trace of the modules are not planned",
-            allowed="1 or 2",
-            remedy="write parallel.dp_shard instead of dp_replicate and deepspeed: fully_shard (fsdp2) divides"
-            " parameters, gradients and optimizer as stage 3 does; offload_param is {offload: cpu}",
-        )
+        raise zero.error("stage", f"is {_shown(stage)}", allowed="1, 2 or 3", remedy=_resolved(stage))
     if stage == 0:
         raise zero.error(
             "stage",
             "is 0: nothing is divided",
-            allowed="1 or 2",
+            allowed="1, 2 or 3",
             remedy="delete parallel.deepspeed: dp_replicate alone is data parallelism",
         )
     return int(stage)
 
 
-def _accumulates_in_fp32(config: _Part, dtype: str, stage: int, *, offload: bool) -> bool:
+def _accumulates_in_fp32(config: Part, dtype: str, stage: int, *, offload: bool) -> bool:
     types = config.part("data_types")
     for key in sorted(types.values.keys() - {"grad_accum_dtype", "param_dtype", "buffer_dtype"}):
         raise types.error(key, "is not planned", allowed="grad_accum_dtype")
     accumulation = _dtype(types, "grad_accum_dtype")
     if accumulation in (None, dtype):
         return False
+    if stage == 3 and accumulation == "float32":
+        return True
     if accumulation == "float32" and stage == 2 and not offload:
         return True
     where = "with offload_optimizer" if stage == 2 else "in stage 1 (of bfloat16: BF16_Optimizer)"
@@ -223,7 +218,7 @@ def _accumulates_in_fp32(config: _Part, dtype: str, stage: int, *, offload: bool
     )
 
 
-def _dtype(part: _Part, key: str) -> str | None:
+def _dtype(part: Part, key: str) -> str | None:
     found = part.values.get(key)
     if found is None:
         return None
@@ -232,33 +227,38 @@ def _dtype(part: _Part, key: str) -> str | None:
     return _DTYPES[found]
 
 
-def _offload(zero: _Part) -> tuple[bool, bool]:
+def _offload(zero: Part) -> tuple[bool, bool]:
     offload = zero.part("offload_optimizer")
     device = offload.values.get("device", "none")
     if device not in ("none", "cpu"):
         raise offload.error("device", f"is {_shown(device)}, which is not planned", allowed="none, cpu")
     for key, only in (("ratio", 1.0), ("super_offload", False)):
         if offload.values.get(key, only) != only:
-            raise offload.error(key, f"is {_shown(offload.values[key])}", allowed=f"{only}, below stage 3")
+            raise offload.error(key, f"is {_shown(offload.values[key])}, which is not planned", allowed=str(only))
     return device == "cpu", offload.flag("pin_memory", True)
 
 
-def _elements(zero: _Part, key: str, job: Job) -> int:
+def elements(
+    zero: Part, key: str, job: Job, *, least: int = 1, automatic: Callable[[int], int] | None = lambda hidden: hidden**2
+) -> int:
+    """A size of the config; `automatic` is what `"auto"` is for a hidden size. Raises SpecError."""
     found = zero.values.get(key, _BUCKET)
-    if found == "auto":
-        return _hidden(zero, key, job) ** 2
-    if isinstance(found, str):
+    if found == "auto" and automatic is not None:
+        return automatic(_hidden(zero, key, job))
+    auto = ', or "auto"' if automatic is not None else ""
+    if isinstance(found, str) and found != "auto":
         raise zero.error(
             key,
             f"is {_shown(found)}: DeepSpeed's sizes are numbers of elements, without a unit",
-            allowed='a whole number such as 500000000 (of bfloat16: 1000000000 bytes), or "auto"',
+            allowed=f"a whole number such as 500000000 (of bfloat16: 1000000000 bytes){auto}",
         )
-    if isinstance(found, bool) or not isinstance(found, int | float) or found < 1 or found != math.floor(found):
-        raise zero.error(key, f"is {_shown(found)}", allowed='a whole number of elements from 1, or "auto"')
+    if isinstance(found, bool | str) or not isinstance(found, int | float) or found < least or found != found // 1:
+        allowed = f"a whole number of elements from {least}{auto}"
+        raise zero.error(key, f"is {_shown(found)}", allowed=allowed, remedy=_resolved(found))
     return int(found)
 
 
-def _hidden(zero: _Part, key: str, job: Job) -> int:
+def _hidden(zero: Part, key: str, job: Job) -> int:
     """As transformers' Trainer finds it: the model's own, the largest of several, or that of its text model."""
     if job.model.decoder is not None:
         return job.model.decoder.hidden
@@ -274,7 +274,7 @@ def _hidden(zero: _Part, key: str, job: Job) -> int:
     raise zero.error(key, 'is "auto", and the model has no hidden_size', remedy="write a number of elements")
 
 
-def _optimizer(config: _Part, job: Job, *, offload: bool) -> Optimizer:
+def _optimizer(config: Part, job: Job, *, offload: bool) -> Optimizer:
     """DeepSpeed's FusedAdam keeps what torch's fused kernel keeps, and steps without temporaries as it does."""
     written = config.part("optimizer")
     if not written.values:
@@ -292,7 +292,7 @@ def _optimizer(config: _Part, job: Job, *, offload: bool) -> Optimizer:
     return Optimizer(name=_ADAMS[kind.lower()], arguments={**own, **arguments, **({"fused": True} if fused else {})})
 
 
-def _of_the_job(config: _Part, optimizer: Optimizer, *, offload: bool) -> Optimizer:
+def _of_the_job(config: Part, optimizer: Optimizer, *, offload: bool) -> Optimizer:
     if offload and config.flag("zero_force_ds_cpu_optimizer", True):
         raise config.error(
             "optimizer",
@@ -311,7 +311,7 @@ def _of_the_job(config: _Part, optimizer: Optimizer, *, offload: bool) -> Optimi
 
 def check_keys(config: Mapping[str, Any], place: str) -> None:
     """Raises SpecError for keys whose effect is not known, and for values that are not planned."""
-    top = _Part(config, "", place)
+    top = Part(config, "", place)
     for key, value in config.items():
         if key in UNDERSTOOD or key in WITHOUT_EFFECT or _is_off(value):
             continue
@@ -326,6 +326,8 @@ def check_keys(config: Mapping[str, Any], place: str) -> None:
         plain = key.removeprefix("stage3_")
         if key in ZERO_UNDERSTOOD or plain in ZERO_WITHOUT_EFFECT or key == "stage3_gather_fp16_weights_on_model_save":
             continue
+        if key in ZERO_OF_STAGE_3 and zero.values.get("stage") == 3:
+            continue
         if key in _ZERO_AS_IT_IS:
             _check_as_it_is(zero, key, value)
             continue
@@ -333,7 +335,7 @@ def check_keys(config: Mapping[str, Any], place: str) -> None:
         raise zero.error(key, f"is no key of DeepSpeed {VERSION}", remedy=did_you_mean(key, known))
 
 
-def _check_as_it_is(zero: _Part, key: str, value: Any) -> None:
+def _check_as_it_is(zero: Part, key: str, value: Any) -> None:
     only = _ZERO_AS_IT_IS[key]
     if value == only or (_is_off(value) and _is_off(only)):
         return

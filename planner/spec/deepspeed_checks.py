@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from planner.errors import SpecError
-from planner.spec import deepspeed
+from planner.spec import deepspeed, deepspeed_stage3
 from planner.spec.axes import axis_degrees
 from planner.spec.job import DpReplicate, Job
 from planner.spec.nodes import Node
@@ -20,7 +20,9 @@ def check_deepspeed(job: Job, document: Node) -> None:
     _check_axes(job, document, node)
     _check_training(job, document)
     deepspeed.check_keys(job.parallel.deepspeed, node.place)
-    deepspeed.zero_of(job, node.place)
+    zero = deepspeed.zero_of(job, node.place)
+    if zero.stage == 3:
+        deepspeed_stage3.check(job, node.place)
     _check_numbers(job, job.parallel.deepspeed, node.place)
 
 

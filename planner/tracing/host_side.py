@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp._fully_shard import _fsdp_param
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from planner.training import activation_offload, clipping, materialize
 from planner.training.wraps import deepspeed_zero
@@ -30,7 +31,11 @@ def left_out() -> Iterator[None]:
         on_device = [each for each in parameters if each.device.type != "cpu"]
         real_clip(on_device, limit)
 
-    handle = register_optimizer_step_pre_hook(_drop_gradients_on_the_host)
+    dropped: list[tuple[Tensor, Tensor]] = []
+    handles = (
+        register_optimizer_step_pre_hook(partial(_drop_gradients_on_the_host, dropped)),
+        register_optimizer_step_post_hook(partial(_give_back, dropped)),
+    )
     try:
         with (
             mock.patch.object(clipping, "clip", clip),
@@ -42,15 +47,24 @@ def left_out() -> Iterator[None]:
         ):
             yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
-def _drop_gradients_on_the_host(optimizer: Optimizer, *_arguments: Any) -> None:
+def _drop_gradients_on_the_host(dropped: list[tuple[Tensor, Tensor]], optimizer: Optimizer, *_arguments: Any) -> None:
     """An optimizer passes over parameters without a gradient: it takes no state for them."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.device.type == "cpu":
+            if parameter.device.type == "cpu" and parameter.grad is not None:
+                dropped.append((parameter, parameter.grad))
                 parameter.grad = None
+
+
+def _give_back(dropped: list[tuple[Tensor, Tensor]], *_arguments: Any) -> None:
+    """DeepSpeed keeps its gradients on the host for the next step."""
+    for parameter, grad in dropped:
+        parameter.grad = grad
+    dropped.clear()
 
 
 class _SavedWithoutAHost(saved_tensors_hooks):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch import Tensor
 
 from planner.events import Phase
 from planner.training import ownership
 from planner.training.loop import Loop
 from planner.training.observer import Silent
+from planner.training.wraps import deepspeed_engine
 from planner.training.wraps.deepspeed_zero import DividedByDeepSpeed
 
 
@@ -45,3 +49,33 @@ class DeepSpeedLoop(Loop):
         if not isinstance(self.observer, Silent):
             ownership.tell_optimizer_state(self.optimizer, self.bare_model, self.observer)
         self._engine.zero_grad()
+
+
+class EngineLoop(Loop):
+    """As `Loop`; the model is DeepSpeed's own engine, which scales the loss, reduces, clips and steps by itself."""
+
+    def _telling_gradients(self) -> AbstractContextManager[None]:
+        """They have been told of since the engine was made."""
+        return nullcontext()
+
+    def _iterate(self, iteration: int) -> None:
+        steps, watched = self.train.gradient_accumulation_steps, not isinstance(self.observer, Silent)
+        for micro_batch in range(1, steps + 1):
+            self._micro_batch(iteration)
+            if watched:
+                deepspeed_engine.tell_whole(self._engine, self.observer)
+            if micro_batch == steps:
+                self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
+            self._engine.step()
+        if watched:
+            deepspeed_engine.tell_state(self.optimizer, self.observer)
+
+    def _of_one(self, loss: Tensor) -> Tensor:
+        return loss
+
+    def _backward(self, loss: Tensor) -> None:
+        self._engine.backward(loss)
+
+    @property
+    def _engine(self) -> Any:
+        return self.model

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from planner.events import Category, Phase
@@ -79,12 +79,19 @@ class Loop:
         with self.splitting(batch):
             with self.precision.autocast():
                 loss = self.objective(self.model, batch)
-            if self.train.gradient_accumulation_steps > 1:
-                loss = loss / self.train.gradient_accumulation_steps
+            loss = self._of_one(loss)
             self.observer.mark(Phase.BACKWARD, iteration)
-            self.precision.scaled(loss).backward()
+            self._backward(loss)
         self._tell_communication()
         ownership.tell_gradients(self.bare_model, self.observer)
+
+    def _of_one(self, loss: Tensor) -> Tensor:
+        """What one micro-batch has of the loss."""
+        steps = self.train.gradient_accumulation_steps
+        return loss / steps if steps > 1 else loss
+
+    def _backward(self, loss: Tensor) -> None:
+        self.precision.scaled(loss).backward()
 
     def _step(self) -> None:
         scaler, limit = self.precision.scaler, self.train.gradient_clipping

@@ -26,7 +26,8 @@ from planner.training import (
     scopes,
     ways_to_step,
 )
-from planner.training.deepspeed_loop import DeepSpeedLoop
+from planner.training.deepspeed_loop import DeepSpeedLoop, EngineLoop
+from planner.training.feed import Feed
 from planner.training.loop import Loop
 from planner.training.loss import Objective
 from planner.training.materialize import materialize
@@ -34,7 +35,14 @@ from planner.training.models.build import build
 from planner.training.observer import ModuleFollower, Observer, Silent
 from planner.training.precision import Precision
 from planner.training.worlds import World
-from planner.training.wraps import context_parallel, deepspeed_zero, expert_parallel, fsdp2, tensor_parallel
+from planner.training.wraps import (
+    context_parallel,
+    deepspeed_engine,
+    deepspeed_zero,
+    expert_parallel,
+    fsdp2,
+    tensor_parallel,
+)
 from planner.training.wraps.ddp import Replicated
 
 
@@ -68,6 +76,7 @@ def run(spec: job.Job, device: torch.device, observer: Observer | None = None, *
     world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
     with _collecting_by_hand(), fsdp2.told(watching), collectives.told(watching), ExitStack() as following:
+        following.enter_context(deepspeed_engine.used(spec, device, watching))
         watching.mark(Phase.LOAD, 0)
         loop, recomputed = _load(spec, world, device, watching)
         if isinstance(watching, ModuleFollower) and watching.follows_modules:
@@ -98,7 +107,8 @@ def _load(spec: job.Job, world: World, device: torch.device, observer: Observer)
     spec = deepspeed_zero.resolved(spec)
     precision = Precision(spec.train.precision, device)
     # What is split is built without memory, split, and only then given any.
-    bare = build(spec.model, torch.device("meta") if world.splits else device)
+    with deepspeed_engine.partitioning(spec):
+        bare = build(spec.model, torch.device("meta") if world.splits else device)
     feed = inputs.feed_of(bare, spec)
     if world.degree("tp") > 1:
         tensor_parallel.split(bare, spec.parallel.tp, world.device_mesh["tp"])
@@ -116,6 +126,8 @@ def _load(spec: job.Job, world: World, device: torch.device, observer: Observer)
     if world.splits:
         materialize(bare, device, offloaded=spec.parallel.dp_shard.offload == "cpu")
     ownership.tell_parameters(bare, observer)
+    if deepspeed_engine.chosen(spec):
+        return _load_engine(spec, bare, feed, device, observer), recomputed
     replicate = spec.parallel.dp_replicate
     engine = spec.parallel.deepspeed is not None
     alone = replicate.degree == 1 or world.shards or engine
@@ -134,6 +146,23 @@ def _load(spec: job.Job, world: World, device: torch.device, observer: Observer)
         splitting=context_parallel.splitting(spec.parallel.cp, world),
     )
     return loop, recomputed
+
+
+def _load_engine(spec: job.Job, bare: nn.Module, feed: Feed, device: torch.device, observer: Observer) -> Loop:
+    """Around DeepSpeed's own engine."""
+    optimizer = optimizers.build(spec.train.optimizer, bare.parameters())
+    return EngineLoop(
+        train=spec.train,
+        parallel=spec.parallel,
+        model=deepspeed_engine.wrapped(spec, bare, optimizer, observer),
+        bare_model=bare,
+        optimizer=optimizer,
+        objective=Objective(spec.train.loss, feed, device, observer),
+        feed=feed,
+        precision=Precision(spec.train.precision, device),
+        device=device,
+        observer=observer,
+    )
 
 
 def _load_pipeline(spec: job.Job, world: World, device: torch.device, observer: Observer) -> tuple[Loop, list[str]]:
