@@ -103,7 +103,13 @@ def workload(
 def status(flavor: str, checks: tuple[str, ...], reserved: bool = True, when: str = RESERVED) -> dict[str, Any]:
     return {
         "conditions": [
-            {"type": "QuotaReserved", "status": "True" if reserved else "False", "lastTransitionTime": when}
+            {
+                "type": "QuotaReserved",
+                "status": "True" if reserved else "False",
+                "reason": "QuotaReserved" if reserved else "Pending",
+                "message": "as Kueue says it",
+                "lastTransitionTime": when,
+            }
         ],
         "admission": {
             "clusterQueue": "cq",

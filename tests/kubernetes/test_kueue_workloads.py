@@ -57,7 +57,15 @@ def workload(*checks: dict[str, Any], reserved: str = "True", **metadata: Any) -
                         {"name": "logs", "count": 1, "flavors": {"cpu": "any"}},
                     ],
                 },
-                "conditions": [{"type": "QuotaReserved", "status": reserved, "lastTransitionTime": NOW}],
+                "conditions": [
+                    {
+                        "type": "QuotaReserved",
+                        "status": reserved,
+                        "reason": "QuotaReserved",
+                        "message": "Quota reserved in ClusterQueue cq",
+                        "lastTransitionTime": NOW,
+                    }
+                ],
                 "admissionChecks": list(checks),
             },
         }
