@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -85,3 +87,34 @@ def test_what_was_computed_on_the_device_has_no_value() -> None:
 
         with pytest.raises(TraceError):
             (on_device * 2).tolist()
+
+
+CROWDED = """
+import ctypes
+mmap = ctypes.CDLL(None).mmap
+mmap.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+for at in range(1, 127, 8):
+    mmap(at << 40, 4096, 0, 0x4022, -1, 0)  # nobody's page, as a heap that begins anywhere
+
+from planner import paper
+
+with paper.gpu("sm_90") as gpu:
+    import torch
+
+    tensors = [torch.empty(terabytes << 40, dtype=torch.uint8, device=gpu.device) for terabytes in (3, 1, 5)]
+    spans = sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in tensors)
+    assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:])), spans
+    try:
+        torch.empty(100 << 40, dtype=torch.uint8, device=gpu.device)
+    except RuntimeError as error:
+        print(error)
+    print(len(gpu.recorder.events()))
+"""
+
+
+def test_paper_needs_no_large_part_of_the_address_space_in_one() -> None:
+    """Go's runtime, say, puts its heap anywhere (since 1.26), and a library in Go may be in the process."""
+    run = subprocess.run([sys.executable, "-c", CROWDED], capture_output=True, text=True, check=False)
+
+    refused = f"the paper GPU has no address space for {100 << 40} bytes"
+    assert (run.stdout, run.returncode) == (f"{refused}\n3\n", 0), run.stderr

@@ -2,8 +2,10 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "host_values.h"
 #include "trace.h"
@@ -12,29 +14,46 @@ namespace paper {
 namespace {
 
 // Reserved, never committed: a kernel that touches it by mistake faults at once instead of computing with nothing.
-constexpr size_t kRegionBytes = size_t{1} << 46;
+// In pieces: other libraries (Go's heap begins anywhere) leave no large part of the address space in one.
+constexpr size_t kPieceBytes = size_t{1} << 42;
 constexpr size_t kAlignment = 512;
 
-struct Region {
-  char* base = nullptr;
-  size_t next = 0;
+struct Piece {
+  char* base;
+  size_t bytes;
+};
 
+class AddressSpace {
+ public:
   char* take(size_t bytes) {
-    if (base == nullptr) {
-      void* mapped = mmap(nullptr, kRegionBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      TORCH_CHECK(mapped != MAP_FAILED, "the paper GPU could not reserve its address space");
-      base = static_cast<char*>(mapped);
-    }
     const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    TORCH_CHECK(next + rounded <= kRegionBytes, "the paper GPU has used up its address space");
-    char* address = base + next;
-    next += rounded;
+    TORCH_CHECK(rounded >= bytes, "the paper GPU has no address space for ", bytes, " bytes");
+    while (current_ < pieces_.size() && rounded > pieces_[current_].bytes - next_) {
+      ++current_;
+      next_ = 0;
+    }
+    if (current_ == pieces_.size()) pieces_.push_back(reserve(std::max(rounded, kPieceBytes)));
+    char* address = pieces_[current_].base + next_;
+    next_ += rounded;
     return address;
   }
+
+  void begin_again() { current_ = next_ = 0; }
+
+ private:
+  static Piece reserve(size_t bytes) {
+    void* mapped = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    TORCH_CHECK(mapped != MAP_FAILED, "the paper GPU has no address space for ", bytes, " bytes");
+    return {static_cast<char*>(mapped), bytes};
+  }
+
+  std::vector<Piece> pieces_;
+  size_t current_ = 0;
+  size_t next_ = 0;
 };
 
 std::mutex mutex;
-Region region;
+AddressSpace space;
 std::unordered_map<const void*, int64_t> blocks;
 
 void release(void* address) {
@@ -46,22 +65,26 @@ void release(void* address) {
     if (found == blocks.end()) return;
     block = found->second;
     blocks.erase(found);
-    if (blocks.empty()) region.next = 0;  // nothing is in use: begin again at the start
+    if (blocks.empty()) space.begin_again();  // nothing is in use
   }
   record_free(block);
+}
+
+void* taken(size_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex);
+  void* address = space.take(bytes);
+  blocks[address] = -1;  // in use, before it is known as what
+  return address;
 }
 
 struct PaperAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(c10::DeviceType::CUDA, 0);
     if (bytes == 0) return {nullptr, nullptr, &release, device};
+    void* address = taken(bytes);
     const int64_t block = record_alloc(bytes, current_stream());
-    void* address = nullptr;
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      address = region.take(bytes);
-      blocks[address] = block;
-    }
+    std::lock_guard<std::mutex> lock(mutex);
+    blocks[address] = block;
     return {address, address, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
