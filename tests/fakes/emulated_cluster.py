@@ -246,7 +246,7 @@ async def _end(emulator: _Emulator) -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
     """What it returns as soon as that is true; fails after so many seconds."""
     end = time.monotonic() + seconds
     while not (found := true()):

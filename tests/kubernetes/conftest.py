@@ -12,6 +12,10 @@ import pytest
 from answering import Answering, answering_service
 from real_service import RealService, serving
 
+from planner.admission.client import Client
+from planner.spec.bundle import bundle
+from planner.spec.loading import load_yaml
+
 SMALL = """\
 metadata: {{name: {name}, team: nlp}}
 model: {{decoder: {{layers: 4, hidden: 256, heads: 4, kv_heads: 4, ffn: 1024, vocab: 8192}}}}
@@ -28,8 +32,10 @@ def answering() -> Iterator[Answering]:
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealService]:
-    """The service itself over a socket, without Ray."""
+    """The service itself over a socket, without Ray. It has planned once: the first plan of a process takes longest."""
     with serving(tmp_path_factory.mktemp("service")) as found:
+        job = bundle(load_yaml(SMALL.format(name="first", gpu="H100-SXM-80GB")))
+        Client(found.url, found.token, timeout_seconds=120).plan(job, 0)
         yield found
 
 

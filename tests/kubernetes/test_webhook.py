@@ -40,7 +40,7 @@ class Running:
     log: Path
 
     def connection(self) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self.authority.context)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=self.authority.context)
 
     def ask(
         self, method: str, path: str, body: bytes | None = None, kind: str = "application/json"
@@ -52,7 +52,7 @@ class Running:
             text = answer.read().decode()
             return answer.status, json.loads(text) if "json" in (answer.getheader("Content-Type") or "") else text
 
-    def review(self, review: dict[str, Any], query: str = "?timeout=10s") -> dict[str, Any]:
+    def review(self, review: dict[str, Any], query: str = "?timeout=30s") -> dict[str, Any]:
         """The response to a review, as the API server takes it."""
         status, found = self.ask("POST", f"/validate{query}", json.dumps(review).encode())
         assert isinstance(found, dict)
@@ -348,7 +348,7 @@ def test_a_plan_that_is_not_ready_in_time_is_answered_by_the_policy(
 ) -> None:
     service.desk.slow.add("slow")
 
-    found = start(policy).review(make_review(make_job("Job", {BUNDLE: spec_text("slow")})), "?timeout=2s")
+    found = start(policy).review(make_review(make_job("Job", {BUNDLE: spec_text("slow")})), "?timeout=5s")
 
     assert (found["allowed"], found["auditAnnotations"]["verdict"]) == (allowed, "pending")
 
