@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from planner.events import Alloc, Category, EmptyCache, Event, Free, Mark, Origin, Phase, Role, Synchronize, Use
+from planner.events import Alloc, Category, EmptyCache, Event, Free, Mark, Origin, Passed, Phase, Role, Synchronize, Use
 from planner.paper import library
 from planner.paper.splices import Again, Copy, Place, write_out
 
@@ -57,6 +57,12 @@ _DTYPES = (
 
 _A_MOMENT_SECONDS = 0.005
 
+
+@dataclass(frozen=True, slots=True)
+class _Waited:
+    before: int
+
+
 _Placed = Event | Place | Again | Copy
 
 
@@ -72,7 +78,7 @@ class Recorder:
         self._native = library.load()
         self.folds = False
         """Whether repetition may be told instead of being run; see `repeat` and `copy`."""
-        self._placed: dict[int, list[_Placed]] = defaultdict(list)
+        self._placed: dict[int, list[_Placed | _Waited]] = defaultdict(list)
         self._told = 0
         self._born_as: dict[int, Role] = {}
         self._category: dict[int, Category] = {}
@@ -123,8 +129,17 @@ class Recorder:
         self._placed[position].append(Copy(first, after, number, tuple(parents), bound))
         return number, made
 
-    def _place(self, event: _Placed) -> None:
+    def _place(self, event: _Placed | _Waited) -> None:
         self._placed[self._native.paper_count()].append(event)
+
+    def now(self) -> int:
+        """How much has happened since `start`; for `waited`."""
+        count: int = self._native.paper_count()
+        return count
+
+    def waited(self, before: int) -> None:
+        """The host has waited for the device: uses of blocks that were given up before then (`now`) have passed."""
+        self._place(_Waited(before))
 
     def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
         """The storage of `tensor` belongs to `category`: since its birth if nothing was said of it before."""
@@ -176,10 +191,22 @@ class Recorder:
     def _in_order(self, records: list[tuple[int, ...]], first: int) -> Iterator[_Placed]:
         origins = _Origins(self._native, self._scopes)
         workspace = self._native.paper_name_index(_CUBLAS_WORKSPACE.encode())
+        used: set[int] = set()
+        given_up: deque[tuple[int, int]] = deque()
         for position, record in enumerate(records):
             for placed in self._placed.get(position, ()):
+                if isinstance(placed, _Waited):
+                    while given_up and given_up[0][0] < placed.before:
+                        yield Passed(given_up.popleft()[1] - first)
+                    continue
                 yield _renumbered(placed, first)
             yield _event(record, origins, first)
+            if record[0] == _USE:
+                used.add(record[4])
+            elif record[0] == _FREE and record[4] in used:
+                given_up.append((position, record[4]))
+            elif record[0] in (_SYNCHRONIZE, _EMPTY_CACHE):
+                given_up.clear()
             if record[0] != _ALLOC:
                 continue
             if record[4] in self._born_as:
@@ -187,7 +214,8 @@ class Recorder:
             elif record[1] == workspace:
                 yield Role(record[4] - first, Category.WORKSPACE, _CUBLAS_WORKSPACE)
         for placed in self._placed.get(len(records), ()):
-            yield _renumbered(placed, first)
+            if not isinstance(placed, _Waited):
+                yield _renumbered(placed, first)
 
     def _assign_block(self, block: int, category: Category, name: str) -> None:
         role = Role(block, category, name)

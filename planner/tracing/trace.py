@@ -12,7 +12,7 @@ from planner.errors import PlannerError
 from planner.layout.mesh import Mesh
 from planner.paper.splices import DoesNotFoldError
 from planner.spec.job import Job
-from planner.tracing import collector, failures, host_side
+from planner.tracing import backpressure, collector, failures, host_side, untouched_host
 from planner.tracing.traced import Trace
 from planner.training import absent_peers, dtensor_speed, step
 from planner.training.folding import CannotBeToldError
@@ -43,8 +43,9 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     with paper.gpu(target or job.cluster.gpu.arch, gpus, cuda=job.software.cuda) as gpu:
         gpu.recorder.folds = folded
         try:
+            waits = backpressure.told(job, gpu.recorder)
             quick = dtensor_speed.once_for_all_parameters()
-            with absent_peers.join(rank, world_size), host_side.left_out(), quick:
+            with absent_peers.join(rank, world_size), host_side.left_out(), untouched_host.of(job), waits, quick:
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank)
                 buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
                 events = tuple(gpu.recorder.events())

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from cpu_runs import Both, Run, assert_exact, both_ways, without
 
-from planner.events import Free, Mark, Phase
-from planner.measuring.event_phases import phases_of
+from planner.allocator.replay import replay
+from planner.errors import SpecError
+from planner.events import Alloc, Category, Free, Mark, Passed, Phase, Role
+from planner.layout.mesh import Mesh
+from planner.layout.rank_classes import rank_classes
+from planner.measuring.event_phases import most_by_category, phases_of
 from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Parallel, Train
+from planner.tracing import untouched_host
+from planner.tracing.trace import trace
 
+HOST = {"device": "cpu"}
 BF16 = {"bf16": {"enabled": True}}
 
 
@@ -73,13 +81,167 @@ def after_load(run: Run) -> Run:
     return replace(run, events=without(run.events, *ended))
 
 
+def peaks_apart(paper: Run, real: Run) -> list[tuple[str, int, int]]:
+    """Phases whose peaks differ by more than a few bytes, and by how many."""
+    peaks = [
+        (str(a.phase), a.iteration, a.peak.requested_bytes - b.peak.requested_bytes)
+        for a, b in zip(phases_of(paper.events), phases_of(real.events), strict=True)
+    ]
+    return [each for each in peaks if abs(each[2]) > FEW_BYTES]
+
+
 @pytest.mark.parametrize(("name", "rank"), BOTH)
 def test_a_real_step_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
     paper, real = runs[name, rank]
 
     assert_exact(after_load(paper), after_load(real))
-    peaks = [
-        (a.phase, a.iteration, a.peak.requested_bytes - b.peak.requested_bytes)
-        for a, b in zip(phases_of(paper.events), phases_of(real.events), strict=True)
-    ]
-    assert [each for each in peaks if abs(each[2]) > FEW_BYTES] == []
+    assert peaks_apart(paper, real) == []
+
+
+def block_of(run: Run, category: Category, name: str) -> int:
+    """The largest block that is given this role, under a name that begins so."""
+    sizes = {each.block: each.requested_bytes for each in run.events if isinstance(each, Alloc)}
+    roles = (each for each in run.events if isinstance(each, Role))
+    return max(
+        (each.block for each in roles if each.category is category and each.name.startswith(name)),
+        key=sizes.__getitem__,
+    )
+
+
+@pytest.mark.parametrize(
+    ("category", "name"),
+    [
+        (Category.PARAMETER, "deepspeed.partitions"),
+        (Category.OPTIMIZER_STATE, "deepspeed.fp32_partitions"),
+        (Category.OPTIMIZER_STATE, "deepspeed.exp_avg"),
+        (Category.GRADIENT, "deepspeed.partitions"),
+        (Category.BUCKET, "deepspeed.ipg"),
+    ],
+)
+def test_a_partition_or_a_bucket_less_is_noticed(runs: Both, category: Category, name: str) -> None:
+    paper, real = runs["usual", 0]
+    poorer = replace(paper, events=without(paper.events, block_of(paper, category, name)))
+
+    with pytest.raises(AssertionError):
+        assert_exact(after_load(poorer), after_load(real))
+
+
+def test_a_gathered_parameter_less_is_noticed(runs: Both) -> None:
+    paper, real = runs["prefetched", 0]
+    gathered = block_of(paper, Category.COMMUNICATION, "deepspeed.all_gather_params")
+
+    assert peaks_apart(replace(paper, events=without(paper.events, gathered)), real) != []
+
+
+def most(job: Job, rank: int = 0) -> dict[str, int]:
+    return most_by_category(trace(job, rank).events)
+
+
+def test_more_ranks_hold_less_of_what_is_divided() -> None:
+    two, four = (most(divided(ranks=ranks, config=BF16)) for ranks in (2, 4))
+
+    assert two["optimizer_state"] == pytest.approx(2 * four["optimizer_state"], rel=0.001)
+    assert two["parameter"] == pytest.approx(2 * four["parameter"], rel=0.02)
+
+
+def test_parameters_up_to_the_threshold_stay_whole() -> None:
+    some, all_of_them = (most(divided(config=BF16, stage3_param_persistence_threshold=each)) for each in (0, 1_000_000))
+
+    partition = some["parameter"]
+    assert all_of_them["parameter"] == pytest.approx(3 * partition, rel=0.001)  # the whole of it, beside this half
+
+
+def second_forward(**zero: int) -> int:
+    """The peak of a forward whose modules DeepSpeed has seen before, in requested bytes."""
+    events = trace(divided(layers=6, **zero)).events
+    return next(p.peak.requested_bytes for p in phases_of(events) if (p.phase, p.iteration) == (Phase.FORWARD, 2))
+
+
+def test_what_may_live_and_what_is_fetched_ahead_decides_the_peak() -> None:
+    """Sizes are in elements. All 1.4 million of them may live; or none longer than it is used; or some are fetched
+    ahead, but not where few may live."""
+    everything = second_forward()
+    few = second_forward(stage3_max_reuse_distance=0, stage3_prefetch_bucket_size=0)
+    ahead = second_forward(stage3_max_reuse_distance=0, stage3_prefetch_bucket_size=300_000)
+    limited = second_forward(
+        stage3_max_reuse_distance=0, stage3_prefetch_bucket_size=300_000, stage3_max_live_parameters=100_000
+    )
+
+    assert few == limited < ahead < everything
+
+
+def test_memory_that_another_stream_used_is_free_once_deepspeed_has_waited() -> None:
+    events = trace(divided(layers=6, stage3_max_reuse_distance=0, stage3_prefetch_bucket_size=0)).events
+    untold = [each for each in events if not isinstance(each, Passed)]
+
+    at_once = max(replay(events, uses_pass="at_once").active_bytes)
+    told, never = (max(replay(each).active_bytes) for each in (events, untold))
+
+    assert at_once < told < never
+
+
+def test_offload_leaves_the_partition_of_the_parameters_or_nothing() -> None:
+    adamw = {**BF16, "optimizer": {"type": "AdamW"}}
+    on_device = most(divided(config=adamw))
+    optimizer = most(divided(config=adamw, offload_optimizer=HOST))
+    both = most(divided(config=adamw, offload_optimizer=HOST, offload_param=HOST))
+
+    assert optimizer.get("optimizer_state", 0) == both.get("optimizer_state", 0) == 0
+    assert optimizer["parameter"] == on_device["parameter"]
+    assert both["parameter"] < 0.02 * on_device["parameter"]  # norms alone, which are too small to be divided
+
+
+def test_a_host_that_is_not_written_changes_nothing_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = divided(config={**BF16, "optimizer": {"type": "AdamW"}}, steps=2, offload_optimizer=HOST, offload_param=HOST)
+    written = trace(job).events
+    monkeypatch.setattr(untouched_host, "_LARGE_BYTES", 0)
+
+    assert trace(job).events == written
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_each_rank_does_what_the_first_of_its_class_does(ranks: int) -> None:
+    job = divided(ranks=ranks, config=BF16)
+    (only,) = rank_classes(Mesh.of(job.parallel))
+
+    first, *others = (phases_of(trace(job, rank).events) for rank in only.ranks)
+
+    assert len(others) == ranks - 1
+    assert all(each == first for each in others)
+
+
+def test_a_process_that_traced_before_traces_the_same() -> None:
+    import torch
+
+    job = divided("again")
+    other = replace(job, parallel=Parallel(dp_replicate=DpReplicate(degree=2)))
+    linear = torch.nn.functional.linear
+    first, plain = trace(job).events, trace(other).events
+    trace(divided(ranks=5, stage3_param_persistence_threshold=10))
+
+    assert (trace(job).events, trace(other).events) == (first, plain)
+    assert torch.nn.functional.linear is linear
+
+
+def test_without_deepspeed_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+
+    with pytest.raises(SpecError) as caught:
+        trace(divided())
+
+    assert str(caught.value) == (
+        "parallel.deepspeed: ZeRO stage 3 is run by DeepSpeed 0.19.8 itself, which is not installed here\n"
+        "  change:  pip install 'planner[deepspeed]'"
+    )
+
+
+def test_what_deepspeed_refuses_is_said_in_its_words() -> None:
+    job = divided(config=BF16)
+    old = replace(job, cluster=replace(job.cluster, gpu=Gpu(total_bytes=16 * 2**30, arch="sm_70")))
+
+    with pytest.raises(SpecError) as caught:
+        trace(old)
+
+    assert str(caught.value) == (
+        "parallel.deepspeed: DeepSpeed 0.19.8 refuses the config: Type bf16 is not supported on your device."
+    )

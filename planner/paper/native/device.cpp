@@ -117,5 +117,9 @@ void paper_install_device() {
   c10::impl::registerDeviceGuard(c10::DeviceType::CUDA, new paper::Guard());
   paper::install_allocator();
 }
-void paper_set_device_count(int count) { paper::device_count = count; }
+// A trace begins: streams are numbered as in a process that traced nothing before.
+void paper_set_device_count(int count) {
+  paper::device_count = count;
+  paper::last_stream = 0;
+}
 }

@@ -51,7 +51,9 @@ def partitioning(spec: job.Job) -> Iterator[None]:
     if not chosen(spec):
         yield
         return
-    importlib.import_module("torch._dynamo")  # looks at Tensor.__new__, which the context replaces
+    # What torch remembers of itself, it has to remember as it is outside the context, which replaces it.
+    importlib.import_module("torch._dynamo")
+    torch.utils._device._device_constructors()
     library = deepspeed_library.library()
     library.comm.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
     with _refusing(), library.zero.Init(config_dict_or_path=deepspeed_stage3.engine_config(spec)):

@@ -1,0 +1,86 @@
+"""Large tensors of the host that a traced program keeps what it offloads in: taken, and never written.
+
+Pages that nobody writes are no memory. What would be computed there is read by nobody: no device sees it, and the
+optimizer's own work on the host is left out (`host_side`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from planner.spec import deepspeed
+from planner.spec.job import Job
+
+_LARGE_BYTES = 64 << 20
+"""Below that a program gets what it asked for."""
+
+
+def of(job: Job) -> AbstractContextManager[Any]:
+    """Inside, DeepSpeed's own engine offloads to a host whose large tensors take no memory."""
+    if job.parallel.deepspeed is None or deepspeed.zero_of(job).stage != 3:
+        return nullcontext()
+    return _Untouched()
+
+
+class _Untouched(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        instead = _INSTEAD.get(func)
+        if instead is not None and _is_large(args[0]):
+            return instead(func, *args, **(kwargs or {}))
+        if func is Tensor.pin_memory:
+            return args[0]
+        if func is torch.zeros:
+            return _unfilled(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _is_large(tensor: Any) -> bool:
+    """Or a part of a large one."""
+    if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
+        return False
+    return tensor.untyped_storage().nbytes() > _LARGE_BYTES
+
+
+def _unfilled(*size: Any, **options: Any) -> Tensor:
+    """Zeros are zeros without being written, as long as they are new."""
+    taken = torch.empty(*size, **options)
+    return taken if _is_large(taken) else taken.zero_()
+
+
+def _another(_func: Any, tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
+    return torch.empty_like(tensor)
+
+
+def _itself(_func: Any, tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
+    return tensor
+
+
+def _nothing_found(_func: Any, _tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
+    return torch.zeros(1, dtype=torch.bool)
+
+
+def _moved(func: Any, tensor: Tensor, *args: Any, **options: Any) -> Any:
+    """To a device as ever; within the host, to memory of the dtype that was asked for."""
+    to = torch.empty(0, dtype=tensor.dtype).to(*args, **options)
+    if to.device.type != "cpu":
+        return func(tensor, *args, **options)
+    return tensor if to.dtype == tensor.dtype else torch.empty(tensor.shape, dtype=to.dtype)
+
+
+_INSTEAD: dict[Any, Callable[..., Any]] = {
+    Tensor.clone: _another,
+    Tensor.copy_: _itself,
+    Tensor.div_: _itself,
+    Tensor.fill_: _itself,
+    Tensor.mul_: _itself,
+    Tensor.to: _moved,
+    Tensor.zero_: _itself,
+    torch.isinf: _nothing_found,
+    torch.isnan: _nothing_found,
+}
