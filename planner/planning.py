@@ -26,7 +26,7 @@ from planner.overhead import table
 from planner.overhead.estimate import Outside, outside
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, Provenance, RankClassStatement, Seconds
-from planner.spec import bundle, catalog
+from planner.spec import bundle, catalog, deepspeed
 from planner.spec.job import Job
 from planner.spec.json_text import canonical_json
 from planner.tracing import collector
@@ -240,7 +240,8 @@ def outside_of(job: Job) -> Outside:
 
 def trace_id_of(job: Job) -> str:
     """What the traces of this job are stored under, with the software of this process; metadata do not matter."""
-    return bundle.trace_id(job, _software())
+    by_deepspeed = job.parallel.deepspeed is not None and deepspeed.zero_of(job).stage == 3
+    return bundle.trace_id(job, {**_software(), **({"deepspeed": _version("deepspeed")} if by_deepspeed else {})})
 
 
 def provenance_of(calibration: Calibration) -> Provenance:

@@ -64,9 +64,10 @@ _KNOWN = (
     CallSite("torch.nn.functional", "gaussian_nll_loss", lambda _: False, "no variance is negative"),
     CallSite("torch._tensor", "__format__", lambda _: 0, "a number in the text of a message"),
     CallSite("deepspeed.runtime.utils", "is_invalid_grad_norm", lambda _: False, "the norm is finite"),
-    CallSite("deepspeed.runtime.zero.stage3", "has_overflow", lambda _: 0, "no gradient overflowed"),
+    CallSite("deepspeed.runtime.zero.*", "has_overflow", lambda _: 0, "no gradient overflowed"),
+    CallSite("deepspeed.runtime.zero.*", "update_offload_overflow_tracker", lambda _: False, "no gradient overflowed"),
     CallSite(
-        "deepspeed.runtime.zero.stage3",
+        "deepspeed.runtime.zero.*",
         "complete_grad_norm_calculation_for_cpu_offload",
         lambda _: 1.0,
         "a norm that is finite: how large it is decides about a factor only",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from cpu_runs import Both, assert_alike, both_ways
+from deepspeed_jobs import ADAMW, BF16, OFFLOAD, PAIRS, divided
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,55 +16,10 @@ from planner.events import Alloc, Category, Event, Free, Role
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import parts_of, rank_classes
 from planner.measuring.event_phases import most_by_category
-from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Parallel, Train
+from planner.spec.job import Gpu, Job, Parallel
 from planner.tracing.trace import trace
 from planner.training.wraps.deepspeed_partitions import Partitions
 
-BF16 = {"bf16": {"enabled": True}}
-OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
-ADAMW = {"optimizer": {"type": "AdamW"}}
-
-
-def divided(
-    name: str = "",
-    ranks: int = 2,
-    *,
-    stage: int = 2,
-    steps: int = 1,
-    layers: int = 2,
-    config: dict[str, Any] | None = None,
-    **zero: Any,
-) -> Job:
-    decoder = Decoder(layers=layers, hidden=128, heads=4, kv_heads=2, ffn=384, vocab=1000)
-    written = {
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 150_000, **zero},
-        "gradient_clipping": "auto",
-    }
-    return Job(
-        metadata=Metadata(name=name),
-        model=Model(decoder=decoder),
-        train=Train(
-            micro_batch_size=8,
-            sequence_length=64,
-            iterations=2,
-            gradient_accumulation_steps=steps,
-            gradient_clipping=1.0,
-        ),
-        parallel=Parallel(dp_replicate=DpReplicate(degree=ranks), deepspeed={**written, **(config or {})}),
-        cluster=Cluster(gpus_per_node=ranks, gpu=Gpu(total_bytes=80 * 2**30, arch="sm_90")),
-    )
-
-
-PAIRS = [
-    divided("stage-2"),
-    divided("stage-1", stage=1),
-    divided("accumulated", steps=2),
-    divided("accumulated-1", stage=1, steps=2),
-    divided("reduced-whole", reduce_scatter=False),
-    divided("in-fp32", steps=2, config={**BF16, "data_types": {"grad_accum_dtype": "fp32"}}),
-    divided("in-fp32-whole", config={**BF16, "data_types": {"grad_accum_dtype": "fp32"}}, reduce_scatter=False),
-    divided("large", reduce_bucket_size=100_000),
-]
 BOTH = [(job.metadata.name, rank) for job in PAIRS for rank in (0, 1)]
 
 

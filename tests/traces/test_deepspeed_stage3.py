@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cpu_runs import Both, Run, assert_exact, both_ways, without
 
+from planner import planning
 from planner.allocator.replay import replay
 from planner.errors import SpecError
 from planner.events import Alloc, Category, Free, Mark, Passed, Phase, Role
@@ -16,6 +18,7 @@ from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.measuring.event_phases import most_by_category, phases_of
 from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Parallel, Train
+from planner.spec.loading import load_job
 from planner.tracing import untouched_host
 from planner.tracing.trace import trace
 
@@ -245,3 +248,24 @@ def test_what_deepspeed_refuses_is_said_in_its_words() -> None:
     assert str(caught.value) == (
         "parallel.deepspeed: DeepSpeed 0.19.8 refuses the config: Type bf16 is not supported on your device."
     )
+
+
+def test_the_example_has_its_share_of_a_published_number_of_parameters() -> None:
+    job = load_job(Path(__file__).parents[2] / "examples/llama-3-8b-deepspeed-zero3.yaml")
+    found = most(replace(job, train=replace(job.train, iterations=1, gradient_accumulation_steps=1)))
+
+    share = 8_030_261_248 // 8
+    assert found["optimizer_state"] == 12 * share  # master and two moments in fp32
+    assert 2 * share <= found["parameter"] < 2.01 * share  # and norms, whole
+
+
+def test_stored_traces_hinge_on_the_version_of_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = divided()
+    stage_2 = divided(stage=2)
+    before = [planning.trace_id_of(each) for each in (job, stage_2)]
+    monkeypatch.setattr(planning, "_version", lambda name: f"another {name}")
+
+    after = [planning.trace_id_of(each) for each in (job, stage_2)]
+
+    assert before[0] != after[0]
+    assert before[1] == after[1]
