@@ -64,6 +64,7 @@ _KNOWN = (
     CallSite("torch.nn.functional", "gaussian_nll_loss", lambda _: False, "no variance is negative"),
     CallSite("torch._tensor", "__format__", lambda _: 0, "a number in the text of a message"),
     CallSite("deepspeed.runtime.utils", "is_invalid_grad_norm", lambda _: False, "the norm is finite"),
+    CallSite("deepspeed.runtime.zero.utils", "defragment", lambda _: 0.0, "a partition of one element, moved"),
     CallSite("deepspeed.runtime.zero.*", "has_overflow", lambda _: 0, "no gradient overflowed"),
     CallSite("deepspeed.runtime.zero.*", "update_offload_overflow_tracker", lambda _: False, "no gradient overflowed"),
     CallSite(

@@ -31,6 +31,9 @@ def check(job: Job, place: str) -> None:
     _check_offload(zero.part("offload_param"))
     if zero.values.get("compute_grad_norm") is False:
         raise zero.error("compute_grad_norm", "is false", allowed="true in stage 3, as DeepSpeed has it")
+    for key in ("module_granularity_threshold", "stage3_module_granularity_threshold", "leaf_module"):
+        if zero.values.get(key):
+            raise zero.error(key, "is not planned: modules that are gathered as one", remedy="delete it")
     sizes(zero, job)
 
 

@@ -18,14 +18,14 @@ import torch
 
 from planner.paper import facade
 from planner.paper.recorder import Recorder
-from planner.spec import deepspeed
 from planner.spec.job import Job
+from planner.training.wraps import deepspeed_engine
 
 
 @contextmanager
 def told(job: Job, recorder: Recorder) -> Iterator[None]:
     """Inside, a job of DeepSpeed's own engine tells the recorder where it waits."""
-    if job.parallel.deepspeed is None or deepspeed.zero_of(job).stage != 3:
+    if not deepspeed_engine.chosen(job):
         yield
         return
 

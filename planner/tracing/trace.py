@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,13 @@ from planner import paper  # before torch
 from planner.errors import PlannerError
 from planner.layout.mesh import Mesh
 from planner.paper.splices import DoesNotFoldError
+from planner.paper.untouched_host import UntouchedHost
 from planner.spec.job import Job
-from planner.tracing import backpressure, collector, failures, host_side, untouched_host
+from planner.tracing import backpressure, collector, failures, host_side
 from planner.tracing.traced import Trace
 from planner.training import absent_peers, dtensor_speed, step
 from planner.training.folding import CannotBeToldError
+from planner.training.wraps import deepspeed_engine
 
 _MOST_GPUS = 120
 """The most that one process of torch can see (torch 2.13, c10/cuda/CUDAMacros.h)."""
@@ -44,8 +47,9 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
         gpu.recorder.folds = folded
         try:
             waits = backpressure.told(job, gpu.recorder)
+            host = UntouchedHost() if deepspeed_engine.chosen(job) else nullcontext()
             quick = dtensor_speed.once_for_all_parameters()
-            with absent_peers.join(rank, world_size), host_side.left_out(), untouched_host.of(job), waits, quick:
+            with absent_peers.join(rank, world_size), host_side.left_out(), host, waits, quick:
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank)
                 buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
                 events = tuple(gpu.recorder.events())

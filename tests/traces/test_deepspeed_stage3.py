@@ -17,9 +17,9 @@ from planner.events import Alloc, Category, Free, Mark, Passed, Phase, Role
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.measuring.event_phases import most_by_category, phases_of
+from planner.paper import untouched_host
 from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Parallel, Train
 from planner.spec.loading import load_job
-from planner.tracing import untouched_host
 from planner.tracing.trace import trace
 
 HOST = {"device": "cpu"}
@@ -269,3 +269,35 @@ def test_stored_traces_hinge_on_the_version_of_deepspeed(monkeypatch: pytest.Mon
 
     assert before[0] != after[0]
     assert before[1] == after[1]
+
+
+def test_it_trains_as_the_plain_optimizer_does() -> None:
+    """One rank, on the host: the same parameters after two steps of two micro-batches."""
+    import torch
+
+    from planner.training import step
+
+    job = divided(ranks=1, steps=2)
+    plain = replace(job, parallel=Parallel())
+
+    ours, theirs = (step.run(each, torch.device("cpu")).model for each in (job, plain))
+
+    for one, other in zip(ours.module.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.ds_tensor.detach(), other.detach().flatten(), atol=1e-5, rtol=1e-4)
+
+
+BERT = {
+    "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 128, "intermediate_size": 256,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000,
+}  # fmt: skip
+
+
+def test_transformers_divides_its_models_itself_and_no_rank_holds_a_whole_one() -> None:
+    job = divided(ranks=512, config=BF16)
+
+    events = trace(replace(job, model=Model(hf_config=BERT))).events
+
+    load = next(each.peak.requested_bytes for each in phases_of(events) if each.phase is Phase.LOAD)
+    largest = 2 * 512 * 128  # the positions' table, gathered to be filled, in 16 bits
+    # Beside it the bucket and, until they are divided, the first modules' other parameters.
+    assert largest < load < 2 * (150_000 + 3 * 512 * 128)

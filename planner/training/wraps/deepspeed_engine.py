@@ -6,6 +6,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 from unittest import mock
@@ -46,18 +47,34 @@ def used(spec: job.Job, device: torch.device, observer: Observer) -> Iterator[No
 
 @contextmanager
 def partitioning(spec: job.Job) -> Iterator[None]:
-    """Inside, the parameters of every module are divided as soon as it is made: `deepspeed.zero.Init`, in which
-    transformers builds a model that is trained so. Nothing for a job that the engine does not run."""
+    """Inside, the parameters of every module are divided as soon as it is made, by `deepspeed.zero.Init`; for a model
+    of transformers by its own use of it, as under its Trainer. Nothing for a job that the engine does not run."""
     if not chosen(spec):
         yield
         return
     # What torch remembers of itself, it has to remember as it is outside the context, which replaces it.
     importlib.import_module("torch._dynamo")
     torch.utils._device._device_constructors()
-    library = deepspeed_library.library()
+    library, config = deepspeed_library.library(), deepspeed_stage3.engine_config(spec)
     library.comm.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
-    with _refusing(), library.zero.Init(config_dict_or_path=deepspeed_stage3.engine_config(spec)):
-        yield
+    with _refusing():
+        if spec.model.hf_config is None:
+            with library.zero.Init(config_dict_or_path=config):
+                yield
+        else:
+            transformers: Any = importlib.import_module("transformers.integrations.deepspeed")
+            with mock.patch.object(transformers, "_hf_deepspeed_config_weak_ref", return_value=_Trainers(config)):
+                yield
+
+
+@dataclass(frozen=True)
+class _Trainers:
+    """What transformers keeps of its Trainer's config (5.23, integrations/deepspeed.py)."""
+
+    config: Mapping[str, Any]
+
+    def is_zero3(self) -> bool:
+        return True
 
 
 def wrapped(spec: job.Job, model: nn.Module, optimizer: torch.optim.Optimizer, observer: Observer) -> Any:

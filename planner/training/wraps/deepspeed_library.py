@@ -39,6 +39,8 @@ def used(device: torch.device) -> Iterator[None]:
     for a process is as before. Raises SpecError where it is not installed."""
     library(device.type)
     with ExitStack() as after:
+        if not torch.distributed.is_initialized():
+            after.enter_context(absent_peers.join(0, 1))  # a world of one, which nobody has made
         for name in _KEEP_A_WORLD:
             after.callback(_restoring(importlib.import_module(name)))
         partitions: Any = importlib.import_module("deepspeed.runtime.zero.partition_parameters")

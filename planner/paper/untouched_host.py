@@ -1,34 +1,25 @@
 """Large tensors of the host that a traced program keeps what it offloads in: taken, and never written.
 
 Pages that nobody writes are no memory. What would be computed there is read by nobody: no device sees it, and the
-optimizer's own work on the host is left out (`host_side`).
+optimizer's own work on the host is left out as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from planner.spec import deepspeed
-from planner.spec.job import Job
-
 _LARGE_BYTES = 64 << 20
 """Below that a program gets what it asked for."""
 
 
-def of(job: Job) -> AbstractContextManager[Any]:
-    """Inside, DeepSpeed's own engine offloads to a host whose large tensors take no memory."""
-    if job.parallel.deepspeed is None or deepspeed.zero_of(job).stage != 3:
-        return nullcontext()
-    return _Untouched()
+class UntouchedHost(TorchFunctionMode):
+    """Inside, large tensors of the host are not filled, copied or computed with."""
 
-
-class _Untouched(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         instead = _INSTEAD.get(func)
         if instead is not None and _is_large(args[0]):
