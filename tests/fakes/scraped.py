@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import uvicorn
+from quiet_server import QuietServer
 
 from planner.history.counters import Counters
 from planner.history.store import History
@@ -52,7 +53,7 @@ def exporting(told: str) -> Iterator[int]:
         def log_message(self, *_: object) -> None: ...
 
     (port,) = free_ports(1)
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = QuietServer(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield port

@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from quiet_server import QuietServer
 
 from planner.measuring.callback import MemoryReport, lightning_callback, report_memory, trainer_callback
 from planner.measuring.job_reports import job_of, plan_of
@@ -73,7 +74,7 @@ class Service:
             def log_message(self, *_: object) -> None:
                 """Not on the screen."""
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = QuietServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 

@@ -7,11 +7,12 @@ import json
 import socket
 import threading
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from quiet_server import QuietServer
 
 import planner
 from planner import planning
@@ -108,7 +109,7 @@ def test_a_report_and_its_token_follow_no_redirect() -> None:
 
         def log_message(self, *_: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    server = QuietServer(("127.0.0.1", 0), Elsewhere)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         with pytest.raises(OSError, match="307"):

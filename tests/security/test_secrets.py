@@ -57,7 +57,7 @@ def test_nothing_that_is_answered_measured_or_logged_has_a_token_or_its_hash(
     told = "\n".join([*(answer.text + str(answer.headers) for answer in answers), *lines])
 
     assert [answer.status_code for answer in answers] == [200, 401, 415, 200, 200, 200, 200, 200, 404]
-    assert len(lines) == len(answers)
+    assert len(lines) >= len(answers)  # another service of this process may log as well
     for token in tokens:
         assert token not in told
         assert hashlib.sha256(token.encode()).hexdigest() not in told
