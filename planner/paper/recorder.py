@@ -200,13 +200,15 @@ class Recorder:
                         yield Passed(given_up.popleft()[1] - first)
                     continue
                 yield _renumbered(placed, first)
-            yield _event(record, origins, first)
             if record[0] == _USE:
+                if position and record == records[position - 1]:
+                    continue  # said once for each rank's part of what was gathered
                 used.add(record[4])
             elif record[0] == _FREE and record[4] in used:
                 given_up.append((position, record[4]))
             elif record[0] in (_SYNCHRONIZE, _EMPTY_CACHE):
                 given_up.clear()
+            yield _event(record, origins, first)
             if record[0] != _ALLOC:
                 continue
             if record[4] in self._born_as:
