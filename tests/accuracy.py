@@ -1,7 +1,7 @@
 """`make accuracy`: predicted against recorded, for every truth at hand, errors as they are.
 
-Four kinds of truth: programs recorded on other people's GPUs, runs on this machine's CPU, published figures of sharded
-runs, and measurements of our own on a GPU (tests/data/gpu/measurements.jsonl), if there are any.
+Kinds of truth: programs recorded on other people's GPUs, runs on this machine's CPU, alone and divided over gloo,
+published figures of sharded runs, and measurements of our own on a GPU (tests/data/gpu/measurements.jsonl), if any.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from planner.planning import planned
 from planner.spec.loading import load_bundle
 
 _HERE = Path(__file__).parent
-sys.path[:0] = [str(_HERE / folder) for folder in ("traces", "programs")]
+sys.path[:0] = [str(_HERE / folder) for folder in ("traces", "programs", "fakes")]
 _GPU = _HERE / "data" / "gpu" / "measurements.jsonl"
 
 
@@ -45,6 +45,7 @@ class Row:
 def main() -> int:
     _show("Programs recorded on GPUs (tests/data/recorded_programs.json)", list(recorded_programs()))
     _show("Runs on this machine's CPU, alone and as two ranks over gloo: peak of requested bytes", list(cpu_runs()))
+    _show("Divided runs on this machine's CPU over gloo, every rank: peak of requested bytes", list(divided_runs()))
     _show("Published FSDP2 runs, eager (tests/published.py, examples/published/)", list(published_runs()))
     _show(f"Our own measurements on GPUs ({_GPU.relative_to(_HERE.parent)})", list(gpu_measurements()))
     return 0
@@ -66,6 +67,30 @@ def cpu_runs() -> Iterator[Row]:
         found = runs.run_all(Path(folder))
     for name, real in found.real.items():
         yield Row(name, "requested", found.paper[name].peak, real.peak)
+
+
+def divided_runs() -> Iterator[Row]:
+    import mixture_cases
+    import sharded_cases
+    import split_cases
+    import test_deepspeed_stage3 as stage_3
+    import test_mixture_cpu_runs as mixtures
+    import test_pipelined_cpu_runs as pipelines
+    from cpu_runs import both_ways
+
+    kinds = {
+        "FSDP2": ((sharded_cases.PAIRS, 2), (sharded_cases.FOURS, 4)),
+        "TP": ((split_cases.PAIRS, 2),),
+        "PP": ((pipelines.JOBS, 2),),
+        "EP": ((mixture_cases.ALONE, 1), (mixture_cases.PAIRS, 2), (mixture_cases.FOURS, 4)),
+        "ZeRO-3": ((stage_3.PAIRS, 2),),
+    }
+    for kind, worlds in kinds.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found = both_ways(Path(folder), worlds)
+        for (name, rank), (on_paper, real) in found.items():
+            if kind != "EP" or (name, rank) in mixtures.FULLEST:  # the rank that is planned
+                yield Row(f"{kind}: {name}, rank {rank}", "requested", on_paper.peak, real.peak)
 
 
 def published_runs() -> Iterator[Row]:
