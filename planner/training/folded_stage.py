@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.training.folding import CannotBeToldError, Folder, Stretch, state_of
+from planner.training.folding import CannotBeToldError, Folder, State, Stretch
 
 FORWARD, LOSS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "F", "L", "B", "I", "W"
 BACKWARDS = (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
@@ -24,7 +24,8 @@ class Micro:
     """What one stage knows of its micro-batches: which were run, which were told, and examples of each action."""
 
     def __init__(self, folder: Folder, module: nn.Module, device: torch.device) -> None:
-        self._folder, self._module, self._device = folder, module, device
+        self._folder, self._device = folder, device
+        self._states = State(module)
         self._examples: dict[tuple[Any, ...], tuple[Stretch, tuple[tuple[int, int], ...]]] = {}
         self._run: dict[tuple[str, int], tuple[int, int]] = {}
         self._told: dict[tuple[str, int], int] = {}
@@ -89,7 +90,7 @@ class Micro:
         return torch.empty(example.shape, dtype=example.dtype, device=self._device)
 
     def _state(self, kind: str) -> tuple[Any, ...]:
-        return state_of(self._module, gradients=kind in _ACCUMULATE)
+        return self._states.before(whole=kind in BACKWARDS, gradients=kind in _ACCUMULATE)
 
 
 class _Running:

@@ -78,24 +78,30 @@ class Stretch:
     """Inputs that hold what was given as their gradient."""
 
 
-def state_of(module: nn.Module, *, gradients: bool) -> tuple[Any, ...]:
-    """All that decides what an action of this module allocates, as far as earlier actions change it.
+class State:
+    """All that decides what an action of a module allocates, as far as earlier actions change it."""
 
-    Which parameters are gathered and what fully_shard keeps for later; with `gradients`, which gradients exist.
-    """
-    found: list[Any] = [
-        _sharding_of(child._get_fsdp_state()) for child in module.modules() if isinstance(child, FSDPModule)
-    ]
-    if gradients:
-        found += [parameter.grad is None for parameter in module.parameters()]
-    return tuple(found)
+    def __init__(self, module: nn.Module) -> None:
+        self._sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
+        self._module = module
+
+    def before(self, *, whole: bool, gradients: bool) -> tuple[Any, ...]:
+        """Which parameters are gathered, and what fully_shard keeps for later.
+
+        With `whole`, which gradients of whole parameters wait there to be reduced: only a backward looks at them.
+        With `gradients`, which parameters have a gradient.
+        """
+        found: list[Any] = [_sharding_of(each._get_fsdp_state(), whole=whole) for each in self._sharded]
+        if gradients:
+            found += [parameter.grad is None for parameter in self._module.parameters()]
+        return tuple(found)
 
 
 _KEPT_BY_GROUP = ("_all_gather_result", "_post_reduce_event", "_reshard_after_forward_event", "_all_reduce_state")
 _KEPT_BY_CONTEXT = ("all_gather_state", "reduce_scatter_state")
 
 
-def _sharding_of(state: Any) -> tuple[Any, ...]:
+def _sharding_of(state: Any, *, whole: bool) -> tuple[Any, ...]:
     """torch 2.13, fsdp/_fully_shard/_fsdp_state.py, _fsdp_param_group.py."""
     several = getattr(state, "_fsdp_param_groups", None)
     groups = several if several is not None else [state._fsdp_param_group] if state._fsdp_param_group else []
@@ -109,7 +115,10 @@ def _sharding_of(state: Any) -> tuple[Any, ...]:
                 group._training_state,
                 group._sharded_state,
                 tuple(getattr(group, name, None) is None for name in _KEPT_BY_GROUP),
-                tuple((param.sharded_state, param.unsharded_accumulated_grad is None) for param in group.fsdp_params),
+                tuple(
+                    (param.sharded_state, whole and param.unsharded_accumulated_grad is None)
+                    for param in group.fsdp_params
+                ),
             )
             for group in groups
         ),
