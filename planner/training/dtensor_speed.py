@@ -20,8 +20,9 @@ def once_for_all_parameters() -> Iterator[None]:
     """Inside, equal work is done once. Nothing is remembered beyond.
 
     torch 2.13: fsdp/_fully_shard/_fsdp_param.py joins the meshes of sharding and tensor parallelism again for every
-    parameter, and compares the results rank by rank ever after; tensor/_ops/single_dim_strategy.py asks for every
-    tensor of a list (`_foreach_`, `_fused_`) which of all placements there are, and what each costs.
+    parameter; distributed/device_mesh.py compares two meshes rank by rank, which is asked for every operator;
+    tensor/_ops/single_dim_strategy.py asks for every tensor of a list (`_foreach_`, `_fused_`) which of all placements
+    there are, and what each costs.
     """
     with ExitStack() as patched:
         if dist.is_available():
@@ -37,6 +38,7 @@ def _patch(patched: ExitStack) -> None:
     propagation: Any = _sharding_prop
     joined = staticmethod(_joining(DeviceMesh._concatenate))
     patched.enter_context(mock.patch.object(DeviceMesh, "_concatenate", joined))
+    patched.enter_context(mock.patch.object(DeviceMesh, "__eq__", _comparing(DeviceMesh.__eq__)))
     if not all(hasattr(propagation, each) for each in _MEMBERS):
         return  # of another torch
     lists = _Lists(
@@ -60,6 +62,23 @@ def _joining(real: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         return known[key][1]
 
     return joined
+
+
+def _comparing(real: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    known: dict[tuple[int, int], tuple[Any, Any, bool]] = {}
+
+    def equal(mesh: Any, other: Any) -> Any:
+        if mesh is other:
+            return True
+        if type(mesh) is not type(other):
+            return real(mesh, other)
+        key = (id(mesh), id(other))
+        if key not in known:
+            # The meshes are kept too, as above.
+            known[key] = (mesh, other, real(mesh, other))
+        return known[key][2]
+
+    return equal
 
 
 class _Lists:
