@@ -19,6 +19,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "recurrent.h"
+#include "structured.h"
 #include "trace.h"
 
 namespace paper {
@@ -175,7 +176,7 @@ void run_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   {
     WithoutFunctionModes guard;
     at::AutoDispatchBelowAutograd below;
-    op.redispatchBoxed(kMeta, &meta);
+    if (!run_structured(op, meta)) op.redispatchBoxed(kMeta, &meta);
   }
   stand_ins.carry_over_changes();
   torch::jit::Stack results;
