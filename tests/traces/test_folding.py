@@ -30,6 +30,7 @@ from planner.spec.job import (
     Train,
 )
 from planner.tracing import trace as tracing
+from planner.training import folded_stage
 
 DECODER = Decoder(layers=6, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
 USUAL = {"micro_batch_size": 1, "sequence_length": 32, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
@@ -111,6 +112,24 @@ def test_these_do_fold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tracing.trace(CASES[name], 0)
 
     assert asked == [True]
+
+
+def test_of_the_micro_batches_of_a_sharded_stage_three_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first, which finds everything new, the second, which is the example, and the first of the next iteration.
+
+    That gradients wait to be reduced is nothing to a forward: it is told then as before.
+    """
+    ran: dict[folded_stage.Micro, list[str]] = {}
+    real = folded_stage.Micro.run
+
+    def watched(micro: folded_stage.Micro, kind: str, micro_batch: int, *after: Any, **named: Any) -> Any:
+        ran.setdefault(micro, []).append(f"{kind}{micro_batch}")
+        return real(micro, kind, micro_batch, *after, **named)
+
+    monkeypatch.setattr(folded_stage.Micro, "run", watched)
+    tracing.trace(CASES["interleaved, sharded"], 0)
+
+    assert [sorted(each) for each in ran.values()] == [["B0", "B0", "B1", "F0", "F0", "F1"]] * 2
 
 
 def test_an_optimizer_that_counts_its_steps_is_run_step_by_step() -> None:
