@@ -107,10 +107,10 @@ def local_ray(folder: Path, **more: Any) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
-            _end_haproxy(folder)
+            end_haproxy(folder)
 
 
-def _end_haproxy(folder: Path) -> None:
+def end_haproxy(folder: Path) -> None:
     """HAProxy is no child of Ray: where Ray was killed it stays, and keeps the port."""
     ours = re.compile(rb"(?:^|\0)" + re.escape(bytes(folder)) + rb"/[^\0]*haproxy\.cfg\0")
     for process in Path("/proc").glob("[0-9]*"):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from planner.service.cluster import OBJECT_STORE_BYTES, environment, free_ports, short_folder
+from planner.service.cluster import OBJECT_STORE_BYTES, end_haproxy, environment, free_ports, short_folder
 
 NewJob = Callable[..., dict[str, Any]]
 Eventually = Callable[..., Any]
@@ -62,6 +62,7 @@ def redis(session_of: Any, program: Callable[[str], str], tmp_path_factory: pyte
 def deployed(redis: str, postgresql: Any, session_of: Any, planner_serve: Any) -> Iterator[Deployed]:
     with ExitStack() as stack:
         folder = stack.enter_context(short_folder())
+        stack.callback(end_haproxy, folder)
         port, client, agent, exporter = free_ports(4)
         ray = Path(sys.executable).with_name("ray")
         surroundings = {
