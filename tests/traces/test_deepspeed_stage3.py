@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import deepspeed_jobs
 import pytest
 from cpu_runs import Both, Run, assert_exact, both_ways, without
+from deepspeed_jobs import BF16
 
 from planner import planning
 from planner.allocator.replay import replay
@@ -18,39 +20,16 @@ from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.measuring.event_phases import most_by_category, phases_of
 from planner.paper import untouched_host
-from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Parallel, Train
+from planner.spec.job import DpReplicate, Gpu, Job, Model, Parallel
 from planner.spec.loading import load_job
 from planner.tracing.trace import trace
 
 HOST = {"device": "cpu"}
-BF16 = {"bf16": {"enabled": True}}
 
 
-def divided(
-    name: str = "",
-    ranks: int = 2,
-    *,
-    steps: int = 1,
-    layers: int = 2,
-    config: dict[str, Any] | None = None,
-    **zero: Any,
-) -> Job:
-    decoder = Decoder(layers=layers, hidden=128, heads=4, kv_heads=2, ffn=384, vocab=1000)
-    sizes = {"reduce_bucket_size": 150_000, "stage3_param_persistence_threshold": 1_000}
-    written = {"zero_optimization": {"stage": 3, **sizes, **zero}, "gradient_clipping": "auto"}
-    return Job(
-        metadata=Metadata(name=name),
-        model=Model(decoder=decoder),
-        train=Train(
-            micro_batch_size=8,
-            sequence_length=64,
-            iterations=2,
-            gradient_accumulation_steps=steps,
-            gradient_clipping=1.0,
-        ),
-        parallel=Parallel(dp_replicate=DpReplicate(degree=ranks), deepspeed={**written, **(config or {})}),
-        cluster=Cluster(gpus_per_node=ranks, gpu=Gpu(total_bytes=80 * 2**30, arch="sm_90")),
-    )
+def divided(name: str = "", ranks: int = 2, **given: Any) -> Job:
+    """By stage 3, where most parameters of so small a model would persist."""
+    return deepspeed_jobs.divided(name, ranks, **{"stage": 3, "stage3_param_persistence_threshold": 1_000, **given})
 
 
 FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
