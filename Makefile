@@ -1,32 +1,49 @@
-# One target sets everything up, the others lean on it. `make` alone says what there is.
+# `make plan` sets up what planning needs, the others all of it. `make` alone says what there is.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test check lint bench accuracy gpu-truth validate-gpu clean
+.PHONY: help setup plan test test-torch fuzz cpu-runs check lint bench accuracy gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## a virtual environment with the tested versions
-$(READY): pyproject.toml constraints.txt
+$(PLANS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	.ci/install plan
 	$(BIN)/python -c 'import planner.paper'
 	@touch $@
+$(READY): $(PLANS)
+	.ci/install dev
+	@touch $@
 
-plan: $(READY) ## plan the example in which DDP's buckets decide (it does not fit: exit code 3 is expected)
+plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fit: exit code 3 is expected)
 	@$(BIN)/planner plan examples/nemotron-4b-ddp.yaml; code=$$?; test $$code -eq 3 || exit $$code
 	@echo
 	$(BIN)/planner check examples/nemotron-4b-ddp-bucket-view.yaml
 
 # What starts clusters and kills them has the machine to itself.
-CLUSTERS := tests/chart/test_on_a_read_only_system.py tests/faults tests/journey tests/service tests/validation
 test: $(READY) ## every test, on two cores where they can be shared
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(CLUSTERS:%=--ignore=%)
-	$(BIN)/python -m pytest $(CLUSTERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster"
+	$(BIN)/python -m pytest -m cluster
+
+CORE := $(addprefix tests/,bound layouts overheads plans replays reports specs steps traces)
+TORCH ?= 2.11.0
+test-torch: ## the core of the suite with another torch (TORCH=2.11.0; on Linux a CUDA build, which needs no GPU here)
+	$(PYTHON) -m venv .venv-torch-$(TORCH)
+	.ci/install dev .venv-torch-$(TORCH) $(TORCH)
+	OMP_NUM_THREADS=1 .venv-torch-$(TORCH)/bin/python -m pytest -n 2 --dist loadfile -m "not cluster" $(CORE)
+
+fuzz: $(READY) ## every reader with many more hostile inputs than CI takes (EXAMPLES: how many, other ones each time)
+	PLANNER_FUZZ_EXAMPLES=$(or $(EXAMPLES),100000) $(BIN)/python -m pytest tests/fuzz
+
+CPU_RUNS := $(wildcard tests/traces/test_*cpu_runs.py) $(addprefix tests/traces/test_,$(addsuffix .py,adapters deepspeed deepspeed_stage3 divided_optimizers optimizer_variants))
+cpu-runs: $(READY) ## measure the recorded CPU runs again (tests/data/cpu_runs), as other software than theirs needs
+	PLANNER_CPU_RUNS=record OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(CPU_RUNS)
 
 lint: $(READY) ## style, types, and the house's layers
 	$(BIN)/ruff check
@@ -34,7 +51,8 @@ lint: $(READY) ## style, types, and the house's layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test ## what CI runs
+check: $(READY) ## what CI runs: lint beside the tests
+	$(MAKE) --no-print-directory --jobs 2 lint test
 
 bench: $(READY) ## speeds, as ratios within one run
 	$(BIN)/python benchmarks/run.py
@@ -43,10 +61,10 @@ accuracy: $(READY) ## predicted against recorded, for every truth at hand
 	$(BIN)/python tests/accuracy.py
 
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)
-	$(PYTHON) -m planner.measuring.gpu_truth --out $(or $(OUT),tests/data/gpu)
+	$(PYTHON) -m planner gpu-truth --out $(or $(OUT),tests/data/gpu)
 
 validate-gpu: $(READY) ## run JOB's step on the GPUs of this machine through Ray, beside its plan (GPU: catalog name)
-	$(BIN)/python -m planner.validation.here $(or $(JOB),examples/gpt2-xl.yaml) $(if $(GPU),--gpu $(GPU))
+	$(BIN)/planner validate $(or $(JOB),examples/gpt2-xl.yaml) $(if $(GPU),--gpu $(GPU))
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -33,7 +33,7 @@ class Clock:
 
 def stages(path: Path) -> dict[str, float]:
     clock = Clock(BEGAN)
-    from planner.spec.loading import load_job
+    from planner.job.loading import load_job
 
     job = load_job(path)
     clock.lap("interpreter, spec")
@@ -44,12 +44,12 @@ def stages(path: Path) -> dict[str, float]:
         from planner.training.models import transformers_models  # noqa: F401
 
     clock.lap("import transformers")
-    from planner import advice, planning
     from planner.events import Phase
     from planner.paper.recorder import Recorder
+    from planner.planning import advice, pipeline
+    from planner.report.plan_text import render
     from planner.report.statement import Verdict
     from planner.report.style import Style
-    from planner.report.text import render
     from planner.tracing import trace  # noqa: F401
 
     clock.lap("import planner")
@@ -64,11 +64,11 @@ def stages(path: Path) -> dict[str, float]:
         marked(self, phase, iteration)
 
     Recorder.mark = mark  # type: ignore[method-assign]
-    traces = planning.traces(job)
+    traces = pipeline.trace_job(job)
     Recorder.mark = marked  # type: ignore[method-assign]
     clock.lap("build and wrap the model", forwards[0])
     clock.lap("iterations, events")
-    found = planning.judged(job, traces)
+    found = pipeline.judge_traces(job, traces)
     clock.lap("replay, statement")
     if found.plan.verdict is Verdict.EXCEEDS:
         _advise(advice, job, traces, clock)

@@ -25,7 +25,8 @@ from planner.history import schema
 from planner.history.counters import Counters
 from planner.history.job_values import JobChange, MeasuredRank
 from planner.history.store import History
-from planner.metrics import REQUEST_SECONDS, REQUESTS, exposition
+from planner.metrics.definitions import REQUEST_SECONDS, REQUESTS
+from planner.metrics.exposition import exposition
 from planner.report.statement import (
     Holder,
     OutsideAllocator,

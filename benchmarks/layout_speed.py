@@ -15,8 +15,8 @@ import os
 import time
 from dataclasses import dataclass
 
-from planner.spec.catalog import look_up
-from planner.spec.job import (
+from planner.job.gpu_names import look_up
+from planner.job.schema import (
     Allocator,
     Cluster,
     Decoder,
@@ -79,28 +79,30 @@ def sharded(layers: int = 32, dp: int = 64) -> Job:
 
 def measure(job: Job, processes: int = 1) -> Spent:
     """The plan of all ranks of this job, after a small one, by so many processes."""
-    from planner import side_by_side
-    from planner.planning import planned
+    from planner.planning.answer import plan_and_advise
+    from planner.planning.child_processes import ChildProcesses
+    from planner.planning.pipeline import plan_with_traces
 
-    planned(sharded(layers=1, dp=2))
+    plan_with_traces(sharded(layers=1, dp=2))
     wall, processor = time.perf_counter(), _processor_seconds()
-    made = side_by_side.planned(job, processes=processes, keep_traces=processes == 1)
+    executor = ChildProcesses(processes)
+    made = plan_and_advise(job, executor=executor, with_advice=False, keep_traces=processes == 1)
     return Spent(time.perf_counter() - wall, _processor_seconds() - processor, len(made.plan.rank_classes))
 
 
 def measure_class(job: Job) -> Spent:
     """The rank class in the middle of this job alone, when the process has planned its neighbour before."""
-    from planner import planning
     from planner.calibration.interval import Calibration
     from planner.layout.mesh import Mesh
     from planner.layout.rank_classes import rank_classes
+    from planner.planning import pipeline
 
     classes = rank_classes(Mesh.of(job.parallel))
     wall = processor = 0.0
     for each in classes[len(classes) // 2 - 1 :][:2]:
         wall, processor = time.perf_counter(), _processor_seconds()
-        for traced in planning.traces_of_class(job, each):
-            planning.judge(job, traced, Calibration.none())
+        for traced in pipeline.trace_class(job, each):
+            pipeline.judge_trace(job, traced, Calibration.none())
     return Spent(time.perf_counter() - wall, _processor_seconds() - processor, 1)
 
 

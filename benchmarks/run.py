@@ -42,6 +42,7 @@ SHARDED_SECONDS, PIPELINE_SECONDS = 6.0, 30.0
 TWICE_THE_LAYERS, TWICE_THE_SHARDS = 1.25, 1.1
 """At most so much longer for a rank class; shards should cost nothing, and the rest of their line is noise."""
 
+BOUND_SECONDS = 0.005
 ASKED_SECONDS = 0.1
 METRICS_SECONDS, METRICS_BYTES = 0.2, 1_000_000
 
@@ -131,7 +132,7 @@ def serving(repetitions: int) -> Iterator[Row]:
 
 
 def making(repetitions: int) -> Iterator[Row]:
-    """The desk of a service with one tracing process, beside a process that is as warm."""
+    """The plan_provider of a service with one tracing process, beside a process that is as warm."""
     seconds = _child("service_speed.py", str(2 * repetitions - 1))
     for what in ("hit in memory", "hit in the database"):
         yield Row(what, f"{1000 * seconds[what]:.1f} ms", f"< {1000 * HIT_SECONDS:.0f} ms", seconds[what] < HIT_SECONDS)
@@ -176,6 +177,13 @@ def answering(repetitions: int) -> Iterator[Row]:
     yield Row("start to answer", f"{total:.2f} s 100 %")
 
 
+def bounding(repetitions: int) -> Iterator[Row]:
+    found = _child("bound_speed.py", "--repetitions", str(repetitions))
+    kept = found["slowest_seconds"] <= BOUND_SECONDS
+    yield Row(f"slowest of {found['jobs']} examples, median", f"{found['slowest_seconds'] * 1000:.2f} ms",
+              f"<= {BOUND_SECONDS * 1000:g} ms", kept)  # fmt: skip
+
+
 def _traced(means: str, *, layers: int = 32, replicas: int = 1, repetitions: int) -> float:
     """Median processor seconds, measured in a process of its own: the paper GPU is never where its peers are."""
     options = {"--layers": layers, "--replicas": replicas, "--repetitions": repetitions}
@@ -200,6 +208,7 @@ def main() -> int:
     for title, rows in (
         ("Replay: events a second, 10,000 free blocks around", replaying(repetitions)),
         (f"History of {history_speed.PLANS:,} plans, 50 of them active with 16 rank classes", remembering(repetitions)),
+        ("Lower bound of a job that is read", bounding(repetitions)),
         ("Plans from the store over HTTP", serving(repetitions)),
         ("Plans that are new to the service, Llama-3-8B", making(repetitions)),
         ("Large layouts: Llama-3.1-405B's shape, TP 8, PP 16, dp_shard 128, 32 micro-batches", laying_out(repetitions)),

@@ -19,30 +19,31 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from planner.spec import bundle, loading
-from planner.spec.job import Job
+from planner.job import bundle, loading
+from planner.job.schema import Job
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "llama-3-8b-sft.yaml"
 HITS = 200
 _WARM_PROCESS = """
 import json, sys, time
 from planner import paper
-from planner.answer import answer
-from planner.spec.loading import load_bundle
+from planner.planning.answer import plan_and_advise
+from planner.job.loading import load_bundle
 for line in sys.stdin:
     began = time.perf_counter()
-    answer(load_bundle(json.loads(line)))
+    plan_and_advise(load_bundle(json.loads(line)))
     print(time.perf_counter() - began, flush=True)
 """
 
 
 def measure(jobs: int = 5) -> dict[str, float]:
     """Median seconds: of a hit in memory, of one in the database, of a new plan here and in a warm process."""
-    from planner.service.cluster import environment, local_ray, short_folder
+    from planner.service.instances import instance_folder
+    from planner.service.local_ray import environment, free_port_range, local_ray
 
-    with short_folder() as folder:
+    with instance_folder() as folder:
         # Ray starts its workers at niceness 15: on a busy machine it would be that which is measured.
-        os.environ.update({**environment(folder), "RAY_worker_niceness": "0"})
+        os.environ.update({**environment(folder, free_port_range()), "RAY_worker_niceness": "0"})
         with local_ray(folder, num_cpus=2, log_to_driver=False), _warm_process() as elsewhere:
             return asyncio.run(_measured(jobs, folder, elsewhere))
 
@@ -50,8 +51,8 @@ def measure(jobs: int = 5) -> dict[str, float]:
 async def _measured(jobs: int, folder: Path, elsewhere: Callable[[Job], float]) -> dict[str, float]:
     from planner.history.store import History
     from planner.service.calibration_in_use import CalibrationInUse
-    from planner.service.desk import Desk
-    from planner.service.tracing_deployment import tracers
+    from planner.service.plan_provider import PlanProvider
+    from planner.service.scheduler_deployment import tracers
     from planner.settings import Settings
 
     settings = Settings(database=f"sqlite:///{folder / 'history.db'}", trace_workers=1)
@@ -59,12 +60,12 @@ async def _measured(jobs: int, folder: Path, elsewhere: Callable[[Job], float]) 
         made = tracers(settings, history, 1)
         made.start()
 
-        def desk() -> Desk:
-            return Desk(settings, history, made, CalibrationInUse(history))
+        def plan_provider() -> PlanProvider:
+            return PlanProvider(settings, history, made, CalibrationInUse(history))
 
         async def here(job: Job) -> float:
-            seconds = await _timed(desk(), job)
-            while made.in_the_making:  # its trace is stored after the answer
+            seconds = await _timed(plan_provider(), job)
+            while made.entry_count:  # its trace is stored after the answer
                 await asyncio.sleep(0.01)
             return seconds
 
@@ -72,9 +73,9 @@ async def _measured(jobs: int, folder: Path, elsewhere: Callable[[Job], float]) 
         await here(variants[0])
         elsewhere(variants[0])  # both have seen such a job
         pairs = [(await here(job), elsewhere(job)) for job in variants[1:]]
-        replica = desk()
+        replica = plan_provider()
         in_memory = [await _timed(replica, variants[0]) for _ in range(HITS)]
-        in_database = [await _timed(desk(), variants[0]) for _ in range(HITS)]
+        in_database = [await _timed(plan_provider(), variants[0]) for _ in range(HITS)]
         await made.finish()
     return {
         "hit in memory": median(in_memory),
@@ -85,9 +86,9 @@ async def _measured(jobs: int, folder: Path, elsewhere: Callable[[Job], float]) 
     }
 
 
-async def _timed(desk: Any, job: Job) -> float:
+async def _timed(plan_provider: Any, job: Job) -> float:
     began = time.perf_counter()
-    await desk.plan(job)
+    await plan_provider.plan(job)
     return time.perf_counter() - began
 
 

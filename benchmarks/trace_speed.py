@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from planner.spec.job import Decoder, DpReplicate, Job, Model, Optimizer, Parallel, Train
+from planner.job.schema import Decoder, DpReplicate, Job, Model, Optimizer, Parallel, Train
 
 LAYERS = 32
 
@@ -52,9 +52,9 @@ def under_mem_tracker() -> Callable[[Job], int]:
 
     from planner.events import Phase
     from planner.training import step
-    from planner.training.observer import Silent
+    from planner.training.observer import NullObserver
 
-    class Resetting(Silent):
+    class Resetting(NullObserver):
         """Tells the tracker that an iteration begins, and nothing else: the step installs no hook of its own."""
 
         def __init__(self, tracker: MemTracker) -> None:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+_LONGEST = {"problem": 2000, "allowed": 2000, "remedy": 1000, "place": 500}
+"""Characters of each part of a message. Every one of planner's own is shorter: what is longer quotes what arrived."""
+
+
+def shorten(text: str, most: int) -> str:
+    """The text, cut after `most` characters, with the number of those that were left out."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} more characters)"
+
 
 class PlannerError(Exception):
     """A fault in what arrived, never in planner: ends with exit code 2 and one message.
 
     `problem` says what arrived, `allowed` what would have been accepted, `remedy` what to change,
-    `place` where it stands (`job.yaml:12:7`, `train.optimizer.name`).
+    `place` where it stands (`job.yaml:12:7`, `train.optimizer.name`). Each part is cut to a length that a person reads:
+    a message may quote what arrived, however long that is.
     """
 
     def __init__(self, problem: str, *, allowed: str = "", remedy: str = "", place: str = "") -> None:
-        self.problem, self.allowed, self.remedy, self.place = problem, allowed, remedy, place
+        self.problem = shorten(problem, _LONGEST["problem"])
+        self.allowed = shorten(allowed, _LONGEST["allowed"])
+        self.remedy = shorten(remedy, _LONGEST["remedy"])
+        self.place = shorten(place, _LONGEST["place"])
         super().__init__(self._message())
 
     def _message(self) -> str:

@@ -73,7 +73,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class FreeCompleted:
     """The GPU has passed every use of a block that was given up before: now it is free."""
 
     block: int
@@ -106,4 +106,4 @@ class Mark:
     iteration: int = 0
 
 
-Event = Alloc | Free | Use | Passed | Synchronize | EmptyCache | Role | Mark
+Event = Alloc | Free | Use | FreeCompleted | Synchronize | EmptyCache | Role | Mark

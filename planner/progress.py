@@ -15,7 +15,7 @@ _MARKS = "|/-\\"
 
 
 @contextmanager
-def shown(stream: TextIO | None = None) -> Iterator[ProgressLine]:
+def show_progress(stream: TextIO | None = None) -> Iterator[ProgressLine]:
     """A line that says what is done now and for how long; nothing at all where nobody looks at a terminal."""
     line = ProgressLine(sys.stderr if stream is None else stream)
     line.start()

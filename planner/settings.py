@@ -26,8 +26,15 @@ class Settings:
     """Where the history lies: `sqlite:///FILE`, or `postgresql://...` if replicas on several nodes share it."""
     token_sha256: str = field(default="", repr=False)
     """SHA-256 (hexadecimal) of the bearer token that writes need; empty: nobody is asked. Several, with commas."""
-    allow_factories: bool = False
-    """Whether jobs may name code of theirs (`model.factory`), which then runs in a sandbox on this cluster."""
+    factories: str = ""
+    """Which code jobs may bring (`model.factory`): patterns with commas, such as `ourmodels.*` or `shop.nets:build_*`;
+    empty: none. It runs behind walls on this cluster, or not at all."""
+    factories_as_root: bool = False
+    """Whether it is meant that this process is root: the code itself then runs as nobody. Else root refuses it."""
+    measure_factories_without_walls: bool = False
+    """Whether validations run such code bare, where a GPU cannot be had behind walls; wants `code_token_sha256`."""
+    code_token_sha256: str = field(default="", repr=False)
+    """As `token_sha256`, for validations of jobs that bring code: where it is set, they need one of these tokens."""
     factory_folder: str = ""
     """Where the modules of factories may lie (`model.factory_path`); empty: only what is installed."""
     trace_workers: int = 0
@@ -40,6 +47,9 @@ class Settings:
     """Jobs that may wait for a tracing process; the next one is told to come again (429)."""
     check_seconds: float = 0.8
     """How long a check waits for its verdict before it answers `pending`."""
+    loop_seconds: float = 15.0
+    """How long the event loop of a replica may stand still before the replica is ended, and another started; 0: for
+    ever."""
     body_bytes: int = 8 * MIB
     """The largest request."""
     validation_seconds: float = 900.0
@@ -57,6 +67,11 @@ class Settings:
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
 
+    @property
+    def factory_patterns(self) -> tuple[str, ...]:
+        """`factories`, one by one."""
+        return tuple(part.strip() for part in self.factories.split(",") if part.strip())
+
     @classmethod
     def read(cls, given: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Settings:
         """What `given` says, else what the environment says, else the default."""
@@ -67,7 +82,14 @@ class Settings:
             text = (environment or {}).get(PREFIX + name.upper())
             if name not in values and text is not None:
                 values[name] = text
-        return cls(**{name: _value(name, value) for name, value in values.items()})
+        found = cls(**{name: _value(name, value) for name, value in values.items()})
+        if found.measure_factories_without_walls and not found.code_token_sha256:
+            raise SettingError(
+                "code of users would be measured without walls for whoever asks",
+                remedy="set PLANNER_CODE_TOKEN_SHA256: such a validation then needs that token",
+                place="PLANNER_MEASURE_FACTORIES_WITHOUT_WALLS",
+            )
+        return found
 
 
 _FIELDS = {each.name: each for each in dataclasses.fields(Settings)}
@@ -113,11 +135,28 @@ def _number(value: Any, kind: type, place: str) -> int | float:
 
 def _text(name: str, value: Any, place: str) -> str:
     text = str(value).strip()
-    if name == "token_sha256" and text and not re.fullmatch(r"[0-9a-fA-F]{64}(,[0-9a-fA-F]{64})*", text):
+    if name.endswith("token_sha256") and text and not _HASHES.fullmatch(text):
         # What stands there may be the token itself: it is not shown.
         raise SettingError(
             "this is no SHA-256", allowed="64 hexadecimal digits", remedy="printf %s TOKEN | sha256sum", place=place
         )
+    if name == "factories":
+        _check_patterns(text, place)
     if name == "log_level" and text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise SettingError(f"{text!r} is no level", allowed="DEBUG, INFO, WARNING, ERROR", place=place)
     return text.upper() if name == "log_level" else text
+
+
+_HASHES = re.compile(r"[0-9a-fA-F]{64}(,[0-9a-fA-F]{64})*")
+_PATTERN = re.compile(r"[^\W\d]\w*(?:\.[\w*?]+)*(?::[\w.*?]+)?")
+
+
+def _check_patterns(text: str, place: str) -> None:
+    """A pattern names the package that it stands for: one that any importable module matches is refused."""
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        if not _PATTERN.fullmatch(part):
+            raise SettingError(
+                f"{part[:80]!r} is no pattern of factories",
+                allowed="a package by its name, then anything: ourmodels.*, shop.nets:build_*",
+                place=place,
+            )

@@ -11,6 +11,8 @@ _FACTORS = {
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB,
 }  # fmt: skip
+_LONGEST = 60
+"""Characters of a size; a pattern takes time that grows faster than the text."""
 _WRITTEN = re.compile(r"\s*(\d+)(?:\.(\d+))?\s*([A-Za-z]*)\s*")
 
 
@@ -25,9 +27,9 @@ def parse_bytes(written: str | int) -> int:
         if written < 0:
             raise ValueError(f"{written} is negative")
         return written
-    match = _WRITTEN.fullmatch(written)
+    match = _WRITTEN.fullmatch(written) if len(written) <= _LONGEST else None
     if match is None or match[3].upper() not in _FACTORS:
-        raise ValueError(f"{written!r} is no size: a number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
+        raise ValueError(f"{written[:_LONGEST]!r} is no size: a number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
     decimals = match[2] or ""
     scaled = int(match[1] + decimals) * _FACTORS[match[3].upper()]
     return scaled // int(10 ** len(decimals))

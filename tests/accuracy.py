@@ -16,12 +16,11 @@ from pathlib import Path
 import published
 
 import planner.paper  # noqa: F401  before torch
-from planner.comparing import plans
-from planner.events import Event
+from planner.comparing import plan_comparison
+from planner.job.loading import load_bundle
 from planner.measuring import store
 from planner.measuring.measurement import Measurement
-from planner.planning import planned
-from planner.spec.loading import load_bundle
+from planner.planning.pipeline import plan_with_traces
 
 _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE / folder) for folder in ("traces", "programs", "fakes")]
@@ -79,15 +78,15 @@ def divided_runs() -> Iterator[Row]:
     from cpu_runs import both_ways
 
     kinds = {
-        "FSDP2": ((sharded_cases.PAIRS, 2), (sharded_cases.FOURS, 4)),
-        "TP": ((split_cases.PAIRS, 2),),
-        "PP": ((pipelines.JOBS, 2),),
-        "EP": ((mixture_cases.ALONE, 1), (mixture_cases.PAIRS, 2), (mixture_cases.FOURS, 4)),
-        "ZeRO-3": ((stage_3.PAIRS, 2),),
+        "FSDP2": ("sharded", ((sharded_cases.PAIRS, 2), (sharded_cases.FOURS, 4))),
+        "TP": ("split", ((split_cases.PAIRS, 2),)),
+        "PP": ("pipelined", ((pipelines.JOBS, 2),)),
+        "EP": ("mixtures", ((mixture_cases.ALONE, 1), (mixture_cases.PAIRS, 2), (mixture_cases.FOURS, 4))),
+        "ZeRO-3": ("deepspeed_stage_3", ((stage_3.PAIRS, 2),)),
     }
-    for kind, worlds in kinds.items():
+    for kind, (recorded, worlds) in kinds.items():
         with tempfile.TemporaryDirectory() as folder:
-            found = both_ways(Path(folder), worlds)
+            found = both_ways(Path(folder), worlds, recorded)
         for (name, rank), (on_paper, real) in found.items():
             if kind != "EP" or (name, rank) in mixtures.FULLEST:  # the rank that is planned
                 yield Row(f"{kind}: {name}, rank {rank}", "requested", on_paper.peak, real.peak)
@@ -107,9 +106,9 @@ def gpu_measurements() -> Iterator[Row]:
 
 
 def _beside(measurement: Measurement) -> Iterator[Row]:
-    found = planned(load_bundle(measurement.job))
-    events: tuple[Event, ...] = found.traces[0].trace.events
-    for figure in plans.with_measurement(found.plan, measurement, events=events).peak:
+    found = plan_with_traces(load_bundle(measurement.job))
+    events = found.events_of(measurement.rank)
+    for figure in plan_comparison.with_measurement(found.plan, measurement, events=events).peak:
         if figure.measured:
             yield Row(measurement.case, figure.name, figure.predicted, figure.measured)
 

@@ -11,21 +11,28 @@ from typing import Any
 import pytest
 
 import planner.paper  # noqa: F401  before anything imports torch
-from planner import planning
+from planner.planning import pipeline
 from planner.report.statement import RankClassStatement
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """What needs a Ray of its own is marked as what starts other clusters is: it has the machine to itself."""
+    for item in items:
+        if "ray_session" in getattr(item, "fixturenames", ()):
+            item.add_marker("cluster")
 
 
 @pytest.fixture(autouse=True)
 def every_plan_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever plan a test makes, by whichever door: its figures agree with each other to the byte."""
-    real = planning._judge
+    """Whatever plan a test makes, by whichever hook: its figures agree with each other to the byte."""
+    real = pipeline._judge
 
     def judge(*arguments: Any) -> Any:
         statement, timeline = real(*arguments)
         adds_up(statement)
         return statement, timeline
 
-    monkeypatch.setattr(planning, "_judge", judge)
+    monkeypatch.setattr(pipeline, "_judge", judge)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from planner.service.cluster import free_ports
+from planner.service.local_ray import free_ports
 
 
 def program(name: str) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.events import Phase
-from planner.planning import Planned, planned
-from planner.spec.loading import load_job
+from planner.job.loading import load_job
+from planner.planning.pipeline import PlanningResult, plan_with_traces
 from planner.units import GIB
 
 _ROOT = Path(__file__).parents[1]
@@ -88,8 +88,8 @@ def _predicted(name: str, what: str, step: str) -> int:
 
 
 @cache
-def _planned(name: str) -> Planned:
-    return planned(load_job(_SPECS / f"{name}.yaml"))
+def _planned(name: str) -> PlanningResult:
+    return plan_with_traces(load_job(_SPECS / f"{name}.yaml"))
 
 
 def as_markdown(found: list[Any]) -> str:

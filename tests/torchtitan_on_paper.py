@@ -25,8 +25,7 @@ import planner.paper as paper  # before torch
 from planner.allocator.conf import read_conf
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
-from planner.planning import planned
-from planner.spec.job import (
+from planner.job.schema import (
     Allocator,
     Cluster,
     Decoder,
@@ -41,6 +40,7 @@ from planner.spec.job import (
     Tp,
     Train,
 )
+from planner.planning.pipeline import plan_with_traces
 
 CONF, ARCH, CUDA, STEPS = "expandable_segments:True", "sm_90", "12.8", 2
 SHAPES = {
@@ -114,19 +114,24 @@ def ours(case: Case) -> list[int]:
         software=Software(cuda=CUDA),
         allocator=Allocator(conf=CONF),
     )
-    peak = planned(job).plan.rank_classes[0].peak
+    peak = plan_with_traces(job).plan.rank_classes[0].peak
     return [peak.allocated_bytes, peak.reserved_bytes]
 
 
 def theirs(case: Case, folder: str) -> list[int]:
     """The same of rank 0 of torchtitan's Trainer."""
-    from planner.tracing import collector, host_side
+    from planner.tracing import absent_host, garbage_collection
     from planner.training import absent_peers
 
     sys.path.append(folder)
     world = case.dp * case.tp
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="localhost", MASTER_PORT="1")
-    with collector.off(), paper.gpu(ARCH, 8, cuda=CUDA) as gpu, absent_peers.join(0, world), host_side.left_out():
+    with (
+        garbage_collection.pause_collection(),
+        paper.gpu(ARCH, 8, cuda=CUDA) as gpu,
+        absent_peers.join(0, world),
+        absent_host.left_out(),
+    ):
         trainer = _trainer(case)
         trainer.metrics_processor.should_log = lambda _step: False
         trainer.train()

@@ -1,4 +1,4 @@
-"""Admission: one decision about a job that is submitted, and a door to it for each system that jobs come through.
+"""Admission: one decision about a submitted job, and a hook for each system that jobs are submitted through.
 
 Never plans by itself, imports torch, Ray or the service, or reads a file or an address because a job names it.
 Called by the command line and by the hooks of Ray, Slurm and Kubernetes, on installs that have nothing but PyYAML.

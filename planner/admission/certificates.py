@@ -1,4 +1,4 @@
-"""A server's TLS certificate that is read anew when its files change, as cert-manager renews them."""
+"""Reloads a server's TLS certificate when its files change, as cert-manager renews them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner service as a hook asks it: the standard library only, a limit on every wait and every answer."""
+"""HTTP client of the planner service for hooks: standard library only, every wait and every answer bounded."""
 
 from __future__ import annotations
 
@@ -36,17 +36,26 @@ class UnplannableError(PlannerError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class PlanFound:
     """A plan (`planner.plan/1`) with the metadata of the job that was asked about."""
 
     plan: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class PlanPending:
     """The plan is still being made, and will be found under this id."""
 
     plan_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExceedsByBound:
+    """The plan is still being made, and the job exceeds whatever it will say: it takes `least_bytes` at least."""
+
+    plan_id: str
+    least_bytes: int
+    capacity_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +85,10 @@ class Client:
         self._timeout, self._now, self._pause = timeout_seconds, now, pause
         self._opener = urllib.request.build_opener(_NoRedirects)
 
-    def plan(self, bundle: Mapping[str, Any], wait_seconds: float) -> Found | Pending:
+    def plan(self, bundle: Mapping[str, Any], wait_seconds: float) -> PlanFound | PlanPending | ExceedsByBound:
         """The plan of a bundle, remembered by the service as a check; Pending if it is not made after `wait_seconds`.
+
+        Hopeless, at once, for a job without a plan whose parameters, gradients and optimizer state alone are too much.
 
         Raises UnreachableError and UnplannableError.
         """
@@ -89,10 +100,12 @@ class Client:
             headers = {"Prefer": f"wait={wait}", "X-Planner-Check": check_id, "X-Planner-System": self._system}
             reply = self._ask("POST", "/v1/checks", bundle, headers, until=until, seconds=wait + self._timeout)
             plan_id = _text(reply.document, "plan_id")
+            if reply.status == 200 and reply.document.get("basis") == "lower_bound":
+                return self._hopeless(reply.document)
             if reply.status == 200:
-                return self._found(plan_id, bundle, until)
+                return self._fetch_plan(plan_id, bundle, until)
             if self._now() + _PAUSE >= until:
-                return Pending(plan_id=plan_id)
+                return PlanPending(plan_id=plan_id)
             self._pause(_PAUSE)
 
     def bind(self, system: str, job_id: str, told: Mapping[str, Any]) -> None:
@@ -124,7 +137,13 @@ class Client:
             raise self._strange("something else than its capacity")
         return found
 
-    def _found(self, plan_id: str, bundle: Mapping[str, Any], until: float) -> Found:
+    def _hopeless(self, document: Mapping[str, Any]) -> ExceedsByBound:
+        least, capacity = document.get("device_bytes"), document.get("capacity_bytes")
+        if not isinstance(least, int) or not isinstance(capacity, int):
+            raise self._strange("a lower bound without its bytes")
+        return ExceedsByBound(plan_id=_text(document, "plan_id"), least_bytes=least, capacity_bytes=capacity)
+
+    def _fetch_plan(self, plan_id: str, bundle: Mapping[str, Any], until: float) -> PlanFound:
         """The whole plan of a verdict. It is in the store, unless that fails: then it is asked for with the job."""
         later = max(until, self._now() + self._timeout)
         try:
@@ -136,7 +155,7 @@ class Client:
         if not isinstance(job, dict):
             raise self._strange("a plan without its job")
         # Equal jobs share a plan, under the name of whoever came first.
-        return Found(plan={**plan, "job": {**job, "metadata": bundle.get("metadata") or {}}})
+        return PlanFound(plan={**plan, "job": {**job, "metadata": bundle.get("metadata") or {}}})
 
     def _ask(
         self,
@@ -171,7 +190,7 @@ class Client:
         if self._token:
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         ended: queue.SimpleQueue[_Reply | UnreachableError] = queue.SimpleQueue()
-        work = threading.Thread(target=lambda: ended.put(self._sent(request, seconds)), daemon=True)
+        work = threading.Thread(target=lambda: ended.put(self._send(request, seconds)), daemon=True)
         work.start()
         try:
             found = ended.get(timeout=seconds)
@@ -181,7 +200,7 @@ class Client:
             raise found
         return found
 
-    def _sent(self, request: urllib.request.Request, seconds: float) -> _Reply | UnreachableError:
+    def _send(self, request: urllib.request.Request, seconds: float) -> _Reply | UnreachableError:
         try:
             try:
                 with self._opener.open(request, timeout=seconds) as answer:

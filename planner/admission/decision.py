@@ -1,6 +1,6 @@
-"""The decision: from a plan's JSON document and the operator's policy to one word, one reason, and the way out.
+"""Decides from a plan's JSON document and the operator's policy: one action, one reason, and what to change.
 
-Pure: the same plan and policy give the same decision at every door.
+Pure: the same plan and policy give the same decision at every hook.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from planner.admission.bounds import bound_of
 from planner.admission.policy import Answer, Policy
 from planner.errors import PlannerError
 from planner.units import show_bytes
@@ -21,7 +22,7 @@ _WORST_LAST = ("fits", "tight", "exceeds")
 
 
 class Action(StrEnum):
-    """What a door does."""
+    """What a hook does."""
 
     ADMIT = "admit"
     WARN = "warn"
@@ -43,6 +44,8 @@ class Decision:
     plan_id: str = ""
     verdict: str = ""
     """`fits`, `tight`, `exceeds`; or `pending`, `unreachable`, `unplannable`, `unplanned`."""
+    by_bound: bool = False
+    """Whether the verdict stands on the job's lower bound: then the plan of that id may not be made yet."""
 
     @property
     def admits(self) -> bool:
@@ -63,7 +66,7 @@ class Decision:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, str]:
-        """One object for doors that are not written in Python."""
+        """One object for hooks that are not written in Python."""
         return {
             "schema": SCHEMA,
             "action": self.action.value,
@@ -86,7 +89,22 @@ def decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Dec
         raise PlannerError(f"the plan cannot be read: {type(error).__name__} {error}", allowed=PLAN_SCHEMA) from error
 
 
-def undecided(verdict: str, answer: Answer, reason: str, plan_id: str = "") -> Decision:
+def decide_by_bound(bundle: Mapping[str, Any], least: int, capacity: int, policy: Policy, plan_id: str) -> Decision:
+    """What to do with a job that takes more than its GPU has, whatever its plan will say: what `exceeds` says.
+
+    It holds without a calibration too: parameters, gradients and optimizer state are counted, not predicted.
+    """
+    name = _one_line((bundle.get("metadata") or {}).get("name") or "the job")
+    over, gpu = show_bytes(least - capacity), _one_line(_gpu(bundle))
+    reason = (
+        f"{name} does not fit: a rank needs at least {show_bytes(least)}, {over} more than the {show_bytes(capacity)} "
+        f"of {gpu} (parameters, gradients, optimizer state and CUDA context, without any activation)"
+    )
+    action = Action(policy.exceeds.value)
+    return Decision(action=action, reason=reason, plan_id=plan_id, verdict="exceeds", by_bound=True)
+
+
+def decide_without_verdict(verdict: str, answer: Answer, reason: str, plan_id: str = "") -> Decision:
     """A job without a verdict, by the policy for that: admitting it is a warning."""
     action = Action.WARN if answer is Answer.ADMIT else Action(answer.value)
     tails = {Action.WARN: "; admitted unchecked", Action.HOLD: "; submit it again in a moment", Action.REFUSE: ""}
@@ -101,7 +119,7 @@ def _decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> De
         key=lambda found: (_WORST_LAST.index(found[0]), -_headroom(found[1], capacity)),
     )
     calibrated = plan["calibrated"] is True
-    action = _action(verdict, calibrated, policy)
+    action = _action(verdict, calibrated or _exceeds_by_bound(plan, verdict, capacity), policy)
     # What was proven to fit on one GPU is not proven for another.
     fitting = _smallest(plan["advice"], capacity) if verdict == "exceeds" else ""
     reason = _reason(plan, worst, verdict, capacity)
@@ -129,11 +147,18 @@ def _headroom(rank_class: Mapping[str, Any], capacity: int | None) -> int:
     return int(has) - int(rank_class["peak"]["device_bytes"])
 
 
-def _action(verdict: str, calibrated: bool, policy: Policy) -> Action:
+def _exceeds_by_bound(plan: Mapping[str, Any], verdict: str, capacity: int | None) -> bool:
+    """Whether it exceeds for sure: then the same job was refused while its plan was still to be made."""
+    bound = bound_of(plan["job"]) if verdict == "exceeds" else None
+    return bound is not None and bound.least_bytes > (bound.capacity_bytes if capacity is None else capacity)
+
+
+def _action(verdict: str, certain: bool, policy: Policy) -> Action:
+    """`certain`: it was measured on such a GPU, or needs no measurement."""
     if verdict == "fits":
         return Action.ADMIT
     wanted = policy.tight if verdict == "tight" else policy.exceeds
-    if wanted is Answer.REFUSE and not calibrated and not policy.refuse_uncalibrated:
+    if wanted is Answer.REFUSE and not certain and not policy.refuse_uncalibrated:
         return Action.WARN
     return Action(wanted.value)
 

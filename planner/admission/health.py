@@ -1,4 +1,4 @@
-"""Probes of a process that serves nothing else, in plain HTTP."""
+"""Serves `/livez` and `/readyz` over plain HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job of Kubernetes asks for, read from the object as it is submitted: its spec, its GPUs, how many and which.
+"""Reads what a submitted Kubernetes object asks for: its spec, its pods, how many GPUs and which.
 
 Knows RayJob, PyTorchJob, JobSet and Job; believes nothing about the object's shape, and reaches nothing outside of it.
 """
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.admission import gpu_products
 from planner.errors import SpecError
+from planner.hardware import catalog
 
 SYSTEM = "kubernetes"
 BUNDLE, CONFIGMAP, PLAN, JOB = (
@@ -20,7 +20,7 @@ BUNDLE, CONFIGMAP, PLAN, JOB = (
     "planner.dev/plan-id",
     "planner.dev/job-id",
 )
-"""Annotations: the bundle or a self-contained spec as text, or where it stands; and what a door leaves on pods."""
+"""Annotations: the bundle or a self-contained spec as text, or where it stands; and what a hook leaves on pods."""
 GPU = "nvidia.com/gpu"
 USUAL_KEY = "job.yaml"
 _MOST_GPUS = 2**24
@@ -46,7 +46,7 @@ class Pods:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
+class Submission:
     """A job as it was submitted; its annotations are as unread as they came."""
 
     kind: str
@@ -58,7 +58,7 @@ class Submitted:
 
     @property
     def carries_spec(self) -> bool:
-        """Whether it says so; `carried` finds out whether that can be used."""
+        """Whether it says so; `find_spec` finds out whether that can be used."""
         return carries_spec(self.annotations)
 
     @property
@@ -87,12 +87,12 @@ class Kind:
     pods: Callable[[Mapping[str, Any]], Iterator[Pods]]
 
 
-def submitted(job: Mapping[str, Any], namespace: str = "") -> Submitted:
+def read_submission(job: Mapping[str, Any], namespace: str = "") -> Submission:
     """What the object asks for. What is not as the API has it asks for nothing."""
     metadata = _mapping(job.get("metadata"))
     kind = _text(job.get("kind"))
     known = KINDS.get(kind)
-    return Submitted(
+    return Submission(
         kind=kind,
         namespace=namespace or _text(metadata.get("namespace")),
         name=_text(metadata.get("name")) or _text(metadata.get("generateName")),
@@ -107,7 +107,7 @@ def carries_spec(annotations: Mapping[str, Any]) -> bool:
     return BUNDLE in annotations or CONFIGMAP in annotations
 
 
-def carried(annotations: Mapping[str, Any]) -> str | ConfigMapKey | None:
+def find_spec(annotations: Mapping[str, Any]) -> str | ConfigMapKey | None:
     """The spec that annotations carry, or where it stands; None without one. Raises SpecError."""
     text, named = annotations.get(BUNDLE), annotations.get(CONFIGMAP)
     if text is not None and named is not None:
@@ -139,26 +139,26 @@ def pods_of(template: Mapping[str, Any], count: int) -> Pods:
     return Pods(
         count=count,
         gpus=min(sum(_gpus(_mapping(each.get("resources"))) for each in containers), _MOST_GPUS),
-        product=_text(_mapping(spec.get("nodeSelector")).get(gpu_products.LABEL)),
+        product=_text(_mapping(spec.get("nodeSelector")).get(catalog.PRODUCT_LABEL)),
     )
 
 
 def _gpus(resources: Mapping[str, Any]) -> int:
     """The limit: of what cannot be shared, requests are equal to it."""
     asked = _mapping(resources.get("limits")).get(GPU)
-    return _number(_mapping(resources.get("requests")).get(GPU) if asked is None else asked, 0)
+    return number(_mapping(resources.get("requests")).get(GPU) if asked is None else asked, 0)
 
 
 def _job_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
-    parallelism = _number(spec.get("parallelism"), 1)
-    completions = _number(spec.get("completions"), parallelism)
+    parallelism = number(spec.get("parallelism"), 1)
+    completions = number(spec.get("completions"), parallelism)
     yield pods_of(_mapping(spec.get("template")), min(parallelism, completions))
 
 
 def _jobset_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
     for each in _list(spec.get("replicatedJobs")):
         replicated = _mapping(each)
-        jobs = _number(replicated.get("replicas"), 1)
+        jobs = number(replicated.get("replicas"), 1)
         for pods in _job_pods(_mapping(_mapping(replicated.get("template")).get("spec"))):
             yield Pods(count=pods.count * jobs, gpus=pods.gpus, product=pods.product)
 
@@ -166,7 +166,7 @@ def _jobset_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
 def _pytorch_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
     for each in _mapping(spec.get("pytorchReplicaSpecs")).values():
         replicas = _mapping(each)
-        yield pods_of(_mapping(replicas.get("template")), _number(replicas.get("replicas"), 1))
+        yield pods_of(_mapping(replicas.get("template")), number(replicas.get("replicas"), 1))
 
 
 def _ray_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
@@ -176,7 +176,7 @@ def _ray_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
         yield pods_of(_mapping(_mapping(cluster["headGroupSpec"]).get("template")), 1)
     for each in _list(cluster.get("workerGroupSpecs")):
         group = _mapping(each)
-        count = _number(group.get("replicas"), 1) * max(_number(group.get("numOfHosts"), 1), 1)
+        count = number(group.get("replicas"), 1) * max(number(group.get("numOfHosts"), 1), 1)
         yield pods_of(_mapping(group.get("template")), count)
 
 
@@ -200,7 +200,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _number(value: Any, otherwise: int) -> int:
+def number(value: Any, otherwise: int) -> int:
     """A count, as the API writes it: `8`, or the quantity `"8"`."""
     if isinstance(value, str) and re.fullmatch("[0-9]{1,8}", value):
         value = int(value)

@@ -1,4 +1,4 @@
-"""The API of a Kubernetes cluster, as much of it as two doors need: an object, a list, a watch, a server-side apply.
+"""A client of the Kubernetes API for two hooks: get an object, list, watch, apply server-side.
 
 Credentials, their renewal and TLS are the official client's (`kubernetes`), since every kind of kubeconfig is its
 business; objects stay plain JSON, since Kueue's come in two versions.
@@ -89,7 +89,7 @@ class Api:
         answer = self._ask("GET", path, query, None, {}, seconds + 10)
         try:
             if answer.status >= 300:
-                raise _refused(answer.status, answer.read(4096, decode_content=True))
+                raise _make_error(answer.status, answer.read(4096, decode_content=True))
             yield from _events(answer)
         except ApiError:
             raise
@@ -115,7 +115,7 @@ class Api:
         finally:
             answer.release_conn()
         if answer.status >= 300:
-            raise _refused(answer.status, content)
+            raise _make_error(answer.status, content)
         found = _object(content)
         if found is None or len(content) > _MOST_BYTES:
             raise ApiError(0, "what answers is no Kubernetes API")
@@ -177,7 +177,7 @@ def _events(answer: Any) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def _refused(status: int, content: bytes) -> ApiError:
+def _make_error(status: int, content: bytes) -> ApiError:
     said = (_object(content) or {}).get("message")
     return ApiError(status, f"the Kubernetes API answers {status}" + (f": {_short(said)}" if said else ""))
 

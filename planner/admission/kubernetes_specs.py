@@ -1,4 +1,4 @@
-"""From a job's annotations to the job that is planned, and where the two differ.
+"""Reads the job to plan from a Kubernetes object's annotations.
 
 A spec is text that refers to nothing: no file and no address is read because an annotation says so, only a ConfigMap
 in the job's own namespace.
@@ -10,21 +10,26 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from planner.admission import gpu_products, specs
+from planner.admission import specs
 from planner.admission.client import UnreachableError
-from planner.admission.kubernetes import BUNDLE, CONFIGMAP, GPU, ConfigMapKey, Pods, carried
+from planner.admission.kubernetes import BUNDLE, CONFIGMAP, GPU, ConfigMapKey, Pods, find_spec
 from planner.admission.kubernetes_api import NOT_FOUND, ApiError, path_of
 from planner.errors import SpecError
-from planner.spec import catalog
-from planner.spec.job import Gpu, Job
+from planner.hardware import catalog
+from planner.job import gpu_names
+from planner.job.schema import Gpu, Job
 
 if TYPE_CHECKING:
     from planner.admission.kubernetes_api import Api
 
 
+_MOST_PRODUCTS = 16
+"""Of one job, of which something is said."""
+
+
 def job_of(annotations: Mapping[str, Any], namespace: str, api: Callable[[], Api]) -> Job:
     """The job that annotations carry. Raises SpecError, and UnreachableError if its ConfigMap cannot be read now."""
-    found = carried(annotations)
+    found = find_spec(annotations)
     if isinstance(found, ConfigMapKey):
         return read(_config_map_text(found, namespace, api), CONFIGMAP)
     if found is None:
@@ -34,8 +39,8 @@ def job_of(annotations: Mapping[str, Any], namespace: str, api: Callable[[], Api
 
 def read(text: str, source: str) -> Job:
     """A bundle in JSON, or a spec in YAML that refers to nothing outside. Raises SpecError."""
-    from planner.spec.json_text import read_json
-    from planner.spec.loading import load_bundle, load_yaml
+    from planner.job.json_text import read_json
+    from planner.job.loading import load_bundle, load_yaml
 
     if len(text) > specs.MOST_BYTES:
         raise SpecError("the spec is larger than 8 MiB", place=source)
@@ -69,7 +74,7 @@ def _config_map_text(named: ConfigMapKey, namespace: str, api: Callable[[], Api]
 
 def on_gpu(job: Job, name: str) -> Job:
     """The same job on a GPU of the catalog. Raises SpecError if the catalog does not have it."""
-    entry = catalog.look_up(name)
+    entry = gpu_names.look_up(name)
     gpu = Gpu(name=entry.name, total_bytes=entry.total_bytes, arch=entry.arch)
     return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, gpu=gpu))
 
@@ -84,8 +89,8 @@ def differences(pods: Sequence[Pods], job: Job, *, products: Sequence[str] = ())
     if asked and asked != planned:
         found.append(f"the pods ask for {asked} {GPU}, and the spec plans {planned} GPU{'s' if planned != 1 else ''}")
     gpu = job.cluster.gpu.name
-    for product in products:
-        name = gpu_products.catalog_name(product)
-        if name and gpu and name != gpu:
-            found.append(f"the pods go to {product} ({name}), and the spec plans {gpu}")
+    for product in products[:_MOST_PRODUCTS]:
+        known = catalog.by_node_label(product)
+        if known and gpu and known.name != gpu:
+            found.append(f"the pods go to {product} ({known.name}), and the spec plans {gpu}")
     return found

@@ -1,4 +1,4 @@
-"""The door of Kueue: the controller of admission checks that are `planner.dev/fits`.
+"""The hook of Kueue: the controller of admission checks that are `planner.dev/fits`.
 
 Kueue asks when it has reserved quota and so knows the GPU: the plan is made for that one. The answer is written to the
 workload; a job that cannot fit gives its quota back and never starts.
@@ -6,7 +6,6 @@ workload; a job that cannot fit gives its quota back and never starts.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import logging
@@ -20,12 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from planner.admission import asking, kubernetes, kubernetes_specs, specs
-from planner.admission.decision import Action, Decision, undecided
-from planner.admission.following import WATCH_SECONDS, Document, Follower
+from planner.admission import kubernetes, kubernetes_specs, service_query
+from planner.admission.decision import Action, Decision, decide_without_verdict
 from planner.admission.health import serve_health
-from planner.admission.kubernetes import Submitted
+from planner.admission.kubernetes import Submission
 from planner.admission.kubernetes_api import CONFLICT, FORBIDDEN, NOT_FOUND, Api, ApiError, path_of
+from planner.admission.kubernetes_watch import WATCH_SECONDS, Document, Follower
 from planner.admission.kueue_workloads import (
     CONTROLLER,
     GROUP,
@@ -39,13 +38,11 @@ from planner.admission.kueue_workloads import (
 )
 from planner.admission.policy import Answer, Policy
 from planner.admission.work_queue import WorkQueue
-from planner.errors import PlannerError
 
 USUAL = {"wait_seconds": 60.0}
 """A workload waits for its plan longer than a person at a prompt."""
 WORKERS = 8
 _POLL_SECONDS, _FAULT_SECONDS = 1.0, 15.0
-_NOT_SET_UP = 2
 _VERDICTS, _UNDECIDED = ("fits", "tight", "exceeds"), ("pending", "unreachable")
 
 _log = logging.getLogger("planner.admission")
@@ -173,23 +170,23 @@ class Controller:
         if not workload.waits_for(self._names):
             self._first_asked.pop(key, None)
             return None
-        waited = self._waited(key, f"{workload.uid} {workload.reservation}")
+        waited = self._seconds_waited(key, f"{workload.uid} {workload.reservation}")
         job = self._job(workload)
         decision, notes = self._decide(workload, job)
         if decision.verdict in _UNDECIDED and waited < self._policy.wait_seconds:
             return min(max(_POLL_SECONDS, waited / 2), self._policy.wait_seconds - waited)
         if decision.verdict == "pending":
             reason = f"the plan is not ready after {self._policy.wait_seconds:g} s"
-            decision = undecided("pending", self._policy.pending, reason, decision.plan_id)
+            decision = decide_without_verdict("pending", self._policy.pending, reason, decision.plan_id)
         job_id = job.uid if job else workload.uid
-        fresh = workload.answered(self._names, decision, notes, self._moment(), job_id)
+        fresh = workload.write_answers(self._names, decision, notes, self._moment(), job_id)
         self._api.apply(f"{path}/status", fresh)
         self._first_asked.pop(key, None)
         _log.info("%s: %s, %s %s", key, decision.action, decision.verdict, decision.plan_id)
         self._tell(workload, decision, notes, job_id)
         return None
 
-    def _waited(self, key: str, reservation: str) -> float:
+    def _seconds_waited(self, key: str, reservation: str) -> float:
         """Seconds since this reservation was first asked about; a controller that starts anew begins anew."""
         known, since = self._first_asked.get(key, ("", 0.0))
         if known != reservation:
@@ -208,7 +205,7 @@ class Controller:
                 return None
             raise
 
-    def _decide(self, workload: Workload, job: Submitted | None) -> tuple[Decision, list[str]]:
+    def _decide(self, workload: Workload, job: Submission | None) -> tuple[Decision, list[str]]:
         """By the policy, without waiting for a plan that is not there: a worker is for everybody. Raises ApiError."""
         annotations = job.annotations if job and job.carries_spec else workload.annotations
         if not kubernetes.carries_spec(annotations):
@@ -217,17 +214,17 @@ class Controller:
         notes: list[str] = []
 
         def bundle() -> Mapping[str, Any]:
-            from planner.spec.bundle import bundle as bundle_of
+            from planner.job.bundle import bundle as bundle_of
 
             job = kubernetes_specs.job_of(annotations, workload.namespace, lambda: self._api)
             notes.extend([*gpu_notes, *kubernetes_specs.differences(workload.pods, job)])
             return bundle_of(kubernetes_specs.on_gpu(job, gpu) if gpu else job)
 
         at_once = dataclasses.replace(self._policy, wait_seconds=0.0)
-        decision = asking.ask(bundle, at_once, kubernetes.SYSTEM)
+        decision = service_query.ask(bundle, at_once, kubernetes.SYSTEM)
         return decision, notes if decision.verdict in _VERDICTS else []
 
-    def _job(self, workload: Workload) -> Submitted | None:
+    def _job(self, workload: Workload) -> Submission | None:
         """The job that the workload stands for, if it is of a kind that is known and it is there: an owner is what
         a workload says, and whoever writes workloads by hand may say another one's. Raises ApiError."""
         owner = workload.owner
@@ -235,7 +232,7 @@ class Controller:
         if owner is None or kind is None or owner.api_version.partition("/")[0] != kind.group:
             return None
         path = path_of(kind.group, kind.version, kind.plural, owner.name, namespace=workload.namespace)
-        job = kubernetes.submitted(self._get(path) or {})
+        job = kubernetes.read_submission(self._get(path) or {})
         return job if job.uid and job.uid == owner.uid else None
 
     def _gpu_of_flavor(self, flavor: str) -> str:
@@ -245,7 +242,7 @@ class Controller:
         """The service of an admitted job, and the owner of any other one by an event. The answer stands without."""
         if decision.admits:
             told = {"queue": workload.queue} if workload.queue else {}
-            if problem := asking.bind(self._policy, kubernetes.SYSTEM, job_id, decision, told):
+            if problem := service_query.bind(self._policy, kubernetes.SYSTEM, job_id, decision, told):
                 _log.warning("%s", problem)
         if decision.action is Action.ADMIT:
             return
@@ -264,10 +261,10 @@ class _Checks:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
-    def listed(self, documents: Sequence[Document]) -> None:
+    def on_list(self, documents: Sequence[Document]) -> None:
         self._controller.checks_are(documents)
 
-    def changed(self, kind: str, document: Document) -> None:
+    def on_change(self, kind: str, document: Document) -> None:
         self._controller.check_is(document, gone=kind == "DELETED")
 
 
@@ -275,10 +272,10 @@ class _Workloads:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
-    def listed(self, documents: Sequence[Document]) -> None:
+    def on_list(self, documents: Sequence[Document]) -> None:
         self._controller.workloads_are(documents)
 
-    def changed(self, kind: str, document: Document) -> None:
+    def on_change(self, kind: str, document: Document) -> None:
         self._controller.workload_is(document, gone=kind == "DELETED")
 
 
@@ -286,7 +283,7 @@ def _without_spec(workload: Workload, policy: Policy) -> Decision:
     gpus = sum(each.count * each.gpus for each in workload.pods)
     reason = f"the job carries no spec: annotate it, or its pods, with {kubernetes.BUNDLE}"
     if gpus and policy.unplanned is Answer.REFUSE:
-        return undecided("unplanned", policy.unplanned, reason)
+        return decide_without_verdict("unplanned", policy.unplanned, reason)
     return Decision(action=Action.ADMIT, reason=f"not checked; {reason}", verdict="unplanned")
 
 
@@ -325,35 +322,16 @@ def _name(document: Document) -> str:
     return str((document.get("metadata") or {}).get("name", ""))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Answers until SIGTERM; 2 with a line on standard error if it is not set up to work."""
-    given = _parser().parse_args(arguments)
+def run_controller(*, policy_file: Path | None, host: str, health_port: int, workers: int) -> None:
+    """Answers until SIGTERM. Raises PlannerError if it is not set up to work."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     ends = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before any thread: all of them inherit it
-    try:
-        policy = Policy.read(os.environ, given.policy, USUAL)
-        asking.client_of(policy, kubernetes.SYSTEM)
-        controller = Controller(Api(), policy, workers=given.workers)
-        health = serve_health(given.host, given.health_port, controller.live, controller.ready)
-    except PlannerError as error:
-        print(specs.said(error), file=sys.stderr)
-        return _NOT_SET_UP
+    policy = Policy.read(os.environ, policy_file, USUAL)
+    service_query.client_of(policy, kubernetes.SYSTEM)
+    controller = Controller(Api(), policy, workers=workers)
+    health = serve_health(host, health_port, controller.live, controller.ready)
     controller.start()
     signal.sigwait(ends)
     controller.stop()
     health.shutdown()
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m planner.admission.kueue", description=__doc__)
-    parser.add_argument("--policy", type=Path, metavar="FILE.ini")
-    parser.add_argument("--host", default="0.0.0.0", help="where probes are answered")
-    parser.add_argument("--health-port", type=int, default=8081)
-    parser.add_argument("--workers", type=int, default=WORKERS, help="workloads that are answered at the same time")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

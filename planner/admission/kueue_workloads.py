@@ -1,4 +1,4 @@
-"""What a Workload of Kueue says about an admission check, and what its status says back: pure, for v1beta1 and v1beta2.
+"""Reads admission checks from a Kueue Workload and writes its status: pure, for v1beta1 and v1beta2.
 
 Fields and meanings are those of Kueue v0.19.2, apis/kueue/v1beta2/workload_types.go; v1beta1 has the same ones.
 """
@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.admission import gpu_products
 from planner.admission.decision import Action, Decision
-from planner.admission.kubernetes import GPU, JOB, PLAN, Pods, carries_spec, pods_of
-from planner.spec import catalog
+from planner.admission.kubernetes import GPU, JOB, PLAN, Pods, carries_spec, number, pods_of
+from planner.hardware import catalog
 
 GROUP = "kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")
@@ -79,12 +78,12 @@ class Workload:
     @property
     def pods(self) -> tuple[Pods, ...]:
         """What its pod sets ask for, as many as were admitted."""
-        counts = {each.get("name"): each.get("count") for each in self._assignments}
+        counts = {str(each.get("name", "")): each.get("count") for each in self._assignments}
         found = []
         for each in map(_mapping, self._pod_sets):
-            count = counts.get(each.get("name"))
+            count = counts.get(str(each.get("name", "")))
             count = each.get("count") if count is None else count
-            found.append(pods_of(_mapping(each.get("template")), count if isinstance(count, int) else 1))
+            found.append(pods_of(_mapping(each.get("template")), number(count, 1)))
         return tuple(found)
 
     @property
@@ -109,7 +108,7 @@ class Workload:
         ours = set(checks)
         return [each["name"] for each in self._checks if each["name"] in ours and each.get("state") == "Pending"]
 
-    def answered(
+    def write_answers(
         self, checks: Iterable[str], decision: Decision, notes: Sequence[str], now: str, job_id: str
     ) -> dict[str, Any]:
         """The document to apply: the answer of those of our checks that wait, and the others of ours as they are,
@@ -182,7 +181,7 @@ class Workload:
 
 def message_of(decision: Decision, notes: Sequence[str]) -> str:
     """For the owner of the job: the decision, and what it stands on."""
-    if decision.action is Action.HOLD:  # the other doors cannot wait; this one can
+    if decision.action is Action.HOLD:  # the other hooks cannot wait; this one can
         reason = decision.reason.partition("; submit it again")[0]
         decision = dataclasses.replace(decision, reason=f"{reason}; Kueue asks again by itself")
     said = "\n".join([decision.text, *(f"planner: {note}" for note in notes)])
@@ -193,9 +192,11 @@ def gpu_of_flavor(flavor: Mapping[str, Any]) -> str:
     """The catalog's name of the GPU in a ResourceFlavor's nodes; empty if that is not known."""
     named = _mapping(_metadata(flavor).get("annotations")).get(GPU_ANNOTATION)
     if isinstance(named, str):
-        return next((name for name in catalog.names() if name.casefold() == named.casefold()), "")
-    product = _mapping(_mapping(flavor.get("spec")).get("nodeLabels")).get(gpu_products.LABEL)
-    return gpu_products.catalog_name(product) if isinstance(product, str) else ""
+        known = catalog.by_name(named)
+        return known.name if known else ""
+    product = _mapping(_mapping(flavor.get("spec")).get("nodeLabels")).get(catalog.PRODUCT_LABEL)
+    known = catalog.by_node_label(product) if isinstance(product, str) else None
+    return known.name if known else ""
 
 
 def smallest_gpu(flavors: Sequence[str], gpu_of: Callable[[str], str]) -> tuple[str, list[str]]:
@@ -206,7 +207,7 @@ def smallest_gpu(flavors: Sequence[str], gpu_of: Callable[[str], str]) -> tuple[
     notes = [f"flavor {flavor} has no GPU that planner knows" for flavor in flavors if flavor not in known]
     if not known:
         return "", [f"{note}: planned as the spec says" for note in notes]
-    flavor, gpu = min(known.items(), key=lambda each: catalog.look_up(each[1]).total_bytes)
+    flavor, gpu = min(known.items(), key=lambda each: catalog.gpus()[each[1]].total_bytes)
     return gpu, [f"planned on {gpu}, the GPU of flavor {flavor}", *notes]
 
 

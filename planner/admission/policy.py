@@ -1,7 +1,7 @@
-"""What a site wants done with a verdict, or without one: from the operator's file, else from the environment.
+"""The policy of a site: what to do with a verdict, or without one; from the operator's file or the environment.
 
-What the file says stands: a submitter's environment fills in only what the file leaves open. A door on the
-submitter's machine can be gone around all the same; docs/admission.md says which doors cannot.
+What the file says stands: a submitter's environment fills in only what the file leaves open. A hook on the
+submitter's machine can be gone around all the same; docs/admission.md says which hooks cannot.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Policy:
     unplannable: Answer = Answer.ADMIT
     """admit (with a warning) or refuse: the spec is wrong, or names something that cannot be planned."""
     unplanned: Answer = Answer.ADMIT
-    """admit or refuse: a job that asks for GPUs and carries no spec, at the doors that can tell."""
+    """admit or refuse: a job that asks for GPUs and carries no spec, at the hooks that can tell."""
     wait_seconds: float = 10.0
     """How long a submission may wait for a plan that is not made yet."""
     timeout_seconds: float = 3.0
@@ -68,7 +68,7 @@ class Policy:
     def read(
         cls, environment: Mapping[str, str], file: Path | None = None, defaults: Mapping[str, Any] | None = None
     ) -> Policy:
-        """What the file says, else the environment (`PLANNER_ADMISSION_...`), else `defaults` of the door."""
+        """What the file says, else the environment (`PLANNER_ADMISSION_...`), else `defaults` of the hook."""
         said = _from_file(environment, file)
         values = dict(defaults or {})
         for name in _FIELDS:

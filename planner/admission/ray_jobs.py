@@ -1,4 +1,4 @@
-"""The door of `ray job submit`: RAY_JOB_SUBMIT_HOOK=planner.admission.ray_jobs:check, on the submitter's machine.
+"""The hook of `ray job submit`: RAY_JOB_SUBMIT_HOOK=planner.admission.ray_jobs:check, on the submitter's machine.
 
 Ray calls the hook before it submits, with what the command line said; SystemExit ends the command with nothing
 submitted. Ray's SDK and REST interface do not call it.
@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from planner.admission import asking, specs
-from planner.admission.decision import Decision, undecided
+from planner.admission import service_query, specs
+from planner.admission.decision import Decision, decide_without_verdict
 from planner.admission.policy import Answer, Policy
 from planner.errors import PlannerError, SpecError
 
 SYSTEM = "ray"
-SPEC, BUNDLE, PLAN = "planner.spec", "planner.bundle", "planner.plan_id"
+SPEC, BUNDLE, PLAN = "planner.job", "planner.bundle", "planner.plan_id"
 """Keys of --metadata-json: a path within the working directory, or the bundle itself; and what the hook leaves."""
 REFUSED = 3
 
@@ -40,12 +40,12 @@ def check(
         policy = Policy.read(os.environ)
         decision = _decide(metadata, working_dir, bool(entrypoint_num_gpus), policy)
     except PlannerError as error:  # how the site set it up: nobody's job stands still for that
-        _say(f"planner: warning: the job is not checked: {specs.said(error)}")
+        _say(f"planner: warning: the job is not checked: {specs.message_of(error)}")
         return
     if decision is None:
         return
     if not decision.admits:
-        raise SystemExit(_refused(decision))
+        raise SystemExit(_refuse_submission(decision))
     _say(decision.text)
     metadata.pop(BUNDLE, None)
     if decision.plan_id:
@@ -59,11 +59,11 @@ def _decide(
 ) -> Decision | None:
     bundle = _bundle(metadata, working_dir)
     if bundle is not None:
-        return asking.ask(bundle, policy, SYSTEM)
+        return service_query.ask(bundle, policy, SYSTEM)
     if policy.unplanned is Answer.ADMIT or not asks_for_gpus:
         return None
     reason = f'the job asks for GPUs and carries no spec: --metadata-json \'{{"{SPEC}": "job.yaml"}}\''
-    return undecided("unplanned", policy.unplanned, reason)
+    return decide_without_verdict("unplanned", policy.unplanned, reason)
 
 
 def _bundle(metadata: Mapping[str, Any], working_dir: str | None) -> Callable[[], Mapping[str, Any]] | None:
@@ -88,11 +88,11 @@ def _text(value: Any, key: str) -> str:
 
 
 def _bind(policy: Policy, submission_id: str, decision: Decision) -> None:
-    if problem := asking.bind(policy, SYSTEM, submission_id, decision):
+    if problem := service_query.bind(policy, SYSTEM, submission_id, decision):
         _say(f"planner: warning: {problem}")
 
 
-def _refused(decision: Decision) -> int:
+def _refuse_submission(decision: Decision) -> int:
     _say(decision.text)
     _say("planner: nothing was submitted")
     return REFUSED

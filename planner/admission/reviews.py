@@ -1,4 +1,4 @@
-"""AdmissionReview v1: what the API server asks and how it is answered.
+"""Reads and answers AdmissionReview v1 of the API server.
 
 Pure. Limits and meanings are those of k8s.io/api/admission/v1 (types.go) and of the API server that reads the answer.
 """
@@ -119,9 +119,10 @@ def _warnings(decision: Decision, notes: Sequence[str]) -> list[str]:
     said += [f"planner: {note}" for note in notes]
     if said and decision.plan_id:
         said.append(f"planner: the plan is {decision.plan_id}")
-    return [part for line in said for part in _parts(line)][:MOST_WARNINGS]
+    return [part for line in said[:MOST_WARNINGS] for part in _parts(line)][:MOST_WARNINGS]
 
 
 def _parts(line: str) -> list[str]:
+    line = line[: LONGEST_WARNING * MOST_WARNINGS]  # wrapping one long word takes time that grows faster than it
     printable = "".join(letter if letter.isprintable() else "?" for letter in line)
     return textwrap.wrap(printable, LONGEST_WARNING, break_on_hyphens=False)

@@ -1,8 +1,7 @@
-"""The door of Slurm, for the two Lua scripts of deploy/slurm: what they ask on the submitter's machine, and what lies
-ready on the controller's, which never waits for a network.
+"""The hook of Slurm: commands for the Lua scripts of deploy/slurm, on the submitter's machine and the controller's.
 
 `submit` decides and prints lines that Lua reads, `bind` tells the service of a job that has its id, `verdicts` runs
-beside slurmctld and leaves a file for each plan.
+beside slurmctld, leaves a file for each plan, and lets go of the jobs that were submitted held.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.admission import asking, specs
+from planner.admission import service_query, slurm_holds, specs
 from planner.admission.client import Client, UnreachableError
 from planner.admission.decision import Action, Decision, decide
 from planner.admission.policy import Policy, policy_file, section
@@ -24,6 +23,8 @@ from planner.errors import PlannerError
 
 SYSTEM = "slurm"
 PLAN_ID = re.compile(r"pl-[a-z2-7]{26}")
+HELD = "held"
+"""In place of a verdict: the job waits in the queue for its plan."""
 FILE_SECONDS = 3.0
 """How long a submission waits until the controller can know its verdict."""
 _PAGE = 1000
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         policy = Policy.read(os.environ, file)
         return int(given.run(given, policy, section(file, SYSTEM) if file else {}))
     except PlannerError as error:
-        print(specs.said(error), file=sys.stderr)
+        print(specs.message_of(error), file=sys.stderr)
         return _NOT_SET_UP
 
 
@@ -62,18 +63,32 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _submit(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]) -> int:
-    decision = asking.ask(lambda: specs.bundle_within(given.spec, [Path.cwd()]), policy, SYSTEM)
+    decision = service_query.ask(lambda: specs.bundle_within(given.spec, [Path.cwd()]), policy, SYSTEM)
     if decision.admits and site.get("verdicts"):
         wait_for_file(Path(site["verdicts"]), decision)
-    print("\n".join((decision.action.value, decision.verdict, decision.plan_id, decision.text)))
+    if decision.action is Action.HOLD and decision.plan_id and slurm_holds.hold_seconds(site) is not None:
+        print("\n".join((decision.action.value, HELD, decision.plan_id, f"planner: {held_reason(policy)}")))
+        return 0
+    # Of a job that is only warned of by its lower bound no verdict lies ready at the controller yet.
+    verdict = "pending" if decision.by_bound else decision.verdict
+    print("\n".join((decision.action.value, verdict, decision.plan_id, decision.text)))
     return 0
+
+
+def held_reason(policy: Policy) -> str:
+    """What the owner of a job is told that waits in the queue for its plan."""
+    return (
+        f"the plan is not ready after {policy.wait_seconds:g} s; the job is submitted held, and released, or cancelled "
+        "if it does not fit, when its plan is there"
+    )
 
 
 def wait_for_file(
     folder: Path, decision: Decision, seconds: float = FILE_SECONDS, pause: Callable[[float], None] = time.sleep
 ) -> None:
     """Returns when the controller's file of this plan is there, or after so many seconds; at once if nobody sees it."""
-    if decision.verdict in ("fits", "tight", "exceeds") and PLAN_ID.fullmatch(decision.plan_id) and folder.is_dir():
+    made = decision.verdict in ("fits", "tight", "exceeds") and not decision.by_bound
+    if made and PLAN_ID.fullmatch(decision.plan_id) and folder.is_dir():
         for _ in range(round(seconds / 0.1)):
             if (folder / decision.plan_id).exists():
                 return
@@ -82,21 +97,28 @@ def wait_for_file(
 
 def _bind(given: argparse.Namespace, policy: Policy, _: Mapping[str, str]) -> int:
     decision = Decision(action=Action.ADMIT, reason="", plan_id=given.plan_id, verdict="fits")
-    problem = asking.bind(policy, SYSTEM, given.job_id, decision)
+    problem = service_query.bind(policy, SYSTEM, given.job_id, decision)
     if problem:
         print(problem, file=sys.stderr)
     return 1 if problem else 0
 
 
-def _verdicts(given: argparse.Namespace, policy: Policy, _: Mapping[str, str]) -> int:
-    keeper = Verdicts(given.folder, asking.client_of(policy, SYSTEM), policy)
+def _verdicts(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]) -> int:
+    client = service_query.client_of(policy, SYSTEM)
+    keeper = Verdicts(given.folder, client, policy)
+    seconds = slurm_holds.hold_seconds(site)
+    held = None if seconds is None else slurm_holds.HeldJobs(given.folder, client, policy, seconds=seconds)
     said = ""
     while True:
         problem = ""
         try:
             keeper.update()
+            if held is not None:
+                held.update()
         except (PlannerError, OSError) as error:
-            problem = specs.said(error) if isinstance(error, PlannerError) else f"{given.folder}: {error.strerror}"
+            problem = (
+                specs.message_of(error) if isinstance(error, PlannerError) else f"{given.folder}: {error.strerror}"
+            )
         if problem != said:  # a service that is away for an hour is one line
             print(problem or "the service answers again", file=sys.stderr, flush=True)
             said = problem

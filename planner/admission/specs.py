@@ -1,4 +1,4 @@
-"""The job that a submission carries: read on the submitter's side, and only from where the submission comes from."""
+"""Reads the spec of a submission on the submitter's side, and only from where the submission comes from."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 def bundle_of_file(path: Path) -> Mapping[str, Any]:
     """The bundle of a spec that a person named on their own command line. Raises SpecError."""
-    from planner.spec.bundle import bundle
-    from planner.spec.loading import load_job
+    from planner.job.bundle import bundle
+    from planner.job.loading import load_job
 
     return bundle(load_job(path))
 
 
 def bundle_of_text(text: str) -> Mapping[str, Any]:
     """The bundle that a submission carries; nothing outside of it is read. Raises SpecError."""
-    from planner.spec.bundle import bundle
-    from planner.spec.json_text import read_json
-    from planner.spec.loading import load_bundle
+    from planner.job.bundle import bundle
+    from planner.job.json_text import read_json
+    from planner.job.loading import load_bundle
 
     if len(text) > MOST_BYTES:
         raise SpecError("the bundle is larger than 8 MiB")
@@ -72,8 +72,8 @@ REFERENCES = ("model.hf_config", "parallel.deepspeed")
 
 def _check_references(path: Path, folders: Sequence[Path]) -> None:
     """The files that a spec names have to lie where the spec may; a folder of code is nothing for a hook."""
-    from planner.spec.documents import file_text
-    from planner.spec.yaml_text import read_yaml
+    from planner.job.text_files import file_text
+    from planner.job.yaml_text import read_yaml
 
     document = read_yaml(file_text(path, path.name), path.name)
     for key in REFERENCES:
@@ -96,6 +96,6 @@ def bundle_text(bundle: Mapping[str, Any]) -> str:
     return json.dumps(bundle, separators=(",", ":"))
 
 
-def said(error: PlannerError) -> str:
+def message_of(error: PlannerError) -> str:
     """An error in one line, for a reason."""
     return " ".join(line.strip() for line in str(error).splitlines())

@@ -1,11 +1,10 @@
-"""The door of the Kubernetes API: a validating webhook over TLS for jobs that carry their spec.
+"""The hook of the Kubernetes API: a validating webhook over TLS for jobs that carry their spec.
 
 It warns unless its policy says refuse, and answers before the API server stops waiting, whatever the service does.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import functools
@@ -14,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from planner.admission import asking, kubernetes, kubernetes_specs, reviews, specs
+from planner.admission import kubernetes, kubernetes_specs, reviews, service_query, specs
 from planner.admission.certificates import Certificate
-from planner.admission.decision import Decision, undecided
+from planner.admission.decision import Decision, decide_without_verdict
 from planner.admission.kubernetes_api import Api, ApiError
 from planner.admission.policy import Answer, Policy
 from planner.admission.reviews import Review, ReviewError
@@ -41,7 +40,6 @@ MOST_BYTES = 4 * 2**20
 _BODY_SECONDS = 5.0
 _THREADS = 32
 _MOST_AT_ONCE = 256
-_NOT_SET_UP = 2
 
 _log = logging.getLogger("planner.admission")
 
@@ -71,7 +69,7 @@ class Webhook:
         decision, notes = await self._within(reviews.seconds_left(request.query_params.get("timeout", "")), review)
         if decision is None:
             return _json(200, reviews.answer(review.uid, None))
-        job = kubernetes.submitted(review.job, review.namespace)
+        job = kubernetes.read_submission(review.job, review.namespace)
         _log.info(
             "%s: %s, %s %s, %.2f s",
             ascii(f"{review.kind} {job.namespace}/{job.name}"), decision.action, decision.verdict, decision.plan_id,
@@ -93,13 +91,15 @@ class Webhook:
             return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._threads, work), seconds)
         except TimeoutError:
             reason = f"there is no answer within {seconds:g} s"
-            return undecided("unreachable", policy.unreachable, reason), []
+            return decide_without_verdict("unreachable", policy.unreachable, reason), []
         except Exception:
             _log.exception("the webhook failed")
-            return undecided("unreachable", policy.unreachable, "planner's webhook failed; its log says why"), []
+            return decide_without_verdict(
+                "unreachable", policy.unreachable, "planner's webhook failed; its log says why"
+            ), []
 
     async def _bind(self, job_id: str, decision: Decision) -> None:
-        work = functools.partial(asking.bind, self._policy, kubernetes.SYSTEM, job_id, decision)
+        work = functools.partial(service_query.bind, self._policy, kubernetes.SYSTEM, job_id, decision)
         if problem := await asyncio.get_running_loop().run_in_executor(self._threads, work):
             _log.warning("%s", problem)
 
@@ -109,22 +109,22 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
 
     Raises SettingError if no service is set.
     """
-    submitted = kubernetes.submitted(review.job, review.namespace)
+    submitted = kubernetes.read_submission(review.job, review.namespace)
     if not submitted.carries_spec:
         if policy.unplanned is Answer.ADMIT or not submitted.gpus:
             return None, []
         reason = f"the job asks for GPUs and carries no spec: annotate it with {kubernetes.BUNDLE}"
-        return undecided("unplanned", policy.unplanned, reason), []
+        return decide_without_verdict("unplanned", policy.unplanned, reason), []
     notes: list[str] = []
 
     def bundle() -> Mapping[str, Any]:
-        from planner.spec.bundle import bundle as bundle_of
+        from planner.job.bundle import bundle as bundle_of
 
         job = kubernetes_specs.job_of(submitted.annotations, submitted.namespace, api)
         notes.extend(kubernetes_specs.differences(submitted.pods, job, products=submitted.products))
         return bundle_of(job)
 
-    return asking.ask(bundle, policy, kubernetes.SYSTEM), notes
+    return service_query.ask(bundle, policy, kubernetes.SYSTEM), notes
 
 
 class _BodyError(PlannerError):
@@ -167,30 +167,24 @@ def _problem(status: int, error: PlannerError) -> Response:
     """RFC 9457."""
     said = {"type": "urn:planner:problem:review", "title": "The review cannot be read", "status": status}
     parts = {"problem": error.problem, "allowed": error.allowed, "place": error.place}
-    document = {**said, "detail": specs.said(error), **{name: text for name, text in parts.items() if text}}
+    document = {**said, "detail": specs.message_of(error), **{name: text for name, text in parts.items() if text}}
     return Response(json.dumps(document), status, media_type="application/problem+json")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM; 2 with a line on standard error if it is not set up to work."""
-    given = _parser().parse_args(arguments)
+def serve_webhook(*, host: str, port: int, certificate: Path, key: Path, policy_file: Path | None) -> None:
+    """Serves until SIGTERM. Raises PlannerError if it is not set up to work."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    try:
-        policy = Policy.read(os.environ, given.policy, USUAL)
-        asking.client_of(policy, kubernetes.SYSTEM)
-        certificate = Certificate(given.certificate, given.key)
-    except PlannerError as error:
-        print(specs.said(error), file=sys.stderr)
-        return _NOT_SET_UP
+    policy = Policy.read(os.environ, policy_file, USUAL)
+    service_query.client_of(policy, kubernetes.SYSTEM)
+    reloaded = Certificate(certificate, key)
     config = uvicorn.Config(
-        Webhook(policy, cluster).app(), host=given.host, port=given.port, ssl_certfile=given.certificate,
-        ssl_keyfile=given.key, lifespan="off", access_log=False, log_level="warning", server_header=False,
+        Webhook(policy, cluster).app(), host=host, port=port, ssl_certfile=certificate,
+        ssl_keyfile=key, lifespan="off", access_log=False, log_level="warning", server_header=False,
         limit_concurrency=_MOST_AT_ONCE, timeout_graceful_shutdown=10,
     )  # fmt: skip
     config.load()
-    config.ssl = certificate.context
+    config.ssl = reloaded.context
     uvicorn.Server(config).run()
-    return 0
 
 
 @functools.cache
@@ -203,18 +197,4 @@ def cluster() -> Api:
     try:
         return _api()
     except PlannerError as error:
-        raise ApiError(0, specs.said(error)) from None
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m planner.admission.webhook", description=__doc__)
-    parser.add_argument("--port", type=int, default=8443)
-    parser.add_argument("--host", default="0.0.0.0")
-    parser.add_argument("--certificate", type=Path, required=True, metavar="FILE.crt", help="PEM; read anew on change")
-    parser.add_argument("--key", type=Path, required=True, metavar="FILE.key")
-    parser.add_argument("--policy", type=Path, metavar="FILE.ini")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        raise ApiError(0, specs.message_of(error)) from None

@@ -1,4 +1,4 @@
-"""Keys that wait for one of several workers: each key once, never with two of them, some not before their time."""
+"""A work queue of keys as client-go's: each key once, never with two workers, some not before their time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WorkQueue:
             return None
 
     def done(self, key: str) -> None:
-        """Whatever was added meanwhile waits again."""
+        """Ends the work on a key, as client-go's Done: if it was added meanwhile it waits again."""
         with self._changed:
             self._busy.discard(key)
             again = self._again.pop(key, None)

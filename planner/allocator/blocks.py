@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-ADDRESS_BITS = 48
-"""CUDA's unified addresses have 47 bits used on x86-64 and 48 on Arm."""
+ADDRESS_BITS = 64
+"""What a snapshot may hold; of CUDA's unified addresses 47 to 57 are used."""
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
 
@@ -83,7 +83,7 @@ class Pool:
         return [self.at[key & ADDRESS_MASK] for key in self.keys]
 
 
-def cut(block: Block, size: int) -> Block:
+def split_block(block: Block, size: int) -> Block:
     """Cuts `block` down to `size` and returns the rest, linked behind it and in no list."""
     rest = Block(block.address + size, block.size - size, block.pool, block.segment)
     rest.mapped = block.mapped

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from planner.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, Block, Pool, Segment, cut, join
+from planner.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, Block, Pool, Segment, join, split_block
 from planner.allocator.device import Device
 from planner.allocator.expandable import ExpandableSegments
 from planner.allocator.rules import Rules
@@ -73,7 +73,7 @@ class CachingAllocator:
         if block is None:
             return None
         if block.size != size and self._cuts(pool, size, block.size - size):
-            rest = cut(block, size)
+            rest = split_block(block, size)
             rest.born = self._lookups
             pool.put(rest)
         block.requested = requested
@@ -103,7 +103,7 @@ class CachingAllocator:
             self._used_elsewhere[name] = block
         block.uses.add(stream)
 
-    def passed(self, name: int) -> None:
+    def complete_free(self, name: int) -> None:
         """Every use of the block has passed; if it was waiting, it is free now."""
         block = self._waiting.pop(name, None)
         if block is not None:

@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import AllocatorConfError
-from planner.units import MIB
+from planner.units import MIB, TIB
 
+_LARGEST_SIZE = 2**64 - 1
+"""Upstream reads whole numbers as size_t (c10/core/AllocatorConfig.h, ConfigTokenizer::toSizeT)."""
+_LARGEST_SEGMENT_MB = 4 * TIB // MIB
+"""No GPU has as much: upstream takes larger ones, and fails at the first allocation."""
+_LONGEST_OPTION = 100
 POWER_OF_TWO_INTERVALS = 16
 """Intervals of `roundup_power2_divisions`: up to 2 MiB, to 4 MiB, ..., 32 GiB and up. c10/core/AllocatorConfig.cpp."""
 
@@ -54,7 +59,7 @@ def read_conf(conf: str) -> Conf:
             name, read = _READERS[option]
             changes[name] = read(option, value)
         else:
-            raise _unknown(option)
+            raise _make_unknown_option_error(option)
     return Conf(changes, tuple(without_effect))
 
 
@@ -80,12 +85,22 @@ def _options(conf: str) -> Iterator[tuple[str, str]]:
 
 
 def _megabytes(option: str, value: str) -> int:
-    return _whole_number(option, value) * MIB
+    """At most what a size_t holds in bytes, to which upstream cuts max_split_size_mb (parseMaxSplitSize)."""
+    return min(_whole_number(option, value), _LARGEST_SIZE // MIB) * MIB
+
+
+def _segment_megabytes(option: str, value: str) -> int:
+    megabytes = _whole_number(option, value)
+    if megabytes > _LARGEST_SEGMENT_MB:
+        raise _fault(f"{option}: {megabytes} is too large", f"up to {_LARGEST_SEGMENT_MB}, 4 TiB")
+    return megabytes * MIB
 
 
 def _whole_number(option: str, value: str) -> int:
     if not value.isascii() or not value.isdigit():
         raise _fault(f"{option}: {value!r} is no whole number", "a whole number")
+    if len(value) > len(str(_LARGEST_SIZE)) or int(value) > _LARGEST_SIZE:
+        raise _fault(f"{option}: {value[:40]} is too large", f"a whole number up to {_LARGEST_SIZE}")
     return int(value)
 
 
@@ -156,7 +171,7 @@ _READERS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "expandable_segments": ("expandable_segments", _flag),
     "max_split_size_mb": ("max_split_bytes", _megabytes),
     "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _megabytes),
-    "large_segment_size_mb": ("large_segment_bytes", _megabytes),
+    "large_segment_size_mb": ("large_segment_bytes", _segment_megabytes),
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
     "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
     "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
@@ -170,9 +185,9 @@ def _check_backend(value: str) -> None:
     raise _fault(problem, "native", "leave backend out; CUDA's own pool allocator follows rules that are not public")
 
 
-def _unknown(option: str) -> AllocatorConfError:
+def _make_unknown_option_error(option: str) -> AllocatorConfError:
     known = sorted({*_READERS, *_WITHOUT_EFFECT, "backend"})
-    near = difflib.get_close_matches(option, known, n=2)
+    near = difflib.get_close_matches(option, known, n=2) if len(option) <= _LONGEST_OPTION else []
     remedy = f"did you mean {' or '.join(near)}?" if near else ""
     return _fault(f"{option!r} is no option of the allocator", ", ".join(sorted([*_READERS, "backend"])), remedy)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-from planner.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, Block, Pool, Segment, cut, join
+from planner.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, Block, Pool, Segment, join, split_block
 from planner.allocator.device import Device
 from planner.allocator.rules import Rules
 from planner.units import TIB
@@ -78,11 +78,11 @@ class ExpandableSegments:
             return
         pool.take(block)
         if start > block.address:
-            rest = cut(block, start - block.address)
+            rest = split_block(block, start - block.address)
             pool.put(block)
             block = rest
         if end < block.address + block.size:
-            pool.put(cut(block, end - start))
+            pool.put(split_block(block, end - start))
         self._device.unmap(start, end - start)
         self._account(start - end)
         segment.mapped_bytes -= end - start
@@ -115,7 +115,7 @@ class ExpandableSegments:
             if _room(block, size):
                 return block
         page = self._rules.page_bytes(pool.small)
-        length = -(-self._length // page) * page
+        length = -(-max(self._length, size) // page) * page  # on a device without an end a block may be of any size
         segment = Segment(self._device.reserve_range(length), length, expandable=True)
         self.leave_unmapped(segment, pool, segment.address, None)
         return pool.unmapped[segment.address]
@@ -130,7 +130,7 @@ class ExpandableSegments:
         del pool.unmapped[block.address]
         block.mapped = True
         if mapped < block.size:
-            rest = cut(block, mapped)
+            rest = split_block(block, mapped)
             rest.mapped = False
             pool.unmapped[rest.address] = rest
         for neighbour in (block.before, block.after):

@@ -6,9 +6,10 @@ A snapshot names the mapped stretches at the end only; undoing the maps and unma
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from planner.allocator.intervals import Intervals
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import SnapshotSegment, TraceEntry
 from planner.units import TIB
@@ -27,26 +28,27 @@ class Range:
 
 def ranges_at_start(segments: Sequence[SnapshotSegment], trace: Sequence[TraceEntry], rules: Rules) -> list[Range]:
     """The expandable segments of one device before the first entry; one per stream and pool, as upstream makes them."""
-    pools = _pools(segments, trace, rules)
-    mapped: dict[tuple[int, bool], set[int]] = {}
+    pools, page = _pools(segments, trace, rules), rules.small_segment_bytes
+    mapped: dict[tuple[int, bool], Intervals] = {}
+    changes: dict[tuple[int, bool], list[TraceEntry]] = {}
     for segment in segments:
         if segment.expandable:
-            pages = mapped.setdefault((segment.stream, segment.small), set())
-            pages.update(range(segment.address, segment.address + segment.size, rules.small_segment_bytes))
+            here = mapped.setdefault((segment.stream, segment.small), Intervals())
+            here.add(segment.address, _end(segment.address, segment.size, page))
     for entry in reversed(trace):
         if entry.action in ("segment_map", "segment_unmap"):
-            pages = mapped.setdefault(pools[entry.address, entry.stream], set())
-            changed = range(entry.address, entry.address + entry.size, rules.small_segment_bytes)
-            if entry.action == "segment_map":
-                pages.difference_update(changed)
-            else:
-                pages.update(changed)
+            pool = pools[entry.address, entry.stream]
+            changes.setdefault(pool, []).append(entry)
+            _change(mapped.setdefault(pool, Intervals()), entry, page, grows=entry.action == "segment_unmap")
     found = []
-    for (stream, small), pages in mapped.items():
-        if pages:
-            start = min(pages | _mapped_lower(pages, trace, pools, (stream, small), rules))
-            segment = SnapshotSegment(0, start, TIB, stream, small, True, ())
-            found.append(Range(segment, _stretches(sorted(pages), rules.small_segment_bytes)))
+    for (stream, small), here in mapped.items():
+        if not here:
+            continue
+        stretches = here.stretches
+        lower = _mapped_lower(here, reversed(changes.get((stream, small), [])), page)
+        start = min(stretches[0][0], lower)
+        segment = SnapshotSegment(0, start, TIB, stream, small, True, ())
+        found.append(Range(segment, stretches))
     return _apart(found)
 
 
@@ -84,37 +86,26 @@ def _nearest(addresses: list[int], address: int) -> int | None:
     return min(around, key=lambda known: abs(known - address), default=None)
 
 
-def _mapped_lower(
-    pages: set[int],
-    trace: Sequence[TraceEntry],
-    pools: dict[tuple[int, int], tuple[int, bool]],
-    pool: tuple[int, bool],
-    rules: Rules,
-) -> set[int]:
-    """Lower addresses that are mapped while the range lives: the range reaches down to them."""
-    now, lower = set(pages), set[int]()
-    for entry in trace:
-        if entry.action not in ("segment_map", "segment_unmap") or pools[entry.address, entry.stream] != pool:
-            continue
-        changed = range(entry.address, entry.address + entry.size, rules.small_segment_bytes)
+def _mapped_lower(now: Intervals, changes: Iterable[TraceEntry], page: int) -> int:
+    """The lowest address that is mapped while the range lives, to which it reaches down; `now` is used up."""
+    lowest = now.stretches[0][0]
+    for entry in changes:
         if entry.action == "segment_map":
-            lower.add(entry.address)
-            now.update(changed)
-        else:
-            now.difference_update(changed)
+            lowest = min(lowest, entry.address)
+        _change(now, entry, page, grows=entry.action == "segment_map")
         if not now:
             break
-    return lower
+    return lowest
 
 
-def _stretches(pages: list[int], page: int) -> Stretches:
-    found: list[tuple[int, int]] = []
-    for address in pages:
-        if found and found[-1][1] == address:
-            found[-1] = (found[-1][0], address + page)
-        else:
-            found.append((address, address + page))
-    return tuple(found)
+def _change(here: Intervals, entry: TraceEntry, page: int, *, grows: bool) -> None:
+    end = _end(entry.address, entry.size, page)
+    (here.add if grows else here.remove)(entry.address, end)
+
+
+def _end(address: int, size: int, page: int) -> int:
+    """Whole pages."""
+    return address + -(-size // page) * page
 
 
 def _apart(ranges: list[Range]) -> list[Range]:

@@ -14,9 +14,9 @@ from itertools import chain
 from planner.allocator.ranges import Stretches, ranges_at_start
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import Snapshot, SnapshotSegment, TraceEntry
-from planner.allocator.start import StartSegment, Stretch
+from planner.allocator.start import SegmentPiece, StartSegment
 from planner.errors import SnapshotError
-from planner.events import Alloc, EmptyCache, Event, Free, Passed, Use
+from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Use
 
 _GROWS = frozenset({"segment_alloc", "segment_map"})
 _SHRINKS = frozenset({"segment_free", "segment_unmap"})
@@ -39,7 +39,7 @@ class Recording:
 
 
 @dataclass(slots=True)
-class _Live:
+class _LiveBlock:
     """A block that is handed out or waiting, while entries are undone."""
 
     requested_bytes: int
@@ -52,7 +52,7 @@ class _Live:
 @dataclass(slots=True)
 class _State:
     segments: dict[int, SnapshotSegment] = field(default_factory=dict)
-    live: dict[int, _Live] = field(default_factory=dict)
+    live: dict[int, _LiveBlock] = field(default_factory=dict)
 
 
 def recordings(snapshot: Snapshot, rules: Rules) -> list[Recording]:
@@ -61,12 +61,19 @@ def recordings(snapshot: Snapshot, rules: Rules) -> list[Recording]:
     `rules` are those of the recorded process. Raises SnapshotError if trace and segments contradict each other, or
     for what is not modelled.
     """
-    return [_recording(snapshot, device, rules) for device, trace in enumerate(snapshot.traces) if trace]
+    segments: dict[int, list[SnapshotSegment]] = {}
+    for segment in snapshot.segments:
+        segments.setdefault(segment.device, []).append(segment)
+    return [
+        _recording(trace, segments.get(device, []), device, rules)
+        for device, trace in enumerate(snapshot.traces)
+        if trace
+    ]
 
 
-def _recording(snapshot: Snapshot, device: int, rules: Rules) -> Recording:
-    trace = snapshot.traces[device]
-    segments = [segment for segment in snapshot.segments if segment.device == device]
+def _recording(
+    trace: Sequence[TraceEntry], segments: Sequence[SnapshotSegment], device: int, rules: Rules
+) -> Recording:
     if any(segment.private for segment in segments):
         raise SnapshotError(
             "the snapshot has private memory pools (CUDA graphs, torch.cuda.MemPool), which are not modelled",
@@ -102,7 +109,7 @@ def _undo(trace: Sequence[TraceEntry], segments: Sequence[SnapshotSegment], rule
     for segment in segments:
         for block in segment.blocks:
             if not block.free:
-                state.live[block.address] = _Live(block.requested_bytes, block.size, True, block.waiting)
+                state.live[block.address] = _LiveBlock(block.requested_bytes, block.size, True, block.waiting)
     for index in range(len(trace) - 1, -1, -1):
         entry = trace[index]
         action = entry.action
@@ -113,7 +120,7 @@ def _undo(trace: Sequence[TraceEntry], segments: Sequence[SnapshotSegment], rule
             if entry.address in state.live:
                 raise _contradiction(index, entry, "a block is still there afterwards")
             size = rules.round_size(entry.size)
-            state.live[entry.address] = _Live(entry.size, size, False, True)
+            state.live[entry.address] = _LiveBlock(entry.size, size, False, True)
         elif action == "free_requested":
             if entry.address not in state.live:
                 raise _contradiction(index, entry, "the block was never free afterwards")
@@ -177,14 +184,14 @@ def _start_segment(
     segment: SnapshotSegment, inside: list[int], state: _State, names: dict[int, int], mapped: Stretches
 ) -> StartSegment:
     """The segment with the blocks at the addresses `inside`; between them is free memory, or none."""
-    stretches: list[Stretch] = []
+    stretches: list[SegmentPiece] = []
     address, end = segment.address, segment.address + segment.size
     for start in inside:
         block = state.live[start]
         if start < address:
             raise SnapshotError(f"blocks overlap at address {start:#x} when the trace begins")
         stretches += _gap(address, start, mapped)
-        stretches.append(Stretch(block.size, names[start], block.requested_bytes, block.waiting))
+        stretches.append(SegmentPiece(block.size, names[start], block.requested_bytes, block.waiting))
         address = start + block.size
     if address > end:
         raise SnapshotError(f"a block reaches beyond its segment at address {segment.address:#x}")
@@ -194,17 +201,17 @@ def _start_segment(
     )
 
 
-def _gap(address: int, end: int, mapped: Stretches) -> Iterator[Stretch]:
+def _gap(address: int, end: int, mapped: Stretches) -> Iterator[SegmentPiece]:
     for start, stop in mapped:
         if stop <= address or start >= end:
             continue
         if start > address:
-            yield Stretch(start - address, mapped=False)
+            yield SegmentPiece(start - address, mapped=False)
             address = start
-        yield Stretch(min(stop, end) - address)
+        yield SegmentPiece(min(stop, end) - address)
         address = min(stop, end)
     if address < end:
-        yield Stretch(end - address, mapped=False)
+        yield SegmentPiece(end - address, mapped=False)
 
 
 def _events(
@@ -246,7 +253,7 @@ def _events(
         elif action == "free_completed":
             previous = trace[index - 1] if index else None
             if previous is None or (previous.action, previous.address) != ("free_requested", entry.address):
-                events.append(Passed(current[entry.address]))
+                events.append(FreeCompleted(current[entry.address]))
     if given:
         changes[len(events)] = tuple(given)
         events.append(EmptyCache())

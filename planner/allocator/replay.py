@@ -10,7 +10,7 @@ from planner.allocator.caching import CachingAllocator
 from planner.allocator.device import Device
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import OutOfMemory, Timeline
-from planner.events import Alloc, EmptyCache, Event, Free, Passed, Synchronize, Use
+from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
 
 UsesPass = Literal["late", "at_once"]
 
@@ -27,7 +27,7 @@ def replay(
 
     `capacity_bytes` is all that segments may take (None: no end), `device_bytes` the device's total, from which
     `per_process_memory_fraction` is counted (default: the capacity). When a use on another stream passes depends on
-    the GPU: "late" keeps the block until `Passed` or `Synchronize`, "at_once" is the other extreme.
+    the GPU: "late" keeps the block until `FreeCompleted` or `Synchronize`, "at_once" is the other extreme.
     Raises ValueError for events that no program could have caused (a block given up twice, say).
     """
     run = Replay(rules, capacity_bytes, device_bytes=device_bytes, uses_pass=uses_pass)
@@ -111,8 +111,8 @@ class Replay:
         if isinstance(event, Use):
             if self._uses_count:
                 self.allocator.use(event.block, event.stream)
-        elif isinstance(event, Passed):
-            self.allocator.passed(event.block)
+        elif isinstance(event, FreeCompleted):
+            self.allocator.complete_free(event.block)
         elif isinstance(event, Synchronize):
             self.allocator.synchronize()
         elif isinstance(event, EmptyCache):

@@ -12,9 +12,6 @@ from dataclasses import dataclass, field, replace
 from planner.allocator.conf import POWER_OF_TWO_INTERVALS, read_conf, too_small
 from planner.units import MIB
 
-RULES_VERSION = "torch-2.13/1"
-"""Names this set of rules in a plan's provenance; changes with every change of behaviour."""
-
 
 @dataclass(frozen=True, slots=True)
 class Rules:

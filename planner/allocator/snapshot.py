@@ -9,18 +9,29 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
-import pickle
+import stat
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.allocator.pickled import plain_data
 from planner.errors import SnapshotError
+from planner.units import MIB
 
 _ALLOWED = "a pickle written by torch.cuda.memory._dump_snapshot, also compressed as .gz or .xz"
 _LARGEST_BYTES = 4 << 30
-"""Of the uncompressed pickle: a small compressed file must not fill the memory."""
+"""Of the uncompressed pickle."""
+_ALWAYS_UNPACKED_BYTES, _MOST_UNPACKED = 64 * MIB, 500
+"""A small compressed file must not fill the memory: beyond the first figure it unpacks to at most so many times its
+size. Recorded snapshots unpack to 5 to 70 times theirs."""
+_MOST_BYTES = 2**48
+"""256 TiB, the address space of a process: no block is as large."""
+_HIGHEST_ADDRESS = 2**63
+"""Half of what 64 bits hold: a block that begins below it ends within 64 bits."""
+_MOST_DEVICES, _MOST_STREAMS = 1024, 4096
+"""Of one process, far above what there is. What a replay does for each stream it does again and again."""
 _FREE_STATES = frozenset({"inactive"})
 _WAITING_STATES = frozenset({"active_pending_free", "active_awaiting_free"})
 
@@ -79,17 +90,13 @@ class Snapshot:
     """PYTORCH_ALLOC_CONF of the process that was recorded; empty also where the snapshot does not say."""
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
 def read_snapshot(path: Path) -> Snapshot:
     """Reads a snapshot. Raises SnapshotError if it cannot be read, is not plain data, or holds no trace."""
     place = str(path)
-    content = _plain_data(_read(path, place), place)
+    raw = _read(path, place)
+    content = plain_data(raw, place, _ALLOWED)
     try:
-        snapshot = _snapshot(content)
+        snapshot = _snapshot(content, len(raw))
     except (KeyError, TypeError, ValueError, AttributeError) as fault:
         raise SnapshotError(
             f"not a snapshot of CUDA memory ({type(fault).__name__}: {fault})", allowed=_ALLOWED, place=place
@@ -105,76 +112,124 @@ def read_snapshot(path: Path) -> Snapshot:
 
 def _read(path: Path, place: str) -> bytes:
     try:
-        raw = path.read_bytes()
+        status = path.stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise SnapshotError(
+                "it is a device or a pipe, which may never end",
+                allowed="a file",
+                remedy="save it to a file",
+                place=place,
+            )
+        with path.open("rb") as opened:
+            raw = opened.read(min(status.st_size, _LARGEST_BYTES) + 1)
     except OSError as fault:
         raise SnapshotError(f"cannot be read: {fault.strerror or fault}", place=place) from None
+    except ValueError as fault:  # a NUL in the path
+        raise SnapshotError(f"cannot be read: {fault}", place=place) from None
+    if len(raw) > _LARGEST_BYTES:
+        raise SnapshotError(f"it is larger than {_LARGEST_BYTES >> 30} GiB", allowed=_ALLOWED, place=place)
     if not raw:
         raise SnapshotError("the file is empty", allowed=_ALLOWED, place=place)
     try:
         with io.BytesIO(raw) as file:
             if raw.startswith(b"\x1f\x8b"):
-                return _bounded(gzip.GzipFile(fileobj=file), place)
+                return _unpack_within_limits(gzip.GzipFile(fileobj=file), len(raw), place)
             if raw.startswith(b"\xfd7zXZ\x00"):
-                return _bounded(lzma.LZMAFile(file), place)
+                return _unpack_within_limits(lzma.LZMAFile(file), len(raw), place)
     except (EOFError, OSError, lzma.LZMAError, zlib.error):
         raise SnapshotError("the compressed file is truncated or damaged", allowed=_ALLOWED, place=place) from None
     return raw
 
 
-def _bounded(file: gzip.GzipFile | lzma.LZMAFile, place: str) -> bytes:
-    content = file.read(_LARGEST_BYTES + 1)
-    if len(content) > _LARGEST_BYTES:
-        raise SnapshotError(f"it unpacks to more than {_LARGEST_BYTES >> 30} GiB", allowed=_ALLOWED, place=place)
+def _unpack_within_limits(file: gzip.GzipFile | lzma.LZMAFile, packed: int, place: str) -> bytes:
+    most = min(_LARGEST_BYTES, max(_ALWAYS_UNPACKED_BYTES, _MOST_UNPACKED * packed))
+    content = file.read(most + 1)
+    if len(content) > most:
+        raise SnapshotError(
+            f"its {packed} bytes unpack to more than {most >> 20} MiB",
+            allowed=f"at most {_MOST_UNPACKED} times as much, and {_LARGEST_BYTES >> 30} GiB",
+            remedy="give the uncompressed file",
+            place=place,
+        )
     return content
 
 
-def _plain_data(raw: bytes, place: str) -> Any:
-    try:
-        return _PlainUnpickler(io.BytesIO(raw)).load()
-    except EOFError:
-        raise SnapshotError("the pickle is truncated", allowed=_ALLOWED, place=place) from None
-    except pickle.UnpicklingError as fault:
-        if str(fault).startswith("it asks for "):
-            raise SnapshotError(
-                f"not plain data: {fault}; nothing was executed", allowed=_ALLOWED, place=place
-            ) from None
-        problem = "the pickle is truncated" if "truncated" in str(fault) else f"not a pickle ({fault})"
-        raise SnapshotError(problem, allowed=_ALLOWED, place=place) from None
-    except Exception as fault:  # a damaged pickle fails in any way it likes
-        raise SnapshotError(f"not a pickle ({type(fault).__name__})", allowed=_ALLOWED, place=place) from None
-
-
-def _snapshot(content: Mapping[str, Any]) -> Snapshot:
+def _snapshot(content: Mapping[str, Any], raw_bytes: int) -> Snapshot:
     settings = content.get("allocator_settings") or {}
-    return Snapshot(
-        traces=tuple(tuple(map(_entry, trace)) for trace in content["device_traces"]),
-        segments=tuple(map(_segment, content["segments"])),
-        conf=str(settings.get("PYTORCH_ALLOC_CONF") or settings.get("PYTORCH_CUDA_ALLOC_CONF") or ""),
+    traces = [_list(trace, "a trace") for trace in _list(content["device_traces"], "device_traces")]
+    segments = _list(content["segments"], "segments")
+    listed = sum(map(len, traces)) + sum(len(_list(segment["blocks"], "blocks")) for segment in segments)
+    # A pickle can name one list again and again: a small file would stand for more than any machine holds.
+    if listed > raw_bytes or len(traces) > _MOST_DEVICES:
+        raise ValueError(f"{listed} entries and blocks of {len(traces)} devices in {raw_bytes} bytes")
+    found = Snapshot(
+        traces=tuple(tuple(map(_entry, trace)) for trace in traces),
+        segments=tuple(map(_segment, segments)),
+        conf=_text(settings, "PYTORCH_ALLOC_CONF") or _text(settings, "PYTORCH_CUDA_ALLOC_CONF"),
     )
+    streams = {entry.stream for trace in found.traces for entry in trace} | {each.stream for each in found.segments}
+    if len(streams) > _MOST_STREAMS:
+        raise ValueError(f"{len(streams)} streams, and no process has more than {_MOST_STREAMS}")
+    return found
 
 
 def _entry(entry: Mapping[str, Any]) -> TraceEntry:
-    # An out-of-memory entry has no address; it says how much the device had left.
-    return TraceEntry(str(entry["action"]), int(entry.get("addr", 0)), int(entry["size"]), int(entry["stream"]))
+    action = entry["action"]
+    if not isinstance(action, str):
+        raise ValueError("action is no text")
+    # An out-of-memory entry has no address; it says how much the device had left, and may ask for anything.
+    size = _whole(entry, "size", 2**64 if action == "oom" else _MOST_BYTES)
+    address = _whole(entry, "addr", _HIGHEST_ADDRESS) if "addr" in entry else 0
+    return TraceEntry(action, address, size, _whole(entry, "stream", 2**64, -(2**64)))
 
 
 def _segment(segment: Mapping[str, Any]) -> SnapshotSegment:
+    pool = segment.get("segment_pool_id", (0, 0))
+    address = _whole(segment, "address", _HIGHEST_ADDRESS)
     return SnapshotSegment(
-        device=int(segment["device"]),
-        address=int(segment["address"]),
-        size=int(segment["total_size"]),
-        stream=int(segment["stream"]),
+        device=_whole(segment, "device", _MOST_DEVICES),
+        address=address,
+        size=_whole(segment, "total_size", _MOST_BYTES),
+        stream=_whole(segment, "stream", 2**64, -(2**64)),
         small=segment["segment_type"] == "small",
-        expandable=bool(segment.get("is_expandable", False)),
-        blocks=tuple(_blocks(int(segment["address"]), segment["blocks"])),
-        private=tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0),
+        expandable=segment.get("is_expandable", False) is True,
+        blocks=tuple(_blocks(address, segment["blocks"])),
+        private=tuple(_list(pool, "segment_pool_id")) != (0, 0),
     )
 
 
 def _blocks(address: int, blocks: Sequence[Mapping[str, Any]]) -> list[SnapshotBlock]:
     found = []
     for block in blocks:  # addresses of blocks are written since torch 2.1 only
-        size = int(block["size"])
-        found.append(SnapshotBlock(address, size, int(block.get("requested_size", size)), str(block["state"])))
+        size = _whole(block, "size", _MOST_BYTES)
+        requested = _whole(block, "requested_size", _MOST_BYTES) if "requested_size" in block else size
+        state = block["state"]
+        if not isinstance(state, str):
+            raise ValueError("state is no text")
+        found.append(SnapshotBlock(address, size, requested, state))
         address += size
+    if address > 2 * _HIGHEST_ADDRESS:
+        raise ValueError("the blocks of a segment end beyond 64 bits")
     return found
+
+
+def _whole(entry: Mapping[str, Any], key: str, most: int, least: int = 0) -> int:
+    value = entry[key]
+    if type(value) is not int:
+        raise ValueError(f"{key} is of type {type(value).__name__}, no whole number")
+    if not least <= value <= most:
+        raise ValueError(f"{key} is {value if abs(value) < 2**128 else 'huge'}, not between {least} and {most}")
+    return value
+
+
+def _text(settings: Mapping[str, Any], key: str) -> str:
+    value = settings.get(key) or ""
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is no text")
+    return value
+
+
+def _list(value: Any, name: str) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{name} is no list")
+    return value

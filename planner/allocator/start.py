@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class SegmentPiece:
     """A piece of a segment when the trace began: a block, free memory (no name), or addresses without memory."""
 
     size: int
@@ -25,4 +25,4 @@ class StartSegment:
     stream: int
     small: bool
     expandable: bool
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[SegmentPiece, ...]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,12 @@ from planner.allocator.recording import OTHER_STREAM, Recording, recordings
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import Snapshot, TraceEntry, read_snapshot
-from planner.events import Alloc, EmptyCache, Event, Free, Passed, Use
+from planner.errors import SnapshotError
+from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Use
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
+class MatchCount:
     """How many of the recorded decisions the replay made too, and how many there were in both together."""
 
     matched: int
@@ -52,8 +55,8 @@ class WhatIf:
 class DeviceReport:
     device: int
     events: int
-    addresses: Matched
-    segments: Matched
+    addresses: MatchCount
+    segments: MatchCount
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     first_difference: Difference | None
@@ -119,11 +122,18 @@ def verify(snapshot: Snapshot, conf: str | None = None, capacity_bytes: int | No
     """The same for a snapshot that was read already."""
     rules = Rules.from_conf(snapshot.conf)
     other = None if conf is None else Rules.from_conf(conf)
-    devices = []
-    for recording in recordings(snapshot, rules):
-        what_if = None if other is None or conf is None else _what_if(recording, conf, other, capacity_bytes)
-        devices.append(_Comparison(recording, rules).report(what_if))
+    try:
+        devices = [_report(each, rules, conf, other, capacity_bytes) for each in recordings(snapshot, rules)]
+    except OverflowError:
+        raise SnapshotError("its blocks add up to more than 2**63 bytes", allowed="what a device can hold") from None
     return ReplayReport(tuple(devices))
+
+
+def _report(
+    recording: Recording, rules: Rules, conf: str | None, other: Rules | None, capacity_bytes: int | None
+) -> DeviceReport:
+    what_if = None if other is None or conf is None else _what_if(recording, conf, other, capacity_bytes)
+    return _Comparison(recording, rules).report(what_if)
 
 
 def start_allocator(recording: Recording, rules: Rules, device: Device) -> CachingAllocator:
@@ -139,16 +149,46 @@ class _RecordedDevice(Device):
 
     def __init__(self) -> None:
         super().__init__()
-        self.expected: list[TraceEntry] = []
+        self._expected: Sequence[TraceEntry] = ()
+        self._left: Counter[TraceEntry] = Counter()
+        self._maps: dict[TraceEntry, None] = {}
+        self._allocs: dict[int, deque[TraceEntry]] = {}
         self.unexpected: list[str] = []
         self.matched = 0
 
+    @property
+    def expected(self) -> list[TraceEntry]:
+        """What was recorded, and not asked for yet."""
+        left, found = Counter(self._left), []
+        for entry in self._expected:
+            asked = _without_stream(entry)
+            if left[asked] > 0:
+                left[asked] -= 1
+                found.append(entry)
+        return found
+
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether nothing else was asked for than what was recorded, and all of that."""
+        return not self._left and not self.unexpected
+
+    def expect(self, entries: Sequence[TraceEntry]) -> None:
+        """What the next event did to the recorded device. Looked up by what is asked for: an event may do much."""
+        if not entries and not self._expected:
+            return
+        self._expected, self._left = entries, Counter(map(_without_stream, entries))
+        self._maps = {_without_stream(entry): None for entry in entries if entry.action == "segment_map"}
+        self._allocs = {}
+        for entry in entries:
+            if entry.action == "segment_alloc":
+                self._allocs.setdefault(entry.size, deque()).append(entry)
+
     def take(self, size: int) -> int | None:
         self.taken_bytes += size
-        for entry in self.expected:
-            if entry.action == "segment_alloc" and entry.size == size:
-                self._match(entry)
-                return entry.address
+        if recorded := self._allocs.get(size):
+            entry = recorded.popleft()
+            self._match(entry)
+            return entry.address
         self.unexpected.append(f"segment_alloc of {size} bytes")
         return super().take(size)
 
@@ -157,9 +197,8 @@ class _RecordedDevice(Device):
         self._expect("segment_free", address, size)
 
     def reserve_range(self, size: int) -> int:
-        for entry in self.expected:
-            if entry.action == "segment_map":
-                return entry.address
+        if self._maps:
+            return next(iter(self._maps)).address
         return super().reserve_range(size)
 
     def map(self, address: int, size: int) -> bool:
@@ -171,15 +210,24 @@ class _RecordedDevice(Device):
         super().unmap(address, size)
 
     def _expect(self, action: str, address: int, size: int) -> None:
-        for entry in self.expected:
-            if (entry.action, entry.address, entry.size) == (action, address, size):
-                self._match(entry)
-                return
+        entry = TraceEntry(action, address, size, 0)
+        if entry in self._left:
+            self._match(entry)
+            return
         self.unexpected.append(f"{action} of {size} bytes at {address:#x}")
 
     def _match(self, entry: TraceEntry) -> None:
-        self.expected.remove(entry)
+        asked = _without_stream(entry)
+        self._left[asked] -= 1
+        if not self._left[asked]:
+            del self._left[asked]
+            self._maps.pop(asked, None)
         self.matched += 1
+
+
+def _without_stream(entry: TraceEntry) -> TraceEntry:
+    """The entry without its stream, which is not compared."""
+    return replace(entry, stream=0)
 
 
 class _Comparison:
@@ -197,16 +245,16 @@ class _Comparison:
         recording, allocator = self._recording, self._allocator
         peak_allocated = allocator.allocated
         for index, event in enumerate(recording.events):
-            self._device.expected = list(recording.changes.get(index, ()))
+            self._device.expect(recording.changes.get(index, ()))
             self._step(index, event)
             peak_allocated = max(peak_allocated, allocator.allocated)
-            if self._device.expected or self._device.unexpected:
+            if not self._device.is_as_expected:
                 self._note_segments(index)
         return DeviceReport(
             device=recording.device,
             events=len(recording.events),
-            addresses=Matched(self._addresses, len(recording.addresses)),
-            segments=Matched(self._device.matched, self._device.matched + self._segments_missed),
+            addresses=MatchCount(self._addresses, len(recording.addresses)),
+            segments=MatchCount(self._device.matched, self._device.matched + self._segments_missed),
             peak_allocated_bytes=peak_allocated,
             peak_reserved_bytes=allocator.peak_reserved,
             first_difference=self._first,
@@ -227,8 +275,8 @@ class _Comparison:
             allocator.free(event.block)
         elif isinstance(event, Use):
             allocator.use(event.block, event.stream)
-        elif isinstance(event, Passed):
-            allocator.passed(event.block)
+        elif isinstance(event, FreeCompleted):
+            allocator.complete_free(event.block)
         elif isinstance(event, EmptyCache):
             allocator.empty_cache()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from planner.calibration.estimate import Estimate
-from planner.overhead.estimate import Outside
+from planner.overhead.estimate import OutsideEstimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class AppliedCorrection:
     """What of a calibration applies to one GPU and torch, and on how many measurements each correction stands.
 
     `reserved_residual` is where the middle of the reserved bytes' interval lies, `reserved_error` half its width, both
@@ -43,7 +43,7 @@ class Applied:
         """Whether anything was measured on this GPU and torch."""
         return self.correction is not None
 
-    def corrected(self, outside: Outside) -> Outside:
+    def correct_outside(self, outside: OutsideEstimate) -> OutsideEstimate:
         """The bytes outside the allocator as measured ones would have them; `outside` itself if none were measured.
 
         The table's margins are given up with the weight of the measurements: of the least measured part that the
@@ -57,7 +57,7 @@ class Applied:
             parts.append((outside.nccl_bytes, known.nccl))
         if all(learnt is None for _, learnt in parts):
             return outside
-        context, *nccl = (_corrected(predicted, learnt) for predicted, learnt in parts)
+        context, *nccl = (_correct_bytes(predicted, learnt) for predicted, learnt in parts)
         total = context + sum(nccl)
         weight = min(0.0 if learnt is None else learnt.weight for _, learnt in parts)
         spread = sum(predicted * learnt.margin(0.0) for predicted, learnt in parts if learnt is not None)
@@ -73,7 +73,7 @@ class Applied:
         )
 
 
-def _corrected(predicted: int, learnt: Estimate | None) -> int:
+def _correct_bytes(predicted: int, learnt: Estimate | None) -> int:
     return predicted if learnt is None else max(round(predicted * (1 + learnt.residual)), 0)
 
 
@@ -82,16 +82,16 @@ def _towards(prior: float, learnt: float, weight: float) -> int:
     return round(learnt + (1 - weight) * max(prior - learnt, 0.0))
 
 
-def applied(
+def apply_correction(
     correction: Correction | None, *, calibration: str, gpu: str, torch: str, prior_error: float, quarantined: int
-) -> Applied:
+) -> AppliedCorrection:
     """What a correction means for jobs on its GPU and torch; without one, what the prior says.
 
     `calibration` is its name, `quarantined` how many measurements of this GPU and torch it set aside.
     """
     if correction is None:
         sentences = (_set_aside(quarantined, gpu, torch),) if quarantined else ()
-        return Applied(
+        return AppliedCorrection(
             gpu=gpu,
             torch=torch,
             reserved_residual=0.0,
@@ -100,7 +100,7 @@ def applied(
             sentences=sentences,
         )
     error = correction.reserved.margin(prior_error)
-    return Applied(
+    return AppliedCorrection(
         gpu=gpu,
         torch=torch,
         reserved_residual=correction.reserved.residual,
@@ -113,23 +113,23 @@ def applied(
         sentences=(
             f"Calibration {calibration}, {gpu} with torch {torch}: the interval of reserved bytes lies "
             f"{correction.reserved.residual:+.1%} from the prediction, {error:.1%} to either side, "
-            f"from {_counted(correction.reserved.measurements)}.",
-            f"{_said('CUDA context', correction.context)}; {_said('NCCL', correction.nccl)}.",
+            f"from {_format_measurements(correction.reserved.measurements)}.",
+            f"{_describe_estimate('CUDA context', correction.context)}; {_describe_estimate('NCCL', correction.nccl)}.",
             *((_set_aside(quarantined, gpu, torch),) if quarantined else ()),
         ),
     )
 
 
-def _said(name: str, learnt: Estimate | None) -> str:
+def _describe_estimate(name: str, learnt: Estimate | None) -> str:
     if learnt is None:
         return f"{name} not measured there and not corrected"
-    return f"{name} corrected by {learnt.residual:+.1%}, from {_counted(learnt.measurements)}"
+    return f"{name} corrected by {learnt.residual:+.1%}, from {_format_measurements(learnt.measurements)}"
 
 
 def _set_aside(count: int, gpu: str, torch: str) -> str:
     are = "is" if count == 1 else "are"
-    return f"{_counted(count)} on {gpu} with torch {torch} {are} quarantined and taught nothing."
+    return f"{_format_measurements(count)} on {gpu} with torch {torch} {are} quarantined and taught nothing."
 
 
-def _counted(measurements: int) -> str:
+def _format_measurements(measurements: int) -> str:
     return f"{measurements} measurement" if measurements == 1 else f"{measurements} measurements"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from planner.calibration.interval import Calibration
 from planner.errors import PlannerError
-from planner.spec.json_text import canonical_json
+from planner.job.json_text import canonical_json
 
 SCHEMA = "planner.calibration/1"
 _DIGITS = 12

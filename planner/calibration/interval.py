@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.calibration.correction import Applied, Correction, applied
+from planner.calibration.correction import AppliedCorrection, Correction, apply_correction
 from planner.calibration.observation import minor_of
-from planner.calibration.quarantine import Quarantined
-from planner.overhead.estimate import Outside
+from planner.calibration.quarantine import QuarantinedObservation
+from planner.overhead.estimate import OutsideEstimate
 from planner.units import MIB
 
 PRIOR_RESERVED_ERROR = 0.06
@@ -41,7 +41,7 @@ class Calibration:
     outside_correction_bytes: int = 0
     corrections: tuple[Correction, ...] = ()
     """One for each GPU and torch (major.minor), in their order."""
-    quarantined: tuple[Quarantined, ...] = ()
+    quarantined: tuple[QuarantinedObservation, ...] = ()
 
     @classmethod
     def none(cls) -> Calibration:
@@ -53,11 +53,11 @@ class Calibration:
         """Whether anything is known for anybody; for one job ask `applied_to`."""
         return self.id != "none"
 
-    def applied_to(self, gpu: str, torch: str) -> Applied:
+    def applied_to(self, gpu: str, torch: str) -> AppliedCorrection:
         """What applies to jobs on this GPU (catalog name) with this torch; its patch version does not matter."""
         group = gpu, minor_of(torch)
         found = next((each for each in self.corrections if (each.gpu, each.torch) == group), None)
-        return applied(
+        return apply_correction(
             found,
             calibration=self.id,
             gpu=group[0],
@@ -69,7 +69,7 @@ class Calibration:
 
 def interval(
     device_bytes: int,
-    outside: Outside,
+    outside: OutsideEstimate,
     calibration: Calibration,
     *,
     unknown_workspaces: bool = False,
@@ -86,7 +86,7 @@ def interval(
     reserved = device_bytes - outside.total_bytes
     middle = reserved + round(reserved * known.reserved_residual)
     margin = round(reserved * known.reserved_error)
-    held = known.corrected(outside)
+    held = known.correct_outside(outside)
     correction = 0 if held.calibrated else calibration.outside_correction_bytes
     more = PRIOR_UNKNOWN_WORKSPACE_BYTES if unknown_workspaces else 0
     lowest = max(middle - margin, 0) + held.low_bytes + correction

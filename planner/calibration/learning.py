@@ -15,7 +15,7 @@ from planner.calibration.quarantine import (
     MOST_OUTSIDE_RATIO,
     OUTLIER_OUTSIDE,
     OUTLIER_RESERVED,
-    Quarantined,
+    QuarantinedObservation,
     fault_of,
     outliers,
     ratio_fault,
@@ -39,12 +39,12 @@ def learn(observations: Iterable[Observation], prior: Calibration | None = None)
     for seen in sorted(set(observations), key=repr):
         fault = fault_of(seen)
         if fault:
-            quarantined.add(Quarantined(observation=seen, reason=fault))
+            quarantined.add(QuarantinedObservation(observation=seen, reason=fault))
         else:
             groups[seen.group].append(seen)
     learnt = dict(before)
     for group, members in groups.items():
-        correction, set_aside = _learnt(members, group, before.get(group))
+        correction, set_aside = _learn_group(members, group, before.get(group))
         quarantined |= set_aside
         if correction is not None:
             learnt[group] = correction
@@ -56,33 +56,33 @@ def learn(observations: Iterable[Observation], prior: Calibration | None = None)
     return dataclasses.replace(found, id=digest(found)) if found.corrections else found
 
 
-def _learnt(
+def _learn_group(
     members: Sequence[Observation], group: _Group, before: Correction | None
-) -> tuple[Correction | None, set[Quarantined]]:
+) -> tuple[Correction | None, set[QuarantinedObservation]]:
     """The correction of one group, and what had to be set aside for it."""
-    by_reserved, far = _without_outliers(members, _reserved, "reserved", OUTLIER_RESERVED)
-    kept, far_context = _without_outliers(by_reserved, _context, "context", OUTLIER_OUTSIDE)
-    context = _estimated(kept, _context, before.context if before else None)
+    by_reserved, far = _without_outliers(members, _reserved_residual, "reserved", OUTLIER_RESERVED)
+    kept, far_context = _without_outliers(by_reserved, _context_residual, "context", OUTLIER_OUTSIDE)
+    context = _estimate_residual(kept, _context_residual, before.context if before else None)
     kept, broken = _with_sound_nccl(kept, context)
     kept, far_nccl = _without_outliers(kept, _nccl_beside(context), "NCCL", OUTLIER_OUTSIDE)
-    reserved = _estimated(kept, _reserved, before.reserved if before else None)
+    reserved = _estimate_residual(kept, _reserved_residual, before.reserved if before else None)
     set_aside = far | far_context | broken | far_nccl
     if reserved is None:
         return None, set_aside
     # Once more: of what was set aside for its NCCL, nothing else is believed either.
-    context = _estimated(kept, _context, before.context if before else None)
-    nccl = _estimated(kept, _nccl_beside(context), before.nccl if before else None)
+    context = _estimate_residual(kept, _context_residual, before.context if before else None)
+    nccl = _estimate_residual(kept, _nccl_beside(context), before.nccl if before else None)
     gpu, torch = group
     return Correction(gpu=gpu, torch=torch, reserved=reserved, context=context, nccl=nccl), set_aside
 
 
 def _without_outliers(
     members: Sequence[Observation], residual: _Residual, name: str, furthest: float
-) -> tuple[list[Observation], set[Quarantined]]:
+) -> tuple[list[Observation], set[QuarantinedObservation]]:
     measured = [(each, far) for each in members if (far := residual(each)) is not None]
     places = outliers([each for _, each in measured], furthest)
     set_aside = {
-        Quarantined(
+        QuarantinedObservation(
             observation=measured[place][0],
             reason=f"outlier: {name} bytes {measured[place][1]:+.0%} from predicted, unlike the others of "
             f"{' with torch '.join(measured[place][0].group)}",
@@ -95,30 +95,30 @@ def _without_outliers(
 
 def _with_sound_nccl(
     members: Sequence[Observation], context: Estimate | None
-) -> tuple[list[Observation], set[Quarantined]]:
+) -> tuple[list[Observation], set[QuarantinedObservation]]:
     """Without those in which what is left for NCCL, once the context is taken off, cannot be."""
     set_aside = set()
     for seen in members:
         measured = _nccl_bytes(seen, context)
         fault = measured is not None and ratio_fault("NCCL", seen.predicted_nccl_bytes, measured, MOST_OUTSIDE_RATIO)
         if fault:
-            set_aside.add(Quarantined(observation=seen, reason=fault))
+            set_aside.add(QuarantinedObservation(observation=seen, reason=fault))
     gone = {each.observation for each in set_aside}
     return [each for each in members if each not in gone], set_aside
 
 
-def _estimated(members: Sequence[Observation], residual: _Residual, before: Estimate | None) -> Estimate | None:
+def _estimate_residual(members: Sequence[Observation], residual: _Residual, before: Estimate | None) -> Estimate | None:
     residuals = [far for each in members if (far := residual(each)) is not None]
     if not residuals:
         return before
     return estimate(residuals, before.residual if before else 0.0)
 
 
-def _reserved(seen: Observation) -> float | None:
+def _reserved_residual(seen: Observation) -> float | None:
     return _relative(seen.predicted_reserved_bytes, seen.measured_reserved_bytes)
 
 
-def _context(seen: Observation) -> float | None:
+def _context_residual(seen: Observation) -> float | None:
     if seen.measured_context_bytes is None:
         return None
     return _relative(seen.predicted_context_bytes, seen.measured_context_bytes)

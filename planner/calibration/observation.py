@@ -48,7 +48,7 @@ class Observation:
         return self.measured_device_bytes - self.measured_reserved_bytes
 
 
-def observed(
+def make_observation(
     *,
     gpu: str,
     torch: str,

@@ -25,7 +25,7 @@ MOST_OUTLIERS = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantined:
+class QuarantinedObservation:
     """A measurement that taught nothing, and the reason, for people."""
 
     observation: Observation

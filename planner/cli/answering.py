@@ -7,31 +7,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.exit_codes import DONE, EXCEEDS
-from planner.progress import shown
+from planner.progress import show_progress
 
 if TYPE_CHECKING:
-    from planner.planning import Planned
+    from planner.planning.pipeline import PlanningResult
 
 
-def answered(job_file: Path, *, with_advice: bool, keep_traces: bool = False) -> Planned:
+def plan_job_file(job_file: Path, *, with_advice: bool, keep_traces: bool = False) -> PlanningResult:
     """The answer for the job of a file; raises what loading and planning raise."""
-    from planner import side_by_side
-    from planner.answer import answer
-    from planner.spec.loading import load_job
+    from planner.job.loading import load_job
+    from planner.planning.answer import plan_and_advise
+    from planner.planning.child_processes import ChildProcesses, usable
 
     job = load_job(job_file)
-    with shown() as progress:
+    with show_progress() as progress:
         progress("loading PyTorch")
-        return answer(
+        return plan_and_advise(
             job,
             with_advice=with_advice,
             progress=progress,
-            processes=side_by_side.usable(),
+            executor=ChildProcesses(usable()),
             keep_traces=keep_traces,
         )
 
 
-def exit_code(found: Planned) -> int:
+def exit_code(found: PlanningResult) -> int:
     """What the verdict ends with; a tight one is said on standard error."""
     if found.plan.verdict == "exceeds":
         return EXCEEDS

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from planner.cli import capacity, check, compare, measure, plan, replay, serve, spec
+from planner.cli import (
+    capacity_command,
+    check_command,
+    compare_command,
+    gpu_truth_command,
+    kueue_command,
+    measure_command,
+    plan_command,
+    replay_command,
+    serve_command,
+    spec_command,
+    validate_command,
+    webhook_command,
+)
 from planner.cli.exit_codes import INTERRUPTED, OUR_FAULT, PIPE_CLOSED, WRONG_INPUT
 from planner.cli.options import common_options
+from planner.distribution import version
 from planner.errors import PlannerError
+
+_COMMANDS = (
+    plan_command, check_command, spec_command, replay_command, measure_command, compare_command, validate_command,
+    gpu_truth_command, serve_command, capacity_command, webhook_command, kueue_command,
+)  # fmt: skip
+"""In the order in which `planner --help` lists them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,9 +81,9 @@ def _parser() -> argparse.ArgumentParser:
         parents=[common_options()],
     )
     parser.set_defaults(debug=False)
-    parser.add_argument("--version", action="version", version=f"planner {_version()}")
+    parser.add_argument("--version", action="version", version=f"planner {version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (plan, check, spec, replay, measure, compare, serve, capacity):
+    for command in _COMMANDS:
         command.add(commands)
     return parser
 
@@ -74,10 +93,3 @@ def _say(message: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
     print(message, file=sys.stderr)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("planner")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"

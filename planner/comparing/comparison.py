@@ -28,14 +28,14 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseCompared:
+class PhaseComparison:
     phase: Phase
     iteration: int
     figures: tuple[Figure, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizesCompared:
+class SizeComparison:
     """Allocations by size: `count` more were predicted (negative: measured) than on the other side."""
 
     bytes: int
@@ -50,11 +50,11 @@ class Comparison:
     case: str
     device: str
     peak: tuple[Figure, ...]
-    phases: tuple[PhaseCompared, ...] = ()
+    phases: tuple[PhaseComparison, ...] = ()
     categories: tuple[Figure, ...] = ()
     allocations: Figure | None = None
     """How many allocations there were."""
-    sizes: tuple[SizesCompared, ...] = ()
+    sizes: tuple[SizeComparison, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
 

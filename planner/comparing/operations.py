@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from planner.comparing.comparison import Figure, SizesCompared
+from planner.comparing.comparison import Figure, SizeComparison
 from planner.events import Alloc, Event
 
 _HOST_SCALARS_BYTES = 8
 """Numbers that a CPU wraps into tensors, and a GPU takes by value."""
 
 
-def compare_sizes(predicted: Sequence[Event], measured: Sequence[Event]) -> tuple[Figure, tuple[SizesCompared, ...]]:
+def compare_sizes(predicted: Sequence[Event], measured: Sequence[Event]) -> tuple[Figure, tuple[SizeComparison, ...]]:
     """How many allocations there are, and the sizes whose counts differ, the most bytes first."""
     here, there = _sizes(predicted), _sizes(measured)
     counts = {size: sum(here[size].values()) - sum(there[size].values()) for size in here.keys() | there.keys()}
     differing = tuple(
-        SizesCompared(bytes=size, count=count, ops=_ops(here[size] if count > 0 else there[size]))
+        SizeComparison(bytes=size, count=count, ops=_ops(here[size] if count > 0 else there[size]))
         for size, count in sorted(counts.items(), key=lambda each: (-abs(each[0] * each[1]), each[0]))
         if count
     )

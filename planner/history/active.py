@@ -1,4 +1,4 @@
-"""The plans that matter now: a bounded set, however many are stored."""
+"""Reads the plans in use: a bounded set, however many are stored."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from datetime import datetime
 from sqlalchemy import and_, func, or_, select
 
 from planner.history.database import Database
+from planner.history.job_table import jobs_of
 from planner.history.job_values import BoundJob
-from planner.history.jobs import jobs_of
-from planner.history.plans import PlanSummary, RankClassSummary, plan_summary, rank_classes_of
+from planner.history.openness import is_open
+from planner.history.plan_table import PlanSummary, RankClassSummary, plan_summary, rank_classes_of
 from planner.history.schema import JOBS, PLANS
 
 
@@ -31,9 +32,9 @@ class ActivePlans:
     left_out: int
 
 
-def active_plans(database: Database, limit: int, since: datetime) -> ActivePlans:
+def active_plans(database: Database, limit: int, since: datetime, now: datetime) -> ActivePlans:
     """At most `limit` plans: those of jobs that have not ended, then those asked for `since`; each newest first."""
-    has_job = PLANS.c.plan_id.in_(select(JOBS.c.plan_id).where(JOBS.c.ended_at.is_(None)))
+    has_job = PLANS.c.plan_id.in_(select(JOBS.c.plan_id).where(is_open(now)))
     recent = and_(~has_job, PLANS.c.used_at >= since)
     with database.reading() as connection:
         count = connection.execute(select(func.count()).select_from(PLANS).where(or_(has_job, recent))).scalar_one()
@@ -43,7 +44,7 @@ def active_plans(database: Database, limit: int, since: datetime) -> ActivePlans
             ids += connection.execute(query.limit(limit - len(ids))).scalars()
         rows = connection.execute(select(PLANS).where(PLANS.c.plan_id.in_(ids))).all()
         chosen = sorted((plan_summary(row) for row in rows), key=lambda plan: ids.index(plan.plan_id))
-        classes, jobs = rank_classes_of(connection, ids), jobs_of(connection, ids)
+        classes, jobs = rank_classes_of(connection, ids), jobs_of(connection, ids, now)
     return ActivePlans(
         plans=tuple(
             ActivePlan(summary=plan, rank_classes=classes.get(plan.plan_id, ()), jobs=jobs.get(plan.plan_id, ()))

@@ -1,4 +1,4 @@
-"""How values lie in columns: moments as whole microseconds, documents as JSON, large ones compressed."""
+"""Column types: times as whole microseconds, documents as JSON, large texts compressed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from sqlalchemy import BigInteger, Dialect, LargeBinary, Text
 from sqlalchemy.types import TypeDecorator
 
-from planner.history.faults import HistoryError
+from planner.history.history_errors import HistoryError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FAST = 1
 """zlib's level: a plan of a thousand holders shrinks tenfold within 2 ms; more effort gains little."""
 
 
-class Moment(TypeDecorator[datetime]):
+class UtcMicroseconds(TypeDecorator[datetime]):
     """A moment with its time zone, as microseconds since 1970: the same order in every database."""
 
     impl = BigInteger
@@ -45,7 +45,7 @@ class JsonText(TypeDecorator[Any]):
         return None if value is None else json.loads(value)
 
 
-class Packed(TypeDecorator[str]):
+class CompressedText(TypeDecorator[str]):
     """A long text, compressed."""
 
     impl = LargeBinary

@@ -1,4 +1,4 @@
-"""Counting without waiting: a process counts in its memory and hands over to the history every few seconds."""
+"""Counts in memory and adds the counts to the history every few seconds, so that no caller waits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from planner.history.faults import HistoryError
+from planner.history.history_errors import HistoryError
 from planner.history.names import label
-from planner.history.totals import Labels, Series, Totals, labels_text, observed
+from planner.history.totals import Labels, Series, Totals, labels_text, observe_value
 
 FLUSH_SECONDS = 2.0
 SAY_ALIVE_SECONDS = 10.0
@@ -50,8 +50,8 @@ class Counters:
         self._add({(name, _labels(labels)): value})
 
     def observe(self, name: str, labels: Mapping[str, str], value: float, bounds: Sequence[float] = SECONDS) -> None:
-        """Count a value of a distribution, as :func:`planner.history.totals.observed`."""
-        self._add(observed(name, value, bounds, _labels(labels)))
+        """Count a value of a distribution, as :func:`planner.history.totals.observe_value`."""
+        self._add(observe_value(name, value, bounds, _labels(labels)))
 
     def set(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """Tell a level as it now is; it is believed while this process lives."""

@@ -1,4 +1,4 @@
-"""One database by its URL: connections, transactions, and faults said so that a person can act."""
+"""Opens one database by its URL: connections, transactions, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, Insert, Table, create_engine, event, make_url
@@ -13,13 +14,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import QueuePool
 
-from planner.history.faults import HistoryError, told
+from planner.distribution import install_command
+from planner.history.history_errors import HistoryError, translate_errors
 from planner.history.migrating import is_current, migrate
 
 BUSY_SECONDS = 10
 """How long a writer waits for others before it is told that the database is busy."""
 CONNECT_SECONDS = 5
 _WRITES = "planner_writes"
+_IN_MEMORY = (None, "", ":memory:")
 _ALLOWED = "sqlite:///FILE, sqlite:// (in memory), postgresql://USER:PASSWORD@HOST/NAME"
 
 
@@ -37,8 +40,8 @@ class Database:
 
         Raises HistoryError for a URL that cannot be used, HistoryUnavailableError for a database that cannot.
         """
-        parsed = _parsed(url)
-        with told(parsed.render_as_string(hide_password=True)):
+        parsed = _parse_url(url)
+        with translate_errors(parsed.render_as_string(hide_password=True)):
             database = cls(_engine(parsed))
         try:
             database._migrate()
@@ -47,16 +50,23 @@ class Database:
             raise
         return database
 
+    @property
+    def file(self) -> Path | None:
+        """The file of SQLite; None for what lies in memory or on a server."""
+        url = self._engine.url
+        in_file = url.get_backend_name() == "sqlite" and url.database not in _IN_MEMORY
+        return Path(url.database) if in_file and url.database else None
+
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A transaction that sees the database at one moment and changes nothing."""
-        with told(self.place), self._engine.connect() as connection:
+        with translate_errors(self.place), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction: all of it is stored when the block ends, nothing if the block raises."""
-        with told(self.place), self._writer.begin() as connection:
+        with translate_errors(self.place), self._writer.begin() as connection:
             yield connection
 
     def close(self) -> None:
@@ -90,7 +100,7 @@ def put_if_absent(connection: Connection, table: Table, row: dict[str, Any]) -> 
     return connection.execute(statement).rowcount == 1
 
 
-def _parsed(url: str) -> URL:
+def _parse_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as wrong:
@@ -105,7 +115,7 @@ def _parsed(url: str) -> URL:
 def _engine(url: URL) -> Engine:
     if url.get_backend_name() == "postgresql":
         return _postgresql(url)
-    in_memory = url.database in (None, "", ":memory:")
+    in_memory = url.database in _IN_MEMORY
     # A database in memory is its one connection: whoever needs it waits until it is back.
     size: dict[str, Any] = {"pool_size": 1, "max_overflow": 0} if in_memory else {}
     engine = create_engine(
@@ -125,7 +135,7 @@ def _postgresql(url: URL) -> Engine:
         import psycopg  # noqa: F401
     except ImportError as missing:
         raise HistoryError(
-            "PostgreSQL needs psycopg, which is not installed", remedy="pip install 'planner[postgresql]'"
+            "PostgreSQL needs psycopg, which is not installed", remedy=install_command("postgresql")
         ) from missing
     # A server that was stopped and is back is found out by the ping, not by the first request that fails.
     return create_engine(

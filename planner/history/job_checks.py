@@ -1,19 +1,23 @@
-"""What a change of a job may say; whoever reports from a cluster gets a sentence, not a broken join."""
+"""Checks a job's change, so that a wrong report is an error and not a broken join."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from planner.history.columns import compact_json
-from planner.history.faults import HistoryError
+from planner.history.history_errors import HistoryError
 from planner.history.job_values import JobChange, MeasuredRank
 from planner.history.names import checked_label, checked_name
 
-MOST_BYTES = 2**44
-"""16 TiB: no GPU has as much, and the sum over a million ranks fits into a column."""
+MOST_BYTES = 2**42
+"""4 TiB: no GPU has as much, and the sum over the ranks of the largest job (job/size_limits.py) fits into a column."""
+FIRST_MOMENT, LAST_MOMENT = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+"""Between which jobs run. The year 1 in another time zone can be written, and never be read again."""
+LONGEST_LEASE = 24 * 60 * 60
+"""Seconds: whoever tells of a job less often than that does not need one."""
 LONGEST_REPORT = 2**18
 """Characters of what a rank tells beyond its peaks."""
 _SYSTEM = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
@@ -38,6 +42,18 @@ def check_change(system: str, job_id: str, change: JobChange) -> None:
             raise HistoryError(
                 f"{moment.isoformat()} has no time zone", allowed="such as 2026-01-31T12:00:00Z", place=name
             )
+        if moment is not None and not FIRST_MOMENT <= moment <= LAST_MOMENT:
+            raise HistoryError(
+                f"nothing ran at {moment.isoformat()}",
+                allowed=f"{FIRST_MOMENT:%Y-%m-%d} to {LAST_MOMENT:%Y-%m-%d}",
+                place=name,
+            )
+    if change.lease_seconds is not None and not 0 < change.lease_seconds <= LONGEST_LEASE:
+        raise HistoryError(
+            f"a lease of {change.lease_seconds} s",
+            allowed=f"more than 0, at most {LONGEST_LEASE}",
+            place="lease_seconds",
+        )
     for each in change.measured:
         _check_measured(each)
     for report in change.reports.values():

@@ -1,4 +1,4 @@
-"""A job that runs or ran, as values: what is told of it, and what is known of it."""
+"""Values of a job: a reported change, a measured rank, and the stored job."""
 
 from __future__ import annotations
 
@@ -49,6 +49,9 @@ class JobChange:
     ended_at: datetime | None = None
     outcome: Outcome | None = None
     """An outcome without an end ends the job now."""
+    lease_seconds: float | None = None
+    """For so long from now the job counts as running, unless its end is told or the lease renewed; of an ended job it
+    says that it runs again."""
     measured: tuple[MeasuredRank, ...] = ()
     reports: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """What a rank tells beyond its peaks, as JSON, by rank; the last one stands."""
@@ -69,3 +72,5 @@ class BoundJob:
     ended_at: datetime | None
     outcome: Outcome
     measured: tuple[MeasuredRank, ...]
+    lapses_at: datetime | None = None
+    """When it counts as ended though nobody told; None: it runs until somebody tells."""

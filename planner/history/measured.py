@@ -1,4 +1,4 @@
-"""Which jobs and validations have measured something: their keys only, so that who has read them reads what is new."""
+"""Lists the keys of jobs and validations with measurements, so that a reader reads only new ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings a database to the schema of this planner, once, however many processes open it together."""
+"""Migrates a database to this planner's schema, once, however many processes open it together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from planner.history.faults import HistoryUnavailableError
+from planner.history.history_errors import HistoryUnavailableError
 from planner.history.schema import VERSION_TABLE
 
 _FOLDER = Path(__file__).parent / "migrations"

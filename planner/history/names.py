@@ -1,10 +1,10 @@
-"""Names as people and schedulers give them: checked where they identify something, made plain where they only label."""
+"""Checks names that identify something, and cleans names that only label it."""
 
 from __future__ import annotations
 
 import re
 
-from planner.history.faults import HistoryError
+from planner.history.history_errors import HistoryError
 
 LONGEST = 253
 """Characters: what a Kubernetes name, and a host name, may have."""

@@ -1,4 +1,4 @@
-"""What stored jobs need of a GPU, by their plans: read for questions such as whether they would fit another one."""
+"""Reads what stored jobs need of a GPU, from their plans, for questions such as whether another GPU would do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, func, or_, select
 
 from planner.history.database import Database
-from planner.history.plans import RankClassSummary, rank_classes_of
+from planner.history.openness import ended_since, is_open
+from planner.history.plan_table import RankClassSummary, rank_classes_of
 from planner.history.schema import JOBS, MEASURED_RANKS, PLANS
 from planner.report.statement import Verdict
 
@@ -43,14 +44,16 @@ class JobNeed:
     """Upper end of the interval, or what a rank told if that is more."""
 
 
-def needs(database: Database, since: datetime | None, limit: int) -> tuple[tuple[JobNeed, ...], int]:
+def read_needs(
+    database: Database, since: datetime | None, limit: int, now: datetime
+) -> tuple[tuple[JobNeed, ...], int]:
     """Jobs that have not ended, and those that ended `since`: at most `limit`, those told of first; how many are left.
 
     Without `since` those that ended are left out.
     """
-    asked: ColumnElement[bool] = JOBS.c.ended_at.is_(None)
+    asked: ColumnElement[bool] = is_open(now)
     if since is not None:
-        asked = or_(asked, JOBS.c.ended_at >= since)
+        asked = or_(asked, ended_since(since, now))
     chosen = (
         select(JOBS, PLANS.c.name, PLANS.c.gpu, PLANS.c.ranks, PLANS.c.verdict)
         .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)

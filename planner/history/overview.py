@@ -1,4 +1,4 @@
-"""All that metrics tell, read together and bounded: a scrape stays small however much is stored.
+"""Reads everything that metrics export, bounded: a scrape stays small however much is stored.
 
 Where there is more than fits, every plan and every job keeps its share; how much was left out is told.
 """
@@ -13,13 +13,13 @@ from itertools import chain, zip_longest
 from typing import TypeVar
 
 from planner.history.active import ActivePlan
-from planner.history.calibrations import StoredCalibration
-from planner.history.capacity import Capacity
+from planner.history.calibration_table import StoredCalibration
+from planner.history.capacity_totals import Capacity
 from planner.history.job_values import BoundJob
-from planner.history.plans import PlanSummary, RankClassSummary
+from planner.history.plan_table import PlanSummary, RankClassSummary
 from planner.history.store import History
-from planner.history.totals import Figures
-from planner.history.validations import State
+from planner.history.totals import SharedFigures
+from planner.history.validation_table import State
 from planner.layout.rank_sets import RankSet
 from planner.report.statement import Verdict
 
@@ -84,7 +84,7 @@ class Overview:
     validation_counts: Mapping[State, int]
     errors: Mapping[_Group, tuple[float, ...]]
     calibration: StoredCalibration | None
-    figures: Figures
+    figures: SharedFigures
     left_out: Mapping[str, int]
     seconds: float
     """How long the reading took."""
@@ -95,13 +95,13 @@ def overview(history: History, bounds: Bounds | None = None) -> Overview:
     most, began = bounds or Bounds(), time.perf_counter()
     active = history.active_plans()
     classes = [[(each.summary.plan_id, one) for one in _fullest(each.rank_classes)] for each in active.plans]
-    told, classes_left = _cut(classes, most.rank_classes)
-    categorized, categorized_left = _cut(classes, most.categorized)
-    jobs, jobs_left = _cut([each.jobs for each in active.plans], most.jobs)
-    places = [(each, job, _Places(each)) for each in active.plans for job in each.jobs]
-    gpus, gpus_left = _cut([places_of.gpus(job) for _, job, places_of in places], most.gpus)
-    measured, measured_left = _cut([places_of.measured(job) for _, job, places_of in places], most.jobs)
-    capacity, groups_left = _folded(history.capacity(), most.groups)
+    told, classes_left = _limit_members(classes, most.rank_classes)
+    categorized, categorized_left = _limit_members(classes, most.categorized)
+    jobs, jobs_left = _limit_members([each.jobs for each in active.plans], most.jobs)
+    places = [(each, job, _PlanGpus(each)) for each in active.plans for job in each.jobs]
+    gpus, gpus_left = _limit_members([places_of.gpus(job) for _, job, places_of in places], most.gpus)
+    measured, measured_left = _limit_members([places_of.find_highest(job) for _, job, places_of in places], most.jobs)
+    capacity, groups_left = _fold_smallest(history.capacity(), most.groups)
     errors = history.validations.errors()
     kept = dict(list(errors.items())[: most.kinds])
     return Overview(
@@ -137,7 +137,7 @@ def overview(history: History, bounds: Bounds | None = None) -> Overview:
     )
 
 
-class _Places:
+class _PlanGpus:
     """Where the ranks of a plan run: found for each of its jobs."""
 
     def __init__(self, plan: ActivePlan) -> None:
@@ -156,7 +156,7 @@ class _Places:
 
         What a rank told of itself is believed before the order of lists.
         """
-        ranks = [*self._told(job), *self._listed(job)]
+        ranks = [*self._reported_gpus(job), *self._listed_gpus(job)]
         found: dict[str, JobGpu] = {}
         for rank, host, uuid in ranks:
             if uuid:
@@ -170,9 +170,9 @@ class _Places:
         by_class: dict[str, list[JobGpu]] = {}
         for each in chain(found.values(), bare):
             by_class.setdefault(each.rank_class, []).append(each)
-        return tuple(_interleaved(list(by_class.values())))
+        return tuple(_interleave(list(by_class.values())))
 
-    def measured(self, job: BoundJob) -> tuple[MeasuredClass, ...]:
+    def find_highest(self, job: BoundJob) -> tuple[MeasuredClass, ...]:
         """The highest of each rank class."""
         highest: dict[str, int] = {}
         for each in job.measured:
@@ -186,10 +186,10 @@ class _Places:
             for rank_class, device in highest.items()
         )
 
-    def _told(self, job: BoundJob) -> Iterator[tuple[int, str, str]]:
+    def _reported_gpus(self, job: BoundJob) -> Iterator[tuple[int, str, str]]:
         return ((each.rank, each.host, each.gpu_uuid) for each in job.measured if each.host or each.gpu_uuid)
 
-    def _listed(self, job: BoundJob) -> Iterator[tuple[int, str, str]]:
+    def _listed_gpus(self, job: BoundJob) -> Iterator[tuple[int, str, str]]:
         """Lists say which rank has which GPU only if they name all of them: else they are what some ranks told."""
         if len(job.gpu_uuids) != self._ranks:
             return
@@ -218,20 +218,20 @@ def _place(entry: tuple[str, RankClassSummary]) -> tuple[str, int]:
     return entry[0], entry[1].representative
 
 
-def _interleaved(groups: Iterable[Sequence[_Member]]) -> Iterator[_Member]:
+def _interleave(groups: Iterable[Sequence[_Member]]) -> Iterator[_Member]:
     """The first of each group, then the second of each, and so on."""
     nothing = object()
     for turn in zip_longest(*groups, fillvalue=nothing):
         yield from (each for each in turn if each is not nothing)  # type: ignore[misc]
 
 
-def _cut(groups: Sequence[Sequence[_Member]], most: int) -> tuple[tuple[_Member, ...], int]:
+def _limit_members(groups: Sequence[Sequence[_Member]], most: int) -> tuple[tuple[_Member, ...], int]:
     """At most so many, of every group its share; and how many were left out."""
-    members = tuple(_interleaved(groups))
+    members = tuple(_interleave(groups))
     return members[:most], max(len(members) - most, 0)
 
 
-def _folded(rows: Sequence[Capacity], most: int) -> tuple[tuple[Capacity, ...], int]:
+def _fold_smallest(rows: Sequence[Capacity], most: int) -> tuple[tuple[Capacity, ...], int]:
     """The largest, and all others added up as one, so that sums stay what they are."""
     if len(rows) <= most:
         return tuple(rows), 0

@@ -1,4 +1,4 @@
-"""Forgetting: by age and by number, but never the plan of a job that has not ended."""
+"""Deletes by age and by number, but never the plan of a job that has not ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import Column, ColumnElement, Connection, Delete, Table, delete, exists, or_, select, true
 
 from planner.history.database import Database
-from planner.history.schema import CALIBRATIONS, CHECKS, JOBS, PLANS, TRACES, VALIDATIONS, WRITERS
+from planner.history.openness import has_ended, is_open
+from planner.history.schema import CALIBRATIONS, CHECKS, FAILURES, JOBS, PLANS, TRACES, VALIDATIONS, WRITERS
 
 _AT_ONCE = 500
 """Rows of one transaction: others wait for no more than these."""
@@ -20,12 +21,13 @@ stay: they have no age."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What is kept. Ages are since the last use of a plan or trace, since a check or validation was asked for."""
+    """What is kept. Ages are since a plan, trace or failure was used last, a check or validation asked for."""
 
     age: timedelta = timedelta(days=90)
     plans: int = 10_000
     traces: int = 1_000
     """Traces are large, and can be made again."""
+    failures: int = 10_000
     checks: int = 100_000
     validations: int = 10_000
     calibrations: int = 100
@@ -33,12 +35,13 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forgotten:
+class DeletedCounts:
     """How many were deleted. Jobs go with the plan to which they are bound."""
 
     plans: int = 0
     jobs: int = 0
     traces: int = 0
+    failures: int = 0
     checks: int = 0
     validations: int = 0
     calibrations: int = 0
@@ -46,14 +49,15 @@ class Forgotten:
     """Processes that counted, and are gone; what they counted stays."""
 
 
-def forget(database: Database, keep: Retention, now: datetime) -> Forgotten:
+def forget(database: Database, keep: Retention, now: datetime) -> DeletedCounts:
     """Delete what need not be kept, in transactions of a few hundred rows."""
     oldest = now - keep.age
-    plans, jobs = _forget_plans(database, keep, oldest)
-    return Forgotten(
+    plans, jobs = _forget_plans(database, keep, oldest, now)
+    return DeletedCounts(
         plans=plans,
         jobs=jobs,
         traces=_forget_traces(database, keep, oldest),
+        failures=_forget_rows(database, FAILURES, FAILURES.c.used_at, keep.failures, oldest),
         checks=_forget_rows(database, CHECKS, CHECKS.c.asked_at, keep.checks, oldest),
         validations=_forget_rows(database, VALIDATIONS, VALIDATIONS.c.asked_at, keep.validations, oldest),
         calibrations=_forget_rows(database, CALIBRATIONS, CALIBRATIONS.c.stored_at, keep.calibrations, None),
@@ -61,27 +65,27 @@ def forget(database: Database, keep: Retention, now: datetime) -> Forgotten:
     )
 
 
-def _forget_plans(database: Database, keep: Retention, oldest: datetime) -> tuple[int, int]:
+def _forget_plans(database: Database, keep: Retention, oldest: datetime, now: datetime) -> tuple[int, int]:
     plans = jobs = 0
     while True:
         with database.writing() as connection:
-            ids = _plans_to_forget(connection, keep, oldest)
+            ids = _plans_to_forget(connection, keep, oldest, now)
             # Whoever binds a job to one of them in this moment waits for us, or was quicker and keeps the plan:
             # each statement looks at the jobs anew.
             these = PLANS.c.plan_id.in_(ids)
-            gone = _deleted(connection, delete(JOBS).where(JOBS.c.plan_id.in_(ids), JOBS.c.ended_at.is_not(None)))
+            gone = _count_deleted(connection, delete(JOBS).where(JOBS.c.plan_id.in_(ids), has_ended(now)))
             free = ~exists().where(JOBS.c.plan_id == PLANS.c.plan_id)
-            deleted = _deleted(connection, delete(PLANS).where(these, free))
+            deleted = _count_deleted(connection, delete(PLANS).where(these, free))
         plans, jobs = plans + deleted, jobs + gone
         if deleted < _AT_ONCE:
             return plans, jobs
 
 
-def _plans_to_forget(connection: Connection, keep: Retention, oldest: datetime) -> Sequence[str]:
-    is_open = exists().where(JOBS.c.plan_id == PLANS.c.plan_id, JOBS.c.ended_at.is_(None))
+def _plans_to_forget(connection: Connection, keep: Retention, oldest: datetime, now: datetime) -> Sequence[str]:
+    of_open_job = exists().where(JOBS.c.plan_id == PLANS.c.plan_id, is_open(now))
     query = (
         select(PLANS.c.plan_id)
-        .where(~is_open, _beyond(PLANS, PLANS.c.used_at, keep.plans, oldest))
+        .where(~of_open_job, _is_beyond_limits(PLANS, PLANS.c.used_at, keep.plans, oldest))
         .order_by(PLANS.c.used_at)
         .limit(_AT_ONCE)
         .with_for_update(skip_locked=True)
@@ -95,7 +99,7 @@ def _forget_traces(database: Database, keep: Retention, oldest: datetime) -> int
 
 def _forget_writers(database: Database, oldest: datetime) -> int:
     with database.writing() as connection:
-        return _deleted(connection, delete(WRITERS).where(WRITERS.c.updated_at < oldest))
+        return _count_deleted(connection, delete(WRITERS).where(WRITERS.c.updated_at < oldest))
 
 
 def _forget_rows(
@@ -105,14 +109,16 @@ def _forget_rows(
     gone = 0
     while True:
         with database.writing() as connection:
-            query = select(key).where(_beyond(table, moment, count, oldest)).order_by(moment).limit(_AT_ONCE)
+            query = select(key).where(_is_beyond_limits(table, moment, count, oldest)).order_by(moment).limit(_AT_ONCE)
             ids = connection.execute(query).scalars().all()
-            gone += _deleted(connection, delete(table).where(key.in_(ids)))
+            gone += _count_deleted(connection, delete(table).where(key.in_(ids)))
         if len(ids) < _AT_ONCE:
             return gone
 
 
-def _beyond(table: Table, moment: Column[datetime], count: int, oldest: datetime | None) -> ColumnElement[bool]:
+def _is_beyond_limits(
+    table: Table, moment: Column[datetime], count: int, oldest: datetime | None
+) -> ColumnElement[bool]:
     """Rows that are too old, or older than the newest `count`; of equally old ones all are kept."""
     if count <= 0:
         return true()
@@ -121,5 +127,5 @@ def _beyond(table: Table, moment: Column[datetime], count: int, oldest: datetime
     return beyond if oldest is None else or_(beyond, moment < oldest)
 
 
-def _deleted(connection: Connection, statement: Delete) -> int:
+def _count_deleted(connection: Connection, statement: Delete) -> int:
     return connection.execute(statement).rowcount

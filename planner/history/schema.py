@@ -1,4 +1,4 @@
-"""The tables as they are now; how a database gets here is in migrations/. A test holds the two equal."""
+"""The current tables; migrations/ brings a database to them. A test holds the two equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlalchemy import (
     Text,
 )
 
-from planner.history.columns import JsonText, Moment, Packed
+from planner.history.columns import CompressedText, JsonText, UtcMicroseconds
 
 METADATA = MetaData()
 VERSION_TABLE = "planner_schema"
@@ -35,8 +35,8 @@ PLANS = Table(
     METADATA,
     Column("plan_id", Text, primary_key=True),
     _text("trace_id"),
-    Column("stored_at", Moment, nullable=False),
-    Column("used_at", Moment, nullable=False),
+    Column("stored_at", UtcMicroseconds, nullable=False),
+    Column("used_at", UtcMicroseconds, nullable=False),
     _text("verdict"),
     Column("calibrated", Boolean, nullable=False),
     Column("advised", Boolean, nullable=False),
@@ -56,7 +56,7 @@ PLAN_DOCUMENTS = Table(
     "plan_documents",
     METADATA,
     Column("plan_id", Text, ForeignKey("plans.plan_id", ondelete="CASCADE"), primary_key=True),
-    Column("document", Packed, nullable=False),
+    Column("document", CompressedText, nullable=False),
 )
 """Apart from `plans`, so that a walk over all plans does not turn the pages of their documents."""
 
@@ -82,8 +82,8 @@ TRACES = Table(
     METADATA,
     Column("trace_id", Text, primary_key=True),
     Column("representative", Integer, primary_key=True, autoincrement=False),
-    Column("used_at", Moment, nullable=False),
-    Column("document", Packed, nullable=False),
+    Column("used_at", UtcMicroseconds, nullable=False),
+    Column("document", CompressedText, nullable=False),
     Index("traces_by_use", "used_at"),
 )
 
@@ -97,10 +97,11 @@ JOBS = Table(
     _text("queue"),
     Column("hosts", JsonText, nullable=False),
     Column("gpu_uuids", JsonText, nullable=False),
-    Column("started_at", Moment),
-    Column("ended_at", Moment),
+    Column("started_at", UtcMicroseconds),
+    Column("ended_at", UtcMicroseconds),
     _text("outcome"),
-    Column("updated_at", Moment, nullable=False),
+    Column("updated_at", UtcMicroseconds, nullable=False),
+    Column("lapses_at", UtcMicroseconds),
     Index("jobs_by_plan", "plan_id"),
     Index("jobs_by_end", "ended_at"),
 )
@@ -117,16 +118,33 @@ MEASURED_RANKS = Table(
     Column("reserved_bytes", BigInteger),
     Column("device_bytes", BigInteger),
     _count("predicted_bytes"),
-    Column("report", Packed, nullable=False),
+    Column("report", CompressedText, nullable=False),
     ForeignKeyConstraint(["system", "job_id"], ["jobs.system", "jobs.job_id"], ondelete="CASCADE"),
 )
+
+FAILURES = Table(
+    "failures",
+    METADATA,
+    Column("trace_id", Text, primary_key=True),
+    _text("kind"),
+    _text("problem"),
+    _text("allowed"),
+    _text("remedy"),
+    _text("place"),
+    Column("trace_seconds", Double, nullable=False),
+    _count("trace_memory_bytes"),
+    Column("failed_at", UtcMicroseconds, nullable=False),
+    Column("used_at", UtcMicroseconds, nullable=False),
+    Index("failures_by_use", "used_at"),
+)
+"""Jobs that cannot be traced, and the limits under which that was found out."""
 
 CHECKS = Table(
     "checks",
     METADATA,
     Column("check_id", Text, primary_key=True),
     _text("plan_id"),
-    Column("asked_at", Moment, nullable=False),
+    Column("asked_at", UtcMicroseconds, nullable=False),
     _text("verdict"),
     _text("system"),
     _text("name"),
@@ -145,11 +163,11 @@ VALIDATIONS = Table(
     _text("mode"),
     _text("gpu"),
     _text("torch"),
-    Column("asked_at", Moment, nullable=False),
-    Column("finished_at", Moment),
+    Column("asked_at", UtcMicroseconds, nullable=False),
+    Column("finished_at", UtcMicroseconds),
     Column("out_of_memory", Boolean),
     Column("error_percent", Double),
-    Column("result", Packed, nullable=False),
+    Column("result", CompressedText, nullable=False),
     _text("problem"),
     Index("validations_by_time", "asked_at"),
     Index("validations_by_plan", "plan_id"),
@@ -160,9 +178,9 @@ CALIBRATIONS = Table(
     "calibrations",
     METADATA,
     Column("calibration_id", Text, primary_key=True),
-    Column("stored_at", Moment, nullable=False),
+    Column("stored_at", UtcMicroseconds, nullable=False),
     _count("measurements"),
-    Column("document", Packed, nullable=False),
+    Column("document", CompressedText, nullable=False),
     Index("calibrations_by_time", "stored_at"),
 )
 
@@ -180,7 +198,7 @@ WRITERS = Table(
     METADATA,
     Column("writer", Text, primary_key=True),
     _count("batch"),
-    Column("updated_at", Moment, nullable=False),
+    Column("updated_at", UtcMicroseconds, nullable=False),
     Index("writers_by_time", "updated_at"),
 )
 """The last batch of each process that adds to the totals: one that was added is not added again."""

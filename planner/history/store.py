@@ -1,4 +1,4 @@
-"""The history as one value: everything that planner remembers, behind one URL."""
+"""The history as one object: every table and query behind one database URL."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 
 from planner.history.active import ActivePlans, active_plans
-from planner.history.calibrations import Calibrations
-from planner.history.capacity import Capacity, capacity
-from planner.history.checks import Checks
+from planner.history.calibration_table import Calibrations
+from planner.history.capacity_totals import Capacity, capacity
+from planner.history.check_table import Checks
 from planner.history.database import Database
-from planner.history.jobs import Jobs
+from planner.history.failure_table import Failures
+from planner.history.job_table import Jobs
 from planner.history.measured import MeasuredJob, measured_jobs, measured_validations
-from planner.history.needs import JobNeed, needs
-from planner.history.plans import Plans
-from planner.history.retention import Forgotten, Retention, forget
+from planner.history.needs import JobNeed, read_needs
+from planner.history.plan_table import Plans
+from planner.history.retention import DeletedCounts, Retention, forget
 from planner.history.totals import Totals
-from planner.history.traces import Traces
-from planner.history.validations import Validations
+from planner.history.trace_table import Traces
+from planner.history.validation_table import Validations
+from planner.history.writability import Writability
 
 MOST_ACTIVE = 50
 """Plans of which metrics tell every rank class: what a scrape of one megabyte can hold."""
@@ -42,11 +44,13 @@ class History:
         self._database, self._now = database, now
         self.plans = Plans(database, now)
         self.traces = Traces(database, now)
+        self.failures = Failures(database, now)
         self.jobs = Jobs(database, now)
         self.checks = Checks(database)
         self.validations = Validations(database)
         self.calibrations = Calibrations(database, now)
         self.totals = Totals(database, now)
+        self._writability = Writability(database)
 
     @classmethod
     def open(cls, url: str, now: Callable[[], datetime] = _clock) -> History:
@@ -63,21 +67,26 @@ class History:
         return self._database.place
 
     def ping(self) -> None:
-        """Read one row. Raises HistoryUnavailableError if that does not work: the history is not ready."""
+        """Read one row. Raises HistoryUnavailableError if that does not work."""
         with self._database.reading() as connection:
             connection.exec_driver_sql("SELECT 1")
 
+    def probe(self) -> None:
+        """Read a row, and write one every few seconds. Raises HistoryUnavailableError: the history is not ready."""
+        self.ping()
+        self._writability.probe()
+
     def active_plans(self, limit: int = MOST_ACTIVE, recent: timedelta = RECENT) -> ActivePlans:
         """The plans of jobs that have not ended, then those used recently: at most `limit`, each newest first."""
-        return active_plans(self._database, limit, self._now() - recent)
+        return active_plans(self._database, limit, self._now() - recent, self._now())
 
     def capacity(self, since: datetime | None = None) -> tuple[Capacity, ...]:
         """GPU bytes by team, queue and GPU type; `since` leaves out verdicts of jobs that ended before it."""
-        return capacity(self._database, since)
+        return capacity(self._database, self._now(), since)
 
-    def needs(self, since: datetime | None = None, limit: int = MOST_NEEDS) -> tuple[tuple[JobNeed, ...], int]:
+    def read_needs(self, since: datetime | None = None, limit: int = MOST_NEEDS) -> tuple[tuple[JobNeed, ...], int]:
         """What jobs need of a GPU: those that have not ended, or ended `since`; and how many were left out."""
-        return needs(self._database, since, limit)
+        return read_needs(self._database, since, limit, self._now())
 
     def measured_jobs(self, limit: int) -> tuple[MeasuredJob, ...]:
         """At most `limit` jobs of which ranks have reported their peaks, those told of last first."""
@@ -87,7 +96,7 @@ class History:
         """The ids of at most `limit` validations that measured on a GPU to the end, newest first."""
         return measured_validations(self._database, limit)
 
-    def forget(self, keep: Retention) -> Forgotten:
+    def forget(self, keep: Retention) -> DeletedCounts:
         """Delete what need not be kept; never the plan of a job that has not ended."""
         return forget(self._database, keep, self._now())
 

@@ -1,4 +1,4 @@
-"""Figures of all processes together: totals that only grow, and levels that each process tells of itself."""
+"""Counters and gauges of all processes together: totals that only grow, and levels that each process reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from planner.history.columns import compact_json
 from planner.history.database import Database, put, upsert
-from planner.history.faults import HistoryError
+from planner.history.history_errors import HistoryError
 from planner.history.schema import LEVELS, TOTALS, WRITERS
 
 Labels = tuple[tuple[str, str], ...]
@@ -29,7 +29,7 @@ SILENT_AFTER = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class SharedFigures:
     """All there are, at one moment. Levels are sums over the processes that live; `writers` is how many they are."""
 
     totals: Mapping[Series, float] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Totals:
         with self._database.writing() as connection:
             connection.execute(delete(WRITERS).where(WRITERS.c.writer == writer))
 
-    def figures(self) -> Figures:
+    def figures(self) -> SharedFigures:
         """Totals, and the levels of processes that told something lately."""
         lives = WRITERS.c.updated_at >= self._now() - SILENT_AFTER
         levels: dict[Series, float] = defaultdict(float)
@@ -78,10 +78,10 @@ class Totals:
             told = select(LEVELS).join(WRITERS, WRITERS.c.writer == LEVELS.c.writer).where(lives)
             for row in connection.execute(told):
                 levels[row.name, _labels(row.labels)] += row.value
-        return Figures(totals=totals, levels=dict(levels), writers=len(living))
+        return SharedFigures(totals=totals, levels=dict(levels), writers=len(living))
 
 
-def observed(name: str, value: float, bounds: Sequence[float], labels: Labels) -> dict[Series, float]:
+def observe_value(name: str, value: float, bounds: Sequence[float], labels: Labels) -> dict[Series, float]:
     """One value of a distribution: counted into the first of ascending `bounds` that holds it, and to the sum."""
     place = bisect_left(bounds, value)
     bound = bound_text(bounds[place] if place < len(bounds) else math.inf)

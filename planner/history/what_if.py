@@ -1,4 +1,4 @@
-"""What would be if jobs ran on other GPUs, or if there were more of them: reckoned from stored plans, without tracing.
+"""Computes which stored jobs would fit other GPUs, or more of them, from their plans and without tracing.
 
 A plan holds for the GPU that it was made for. On another one kernels, workspaces and the CUDA context differ a little,
 so what is said here is as good as the interval of the plan; planning the job for that GPU says it exactly.
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.hardware.catalog import gpus
+from planner.hardware.records import GpuRecord
 from planner.history.needs import JobNeed
 from planner.report.statement import Verdict
-from planner.spec.catalog import CatalogGpu, gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnGpu:
+class JobsOnGpu:
     """Jobs as they would be on one type of GPU: `judged` has each with its verdict there."""
 
     gpu: str
@@ -42,7 +43,7 @@ class QueueNeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Added:
+class AddedNodes:
     """What new nodes would do for the jobs that wait."""
 
     gpu: str
@@ -61,7 +62,7 @@ class Added:
         return self.gpus - self.started_gpus
 
 
-def verdict_on(need: JobNeed, gpu: CatalogGpu) -> Verdict:
+def verdict_on(need: JobNeed, gpu: GpuRecord) -> Verdict:
     """Of the fullest rank there. What others hold of the GPU it was planned for, they hold of this one too."""
     if gpu.name == need.gpu:
         return need.verdict
@@ -73,15 +74,15 @@ def verdict_on(need: JobNeed, gpu: CatalogGpu) -> Verdict:
     return Verdict.FITS if max(need.device_bytes, need.highest_bytes) <= capacity else Verdict.TIGHT
 
 
-def on_gpu(needs: Sequence[JobNeed], gpu: CatalogGpu) -> OnGpu:
+def on_gpu(needs: Sequence[JobNeed], gpu: GpuRecord) -> JobsOnGpu:
     """All of the jobs, those that need most first."""
     ordered = sorted(needs, key=lambda need: (-need.least_bytes, need.system, need.job_id))
-    return OnGpu(
+    return JobsOnGpu(
         gpu=gpu.name, total_bytes=gpu.total_bytes, judged=tuple((need, verdict_on(need, gpu)) for need in ordered)
     )
 
 
-def queue_needs(needs: Sequence[JobNeed], candidates: Sequence[CatalogGpu]) -> tuple[QueueNeed, ...]:
+def queue_needs(needs: Sequence[JobNeed], candidates: Sequence[GpuRecord]) -> tuple[QueueNeed, ...]:
     """For each waiting job the smallest GPU on which it does not exceed; counted by queue and type."""
     by_size = sorted(candidates, key=lambda gpu: (gpu.total_bytes, gpu.name))
     counts: dict[tuple[str, str], list[int]] = {}
@@ -97,7 +98,7 @@ def queue_needs(needs: Sequence[JobNeed], candidates: Sequence[CatalogGpu]) -> t
     )
 
 
-def added(needs: Sequence[JobNeed], gpu: CatalogGpu, nodes: int, gpus_per_node: int) -> Added:
+def simulate_added_nodes(needs: Sequence[JobNeed], gpu: GpuRecord, nodes: int, gpus_per_node: int) -> AddedNodes:
     """The waiting jobs in their order, each started if there is room for it; later ones may pass one that has none.
 
     A job of more ranks than a node has GPUs takes whole nodes and, for what is left, a part of one.
@@ -113,7 +114,7 @@ def added(needs: Sequence[JobNeed], gpu: CatalogGpu, nodes: int, gpus_per_node: 
             started.append(need)
         else:
             waiting.append(need)
-    return Added(
+    return AddedNodes(
         gpu=gpu.name, nodes=nodes, gpus=nodes * gpus_per_node, started_jobs=len(started),
         started_gpus=sum(need.ranks for need in started), waiting_jobs=len(waiting),
         waiting_gpus=sum(need.ranks for need in waiting), too_large_jobs=too_large,

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.spec.axes import axis_degrees
-from planner.spec.job import Parallel
+from planner.job.axes import axis_degrees
+from planner.job.schema import Parallel
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 """From the outermost, whose neighbours are far apart, to the innermost, whose neighbours are consecutive ranks; as

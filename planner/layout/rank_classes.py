@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from planner.job.axes import DISTINCT_AXES
 from planner.layout.mesh import AXES, Mesh
 from planner.layout.rank_sets import RankSet
 
-_ALIKE = frozenset({"dp_replicate", "dp_shard", "tp", "ep"})
+_ALIKE = frozenset(AXES) - frozenset(DISTINCT_AXES)
 """Axes along which every rank does the same, as long as what is split over them splits evenly. Along `pp` every stage
 is its own. Along `cp` each rank is: in the ring of attention it takes half of the queries in some steps, half of the
 keys in the others, and how many of each goes by its place (torch 2.13, _context_parallel/_attention.py)."""
@@ -35,6 +36,15 @@ def rank_classes(mesh: Mesh) -> tuple[RankClass, ...]:
     ]
     found = (_class(mesh, RankSet.of(_spans(mesh, chosen))) for chosen in itertools.product(*by_axis))
     return tuple(sorted(found, key=lambda each: each.representative))
+
+
+def representatives(mesh: Mesh, most: int) -> tuple[int, ...]:
+    """The representatives of the first classes, at most so many, ascending; costs no more than their number."""
+    places = itertools.product(
+        *(range(1) if axis in _ALIKE else range(degree) for axis, degree in zip(AXES, mesh.degrees, strict=True))
+    )
+    # In the order of the axes, outermost first, a rank grows with its coordinates.
+    return tuple(mesh.rank(dict(zip(AXES, place, strict=True))) for place in itertools.islice(places, most))
 
 
 def parts_of(mesh: Mesh, rank_class: RankClass, dims: Iterable[int], parts: Sequence[int]) -> tuple[RankClass, ...]:

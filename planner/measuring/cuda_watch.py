@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 
 from planner.events import Category, Phase
-from planner.measuring.measurement import Levels, PhaseMeasured
-from planner.measuring.phases import Phases
+from planner.measuring.measured_phases import Phases
+from planner.measuring.measurement import Levels, MeasuredPhase
 
 
 class CudaWatch:
@@ -51,7 +51,7 @@ class CudaWatch:
     def region(self, category: Category, name: str = "") -> Iterator[None]:  # noqa: ARG002
         yield
 
-    def phases(self) -> tuple[PhaseMeasured, ...]:
+    def phases(self) -> tuple[MeasuredPhase, ...]:
         return self._phases.all()
 
     def categories(self) -> dict[str, int]:

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
-from planner.measuring.measurement import Levels, PhaseMeasured
-from planner.measuring.phases import Phases
+from planner.measuring.measured_phases import Phases
+from planner.measuring.measurement import Levels, MeasuredPhase
 
 HOST_ONLY = (".step",)
 """State that optimizers keep on the host whatever the device is."""
 
 
-def phases_of(events: Sequence[Event]) -> tuple[PhaseMeasured, ...]:
+def phases_of(events: Sequence[Event]) -> tuple[MeasuredPhase, ...]:
     """Requested bytes by phase and iteration; what comes before the first mark belongs to the loading."""
     phases, sizes = Phases(), {}
     now = peak = 0

@@ -24,7 +24,7 @@ _MARKER = "planner-marker#"
 
 
 @dataclass(frozen=True, slots=True)
-class _Assigned:
+class _Assignment:
     address: int
     category: Category
     name: str
@@ -38,7 +38,7 @@ class _Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class HostRecording:
     """The events of one run; `net_bytes` were allocated and not freed, `live_bytes` live tensors account for."""
 
     events: tuple[Event, ...]
@@ -47,15 +47,15 @@ class Recorded:
 
 
 class HostRecorder:
-    """An observer of a step on the CPU: run the step inside `profiled()`, then ask for `recorded()`."""
+    """An observer of a step on the CPU: run the step inside `profile()`, then ask for `build_recording()`."""
 
     def __init__(self) -> None:
-        self._words: list[Mark | _Assigned | _Region] = []
+        self._words: list[Mark | _Assignment | _Region] = []
         self._alive: dict[int, int] = {}
         self._tree: list[Any] = []
 
     @contextmanager
-    def profiled(self) -> Iterator[None]:
+    def profile(self) -> Iterator[None]:
         """Inside, every allocation on the CPU is seen; at its end the live tensors are counted."""
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             yield
@@ -68,7 +68,7 @@ class HostRecorder:
     def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
         local = getattr(tensor, "_local_tensor", tensor)
         if local.device.type == "cpu":
-            self._say(_Assigned(local.untyped_storage().data_ptr(), category, name))
+            self._say(_Assignment(local.untyped_storage().data_ptr(), category, name))
 
     @contextmanager
     def region(self, category: Category, name: str = "") -> Iterator[None]:
@@ -78,7 +78,7 @@ class HostRecorder:
         finally:
             self._say(_Region(category, name, begins=False))
 
-    def recorded(self) -> Recorded:
+    def build_recording(self) -> HostRecording:
         """The run in planner's own events, a block born with the role that it was given first."""
         builder = _Builder()
         for item in _in_time(self._tree):
@@ -86,9 +86,9 @@ class HostRecorder:
                 builder.word(self._words[item])
             else:
                 builder.memory(*item)
-        return builder.recorded(self._alive)
+        return builder.build(self._alive)
 
-    def _say(self, word: Mark | _Assigned | _Region) -> None:
+    def _say(self, word: Mark | _Assignment | _Region) -> None:
         with record_function(f"{_MARKER}{len(self._words)}"):
             self._words.append(word)
 
@@ -113,10 +113,10 @@ class _Builder:
         else:
             self._free(address)
 
-    def word(self, word: Mark | _Assigned | _Region) -> None:
+    def word(self, word: Mark | _Assignment | _Region) -> None:
         if isinstance(word, Mark):
             self._events.append(word)
-        elif isinstance(word, _Assigned):
+        elif isinstance(word, _Assignment):
             if word.address in self._at:
                 self._assign(self._at[word.address][0], word.category, word.name)
         elif word.begins:
@@ -126,7 +126,7 @@ class _Builder:
                 if block >= self._region_from and block not in self._category:
                     self._assign(block, word.category, word.name)
 
-    def recorded(self, alive: dict[int, int]) -> Recorded:
+    def build(self, alive: dict[int, int]) -> HostRecording:
         events: list[Event] = []
         for event in self._events:
             events.append(event)
@@ -138,7 +138,7 @@ class _Builder:
             for address, (block, size) in self._at.items()
             if address in alive or self._category.get(block) in accounted
         )
-        return Recorded(tuple(events), sum(size for _, size in self._at.values()), live)
+        return HostRecording(tuple(events), sum(size for _, size in self._at.values()), live)
 
     def _free(self, address: int) -> None:
         if address in self._at:

@@ -106,7 +106,7 @@ def _send(request: urllib.request.Request, seconds: float) -> None:
         pass
 
 
-class Outbox:
+class ReportSender:
     """Delivers in a thread; a newer report replaces one that still waits, as each says all that is known."""
 
     def __init__(self, destinations: tuple[Destination, ...]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from planner.spec.job import Job
-from planner.spec.loading import load_document
+from planner.job.loading import load_document
+from planner.job.schema import Job
 
 _CLUSTER = {"gpu": {"total_bytes": "80GiB", "arch": "sm_90"}}
 """A step does not ask what GPU it runs on; the spec does."""
@@ -58,10 +58,10 @@ def _case(entry: Mapping[str, Any], model: Mapping[str, Any], small: bool) -> Ca
         parts.append(model["small"])
     own = {section: entry[section] for section in _SECTIONS if section in entry}
     if small:
-        own = _merged(_shrunk(own), entry.get("small", {}))
+        own = _merge_mappings(_shrunk(own), entry.get("small", {}))
     merged: dict[str, Any] = {}
     for part in (*parts, own):
-        merged = _merged(merged, part)
+        merged = _merge_mappings(merged, part)
     merged["cluster"] = {**_CLUSTER, "nodes": 1, "gpus_per_node": _ranks(merged.get("parallel", {}))}
     merged["metadata"] = {"name": entry["name"]}
     return Case(
@@ -88,12 +88,12 @@ def _shrunk(own: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "train": train}
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_mappings(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping) and key not in _AS_A_WHOLE:
-            merged[key] = _merged(old, value)
+            merged[key] = _merge_mappings(old, value)
         else:
             merged[key] = value
     return merged

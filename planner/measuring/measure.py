@@ -15,15 +15,15 @@ import torch
 
 from planner.errors import MeasureError
 from planner.events import Event
+from planner.job.bundle import bundle
+from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.measuring import nvml, snapshots
 from planner.measuring.cuda_watch import CudaWatch
 from planner.measuring.event_phases import most_by_category, phases_of
-from planner.measuring.host_recorder import HostRecorder, Recorded
-from planner.measuring.measurement import Measurement, OutOfMemory, PhaseMeasured, Truth
+from planner.measuring.host_recorder import HostRecorder, HostRecording
+from planner.measuring.measurement import MeasuredPhase, Measurement, OutOfMemory, Truth
 from planner.measuring.software import allocator_conf, device_facts, software
-from planner.spec.bundle import bundle
-from planner.spec.job import Job
 from planner.training import absent_peers, step
 
 _MOST_RUNS = {"none": 3, "absent": 3, "present": 8}
@@ -33,7 +33,7 @@ _A_MOMENT_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredStep:
     """A measurement, and on a CPU the events that it was made of."""
 
     measurement: Measurement
@@ -46,7 +46,7 @@ class _World:
     size: int
     peers: str
 
-    def joined(self) -> AbstractContextManager[None]:
+    def join_process_group(self) -> AbstractContextManager[None]:
         return absent_peers.join(self.rank, self.size) if self.peers == "absent" else nullcontext()
 
 
@@ -59,7 +59,7 @@ def measure(
     peers: str = "absent",
     snapshot: Path | None = None,
     alone: bool = True,
-) -> Measured:
+) -> MeasuredStep:
     """One rank's step for real. Running out of memory is a result.
 
     `peers`: `absent` for a process group that hallucinates the other ranks, `present` if the caller has initialised
@@ -69,7 +69,7 @@ def measure(
     """
     world = _world(job, rank, peers)
     if device.type == "cuda":
-        measured = Measured(measurement=_on_cuda(job, device, world, snapshot, alone))
+        measured = MeasuredStep(measurement=_on_cuda(job, device, world, snapshot, alone))
     elif device.type == "cpu":
         measured = _on_cpu(job, device, world)
     else:
@@ -92,7 +92,12 @@ def _on_cuda(job: Job, device: torch.device, world: _World, snapshot: Path | Non
         raise MeasureError("there is no CUDA device that this torch can use", remedy="measure with --device cpu")
     context_bytes, counted_by = _create_context(device, alone)
     watch = CudaWatch(device, lambda: _device_bytes(device, counted_by))
-    with _out_of_memory(watch) as trouble, snapshots.recorded(snapshot), world.joined(), _steps_taken():
+    with (
+        _out_of_memory(watch) as trouble,
+        snapshots.record_history(snapshot),
+        world.join_process_group(),
+        _steps_taken(),
+    ):
         began = time.perf_counter()
         outcome = step.run(job, device, watch, rank=world.rank)
         torch.cuda.synchronize(device)
@@ -116,15 +121,15 @@ def _on_cuda(job: Job, device: torch.device, world: _World, snapshot: Path | Non
 
 
 @dataclass(slots=True)
-class _Ending:
+class _StepOutcome:
     seconds: float = 0.0
     ddp: Mapping[str, Any] = None  # type: ignore[assignment]
     out_of_memory: OutOfMemory | None = None
 
 
 @contextmanager
-def _out_of_memory(watch: CudaWatch) -> Iterator[_Ending]:
-    ending = _Ending(ddp={})
+def _out_of_memory(watch: CudaWatch) -> Iterator[_StepOutcome]:
+    ending = _StepOutcome(ddp={})
     try:
         yield ending
     except torch.OutOfMemoryError as error:
@@ -157,13 +162,13 @@ def _uuid(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def _on_cpu(job: Job, device: torch.device, world: _World) -> Measured:
+def _on_cpu(job: Job, device: torch.device, world: _World) -> MeasuredStep:
     """Several runs, until two agree: the profiler can miss a free on a thread that it does not follow."""
     runs: list[_Run] = []
     began = time.perf_counter()
-    with world.joined(), _steps_taken():
+    with world.join_process_group(), _steps_taken():
         while len(runs) < _MOST_RUNS[world.peers] and not _all_ranks(world, _enough(runs)):
-            runs.append(_profiled(job, device, world.rank))
+            runs.append(_profile_step(job, device, world.rank))
     seconds = time.perf_counter() - began
     best = _lowest(runs)
     recorded = best.recorded
@@ -180,13 +185,13 @@ def _on_cpu(job: Job, device: torch.device, world: _World) -> Measured:
             live_bytes=recorded.live_bytes,
         ),
     )
-    return Measured(measurement=measurement, events=recorded.events)
+    return MeasuredStep(measurement=measurement, events=recorded.events)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    phases: tuple[PhaseMeasured, ...]
-    recorded: Recorded
+    phases: tuple[MeasuredPhase, ...]
+    recorded: HostRecording
     ddp: dict[str, Any]
 
     def like(self, other: _Run) -> bool:
@@ -217,15 +222,15 @@ def _all_ranks(world: _World, answer: bool) -> bool:
     return bool(said.item())
 
 
-def _profiled(job: Job, device: torch.device, rank: int) -> _Run:
+def _profile_step(job: Job, device: torch.device, rank: int) -> _Run:
     recorder = HostRecorder()
     gc.collect()
-    with recorder.profiled():
+    with recorder.profile():
         outcome = step.run(job, device, recorder, rank=rank)
         gc.collect()
     ddp = _plain(outcome.ddp)
     del outcome
-    recorded = recorder.recorded()
+    recorded = recorder.build_recording()
     return _Run(phases_of(recorded.events), recorded, ddp)
 
 

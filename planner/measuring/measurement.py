@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.errors import MeasureError
 from planner.events import Phase
+from planner.measuring.reading import read_as
 
 SCHEMA = "planner.measurement/1"
 _UNSEEN_BYTES = 1024
@@ -33,7 +34,7 @@ _LEVELS = tuple(each.name for each in dataclasses.fields(Levels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseMeasured:
+class MeasuredPhase:
     """One phase of one iteration, its micro-batches taken together. `device_bytes`: NVML's figure at its end."""
 
     phase: Phase
@@ -90,7 +91,7 @@ class Measurement:
     device: DeviceFacts
     software: Mapping[str, str]
     date: str
-    phases: tuple[PhaseMeasured, ...] = ()
+    phases: tuple[MeasuredPhase, ...] = ()
     rank: int = 0
     world_size: int = 1
     peers: str = "none"
@@ -135,33 +136,20 @@ def to_json(measurement: Measurement) -> dict[str, Any]:
 def from_json(document: Mapping[str, Any]) -> Measurement:
     """The measurement that :func:`to_json` wrote. Raises MeasureError if the document is none."""
     if document.get("schema") != SCHEMA:
-        raise MeasureError(f"a document of schema {document.get('schema')!r} is no measurement", allowed=SCHEMA)
+        schema = document.get("schema")
+        said = repr(schema[:80]) if isinstance(schema, str) else "none that is a text"
+        raise MeasureError(f"a document of schema {said} is no measurement", allowed=SCHEMA)
+    given = {name: document[name] for name in _FIELDS if name in document}
     try:
-        given = {name: document[name] for name in _FIELDS if name in document}
-        given["device"] = DeviceFacts(**given["device"])
-        given["phases"] = tuple(_phase(each) for each in given.get("phases", ()))
-        given["marks"] = tuple((phase, iteration, time) for phase, iteration, time in given.get("marks", ()))
-        if given.get("out_of_memory"):
-            out = given["out_of_memory"]
-            given["out_of_memory"] = OutOfMemory(**{**out, "phase": Phase(out["phase"])})
-        if given.get("truth"):
-            given["truth"] = Truth(**given["truth"])
-        return Measurement(**given)
-    except (KeyError, TypeError, ValueError) as wrong:
-        raise MeasureError(f"the measurement cannot be read: {wrong}", remedy="measure again") from wrong
+        found = read_as(Measurement, given, "measurement")
+    except MeasureError as wrong:
+        problem = f"the measurement cannot be read: {wrong.problem}"
+        raise MeasureError(problem, allowed=wrong.allowed, remedy="measure again", place=wrong.place) from None
+    assert isinstance(found, Measurement)
+    return found
 
 
 _FIELDS = tuple(each.name for each in dataclasses.fields(Measurement))
-
-
-def _phase(document: Mapping[str, Any]) -> PhaseMeasured:
-    return PhaseMeasured(
-        phase=Phase(document["phase"]),
-        iteration=document["iteration"],
-        peak=Levels(**document["peak"]),
-        end=Levels(**document["end"]),
-        device_bytes=document["device_bytes"],
-    )
 
 
 def _plain(value: Any) -> Any:

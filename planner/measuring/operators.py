@@ -15,7 +15,7 @@ import torch
 from planner.errors import MeasureError
 from planner.events import Alloc, Event, Free, Phase
 from planner.measuring.host_recorder import HostRecorder
-from planner.measuring.measurement import Levels, PhaseMeasured
+from planner.measuring.measurement import Levels, MeasuredPhase
 
 _LARGEST_SMALL = 128
 
@@ -40,15 +40,15 @@ class Operator:
         """
         self._forward_and_backward(lambda _: None)
         self._forget()
-        steps = self._recorded()
+        steps = self._record_steps()
         return {"entry": dict(self._entry), "device": self._device.type, **steps}
 
     def cold(self) -> dict[str, Any]:
         """The same for the very first run in this process, with what stays for good."""
-        return self._recorded()
+        return self._record_steps()
 
-    def _recorded(self) -> dict[str, Any]:
-        recorder = _CudaHistory(self._device) if self._device.type == "cuda" else _Host()
+    def _record_steps(self) -> dict[str, Any]:
+        recorder = _CudaHistory(self._device) if self._device.type == "cuda" else _HostHistory()
         with recorder:
             self._forward_and_backward(recorder.mark)
         self._forget()
@@ -93,7 +93,7 @@ class Operator:
         return [min(size, _LARGEST_SMALL) if self._small else size for size in shape]
 
 
-class _Host:
+class _HostHistory:
     """Steps from the profiler's memory events."""
 
     def __init__(self) -> None:
@@ -101,8 +101,8 @@ class _Host:
         self._profiled: Any = None
         self._names: list[str] = []
 
-    def __enter__(self) -> _Host:
-        self._profiled = self._recorder.profiled()
+    def __enter__(self) -> _HostHistory:
+        self._profiled = self._recorder.profile()
         self._profiled.__enter__()
         return self
 
@@ -115,13 +115,13 @@ class _Host:
 
     def steps(self) -> dict[str, Any]:
         parts: list[list[Event]] = []
-        for event in self._recorder.recorded().events:
+        for event in self._recorder.build_recording().events:
             if isinstance(event, Alloc | Free):
                 parts[-1].append(event) if parts else None
             else:
                 parts.append([])
         sizes: dict[int, int] = {}
-        return {name: _signed(part, sizes) for name, part in zip(self._names, parts, strict=True)}
+        return {name: _sign_sizes(part, sizes) for name, part in zip(self._names, parts, strict=True)}
 
 
 class _CudaHistory:
@@ -159,7 +159,7 @@ class _CudaHistory:
         return list(torch.cuda.memory._snapshot()["device_traces"][index])
 
 
-def _signed(events: Sequence[Event], sizes: dict[int, int]) -> list[int]:
+def _sign_sizes(events: Sequence[Event], sizes: dict[int, int]) -> list[int]:
     found = []
     for event in events:
         if isinstance(event, Alloc):
@@ -170,7 +170,7 @@ def _signed(events: Sequence[Event], sizes: dict[int, int]) -> list[int]:
     return found
 
 
-def phases_of_steps(steps: Mapping[str, Any]) -> tuple[PhaseMeasured, ...]:
+def phases_of_steps(steps: Mapping[str, Any]) -> tuple[MeasuredPhase, ...]:
     """Peaks of forward and backward above what was there before, in requested bytes."""
     now, found = 0, []
     for name, phase in (("forward", Phase.FORWARD), ("gradient", None), ("backward", Phase.BACKWARD)):
@@ -180,7 +180,7 @@ def phases_of_steps(steps: Mapping[str, Any]) -> tuple[PhaseMeasured, ...]:
             peak = max(peak, now)
         if phase is not None and name in steps:
             ends = Levels(requested_bytes=now)
-            found.append(PhaseMeasured(phase=phase, iteration=1, peak=Levels(requested_bytes=peak), end=ends))
+            found.append(MeasuredPhase(phase=phase, iteration=1, peak=Levels(requested_bytes=peak), end=ends))
     return tuple(found)
 
 

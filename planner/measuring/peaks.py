@@ -29,7 +29,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class PhasePeaks:
     """A phase of one iteration, or of all from `first_iteration` on; bytes.
 
     Its peak lies between `at_least` and `at_most`, each figure for itself; `at_most` is None if somebody reset the
@@ -51,7 +51,7 @@ class Peaks:
     def __init__(self, first: Reading, phase: str = "load") -> None:
         """`first` ends the first stretch, which began with the process."""
         self._before = first
-        self._found: dict[tuple[str, int], Stretch] = {}
+        self._found: dict[tuple[str, int], PhasePeaks] = {}
         self.resets_seen = 0
         self._add(phase, 0, first, first.peak, first.peak)
 
@@ -67,7 +67,7 @@ class Peaks:
     def device_bytes(self) -> int:
         return max(each.device_bytes for each in self._found.values())
 
-    def stretches(self) -> tuple[Stretch, ...]:
+    def stretches(self) -> tuple[PhasePeaks, ...]:
         return tuple(self._found.values())
 
     def close(self, phase: str, iteration: int, now: Reading) -> None:
@@ -89,7 +89,7 @@ class Peaks:
         if known is not None:
             least, device_bytes = known.at_least.highest(least), max(known.device_bytes, device_bytes)
             most = None if most is None or known.at_most is None else known.at_most.highest(most)
-        self._found[(phase, first)] = Stretch(
+        self._found[(phase, first)] = PhasePeaks(
             phase=phase,
             first_iteration=first,
             last_iteration=iteration,

@@ -15,7 +15,7 @@ _FRAMES = ("frames", "compile_context", "user_metadata")
 
 
 @contextmanager
-def recorded(path: Path | None) -> Iterator[None]:
+def record_history(path: Path | None) -> Iterator[None]:
     """Inside, the history is recorded, to be written at the end, out of memory or not; without a path nothing is."""
     if path is None:
         yield

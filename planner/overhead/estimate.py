@@ -6,13 +6,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.hardware.catalog import is_model
+from planner.hardware.gpus import GPUS
+from planner.job.schema import Gpu, Software
 from planner.overhead import table
-from planner.spec.job import Gpu, Software
 from planner.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class OutsideEstimate:
     """Bytes outside the allocator: the best estimate, and between which totals the truth should lie.
 
     `cuda_context_bytes` has the images of lazily loaded kernels in it. `provenance` are sentences for people.
@@ -40,7 +42,11 @@ class _Range:
     source: str
 
 
-def outside(gpu: Gpu, software: Software, communicators: Sequence[int]) -> Outside:
+_CONTEXTS = [(gpu, gpu.context) for gpu in GPUS if gpu.context is not None]
+_COMMUNICATORS = [(gpu, fact) for gpu in GPUS for fact in gpu.communicators]
+
+
+def outside(gpu: Gpu, software: Software, communicators: Sequence[int]) -> OutsideEstimate:
     """The best estimate for one process, and its honest margin.
 
     `communicators` are the sizes of the NCCL communicators of which the process is a member; those of one rank, and
@@ -57,7 +63,7 @@ def outside(gpu: Gpu, software: Software, communicators: Sequence[int]) -> Outsi
         "kernel images, loaded with their first use: vllm-project/vllm#12126, pytorch/pytorch#86509",
     )
     parts = [context, images, *nccl]
-    return Outside(
+    return OutsideEstimate(
         cuda_context_bytes=_bytes(context.best) + _bytes(images.best),
         nccl_bytes=sum(_bytes(each.best) for each in nccl),
         low_bytes=sum(_bytes(each.low) for each in parts),
@@ -68,30 +74,30 @@ def outside(gpu: Gpu, software: Software, communicators: Sequence[int]) -> Outsi
 
 def _context(gpu: Gpu, software: Software) -> _Range:
     asked = f"torch {software.torch}, CUDA {software.cuda}"
-    for fact in table.CONTEXTS:
-        if _is_model(gpu.name, fact.gpu):
-            source = f"CUDA context of {fact.gpu}, measured with {fact.software} (asked for: {asked}): {fact.source}"
+    for known, fact in _CONTEXTS:
+        if is_model(gpu.name, known.model):
+            source = f"CUDA context of {known.model}, measured with {fact.software} (asked for: {asked}): {fact.source}"
             return _Range(fact.smallest * 0.9, fact.usual, fact.largest * 1.1, source)
-    fact = min(table.CONTEXTS, key=lambda each: _distance(gpu.arch, each.arch))
-    low, high = table.SAME_ARCHITECTURE if fact.arch == gpu.arch else table.ANOTHER_ARCHITECTURE
+    known, fact = min(_CONTEXTS, key=lambda each: _distance(gpu.arch, each[0].arch))
+    low, high = table.SAME_ARCHITECTURE if known.arch == gpu.arch else table.ANOTHER_ARCHITECTURE
     source = (
         f"CUDA context of {gpu.name or gpu.arch or 'this GPU'} is not measured: "
-        f"taken from {fact.gpu} ({fact.arch}), the nearest; {fact.source}"
+        f"taken from {known.model} ({known.arch}), the nearest; {fact.source}"
     )
     return _Range(fact.smallest * low, fact.usual, fact.largest * high, source)
 
 
 def _communicator(gpu: Gpu, ranks: int, *, further: bool) -> _Range:
-    exact = [each for each in table.COMMUNICATORS if _is_model(gpu.name, each.gpu)]
-    fact = min(
-        exact or table.COMMUNICATORS,
-        key=lambda each: (_differs(each.ranks, ranks), _distance(gpu.arch, each.arch)),
+    exact = [each for each in _COMMUNICATORS if is_model(gpu.name, each[0].model)]
+    known, fact = min(
+        exact or _COMMUNICATORS,
+        key=lambda each: (_differs(each[1].ranks, ranks), _distance(gpu.arch, each[0].arch)),
     )
     if exact and not _differs(fact.ranks, ranks):
-        source = f"NCCL, measured on {fact.gpu} with {fact.ranks} ranks, {fact.software}: {fact.source}"
+        source = f"NCCL, measured on {known.model} with {fact.ranks} ranks, {fact.software}: {fact.source}"
         low, high = 0.9, 1.1
     else:
-        source = f"NCCL among {ranks} ranks of {gpu.name or 'this GPU'} is not measured: taken from {fact.gpu} with "
+        source = f"NCCL among {ranks} ranks of {gpu.name or 'this GPU'} is not measured: taken from {known.model} with "
         source += f"{fact.ranks} ranks; {fact.source}"
         low, high = table.OTHER_LINKS
     if further:
@@ -102,10 +108,6 @@ def _communicator(gpu: Gpu, ranks: int, *, further: bool) -> _Range:
 def _differs(measured: int, asked: int) -> bool:
     """Two ranks need fewer connections than more do; beyond that the size hardly matters (NVIDIA/nccl#964, #986)."""
     return (measured > 2) != (asked > 2)
-
-
-def _is_model(name: str, model: str) -> bool:
-    return name == model or name.startswith(f"{model}-")
 
 
 _HBM = {70, 80, 90, 100, 103}

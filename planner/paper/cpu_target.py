@@ -6,15 +6,14 @@ the CPU's way before they choose. cuDNN is off. What a kernel does otherwise is 
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 
+from planner import upstream
 from planner.paper.kernels import cpu_convolution, cpu_norms, loss  # noqa: F401
 
 _INSTEAD: dict[str, Callable[..., Any]] = {
@@ -45,11 +44,12 @@ def _operators() -> Iterator[None]:
 @contextmanager
 def as_on_cpu() -> Iterator[None]:
     """Inside, the step takes a CPU's way: optimizers loop over parameters, norms and convolutions are the CPU's."""
-    # torch 2.13, torch/utils/_foreach_utils.py; the package hides the module behind a class of that name.
-    optimizers = sys.modules["torch.optim.optimizer"]
+    replaced: dict[str, Callable[..., Any]] = {
+        "torch.optim.optimizer:_get_foreach_kernels_supported_devices": list,
+        "torch.nn.functional:rms_norm": cpu_norms.rms_norm,
+    }
     with (
-        mock.patch.object(optimizers, "_get_foreach_kernels_supported_devices", return_value=[]),
-        mock.patch.object(torch.nn.functional, "rms_norm", cpu_norms.rms_norm),
+        upstream.patch_targets("cpu target", replaced=replaced),
         torch.backends.cudnn.flags(enabled=False),
         _operators(),
     ):

@@ -1,10 +1,9 @@
-"""The only door: inside `gpu(target, world)` there is a CUDA device, on paper."""
+"""Opens a paper GPU: inside `gpu(target, world)` there is a CUDA device, on paper."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from planner.paper.kernels import (  # noqa: F401
 )
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
+from planner.upstream import checking
 
 # Registered in native/kernels.cpp or values.py.
 _OWN = {
@@ -53,8 +53,6 @@ _OWN = {
     "set_.source_Storage_storage_offset",
 }
 
-_A_MOMENT_SECONDS = 0.005
-
 
 @dataclass(frozen=True, slots=True)
 class Paper:
@@ -69,23 +67,27 @@ class Paper:
 
 
 @contextmanager
-def gpu(target: str, gpus: int = 1, cuda: str = "13.0") -> Iterator[Paper]:
-    """A paper GPU of the architecture `target` (`sm_90`, `cpu` for tests); `gpus` is how many a node seems to have;
-    `cuda` is the version that torch is built for.
+def gpu(target: str, gpus: int = 1, cuda: str = "13.0", *, waits: bool = False) -> Iterator[Paper]:
+    """A paper GPU of the architecture `target` (`sm_90`, `cpu` for tests).
 
-    Raises TraceError for an unknown architecture, or if torch was imported before planner.paper.
+    `gpus` is how many a node seems to have, of which torch sees no more than it can; `cuda` is the version that torch
+    is built for; with `waits`, streams and events write down where the host waits for them, and are never done before.
+
+    Raises TraceError for an unknown architecture, if torch was imported before planner.paper, or if it is not the torch
+    that planner knows.
     """
     chosen = target_of(target)
+    checking.enforce()
     _install()
     table.choose(chosen)
     workspaces.forget()
     native = library.load()
-    native.paper_set_device_count(gpus)
+    seen = native.paper_set_device_count(gpus)
     native.paper_set_workspace_bytes(chosen.workspace_bytes)
     native.paper_set_multiprocessors(chosen.multiprocessors, chosen.threads_per_multiprocessor)
     native.paper_choose_attention_for(*chosen.capability, chosen.prefers_cudnn_attention(cuda))
-    with facade.answering(chosen, gpus):
-        recorder = Recorder()
+    recorder = Recorder()
+    with facade.answering(chosen, seen, recorder if waits else None):
         recorder.start()
         try:
             yield Paper(torch.device("cuda", 0), recorder)
@@ -93,7 +95,7 @@ def gpu(target: str, gpus: int = 1, cuda: str = "13.0") -> Iterator[Paper]:
             recorder.stop()
             native.paper_set_workspace_bytes(0)
             # Autograd's device thread gives up its last graph under the GIL: now, and not while Python shuts down.
-            time.sleep(_A_MOMENT_SECONDS)
+            recorder.settle()
 
 
 @cache

@@ -6,17 +6,26 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
-from unittest import mock
+from typing import Any, Protocol
 
 import torch
 
+from planner import upstream
 from planner.paper import library
 from planner.paper.cpu_target import as_on_cpu
 from planner.paper.targets import Target
 
 _TOTAL_BYTES = 1 << 46
-_RNN_MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}  # cudnnRNNMode_t
+
+
+class Clock(Protocol):
+    """Whoever writes down when the host waits for the device."""
+
+    def now(self) -> int:
+        """How much the device has been asked for so far."""
+
+    def complete_frees(self, before: int) -> None:
+        """What was given up before then has passed."""
 
 
 class Stream(torch.Stream):
@@ -43,13 +52,36 @@ class Event(torch.Event):
         return 0.0
 
 
+def _waiting(clock: Clock) -> dict[str, Any]:
+    """Streams and events of a device that is never done before it is waited for: the host is as far ahead of it as the
+    program lets it be."""
+
+    class WaitingStream(Stream):
+        def synchronize(self) -> None:
+            clock.complete_frees(clock.now())
+
+    class WaitingEvent(Event):
+        _at = 0
+
+        def record(self, stream: Any = None) -> None:  # noqa: ARG002
+            self._at = clock.now()
+
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            clock.complete_frees(self._at)
+
+    return {"Stream": WaitingStream, "Event": WaitingEvent, **_streams(WaitingStream)}
+
+
 class _StreamContext:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def __enter__(self) -> None:
         if self._stream is not None:
-            self._before = current_stream()
+            self._before = torch.accelerator.current_stream()
             torch.accelerator.set_stream(self._stream)
 
     def __exit__(self, *_: object) -> None:
@@ -57,33 +89,38 @@ class _StreamContext:
             torch.accelerator.set_stream(self._before)
 
 
-def current_stream(_device: Any = None) -> Stream:
-    native: Any = torch._C._get_current_stream if hasattr(torch._C, "_get_current_stream") else None
-    stream = native() if native else torch.accelerator.current_stream()
-    return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+def _streams(kind: type[Stream]) -> dict[str, Any]:
+    """Who answers which stream is meant, as streams of this kind."""
+
+    def current_stream(_device: Any = None) -> Stream:
+        stream = torch.accelerator.current_stream()
+        return kind(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+    def default_stream(_device: Any = None) -> Stream:
+        return kind(stream_id=0, device_index=0, device_type=1)
+
+    return {"current_stream": current_stream, "default_stream": default_stream}
 
 
-def default_stream(_device: Any = None) -> Stream:
-    return Stream(stream_id=0, device_index=0, device_type=1)
-
-
-def _resize_storage(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-    if storage.device.type != "cuda":
-        _resize_on_host(storage, size)
+def _resizing(on_host: Any) -> Any:
+    def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        if storage.device.type != "cuda":
+            on_host(storage, size)
+            return storage
+        library.load().paper_resize_storage(ctypes.c_void_p(storage._cdata), int(size))
         return storage
-    library.load().paper_resize_storage(ctypes.c_void_p(storage._cdata), int(size))
-    return storage
+
+    return resize
 
 
-def _text(tensor: torch.Tensor, *, tensor_contents: str | None = None) -> str:
-    """Whoever logs a tensor reads its values; those of the paper GPU are not there."""
-    if tensor.device.type != "cuda":
-        return str(_text_on_host(tensor, tensor_contents=tensor_contents))
-    return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+def _text_of(on_host: Any) -> Any:
+    def text(tensor: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+        """Whoever logs a tensor reads its values; those of the paper GPU are not there."""
+        if tensor.device.type != "cuda":
+            return str(on_host(tensor, tensor_contents=tensor_contents))
+        return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
-
-_text_on_host: Any = torch._tensor_str._str
-_resize_on_host = torch.UntypedStorage.resize_
+    return text
 
 
 def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
@@ -118,10 +155,9 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
         "empty_cache": native.paper_empty_cache,
         "Stream": Stream,
         "Event": Event,
+        **_streams(Stream),
         "stream": _StreamContext,
         "StreamContext": _StreamContext,
-        "current_stream": current_stream,
-        "default_stream": default_stream,
         "set_stream": lambda stream: torch.accelerator.set_stream(stream),
         "manual_seed": lambda _seed: None,
         "manual_seed_all": lambda _seed: None,
@@ -138,19 +174,35 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
     }
 
 
+def _rnn_mode(name: str) -> int:
+    """As torch.backends.cudnn.rnn.get_cudnn_mode. Raises ValueError for a network that cuDNN does not have."""
+    mode = int(library.load().paper_rnn_mode(name.encode()))
+    if mode < 0:
+        raise ValueError(f"cuDNN has no recurrent network {name!r}")
+    return mode
+
+
 @contextmanager
-def answering(target: Target, gpus: int) -> Iterator[None]:
-    """Inside, `torch.cuda` answers for `gpus` GPUs of the target architecture; afterwards all is as before."""
+def answering(target: Target, gpus: int, clock: Clock | None = None) -> Iterator[None]:
+    """Inside, `torch.cuda` answers for `gpus` GPUs of the target architecture; afterwards all is as before.
+
+    `clock` is told of every wait for the device, which then is never done before it is waited for.
+    """
+    answers = {**_cuda_answers(target, gpus), **(_waiting(clock) if clock else {})}
+    version = int(library.load().paper_cudnn_version())
+    replaced = {
+        **{f"torch.cuda:{name}": answer for name, answer in answers.items()},
+        "torch.cuda.nvtx:range_push": lambda _message: 0,
+        "torch.cuda.nvtx:range_pop": lambda: 0,
+        "torch.cuda.amp.common:amp_definitely_not_available": lambda: False,
+        "torch.backends.cudnn:is_available": lambda: True,
+        "torch.backends.cudnn:is_acceptable": lambda tensor: bool(tensor.is_cuda),
+        "torch.backends.cudnn:version": lambda: version,
+        "torch.backends.cudnn.rnn:get_cudnn_mode": _rnn_mode,
+    }
+    wrapped = {"torch:UntypedStorage.resize_": _resizing, "torch._tensor_str:_str": _text_of}
     with (
-        mock.patch.multiple(torch.cuda, create=True, **_cuda_answers(target, gpus)),
-        mock.patch.multiple(torch.cuda.nvtx, range_push=lambda _message: 0, range_pop=lambda: 0),
-        mock.patch.multiple(torch.UntypedStorage, resize_=_resize_storage),
-        mock.patch.object(torch._tensor_str, "_str", _text),
-        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
-        mock.patch.object(torch.backends.cudnn, "is_available", return_value=True),
-        mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda tensor: bool(tensor.is_cuda)),
-        mock.patch.object(torch.backends.cudnn.rnn, "get_cudnn_mode", _RNN_MODES.__getitem__),
-        mock.patch.object(torch.backends.cudnn, "version", return_value=92000),
+        upstream.patch_targets("cuda face", replaced=replaced, wrapped=wrapped),
         as_on_cpu() if target.is_cpu else nullcontext(),
     ):
         yield

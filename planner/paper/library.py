@@ -20,9 +20,11 @@ import tempfile
 from pathlib import Path
 from subprocess import PIPE
 
+from planner.distribution import install_command
 from planner.errors import TraceError
 
 _SOURCES = Path(__file__).parent / "native"
+_MOST_UNITS = 4
 _TORCH_LIBRARIES = ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so")
 # c10/util/Registry.h
 _SKIPPED = "Higher priority item already registered"
@@ -44,7 +46,7 @@ def load() -> ctypes.CDLL:
             remedy="import planner.paper before torch",
         )
     torch_folder = _torch_folder()
-    path = _built(torch_folder)
+    path = _build_library(torch_folder)
     for name in _TORCH_LIBRARIES:
         ctypes.CDLL(str(torch_folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     _loaded = ctypes.CDLL(str(path))
@@ -73,11 +75,11 @@ def _import_torch() -> None:
 def _torch_folder() -> Path:
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
-        raise TraceError("torch is not installed", remedy="pip install 'planner[plan]'")
+        raise TraceError("torch is not installed", remedy=install_command("plan"))
     return Path(found.origin).parent
 
 
-def _built(torch_folder: Path) -> Path:
+def _build_library(torch_folder: Path) -> Path:
     sources = {path: path.read_bytes() for path in sorted(_SOURCES.iterdir()) if path.suffix in (".cpp", ".h")}
     folder = _cache() / f"paper-{_digest(*sources.values())}"
     library = folder / "libpaper.so"
@@ -111,31 +113,48 @@ def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
             remedy="install g++ (Debian: apt-get install g++)",
         )
     print("building the paper GPU for this torch (once, under a minute)", file=sys.stderr)
-    headers = [path.read_bytes() for path in sorted(_SOURCES.glob("*.h"))]
     include = torch_folder / "include"
     flags = ["-std=c++20", "-O1", "-fPIC", f"-I{include}", f"-I{include}/torch/csrc/api/include"]
-    objects = [_cache() / "objects" / f"{source.stem}-{_digest(source.read_bytes(), *headers)}.o" for source in sources]
-    objects[0].parent.mkdir(parents=True, exist_ok=True)
-    running = [
-        (subprocess.Popen([compiler, *flags, "-c", str(source), "-o", f"{out}.{os.getpid()}"], stderr=PIPE), out)
-        for source, out in zip(sources, objects, strict=True)
-        if not out.exists()
-    ]
-    for process, out in running:
-        _, said = process.communicate()
-        if process.returncode != 0:
-            problem = said.decode(errors="replace").strip()
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        units = _write_units(sources, Path(folder))
+        running = [
+            subprocess.Popen([compiler, *flags, "-c", str(unit), "-o", str(unit.with_suffix(".o"))], stderr=PIPE)
+            for unit in units
+        ]
+        problems = [process.communicate()[1].decode(errors="replace").strip() for process in running]
+        if any(process.returncode for process in running):
+            problem = "\n".join(problems).strip()
             raise TraceError(f"the paper GPU does not build with {compiler} for this torch:\n{problem}")
-        Path(f"{out}.{os.getpid()}").replace(out)
-    fresh = library.with_suffix(f".{os.getpid()}")
-    link = [compiler, "-shared", *map(str, objects), f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
-    subprocess.run([*link, "-o", str(fresh)], check=True)
-    fresh.replace(library)
+        objects = [str(unit.with_suffix(".o")) for unit in units]
+        fresh = Path(folder) / "libpaper.so"
+        link = [compiler, "-shared", *objects, f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
+        subprocess.run([*link, "-o", str(fresh)], check=True)
+        fresh.replace(library)
+
+
+def _write_units(sources: list[Path], folder: Path) -> list[Path]:
+    """As many translation units as processors, of about equal size, that take in the sources.
+
+    Torch's headers take most of a compiler's time, and each unit reads them once.
+    """
+    parts: list[list[Path]] = [[] for _ in range(min(len(os.sched_getaffinity(0)), _MOST_UNITS))]
+    for source in sorted(sources, key=lambda path: path.stat().st_size, reverse=True):
+        min(parts, key=lambda part: sum(path.stat().st_size for path in part)).append(source)
+    units = [folder / f"unit_{number}.cpp" for number in range(len(parts))]
+    for unit, part in zip(units, parts, strict=True):
+        unit.write_text("".join(f'#include "{source}"\n' for source in part))
+    return units
 
 
 def _declare(native: ctypes.CDLL) -> None:
     """ctypes takes every result for an int unless told otherwise."""
     native.paper_count.restype = ctypes.c_int64
+    native.paper_cudnn_version.restype = ctypes.c_int64
+    native.paper_kind.argtypes = [ctypes.c_char_p]
+    native.paper_record_format.restype = ctypes.c_char_p
+    native.paper_requested_bytes.restype = ctypes.c_int64
+    native.paper_rnn_mode.restype = ctypes.c_int64
+    native.paper_rnn_mode.argtypes = [ctypes.c_char_p]
     native.paper_records.restype = ctypes.c_void_p
     native.paper_shape_count.restype = ctypes.c_int64
     native.paper_shapes.restype = ctypes.c_void_p

@@ -4,66 +4,56 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cache
 
 import torch
 
-from planner.events import Alloc, Category, EmptyCache, Event, Free, Mark, Origin, Passed, Phase, Role, Synchronize, Use
+from planner.events import (
+    Alloc,
+    Category,
+    EmptyCache,
+    Event,
+    Free,
+    FreeCompleted,
+    Mark,
+    Origin,
+    Phase,
+    Role,
+    Synchronize,
+    Use,
+)
 from planner.paper import library
-from planner.paper.splices import Again, Copy, Place, write_out
+from planner.paper.repetition import Copy, Place, Repetition, write_out
 
-# struct Record of native/trace.h
-_RECORD = struct.Struct("=iiiiqqqii")
-_ALLOC, _FREE, _USE, _SYNCHRONIZE, _EMPTY_CACHE = range(5)
 # as native/kernels.cpp names it
 _CUBLAS_WORKSPACE = "cublas::workspace"
-# c10::ScalarType, in its order (torch 2.13, c10/core/ScalarType.h)
-_DTYPES = (
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-    "complex32",
-    "complex64",
-    "complex128",
-    "bool",
-    "qint8",
-    "quint8",
-    "qint32",
-    "bfloat16",
-    "quint4x2",
-    "quint2x4",
-    "bits1x8",
-    "bits2x4",
-    "bits4x2",
-    "bits8",
-    "bits16",
-    "float8_e5m2",
-    "float8_e4m3fn",
-    "float8_e5m2fnuz",
-    "float8_e4m3fnuz",
-    "uint16",
-    "uint32",
-    "uint64",
-)
-
-_A_MOMENT_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class _Waited:
+class _WaitMark:
     before: int
 
 
-_Placed = Event | Place | Again | Copy
+@dataclass(frozen=True, slots=True)
+class _RecordKinds:
+    """How the native library numbers the kinds of its records."""
+
+    alloc: int
+    free: int
+    use: int
+    synchronize: int
+    empty_cache: int
+
+    @classmethod
+    def of(cls, native: ctypes.CDLL) -> _RecordKinds:
+        return cls(*(native.paper_kind(field.name.encode()) for field in fields(cls)))
+
+
+_Placed = Event | Place | Repetition | Copy
 
 
 class Recorder:
@@ -76,9 +66,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self._native = library.load()
+        self._kinds = _RecordKinds.of(self._native)
         self.folds = False
         """Whether repetition may be told instead of being run; see `repeat` and `copy`."""
-        self._placed: dict[int, list[_Placed | _Waited]] = defaultdict(list)
+        self._placed: dict[int, list[_Placed | _WaitMark]] = defaultdict(list)
         self._told = 0
         self._born_as: dict[int, Role] = {}
         self._category: dict[int, Category] = {}
@@ -95,8 +86,8 @@ class Recorder:
         self._place(Mark(phase, iteration))
 
     def settle(self) -> None:
-        """Autograd's device thread gives up what `torch.autograd.grad` left to it a moment after its end."""
-        time.sleep(_A_MOMENT_SECONDS)
+        """Wait until autograd's device thread has given up the graph of every backward that has ended."""
+        self._native.paper_settle_backward()
 
     def place(self) -> int:
         """Here a stretch of events begins or ends; the number of the place."""
@@ -106,7 +97,7 @@ class Recorder:
 
     def repeat(self, first: int, after: int, times: int) -> None:
         """What happened between two places happens here again, so many times, with iterations counted on."""
-        self._place(Again(first, after, times))
+        self._place(Repetition(first, after, times))
 
     def copy(
         self,
@@ -129,17 +120,17 @@ class Recorder:
         self._placed[position].append(Copy(first, after, number, tuple(parents), bound))
         return number, made
 
-    def _place(self, event: _Placed | _Waited) -> None:
+    def _place(self, event: _Placed | _WaitMark) -> None:
         self._placed[self._native.paper_count()].append(event)
 
     def now(self) -> int:
-        """How much has happened since `start`; for `waited`."""
+        """How much has happened since `start`; for `complete_frees`."""
         count: int = self._native.paper_count()
         return count
 
-    def waited(self, before: int) -> None:
+    def complete_frees(self, before: int) -> None:
         """The host has waited for the device: uses of blocks that were given up before then (`now`) have passed."""
-        self._place(_Waited(before))
+        self._place(_WaitMark(before))
 
     def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
         """The storage of `tensor` belongs to `category`: since its birth if nothing was said of it before."""
@@ -167,6 +158,11 @@ class Recorder:
     def leave(self) -> None:
         self._native.paper_enter_scope(self._open.pop())
 
+    def requested_bytes(self) -> int:
+        """What the device holds now, as it was asked for."""
+        held: int = self._native.paper_requested_bytes()
+        return held
+
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block behind a tensor on the paper GPU; None for one that has none."""
         local = getattr(tensor, "_local_tensor", tensor)
@@ -182,7 +178,7 @@ class Recorder:
         """
         records = self._records()
         # The device counts its blocks for as long as the process lives; a trace tells the same story every time.
-        first = next((record[4] for record in records if record[0] == _ALLOC), 0)
+        first = next((record[4] for record in records if record[0] == self._kinds.alloc), 0)
         events = list(self._in_order(records, first))
         if not self._told:
             return events  # type: ignore[return-value]
@@ -190,34 +186,35 @@ class Recorder:
 
     def _in_order(self, records: list[tuple[int, ...]], first: int) -> Iterator[_Placed]:
         origins = _Origins(self._native, self._scopes)
+        kinds = self._kinds
         workspace = self._native.paper_name_index(_CUBLAS_WORKSPACE.encode())
         used: set[int] = set()
         given_up: deque[tuple[int, int]] = deque()
         for position, record in enumerate(records):
             for placed in self._placed.get(position, ()):
-                if isinstance(placed, _Waited):
+                if isinstance(placed, _WaitMark):
                     while given_up and given_up[0][0] < placed.before:
-                        yield Passed(given_up.popleft()[1] - first)
+                        yield FreeCompleted(given_up.popleft()[1] - first)
                     continue
-                yield _renumbered(placed, first)
-            if record[0] == _USE:
+                yield _renumber(placed, first)
+            if record[0] == kinds.use:
                 if position and record == records[position - 1]:
                     continue  # said once for each rank's part of what was gathered
                 used.add(record[4])
-            elif record[0] == _FREE and record[4] in used:
+            elif record[0] == kinds.free and record[4] in used:
                 given_up.append((position, record[4]))
-            elif record[0] in (_SYNCHRONIZE, _EMPTY_CACHE):
+            elif record[0] in (kinds.synchronize, kinds.empty_cache):
                 given_up.clear()
-            yield _event(record, origins, first)
-            if record[0] != _ALLOC:
+            yield _event(record, kinds, origins, first)
+            if record[0] != kinds.alloc:
                 continue
             if record[4] in self._born_as:
-                yield _renumbered(self._born_as[record[4]], first)
+                yield _renumber(self._born_as[record[4]], first)
             elif record[1] == workspace:
                 yield Role(record[4] - first, Category.WORKSPACE, _CUBLAS_WORKSPACE)
         for placed in self._placed.get(len(records), ()):
-            if not isinstance(placed, _Waited):
-                yield _renumbered(placed, first)
+            if not isinstance(placed, _WaitMark):
+                yield _renumber(placed, first)
 
     def _assign_block(self, block: int, category: Category, name: str) -> None:
         role = Role(block, category, name)
@@ -231,7 +228,8 @@ class Recorder:
         count = self._native.paper_count()
         if count == 0:
             return []
-        return list(_RECORD.iter_unpack(ctypes.string_at(self._native.paper_records(), count * _RECORD.size)))
+        record = struct.Struct(self._native.paper_record_format().decode())
+        return list(record.iter_unpack(ctypes.string_at(self._native.paper_records(), count * record.size)))
 
     def _born_alive(self, first: int) -> list[int]:
         room = self._native.paper_count() - first
@@ -254,8 +252,7 @@ class _Origins:
         shape = self._shape(shape_index)
         key = (op, scope, shape, dtype)
         if key not in self._known:
-            name = _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else ""
-            self._known[key] = Origin(self._ops[op], self._paths[scope], shape, name)
+            self._known[key] = Origin(self._ops[op], self._paths[scope], shape, _dtype_names().get(dtype, ""))
         return self._known[key]
 
     def _shape(self, index: int) -> tuple[int, ...]:
@@ -265,7 +262,14 @@ class _Origins:
         return tuple(self._shapes[index + 1 : index + 1 + dims])
 
 
-def _renumbered(placed: _Placed, first: int) -> _Placed:
+@cache
+def _dtype_names() -> dict[int, str]:
+    """By torch's own numbers of its dtypes (c10::ScalarType)."""
+    found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    return {int(torch.ops.paper.dtype_number(dtype)): str(dtype).removeprefix("torch.") for dtype in found}
+
+
+def _renumber(placed: _Placed, first: int) -> _Placed:
     if isinstance(placed, Role):
         return Role(placed.block - first, placed.category, placed.name)
     if isinstance(placed, Copy):
@@ -273,13 +277,13 @@ def _renumbered(placed: _Placed, first: int) -> _Placed:
     return placed
 
 
-def _event(record: tuple[int, ...], origins: _Origins, first: int) -> Event:
+def _event(record: tuple[int, ...], kinds: _RecordKinds, origins: _Origins, first: int) -> Event:
     kind, op, scope, stream, block, size, shape, dtype, _ = record
     block -= first
-    if kind == _ALLOC:
+    if kind == kinds.alloc:
         return Alloc(block, size, stream, origins.of(op, scope, shape, dtype))
-    if kind == _FREE:
+    if kind == kinds.free:
         return Free(block)
-    if kind == _USE:
+    if kind == kinds.use:
         return Use(block, stream)
-    return Synchronize() if kind == _SYNCHRONIZE else EmptyCache()
+    return Synchronize() if kind == kinds.synchronize else EmptyCache()

@@ -38,7 +38,7 @@ def places(frame: FrameType, tensor: Tensor) -> Tensor | None:
     if "expert_hit" not in values:
         hit: Tensor = chosen.unique().unsqueeze(1)
         return hit
-    expert = _known(values["expert_idx"])
+    expert = _read_known_value(values["expert_idx"])
     return None if expert is None else torch.zeros(int((chosen == expert).sum()), tensor.dim(), dtype=torch.int64)
 
 
@@ -50,12 +50,12 @@ def chooses(frame: FrameType) -> bool:
 def _choice(frame: FrameType) -> Tensor | None:
     if not _module(frame).startswith(_MODELS) or "expert_mask" not in frame.f_locals:
         return None
-    return _known(frame.f_locals.get("top_k_index"))
+    return _read_known_value(frame.f_locals.get("top_k_index"))
 
 
 def _sent_and_received(values: dict[str, Any]) -> Tensor | None:
     """How many rows go to each rank and come from each; peers route as this rank does, and are as full."""
-    chosen, parallel = _known(values["top_k_index"]), values["self"]
+    chosen, parallel = _read_known_value(values["top_k_index"]), values["self"]
     if chosen is None:
         return None
     ranks, own = parallel.ep_mesh.size(), parallel.ep_mesh.get_local_rank()
@@ -68,7 +68,7 @@ def _equal_shares(tokens: int, experts: int) -> Tensor:
     return torch.tensor([tokens * (expert + 1) // experts for expert in range(experts)])
 
 
-def _known(tensor: Any) -> Tensor | None:
+def _read_known_value(tensor: Any) -> Tensor | None:
     if not isinstance(tensor, Tensor) or not tensor.is_cuda:
         return None
     found: Tensor | None = torch.ops.paper.known_value(tensor)

@@ -1,25 +1,23 @@
-"""What a target architecture decides about kernels: capability, multiprocessors, workspaces.
-
-Sources: CUDA C programming guide (capabilities, threads per multiprocessor), vendors' data sheets (multiprocessors),
-torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp (workspace sizes; in torch 2.6 only sm_90 took 32 MiB).
-"""
+"""What a target architecture decides about kernels: capability, multiprocessors, workspaces."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from planner.errors import TraceError
+from planner.hardware.architectures import ARCHITECTURES, Architecture
+from planner.units import KIB, MIB
 
-# `:4096:2:16:8`, in KiB times count: 2 * 4 MiB + 8 * 16 KiB
-_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * 1024
-# Hopper and Blackwell
-_LARGE_WORKSPACE_BYTES = 32 * 1024 * 1024
-_GFX94_WORKSPACE_BYTES = 128 * 1024 * 1024
+_CUBLAS_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * KIB
+"""`:4096:2:16:8`, in KiB times count. torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp, like those below."""
+_LARGE_CUBLAS_WORKSPACE_BYTES = 32 * MIB
+"""Hopper and Blackwell; in torch 2.6 only sm_90."""
+_GFX94_HIPBLAS_WORKSPACE_BYTES = 128 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whose kernels are chosen: `sm_90`, ... or `cpu`, which is for tests against runs on a CPU."""
+    """Whose kernels are chosen: `sm_90`, ... or `cpu`, to stand beside runs on a CPU."""
 
     arch: str
     capability: tuple[int, int]
@@ -40,25 +38,23 @@ class Target:
         return self.arch == "cpu"
 
 
-_TARGETS = {
-    target.arch: target
-    for target in (
-        Target("cpu", (0, 0), 0, 0),
-        Target("sm_70", (7, 0), 80, _WORKSPACE_BYTES),
-        Target("sm_75", (7, 5), 40, _WORKSPACE_BYTES, 1024),
-        Target("sm_80", (8, 0), 108, _WORKSPACE_BYTES),
-        Target("sm_86", (8, 6), 82, _WORKSPACE_BYTES, 1536),
-        Target("sm_89", (8, 9), 128, _WORKSPACE_BYTES, 1536),
-        Target("sm_90", (9, 0), 132, _LARGE_WORKSPACE_BYTES),
-        Target("sm_100", (10, 0), 148, _LARGE_WORKSPACE_BYTES),
-        Target("sm_120", (12, 0), 170, _LARGE_WORKSPACE_BYTES, 1536),
-        Target("gfx942", (9, 4), 304, _GFX94_WORKSPACE_BYTES),
-    )
-}
-
-
 def target_of(arch: str) -> Target:
     """Raises TraceError for an architecture whose kernel choices are not known."""
-    if arch not in _TARGETS:
-        raise TraceError(f"no kernel choices are known for {arch!r}", allowed=", ".join(_TARGETS))
-    return _TARGETS[arch]
+    if arch == "cpu":
+        return Target("cpu", (0, 0), 0, 0)
+    known = ARCHITECTURES.get(arch)
+    if known is None:
+        raise TraceError(f"no kernel choices are known for {arch!r}", allowed=", ".join(("cpu", *ARCHITECTURES)))
+    return Target(
+        known.arch,
+        known.capability,
+        known.multiprocessors,
+        _cublas_workspace_bytes(known),
+        known.threads_per_multiprocessor,
+    )
+
+
+def _cublas_workspace_bytes(architecture: Architecture) -> int:
+    if architecture.arch.startswith("gfx94"):
+        return _GFX94_HIPBLAS_WORKSPACE_BYTES
+    return _LARGE_CUBLAS_WORKSPACE_BYTES if architecture.capability[0] >= 9 else _CUBLAS_WORKSPACE_BYTES

@@ -27,7 +27,7 @@ class UntouchedHost(TorchFunctionMode):
         if func is Tensor.pin_memory:
             return args[0]
         if func is torch.zeros:
-            return _unfilled(*args, **(kwargs or {}))
+            return _make_unfilled(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -38,7 +38,7 @@ def _is_large(tensor: Any) -> bool:
     return tensor.untyped_storage().nbytes() > _LARGE_BYTES
 
 
-def _unfilled(*size: Any, **options: Any) -> Tensor:
+def _make_unfilled(*size: Any, **options: Any) -> Tensor:
     """Zeros are zeros without being written, as long as they are new."""
     taken = torch.empty(*size, **options)
     return taken if _is_large(taken) else taken.zero_()
@@ -56,7 +56,7 @@ def _nothing_found(_func: Any, _tensor: Tensor, *_args: Any, **_options: Any) ->
     return torch.zeros(1, dtype=torch.bool)
 
 
-def _moved(func: Any, tensor: Tensor, *args: Any, **options: Any) -> Any:
+def _move_tensor(func: Any, tensor: Tensor, *args: Any, **options: Any) -> Any:
     """To a device as ever; within the host, to memory of the dtype that was asked for."""
     to = torch.empty(0, dtype=tensor.dtype).to(*args, **options)
     if to.device.type != "cpu":
@@ -70,7 +70,7 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.div_: _itself,
     Tensor.fill_: _itself,
     Tensor.mul_: _itself,
-    Tensor.to: _moved,
+    Tensor.to: _move_tensor,
     Tensor.zero_: _itself,
     torch.isinf: _nothing_found,
     torch.isnan: _nothing_found,

@@ -109,7 +109,7 @@ def read(tensor: torch.Tensor) -> float | int | bool:
             return site.answer(tensor)
     if (node := _node()) is not None:
         return node.answer
-    raise _unanswered(frames, f"a value of {_described(tensor)}")
+    raise _make_unanswered_error(frames, f"a value of {_describe_tensor(tensor)}")
 
 
 def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
@@ -129,7 +129,7 @@ def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
         if (site := _site(frame)) is not None:
             host.fill_(site.answer(device))
             return
-    raise _unanswered(frames, f"the values of {_described(device)}")
+    raise _make_unanswered_error(frames, f"the values of {_describe_tensor(device)}")
 
 
 def count_nonzero(operator: str, tensor: torch.Tensor) -> int:
@@ -159,8 +159,8 @@ def places_of_nonzero(tensor: torch.Tensor) -> torch.Tensor | None:
 def refuse_size_of(operator: str, tensor: torch.Tensor) -> NoReturn:
     """TraceError for an operator whose result is as large as the values of the tensor say."""
     frames = list(_frames(inspect.currentframe()))
-    raise _unanswered(
-        frames, f"the size of a result of {operator}, which depends on the values of {_described(tensor)}"
+    raise _make_unanswered_error(
+        frames, f"the size of a result of {operator}, which depends on the values of {_describe_tensor(tensor)}"
     )
 
 
@@ -186,11 +186,11 @@ def _site(frame: FrameType) -> CallSite | None:
     return None
 
 
-def _described(tensor: torch.Tensor) -> str:
+def _describe_tensor(tensor: torch.Tensor) -> str:
     return f"a tensor of shape {tuple(tensor.shape)} and dtype {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def _unanswered(frames: list[FrameType], what: str) -> TraceError:
+def _make_unanswered_error(frames: list[FrameType], what: str) -> TraceError:
     where = _place(frames)
     owner = next((type(f.f_locals["self"]).__name__ for f in frames if _is_module(f)), "")
     module = f" (module {owner})" if owner else ""

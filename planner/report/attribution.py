@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner.allocator.timeline import Timeline
 from planner.events import Category, Event, Phase
-from planner.report.lives import Life, alive_at, stretches
+from planner.report.lives import Life, alive_at, phase_spans
 from planner.report.statement import Holder
 
 
@@ -72,7 +72,7 @@ def attribute(events: Sequence[Event], timeline: Timeline) -> Attribution:
         Holder(bytes=size, category=key[0], module=key[1], op=key[2], shape=key[3], dtype=key[4], count=counts[key])
         for key, size in held.items()
     ]
-    where = next(each for each in stretches(events) if moment < each.last)
+    where = next(each for each in phase_spans(events) if moment < each.last)
     peak = timeline.peak_allocated_bytes
     assert sum(at_peak.values()) == peak, f"{sum(at_peak.values())} bytes have a holder, {peak} are allocated"
     return Attribution(

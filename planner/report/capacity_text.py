@@ -43,7 +43,7 @@ def _lines(document: Document) -> Iterator[str]:
         yield from _table(["queue", "gpu", "jobs", "gpus"], needs, words=2)
     if document.get("added"):
         yield ""
-        yield from _added(document["added"])
+        yield from _format_added_nodes(document["added"])
     if document.get("left_out"):
         yield ""
         yield f"{document['left_out']} more jobs were not looked at"
@@ -77,7 +77,7 @@ def _on(kind: Document) -> Iterator[str]:
         yield f"and {cut} smaller ones"
 
 
-def _added(found: Document) -> Iterator[str]:
+def _format_added_nodes(found: Document) -> Iterator[str]:
     yield (
         f"{found['nodes']} more nodes with {found['gpus']} {found['gpu']}: {found['started_jobs']} waiting jobs start "
         f"on {found['started_gpus']} of them, {found['idle_gpus']} stay idle"

@@ -36,7 +36,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PhaseSpan:
     """Events `first` to `last` (exclusive) of one phase; its Mark is the first of them."""
 
     phase: Phase
@@ -45,13 +45,13 @@ class Stretch:
     last: int
 
 
-def stretches(events: Sequence[Event]) -> list[Stretch]:
+def phase_spans(events: Sequence[Event]) -> list[PhaseSpan]:
     """From Mark to Mark. What comes before the first Mark belongs to the loading, iteration 0."""
     marks = [(index, event) for index, event in enumerate(events) if type(event) is Mark]
     if not marks or marks[0][0] > 0:
         marks.insert(0, (0, Mark(Phase.LOAD)))
     ends = [index for index, _ in marks[1:]] + [len(events)]
-    return [Stretch(mark.phase, mark.iteration, first, last) for (first, mark), last in zip(marks, ends, strict=True)]
+    return [PhaseSpan(mark.phase, mark.iteration, first, last) for (first, mark), last in zip(marks, ends, strict=True)]
 
 
 def lives(events: Sequence[Event]) -> dict[int, Life]:
@@ -61,7 +61,7 @@ def lives(events: Sequence[Event]) -> dict[int, Life]:
     A role that follows its block's birth with nothing but roles between them holds from birth.
     """
     found: dict[int, Life] = {}
-    for stretch in stretches(events):
+    for stretch in phase_spans(events):
         born = _read(events, stretch, found)
         if stretch.phase is Phase.FORWARD:
             for life in born:
@@ -70,7 +70,7 @@ def lives(events: Sequence[Event]) -> dict[int, Life]:
     return found
 
 
-def _read(events: Sequence[Event], stretch: Stretch, found: dict[int, Life]) -> list[Life]:
+def _read(events: Sequence[Event], stretch: PhaseSpan, found: dict[int, Life]) -> list[Life]:
     born: list[Life] = []
     moment = stretch.first  # of the latest event that was not a role
     for index in range(stretch.first, stretch.last):

@@ -17,7 +17,7 @@ from planner.allocator.blocks import Block
 from planner.allocator.caching import CachingAllocator
 from planner.allocator.device import Device
 from planner.allocator.rules import Rules
-from planner.events import Alloc, EmptyCache, Event, Free, Mark, Passed, Synchronize, Use
+from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Mark, Synchronize, Use
 from planner.report.lives import Life, lives
 
 
@@ -104,11 +104,11 @@ class _History:
                 self._free(event.block)
             elif isinstance(event, Use):
                 self._allocator.use(event.block, event.stream)
-            elif isinstance(event, Passed):
-                self._allocator.passed(event.block)
-                self._completed({event.block})
+            elif isinstance(event, FreeCompleted):
+                self._allocator.complete_free(event.block)
+                self._complete_frees({event.block})
             elif isinstance(event, Synchronize | EmptyCache):
-                self._completed(set(self._waiting))
+                self._complete_frees(set(self._waiting))
                 self._wait(event)
             elif isinstance(event, Mark):
                 self._mark(event)
@@ -146,7 +146,7 @@ class _History:
         block = self._allocator.malloc(event.block, event.requested_bytes, event.stream)
         life = self._lives[event.block]
         # Before memory runs out the allocator waits for the streams: what waited for them is free then.
-        self._completed({name for name in self._waiting if self._blocks[name].uses is None})
+        self._complete_frees({name for name in self._waiting if self._blocks[name].uses is None})
         if block is None:
             device = self._allocator.device
             free = 0 if device.capacity_bytes is None else device.capacity_bytes - device.taken_bytes
@@ -167,10 +167,10 @@ class _History:
             self.note("free_requested", block.address, life.requested_bytes, life)
         self._waiting.add(name)
         if block.uses is None:
-            self._completed({name})
+            self._complete_frees({name})
         self._allocator.free(name)
 
-    def _completed(self, names: set[int]) -> None:
+    def _complete_frees(self, names: set[int]) -> None:
         for name in sorted(names & self._waiting):
             block = self._blocks.pop(name)
             self._waiting.remove(name)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from planner.allocator.timeline import Timeline
 from planner.events import Event
 from planner.report.attribution import attribute
-from planner.report.phases import state_phases
+from planner.report.phase_table import state_phases
 from planner.report.statement import OutsideAllocator, Peak, RankClassStatement
 from planner.report.verdict import decide
 

@@ -22,8 +22,8 @@ def render_replay(name: str, report: Mapping[str, Any], style: Style) -> str:
 def _device(device: Mapping[str, Any], style: Style) -> Iterator[str]:
     yield style.paint(f"device {device['device']}", "bold")
     yield f"  {'events':<{_LABEL}}{device['events']:>{_COUNT},}"
-    yield _matched("addresses", device["addresses"], style)
-    yield _matched("segments", device["segments"], style)
+    yield _format_matches("addresses", device["addresses"], style)
+    yield _format_matches("segments", device["segments"], style)
     yield f"  {'peak allocated':<{_LABEL}}{size(device['peak_allocated_bytes']):>{_COUNT}}"
     yield f"  {'peak reserved':<{_LABEL}}{size(device['peak_reserved_bytes']):>{_COUNT}}"
     first = device.get("first_difference")
@@ -36,7 +36,7 @@ def _device(device: Mapping[str, Any], style: Style) -> Iterator[str]:
         yield from _what_if(other, device, style)
 
 
-def _matched(label: str, matched: Mapping[str, int], style: Style) -> str:
+def _format_matches(label: str, matched: Mapping[str, int], style: Style) -> str:
     done, total = matched["matched"], matched["total"]
     share = done / total if total else 1.0
     # Rounding must not turn a miss into 100 %.

@@ -11,7 +11,7 @@ from typing import Any
 
 from planner.allocator.timeline import Timeline
 from planner.events import Category, Event
-from planner.report.lives import stretches
+from planner.report.lives import phase_spans
 from planner.report.series import thin
 from planner.report.statement import Plan, RankClassStatement
 from planner.report.style import Style
@@ -26,7 +26,7 @@ _STACKED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class ClassTimeline:
     """A rank class with what its statement was made from."""
 
     statement: RankClassStatement
@@ -34,7 +34,7 @@ class Traced:
     timeline: Timeline
 
 
-def render_page(plan: Plan, classes: Sequence[Traced]) -> str:
+def render_page(plan: Plan, classes: Sequence[ClassTimeline]) -> str:
     """The page: memory over time of each class, stacked by category, and who holds the peak."""
     data = {
         "verdict": plan.verdict.value,
@@ -49,7 +49,7 @@ def render_page(plan: Plan, classes: Sequence[Traced]) -> str:
     return filled.replace("{{data}}", embedded)
 
 
-def _class(traced: Traced) -> dict[str, Any]:
+def _class(traced: ClassTimeline) -> dict[str, Any]:
     statement, series = traced.statement, thin(traced.events, traced.timeline)
     peak = statement.peak
     return {
@@ -77,7 +77,7 @@ def _class(traced: Traced) -> dict[str, Any]:
         "reserved_bytes": series.reserved_bytes,
         "phases": [
             {"phase": each.phase.value, "iteration": each.iteration, "first": each.first, "last": each.last}
-            for each in stretches(traced.events)
+            for each in phase_spans(traced.events)
         ],
         "holders": [
             {

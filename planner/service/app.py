@@ -1,4 +1,4 @@
-"""The Serve application: replicas that answer, the one that has jobs traced, the one that has them measured.
+"""Builds the Serve application: replicas that answer, one that schedules plans, one that runs validations.
 
 `serve deploy deploy/serve.yaml` and `planner serve` build it from here.
 """
@@ -18,23 +18,24 @@ from starlette.types import ASGIApp
 from planner.history.counters import Counters
 from planner.history.store import History
 from planner.service.calibration_in_use import CalibrationInUse
-from planner.service.desk import Desk
+from planner.service.dependencies import Dependencies
 from planner.service.interface import interface
 from planner.service.logs import start_logging
-from planner.service.office import Office
-from planner.service.tracing_deployment import TracingHandle, tracers_application
+from planner.service.loop_watchdog import LoopWatchdog
+from planner.service.plan_provider import PlanProvider
+from planner.service.request_log import MOST_AT_ONCE
+from planner.service.scheduler_deployment import TracingHandle, tracers_application
 from planner.service.validations_deployment import ValidationsHandle, validations_application
-from planner.service.watch import MOST_AT_ONCE
 from planner.settings import Settings
 
 NAME = "planner"
-GRACE_SECONDS = 30.0
-"""A replica that ends waits so long for those whose plan is being made."""
+GRACE_SECONDS = 45.0
+"""A replica that ends waits so long for those whose plan is being made: longer than the tracers need to tell them."""
 
 
 @serve.ingress()
 class Planner:
-    """A replica: one office, and the HTTP interface to it. Holds nothing that is not in the history."""
+    """A replica: one dependencies, and the HTTP interface to it. Holds nothing that is not in the history."""
 
     def __init__(self, settings: Settings, tracers: DeploymentHandle[Any], validations: DeploymentHandle[Any]) -> None:
         start_logging(settings.log_level)
@@ -42,17 +43,17 @@ class Planner:
         self._counters = Counters(self._history.totals)
         self._counters.start()
         tracing = TracingHandle(tracers)
-        self._office = Office(
+        self._dependencies = Dependencies(
             settings=settings,
             history=self._history,
-            desk=Desk(settings, self._history, tracing, CalibrationInUse(self._history)),
+            plan_provider=PlanProvider(settings, self._history, tracing, CalibrationInUse(self._history)),
             validations=ValidationsHandle(validations),
             counters=self._counters,
             tracers_ready=tracing.ready,
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return interface(self._office)
+        return LoopWatchdog(interface(self._dependencies), self._dependencies.settings.loop_seconds)
 
     def __del__(self) -> None:
         self._counters.close()
@@ -77,7 +78,7 @@ def application(settings: Settings) -> Application:
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         graceful_shutdown_timeout_s=GRACE_SECONDS,
         graceful_shutdown_wait_loop_s=0.2,
-        health_check_period_s=5,
+        health_check_period_s=1,  # so soon a replica that died is found out, and another one started
         logging_config={"log_level": "WARNING", "enable_access_log": False},  # the replica writes its own
         ray_actor_options={"num_cpus": 0.1},
     )(Planner)

@@ -1,4 +1,4 @@
-"""Who may write: the bearer of a token whose hash stands in the settings. Reading is open to all who get here."""
+"""Lets only bearers of a token write, whose hash is in the settings. Reading is open to all who get here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hmac
 
 from starlette.requests import Request
 
-from planner.service.office import office
+from planner.service.dependencies import dependencies_of
 from planner.service.problems import RequestError
 
 _READS = ("GET", "HEAD", "OPTIONS")
@@ -17,7 +17,18 @@ async def writers_only(request: Request) -> None:
     """Raises RequestError (401) for a write without a token that the settings admit."""
     if request.method in _READS:
         return
-    known = office(request).settings.token_sha256
+    settings = dependencies_of(request).settings
+    known = ",".join(filter(None, (settings.token_sha256, settings.code_token_sha256))) if settings.token_sha256 else ""
+    _require(request, known, "a bearer token is needed to write")
+
+
+def code_runners_only(request: Request) -> None:
+    """Raises RequestError (401) for who may not have code of users measured, where the settings name who may."""
+    settings = dependencies_of(request).settings
+    _require(request, settings.code_token_sha256, "a bearer token for code of users is needed to measure it")
+
+
+def _require(request: Request, known: str, missing: str) -> None:
     if not known:
         return
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -25,7 +36,7 @@ async def writers_only(request: Request) -> None:
         return
     raise RequestError(
         401,
-        "a bearer token is needed to write" if not scheme else "this bearer token is not known",
+        missing if not scheme else "this bearer token is not known",
         allowed="Authorization: Bearer TOKEN",
         remedy="ask the operator of this service for a token",
         headers={"WWW-Authenticate": 'Bearer realm="planner"'},

@@ -1,29 +1,27 @@
-"""Bodies of requests: no larger than allowed, in a format that is read here, and read strictly."""
+"""Reads request bodies: bounded in size, in an accepted format, parsed strictly."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from planner.errors import SpecError
+from planner.job.json_text import read_json
+from planner.job.loading import load_bundle, load_document, load_yaml
+from planner.job.schema import Job
+from planner.job.size_limits import LARGEST_YAML
 from planner.service.problems import RequestError, problem
-from planner.spec.job import Job
-from planner.spec.json_text import read_json
-from planner.spec.loading import load_bundle, load_document, load_yaml
+from planner.service.reading_process import read_beside
 
-LARGEST_YAML = 256 * 1024
-"""Bytes: PyYAML reads some hundred kilobytes a second, and nobody writes more by hand."""
 BODY_SECONDS = 60.0
 """How long a body may take to arrive: whoever trickles one holds a place that others want."""
 SMALL = 32 * 1024
-"""Bytes that are read faster than a thread is woken."""
+"""Bytes of JSON that are read on the event loop: within a few milliseconds."""
 JSON, YAML = "application/json", "application/yaml"
 _YAML_TYPES = (YAML, "application/x-yaml", "text/yaml", "text/x-yaml")
-_T = TypeVar("_T")
 
 
 class LimitedBodies:
@@ -42,7 +40,7 @@ class LimitedBodies:
             return
         seen, started = 0, False
 
-        async def counted() -> Message:
+        async def receive_and_count() -> Message:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
@@ -50,13 +48,13 @@ class LimitedBodies:
                 raise _TooLargeError
             return message
 
-        async def noted(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
 
         try:
-            await self._app(scope, counted, noted)
+            await self._app(scope, receive_and_count, send_and_note)
         except _TooLargeError:
             if not started:
                 await self._refuse(scope, receive, send)
@@ -83,33 +81,41 @@ async def job_of(request: Request) -> Job:
     """
     kind = _media_type(request)
     if kind != JSON and kind not in _YAML_TYPES:
-        raise _unsupported(kind, f"{JSON} (a bundle, or a spec), {YAML} (a spec)")
+        raise _make_unsupported_error(kind, f"{JSON} (a bundle, or a spec), {YAML} (a spec)")
     body = await _body(request)
     # A little YAML can stand for much: it is never read on the event loop.
-    return await _beside(len(body) if kind == JSON else SMALL + 1, lambda: _job(body, kind))
+    if kind == JSON and len(body) <= SMALL:
+        return read_job(body, kind)
+    found: Job = await read_beside("planner.service.bodies:read_job", body, kind)
+    return found
 
 
 async def object_of(request: Request) -> dict[str, Any]:
     """The JSON object of a body. Raises RequestError where it is none."""
     kind = _media_type(request)
     if kind != JSON:
-        raise _unsupported(kind, JSON)
+        raise _make_unsupported_error(kind, JSON)
     body = await _body(request)
-    return await _beside(len(body), lambda: _object(body))
+    if len(body) <= SMALL:
+        return read_object(body)
+    found: dict[str, Any] = await read_beside("planner.service.bodies:read_object", body, kind)
+    return found
 
 
-def _job(body: bytes, kind: str) -> Job:
+def read_job(body: bytes, kind: str) -> Job:
+    """The job of a body of this media type. Raises SpecError, RequestError."""
     if kind in _YAML_TYPES:
         if len(body) > LARGEST_YAML:
             error = too_large(LARGEST_YAML)
             error.remedy = "send a bundle, as planner spec --bundle prints it"
             raise error
         return load_yaml(_text(body), "the body")
-    document = _object(body)
+    document = read_object(body)
     return load_bundle(document, "the body") if "schema" in document else load_document(document, "the body")
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes, _: str = JSON) -> dict[str, Any]:
+    """The JSON object of a body. Raises RequestError."""
     try:
         found = read_json(_text(body), "the body", constants=False)
     except SpecError as error:
@@ -143,15 +149,10 @@ async def _body(request: Request) -> bytes:
     return body
 
 
-async def _beside(size: int, read: Callable[[], _T]) -> _T:
-    """A large body is read beside the event loop, so that others are answered meanwhile."""
-    return read() if size <= SMALL else await asyncio.to_thread(read)
-
-
 def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _unsupported(kind: str, allowed: str) -> RequestError:
+def _make_unsupported_error(kind: str, allowed: str) -> RequestError:
     arrived = f"{kind[:80]!a} is not read here" if kind else "the request names no content type"
     return RequestError(415, arrived, allowed=allowed, place="Content-Type")

@@ -1,4 +1,4 @@
-"""The calibration under which plans are made now, as the history has it, looked at every other second."""
+"""Keeps the calibration in use, read from the history every other second."""
 
 from __future__ import annotations
 

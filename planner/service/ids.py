@@ -1,12 +1,12 @@
-"""What a job is called before it is planned: the identity of its trace and, under a calibration, of its plan."""
+"""Computes the ids of a job before it is planned: of its trace and, under a calibration, of its plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner import planning
 from planner.calibration.interval import Calibration
-from planner.spec.job import Job
+from planner.job.schema import Job
+from planner.planning import identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,6 @@ class Order:
 
 def order_of(job: Job, calibration: Calibration) -> Order:
     """The job as it is ordered; no time is lost on it: a fifth of a millisecond. Metadata are no part of the names."""
-    trace_id = planning.trace_id_of(job)
-    plan_id = planning.plan_id(trace_id, planning.provenance_of(calibration))
+    trace_id = identity.trace_id_of(job)
+    plan_id = identity.plan_id(trace_id, identity.provenance_of(calibration))
     return Order(job=job, calibration=calibration, trace_id=trace_id, plan_id=plan_id)

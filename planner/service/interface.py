@@ -1,21 +1,21 @@
-"""The HTTP interface as one ASGI application: all endpoints, their errors, their description."""
+"""Builds the HTTP interface as one ASGI application: all endpoints, their errors, their description."""
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp
 
+from planner import distribution
 from planner.service import problems
 from planner.service.bearer import writers_only
 from planner.service.bodies import LimitedBodies
-from planner.service.documents import MeasuredRank, Problem
-from planner.service.office import Office
+from planner.service.dependencies import Dependencies
+from planner.service.openapi_models import MeasuredRank, Problem
+from planner.service.request_log import MOST_AT_ONCE, RequestLog
 from planner.service.routes import capacity, checks, jobs, metrics, operations, plans, validations
-from planner.service.watch import MOST_AT_ONCE, Watch
 
 DESCRIPTION = """\
 Says before a PyTorch training job starts what GPU memory every rank will take, and whether it fits.
@@ -35,18 +35,18 @@ _ROUTERS = (
 )
 
 
-def interface(office: Office, most_at_once: int = MOST_AT_ONCE) -> ASGIApp:
-    """Everything that is answered, by this office."""
-    app = FastAPI(title="planner", version=_version(), description=DESCRIPTION)
-    app.state.office = office
+def interface(dependencies: Dependencies, most_at_once: int = MOST_AT_ONCE) -> ASGIApp:
+    """Everything that is answered, by this dependencies."""
+    app = FastAPI(title="planner", version=distribution.version(), description=DESCRIPTION)
+    app.state.dependencies = dependencies
     for router in _ROUTERS:
         app.include_router(router, dependencies=[Depends(writers_only)])
     problems.install(app)
-    setattr(app, "openapi", lambda: _described(app))  # noqa: B010  FastAPI's own way to extend it
-    return Watch(LimitedBodies(app, office.settings.body_bytes), office.counters, most_at_once)
+    setattr(app, "openapi", lambda: _describe_api(app))  # noqa: B010  FastAPI's own way to extend it
+    return RequestLog(LimitedBodies(app, dependencies.settings.body_bytes), dependencies.counters, most_at_once)
 
 
-def _described(app: FastAPI) -> dict[str, Any]:
+def _describe_api(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         parts = found.setdefault("components", {})
@@ -68,10 +68,3 @@ def _as_problems(responses: dict[str, Any]) -> None:
     for status, response in responses.items():
         if int(status) >= 400:
             response["content"] = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("planner")
-    except importlib.metadata.PackageNotFoundError:
-        return "0"

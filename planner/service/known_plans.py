@@ -1,4 +1,4 @@
-"""Plans that a replica remembers, ready to be given out with the metadata of whoever asks."""
+"""Caches plans in a replica, and gives them out with the metadata of whoever asks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from planner.errors import PlannerError
 from planner.history.columns import compact_json
+from planner.job.schema import Metadata
 from planner.report.statement import SCHEMA
-from planner.spec.job import Metadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Logs of the service: one JSON object a line, with the id of the request and of the plan, never a body or a token."""
+"""Formats the service's logs: one JSON object a line, with request and plan ids, never a body or a token."""
 
 from __future__ import annotations
 

@@ -1,16 +1,19 @@
-"""What comes back from the tracing processes. Refusals travel as values: an exception would arrive wrapped."""
+"""Results of the tracing processes. Refusals are values: an exception would arrive wrapped."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from planner.errors import PlannerError
+from planner.report.statement import Plan
+from planner.runtime.limits import LimitExceededError
 from planner.service.ids import Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class PlanMade:
     """A plan, as the JSON text of the contract."""
 
     text: str
@@ -20,26 +23,29 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class PlanRefused:
     """The job cannot be planned, or not now."""
 
     error: PlannerError
 
 
-Outcome = Made | Refused
+Outcome = PlanMade | PlanRefused
 
 
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """What one rank did."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerResult:
+    """What a worker brought to an end before it was done, or was ended for exceeding a limit."""
 
-    text: str
-    """The trace as JSON text."""
+    plan: Plan | None = None
+    """With advice, if the job exceeds its GPUs and there was time for it."""
+    traces: Mapping[int, str] = field(default_factory=dict)
+    """Traces as text, by representative."""
     further: tuple[int, ...] = ()
-    """Ranks of its class that have to be traced as well, for their part of what is split is of another size."""
+    """Ranks of a traced class that have to be traced as well: their part of what is split is of another size."""
+    exceeded: LimitExceededError | None = None
 
 
-class Tracing(Protocol):
+class PlanMaker(Protocol):
     """Whoever makes plans: the one that all replicas share, or in its place whatever a test needs."""
 
     async def make(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem details: what arrived, what would have been accepted, what to change, and where."""
+"""Answers errors as RFC 9457 problem details: what arrived, what is accepted, what to change, and where."""
 
 from __future__ import annotations
 
@@ -14,11 +14,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from planner.errors import PlannerError
-from planner.history.faults import HistoryUnavailableError
-from planner.service.faults import BusyError, DeadlineError, FactoryNotAllowedError, TraceLimitError, WorkerLostError
+from planner.errors import PlannerError, shorten
+from planner.history.history_errors import HistoryUnavailableError
+from planner.service.service_errors import (
+    BusyError,
+    DeadlineError,
+    FactoryNotAllowedError,
+    TraceLimitError,
+    WorkerLostError,
+)
 
 MEDIA_TYPE = "application/problem+json"
+MOST_BYTES = 8192
+"""Of a problem document, whatever arrived. What is quoted is cut before (planner.errors); in ASCII a character may
+still take twelve."""
 _log = logging.getLogger("planner.service")
 
 
@@ -80,13 +89,13 @@ def problem(error: PlannerError) -> Response:
 
 def install(app: FastAPI) -> None:
     """Whatever an endpoint raises becomes a problem; a traceback goes to the log only."""
-    app.add_exception_handler(PlannerError, _told)
+    app.add_exception_handler(PlannerError, _handle_planner_error)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(Exception, _unforeseen)
+    app.add_exception_handler(RequestValidationError, _handle_invalid_parameter)
+    app.add_exception_handler(Exception, _handle_unforeseen_error)
 
 
-async def _told(_: Request, error: Exception) -> Response:
+async def _handle_planner_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, PlannerError)
     return problem(error)
 
@@ -98,7 +107,7 @@ async def _http(_: Request, error: Exception) -> Response:
     return problem(told)
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _handle_invalid_parameter(_: Request, error: Exception) -> Response:
     """A parameter of the path or the query."""
     assert isinstance(error, RequestValidationError)
     first: Mapping[str, Any] = next(iter(error.errors()), {})
@@ -106,7 +115,7 @@ async def _invalid(_: Request, error: Exception) -> Response:
     return problem(RequestError(422, str(first.get("msg", "this cannot be read")), place=place))
 
 
-async def _unforeseen(_: Request, error: Exception) -> Response:
+async def _handle_unforeseen_error(_: Request, error: Exception) -> Response:
     _log.error("a fault of planner itself", exc_info=error)
     return problem(RequestError(500, "a fault of planner itself", remedy="report it, with X-Request-ID"))
 
@@ -119,5 +128,9 @@ def _kind(error: PlannerError) -> str:
 
 def _answer(status: int, members: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
     # What arrived is quoted in places: a lone surrogate in it must not break the answer.
-    text = json.dumps(members, ensure_ascii=True)
+    text, most = json.dumps(members, ensure_ascii=True), MOST_BYTES
+    while len(text) > MOST_BYTES:
+        most //= 2
+        cut = {name: shorten(value, most) if isinstance(value, str) else value for name, value in members.items()}
+        text = json.dumps(cut, ensure_ascii=True)
     return Response(text, status, headers, media_type=MEDIA_TYPE)

@@ -1,9 +1,8 @@
-"""`planner serve`: a Ray of our own in this process and its children, the application in it, until a signal ends it."""
+"""`planner serve`: runs Ray and the application from this process until a signal ends it."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 import signal
@@ -12,19 +11,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from planner.distribution import refuse_without
 from planner.errors import PlannerError, SettingError
 from planner.settings import Settings
 
-if TYPE_CHECKING:
-    from ray.serve import Application
-
 HOST, PORT = "127.0.0.1", 8642
+LONGEST_TRACES = 10.0
+"""How many times the longest trace an answer may take: a queue before it, several rank classes, the advice."""
 READY_SECONDS = 300.0
 """PyTorch is loaded in seconds; where the paper GPU has to be built first, it takes most of a minute."""
 LOOK_SECONDS = 1.0
@@ -44,7 +43,7 @@ def run_serve(host: str = HOST, port: int = PORT, database: str = "") -> None:
         with _signals(ended):
             refuse_incomplete_install()
             settings = settings_of(database)
-            _refuse_port(host, port)
+            _refuse_port(port)
             _open_once(settings)
             if not ended.is_set():
                 _serve(settings, host, port, out, ended)
@@ -67,61 +66,88 @@ def settings_of(database: str) -> Settings:
 
 def refuse_incomplete_install() -> None:
     """Raises PlannerError where what the service stands on is not installed."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise PlannerError(
-            f"the service needs what is not installed: {', '.join(missing)}", remedy="pip install 'planner[service]'"
-        )
+    refuse_without(NEEDED, extra="service", user="the service")
 
 
 def _serve(settings: Settings, host: str, port: int, out: TextIO, ended: threading.Event) -> None:
     """Whatever was started by the end is ended on the way out; the end is looked for after each stage."""
-    from planner.service.cluster import environment, joined_ray, local_ray, short_folder
-
     with contextlib.ExitStack() as stack:
         stack.enter_context(_only_own_lines())
-        if os.environ.get("RAY_ADDRESS"):
-            stack.enter_context(joined_ray())
-        else:
-            folder = stack.enter_context(short_folder())
-            os.environ.update(environment(folder))
-            stack.enter_context(local_ray(folder))
-        stack.enter_context(_signals(ended))  # again: Ray's C++ has put its own handler, which aborts, below Python's
-        if ended.is_set():
-            return
-        from planner.service.app import application
-
-        address = stack.enter_context(_application(application(settings), host, port))
-        if _is_ready(address, ended):
-            print(f"planner is ready at {address}", file=out, flush=True)
-            _wait_for_end(ended)
+        joins = bool(os.environ.get("RAY_ADDRESS"))
+        serving = _on_a_ray_that_runs if joins else _on_its_own_ray
+        watched = stack.enter_context(serving(settings, host, port, ended))
+        if watched is not None and _is_ready(_address(host, port), ended):
+            print(f"planner is ready at {_address(host, port)}", file=out, flush=True)
+            _wait_for_end(ended, watched)
 
 
 @contextlib.contextmanager
-def _application(application: Application, host: str, port: int) -> Iterator[str]:
+def _on_its_own_ray(
+    settings: Settings, host: str, port: int, ended: threading.Event
+) -> Iterator[Callable[[], list[str]] | None]:
+    """A Ray, the application and HAProxy before it; gives what says which of its parts are lost, None if it ended."""
+    from planner.service.front_proxy import front_proxy, listener
+    from planner.service.instances import instance_folder, sweep_dead_instances
+    from planner.service.local_ray import environment, free_port_range, free_ports, local_ray, lost_parts
+
+    sweep_dead_instances()
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(listener(host, port))
+        folder = stack.enter_context(instance_folder())
+        replicas = free_port_range()
+        os.environ.update(environment(folder, replicas))
+        stack.enter_context(local_ray(folder))
+        stack.enter_context(_signals(ended))  # again: Ray's C++ has put its own handler, which aborts, below Python's
+        if ended.is_set():
+            yield None
+            return
+        proxy = stack.enter_context(front_proxy(folder, listening, replicas, LONGEST_TRACES * settings.trace_seconds))
+        (inner,) = free_ports(1)
+        stack.enter_context(_application(settings, "127.0.0.1", inner))
+        yield lambda: lost_parts() + ["HAProxy"] * proxy.gave_up
+
+
+@contextlib.contextmanager
+def _on_a_ray_that_runs(
+    settings: Settings, host: str, port: int, ended: threading.Event
+) -> Iterator[Callable[[], list[str]] | None]:
+    """As :func:`_on_its_own_ray`, on the Ray at RAY_ADDRESS, whose own proxies answer at the port."""
+    from planner.service.front_proxy import listener
+    from planner.service.local_ray import joined_ray
+
+    listener(host, port).close()
+    with joined_ray(), _signals(ended):
+        if ended.is_set():
+            yield None
+            return
+        with _application(settings, host, port):
+            yield list
+
+
+@contextlib.contextmanager
+def _application(settings: Settings, host: str, port: int) -> Iterator[None]:
     from ray import serve
 
-    from planner.service.app import NAME
-    from planner.service.cluster import lost_parts
+    from planner.service.app import NAME, application
+    from planner.service.local_ray import lost_parts
+    from planner.service.scheduler_deployment import end_tracing
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(http_options={"host": host, "port": port})
-    serve.run(application, name=NAME, route_prefix="/")
-    shown = f"[{host}]" if ":" in host else host
+    serve.run(application(settings), name=NAME, route_prefix="/")
     try:
-        yield f"http://{shown}:{port}"
+        yield
     finally:
         if not lost_parts():  # else nobody is there to end it
-            # First the application, which answers those who wait, then what carries it.
+            # First those who wait are answered, then the application ends, then what carries it.
+            end_tracing(NAME)
             serve.delete(NAME)
             if not os.environ.get("RAY_ADDRESS"):
                 serve.shutdown()  # type: ignore[no-untyped-call]
 
 
-def _wait_for_end(ended: threading.Event) -> None:
+def _wait_for_end(ended: threading.Event, lost_parts: Callable[[], list[str]]) -> None:
     """Raises RuntimeError if this service's own Ray dies, which nothing mends: whoever supervises starts another."""
-    from planner.service.cluster import lost_parts
-
     while not ended.wait(LOOK_SECONDS):
         # The signal that ended Ray may be on its way to this process too.
         if (lost := lost_parts()) and not ended.wait(LOOK_SECONDS):
@@ -153,17 +179,13 @@ def _open_once(settings: Settings) -> None:
     History.open(settings.database).close()
 
 
-def _refuse_port(host: str, port: int) -> None:
-    from planner.service.cluster import is_free
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
+
+def _refuse_port(port: int) -> None:
     if not 0 < port < 2**16:
         raise PlannerError(f"{port} is no port", allowed="1 to 65535", place="--port")
-    if not is_free(port, host):
-        raise PlannerError(
-            f"nothing can listen on {host}:{port}: it is in use, or not an address of this machine",
-            remedy="name another: planner serve --host HOST --port PORT",
-            place="--port",
-        )
 
 
 @contextlib.contextmanager
@@ -185,7 +207,7 @@ def _signals(ended: threading.Event) -> Iterator[None]:
 def _only_own_lines() -> Iterator[None]:
     """On standard error: our processes' JSON lines without Ray's prefix, and of Ray itself only what is no chatter."""
     before = sys.stderr
-    sys.stderr = sys.stdout = _OwnLines(before)
+    sys.stderr = sys.stdout = _OwnLinesOnly(before)
     try:
         yield
     finally:
@@ -196,7 +218,7 @@ _CHATTER = (" pid=", "(raylet", "SIGTERM handler is not set", "Token authenticat
 """Of Ray: which process said something, and what it does as we want it."""
 
 
-class _OwnLines:
+class _OwnLinesOnly:
     """Standard error without what Ray tells of its processes. A line of ours begins with `{"time": `."""
 
     def __init__(self, stream: TextIO) -> None:

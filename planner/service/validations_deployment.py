@@ -1,4 +1,4 @@
-"""Validating as a Serve deployment, and how a replica reaches it."""
+"""ValidationRunner as a Serve deployment, with its handle."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ray.serve.handle import DeploymentHandle
 
 from planner.errors import PlannerError
 from planner.history.store import History
-from planner.service.faults import WorkerLostError
 from planner.service.logs import start_logging
-from planner.service.outcomes import Refused
-from planner.service.validating import STOP_SECONDS, Validating, conditions_of
+from planner.service.outcomes import PlanRefused
+from planner.service.service_errors import WorkerLostError
+from planner.service.validation_runner import STOP_SECONDS, ValidationRunner, conditions_of
 from planner.settings import Settings
-from planner.validation import conduct, documents
 from planner.validation import request as requests
+from planner.validation import validation_document, validation_run
 
 HANDED_OVER_SECONDS = 30.0
 """How long a replica waits for a deployment that is being started anew."""
@@ -30,19 +30,19 @@ HANDED_OVER_SECONDS = 30.0
 class ValidationsDeployment:
     """One replica, which runs all validations of the service."""
 
-    def __init__(self, settings: Settings, rehearsal: bool) -> None:
+    def __init__(self, settings: Settings) -> None:
         start_logging(settings.log_level)
-        conduct.hide_gpus()
+        validation_run.hide_gpus()
         self._history = History.open(settings.database)
-        self._validating = Validating(self._history, settings, conditions_of(settings, rehearsal=rehearsal))
+        self._validating = ValidationRunner(self._history, settings, conditions_of(settings))
         self._validating.begin()
 
-    async def start(self, request: Mapping[str, Any]) -> dict[str, Any] | Refused:
+    async def start(self, request: Mapping[str, Any]) -> dict[str, Any] | PlanRefused:
         """The validation as it was stored. Refusals travel as values: an exception would arrive wrapped."""
         try:
             return await asyncio.to_thread(self._start, request)
         except PlannerError as error:
-            return Refused(error)
+            return PlanRefused(error)
 
     async def process(self) -> int:
         """Its process id."""
@@ -54,10 +54,10 @@ class ValidationsDeployment:
             self._history.close()
 
     def _start(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return documents.to_json(self._validating.start(requests.from_json(request)))
+        return validation_document.to_json(self._validating.start(requests.from_json(request)))
 
 
-def validations_application(settings: Settings, *, rehearsal: bool = False) -> Any:
+def validations_application(settings: Settings) -> Any:
     """To be bound into the application as the argument from which :class:`ValidationsHandle` is made."""
     deployment = serve.deployment(
         name="Validations",
@@ -67,7 +67,7 @@ def validations_application(settings: Settings, *, rehearsal: bool = False) -> A
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": 0.1},
     )(ValidationsDeployment)
-    return deployment.bind(settings, rehearsal)
+    return deployment.bind(settings)
 
 
 class ValidationsHandle:
@@ -88,7 +88,7 @@ class ValidationsHandle:
             raise WorkerLostError(
                 "the part of this service that measures is not there now", remedy="try again"
             ) from lost
-        if isinstance(answer, Refused):
+        if isinstance(answer, PlanRefused):
             raise answer.error
         return dict(answer)
 

@@ -1,4 +1,4 @@
-"""A trace made in this process, which has to have a paper GPU."""
+"""Traces a job's rank in this process, which must have a paper GPU."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from typing import Any
 
 from planner import paper  # before torch
 from planner.errors import PlannerError
+from planner.job.schema import Job
 from planner.layout.mesh import Mesh
-from planner.paper.splices import DoesNotFoldError
-from planner.paper.untouched_host import UntouchedHost
-from planner.spec.job import Job
-from planner.tracing import backpressure, collector, failures, host_side
+from planner.paper.repetition import DoesNotFoldError
+from planner.tracing import absent_host, deepspeed_on_paper, garbage_collection, quiet_libraries, trace_failures
 from planner.tracing.traced import Trace
 from planner.training import absent_peers, dtensor_speed, step
-from planner.training.folding import CannotBeToldError
+from planner.training.folding import NoExampleError
 from planner.training.wraps import deepspeed_engine
-
-_MOST_GPUS = 120
-"""The most that one process of torch can see (torch 2.13, c10/cuda/CUDAMacros.h)."""
 
 
 def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> Trace:
@@ -32,33 +28,33 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
     cannot be traced, with its module and operator.
     """
     began = time.perf_counter()
-    with collector.off():
+    with garbage_collection.pause_collection(), quiet_libraries.libraries():
         try:
             found = _trace(job, rank, target, folded=folded)
-        except (DoesNotFoldError, CannotBeToldError):
+        except (DoesNotFoldError, NoExampleError):
             found = _trace(job, rank, target, folded=False)
     return replace(found, seconds=time.perf_counter() - began)
 
 
 def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     world_size = Mesh.of(job.parallel).world_size
-    gpus = min(job.cluster.gpus_per_node, _MOST_GPUS)
-    with paper.gpu(target or job.cluster.gpu.arch, gpus, cuda=job.software.cuda) as gpu:
+    by_engine = deepspeed_engine.uses_engine(job)
+    arch, gpus = target or job.cluster.gpu.arch, job.cluster.gpus_per_node
+    with paper.gpu(arch, gpus, cuda=job.software.cuda, waits=by_engine) as gpu:
         gpu.recorder.folds = folded
         try:
-            waits = backpressure.told(job, gpu.recorder)
-            host = UntouchedHost() if deepspeed_engine.chosen(job) else nullcontext()
+            engine = deepspeed_on_paper.planned_for(job, gpu.recorder) if by_engine else nullcontext()
             quick = dtensor_speed.once_for_all_parameters()
-            with absent_peers.join(rank, world_size), host_side.left_out(), host, waits, quick:
-                outcome = step.run(job, gpu.device, gpu.recorder, rank=rank)
+            with absent_peers.join(rank, world_size), absent_host.left_out() as host, engine, quick:
+                outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
                 buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
                 events = tuple(gpu.recorder.events())
                 unknown = gpu.unknown_workspaces()
                 del outcome
-        except (PlannerError, DoesNotFoldError, CannotBeToldError):
+        except (PlannerError, DoesNotFoldError, NoExampleError, MemoryError):
             raise
         except Exception as error:
-            raise failures.untraceable(error) from error
+            raise trace_failures.untraceable(error) from error
     return Trace(events, buckets, unknown, dims, parts=parts)
 
 

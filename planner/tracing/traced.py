@@ -1,4 +1,4 @@
-"""What a trace is, for those who take one without making it."""
+"""The trace as a value, for readers that do not make one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A world whose other ranks are not there: one process is one rank of any world, and every collective is done at once.
+"""Runs one rank of any world in one process: collectives complete at once, without the other ranks.
 
 Reductions and broadcasts leave the tensors as they are; gathers and scatters are done by torch's fake process group,
 which fills what it can from this rank's own tensors. torch's fake group alone does not do: the future of its work
@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
-from torch.nn.parallel import DistributedDataParallel
 
+from planner import upstream
 from planner.errors import MeasureError
 from planner.training import dtensor_caches
 
 BACKEND = "absent_peers"
+_CHECK_OF_HOOKS = "torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook"
+_UNSCALE = "torch.amp.grad_scaler:GradScaler._unscale_grads_"
 
 # The value of the work's future is the first argument: the tensors that the collective fills.
 _IN_PLACE = ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource")
@@ -60,7 +60,7 @@ def join(rank: int, world_size: int) -> Iterator[None]:
     dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=FakeStore())
     try:
         # The check of a communication hook asks for NCCL, which absent peers do not need.
-        with mock.patch.object(DistributedDataParallel, "_check_comm_hook"):
+        with upstream.patch_targets("absent peers", replaced={_CHECK_OF_HOOKS: lambda *_arguments: None}):
             yield
     finally:
         dist.destroy_process_group()
@@ -84,19 +84,21 @@ def every_step_is_taken() -> Iterator[None]:
     What absent peers would have sent is not there, and the first scales of fp16 overflow by design; neither says
     anything about memory. Nothing is allocated for it.
     """
-    real = GradScaler._unscale_grads_
+    with upstream.patch_targets("every step is taken", wrapped={_UNSCALE: _finding_nothing}):
+        yield
 
-    def unscale(self: GradScaler, *arguments: Any, **keywords: Any) -> dict[torch.device, Tensor]:
-        found = real(self, *arguments, **keywords)
+
+def _finding_nothing(real: Callable[..., dict[torch.device, Tensor]]) -> Callable[..., dict[torch.device, Tensor]]:
+    def unscale(*arguments: Any, **keywords: Any) -> dict[torch.device, Tensor]:
+        found = real(*arguments, **keywords)
         for found_inf in found.values():
             found_inf.zero_()
         return found
 
-    with mock.patch.object(GradScaler, "_unscale_grads_", unscale):
-        yield
+    return unscale
 
 
-def agreed(vote: Tensor) -> Tensor:
+def agree_to(vote: Tensor) -> Tensor:
     """A vote as the peers see it: those who are absent agree to everything; others have voted."""
     if dist.get_backend() != BACKEND:
         return vote
@@ -139,17 +141,17 @@ class AbsentPeers(WithoutBackends):
         return BACKEND
 
     def barrier(self, *_options: Any, **_named: Any) -> Any:
-        return _done([])
+        return _make_finished_work([])
 
 
 def _in_place(_self: AbsentPeers, tensors: Any, *_options: Any, **_named: Any) -> Any:
-    return _done(tensors)
+    return _make_finished_work(tensors)
 
 
-def _filled(name: str) -> Callable[..., Any]:
+def _make_filling_collective(name: str) -> Callable[..., Any]:
     def collective(self: AbsentPeers, outputs: Any, *arguments: Any, **named: Any) -> Any:
         getattr(self._fake, name)(outputs, *arguments, **named)
-        return _done(outputs)
+        return _make_finished_work(outputs)
 
     return collective
 
@@ -160,22 +162,22 @@ def _to_all(
     """In equal parts: peers that do the same as this rank send it what it sends to itself."""
     if output_sizes or input_sizes:
         self._fake.alltoall_base(output, given, output_sizes, input_sizes)
-        return _done([output])
+        return _make_finished_work([output])
     own = given.detach().unflatten(0, (self.size(), -1))[self.rank()]
     output.detach().unflatten(0, (self.size(), -1)).copy_(own)
-    return _done([output])
+    return _make_finished_work([output])
 
 
 def _one_by_one(name: str) -> Callable[..., Any]:
     def collective(self: AbsentPeers, outputs: Any, inputs: Any, *_arguments: Any, **_named: Any) -> Any:
         for output, given in zip(outputs, inputs, strict=True):
             getattr(self._fake, name)(output, given)
-        return _done(outputs)
+        return _make_finished_work(outputs)
 
     return collective
 
 
-def _done(value: Any) -> Any:
+def _make_finished_work(value: Any) -> Any:
     """Work that is done; its future has the value that the reducer and the communication hooks ask for."""
     from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
@@ -187,7 +189,7 @@ def _done(value: Any) -> Any:
 for _name in _IN_PLACE:
     setattr(AbsentPeers, _name, _in_place)
 for _name, _fake_name in _FILLED_BY_FAKE.items():
-    setattr(AbsentPeers, _name, _filled(_fake_name))
+    setattr(AbsentPeers, _name, _make_filling_collective(_fake_name))
 for _name in ("alltoall_base", "all_to_all_single"):
     setattr(AbsentPeers, _name, _to_all)
 for _name, _fake_name in _ONE_BY_ONE.items():

@@ -1,4 +1,4 @@
-"""Activations that rest on the host: what a block saves for its backward is copied there, and back when it is needed.
+"""Offloads activations to the host: what a block saves for its backward is copied there and back.
 
 `torch.autograd.graph.save_on_cpu` with pinned memory, around the forward of each block. It takes every saved tensor,
 weights as well: in the backward each comes back as a copy.
@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import save_on_cpu
 
 from planner.errors import SpecError
 from planner.training import blocks
+from planner.training.host import Host
 
 
-def apply(model: nn.Module, *, wanted: bool, pattern: str = "") -> None:
-    """Makes the blocks of the model offload, in place. Raises SpecError if it has no blocks."""
+def apply(model: nn.Module, *, wanted: bool, host: Host, pattern: str = "") -> None:
+    """Makes the blocks of the model offload, in place, to this host. Raises SpecError if it has no blocks."""
     if not wanted:
         return
     found = blocks.find(model, pattern)
@@ -28,16 +28,16 @@ def apply(model: nn.Module, *, wanted: bool, pattern: str = "") -> None:
             place="train.activation_offload",
         )
     for _, block in found:
-        _wrap(block)
+        _wrap(block, host)
 
 
-def _wrap(block: nn.Module) -> None:
+def _wrap(block: nn.Module, host: Host) -> None:
     original = block.forward
 
     def forward(*arguments: Any, **keywords: Any) -> Any:
         if not torch.is_grad_enabled():
             return original(*arguments, **keywords)
-        with save_on_cpu(pin_memory=torch.cuda.is_available(), device_type="cuda"):
+        with host.saving_activations():
             return original(*arguments, **keywords)
 
     block.forward = forward

@@ -1,4 +1,4 @@
-"""Blocks: the repeated layers of a model, which are recomputed, wrapped or split."""
+"""Finds blocks: the repeated layers, which are recomputed, wrapped or split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def find(model: nn.Module, pattern: str = "") -> list[tuple[str, nn.Module]]:
     """
     if pattern:
         return _matching(model, pattern)
-    return _outermost(_marked(model)) or _outermost(_repeated(model, 2)) or _outermost(_repeated(model, 1))
+    return (
+        _outermost(_find_marked(model)) or _outermost(_find_repeated(model, 2)) or _outermost(_find_repeated(model, 1))
+    )
 
 
 def _matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
@@ -39,7 +41,7 @@ def _fits(path: list[str], parts: list[str]) -> bool:
     return len(path) == len(parts) and all(map(fnmatch.fnmatchcase, path, parts))
 
 
-def _marked(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def _find_marked(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [
         (path, module)
         for path, module in model.named_modules()
@@ -47,7 +49,7 @@ def _marked(model: nn.Module) -> list[tuple[str, nn.Module]]:
     ]
 
 
-def _repeated(model: nn.Module, at_least: int) -> list[tuple[str, nn.Module]]:
+def _find_repeated(model: nn.Module, at_least: int) -> list[tuple[str, nn.Module]]:
     found = []
     for path, module in model.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < at_least:

@@ -1,4 +1,4 @@
-"""Loading a checkpoint before training: what `torch.load` would hand over, and what stays of it."""
+"""Loads a checkpoint before training: allocates what `torch.load` would, and keeps what stays of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch.distributed.tensor import DTensor
 
 from planner.errors import SpecError
 from planner.events import Category
-from planner.spec import job
+from planner.job import schema
 from planner.training.observer import Observer
 
 MAP_LOCATIONS = ("cpu", "device")
 
 
 def load(
-    model: nn.Module, spec: job.CheckpointLoad, device: torch.device, observer: Observer
+    model: nn.Module, spec: schema.CheckpointLoad, device: torch.device, observer: Observer
 ) -> dict[str, Tensor] | None:
     """Loads a state dict as large as the model's into the model; returns it if the reference is kept.
 
@@ -37,7 +37,7 @@ def load(
     return state if spec.keep_reference else None
 
 
-def _into_shards(model: nn.Module, spec: job.CheckpointLoad) -> None:
+def _into_shards(model: nn.Module, spec: schema.CheckpointLoad) -> None:
     """As torch.distributed.checkpoint loads a sharded model: each rank reads its own shards on the host and copies them
     into place, so that the device takes nothing."""
     if spec.map_location == "device":

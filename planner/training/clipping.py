@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients, on one device mesh or on several.
+"""Clips gradients by their total norm, on one device mesh or on several.
 
 torch 2.13 stacks no DTensors of different meshes, on which expert parallelism leaves the experts and the rest. As
 transformers' Trainer does (5.23, `_mixed_mesh_grad_norm`), and torchtitan: one norm for each mesh, then that of both.

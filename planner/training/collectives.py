@@ -1,4 +1,4 @@
-"""What collectives return: told to an observer, wherever DTensor or a ring of attention calls for one.
+"""Reports the tensors that functional collectives return to an observer.
 
 A functional collective allocates what it returns (torch 2.13, torch/csrc/distributed/c10d/Functional.cpp), and whoever
 called goes on with it: under tensor parallelism most of these tensors are kept for the backward.
@@ -6,17 +6,16 @@ called goes on with it: under tensor parallelism most of these tensors are kept 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
-import torch
-
+from planner import upstream
 from planner.events import Category
-from planner.training.observer import Observer, Silent
+from planner.training.observer import NullObserver, Observer
 
-_FUNCTIONAL = (
+_FUNCTIONAL = "torch:ops._c10d_functional"
+_NAMES = (
     "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast",
     # torch 2.13 has new names for some of them
     "all_gather_single", "reduce_scatter_single",
@@ -24,21 +23,22 @@ _FUNCTIONAL = (
 
 
 @contextmanager
-def told(observer: Observer) -> Iterator[None]:
+def observe_collectives(observer: Observer) -> Iterator[None]:
     """Inside, the observer hears of every tensor that a functional collective returns."""
-    if isinstance(observer, Silent):
+    if isinstance(observer, NullObserver):
         yield
         return
-    functional = torch.ops._c10d_functional
-    with ExitStack() as patches:
-        for name in _FUNCTIONAL:
-            if hasattr(functional, name):
-                watched = _Watched(getattr(functional, name), name, observer)
-                patches.enter_context(mock.patch.object(functional, name, watched))
+    with upstream.patch_targets(
+        "collectives", wrapped={f"{_FUNCTIONAL}.{name}": _observe_collective(name, observer) for name in _NAMES}
+    ):
         yield
 
 
-class _Watched:
+def _observe_collective(name: str, observer: Observer) -> Callable[[Any], _ObservedOperator]:
+    return lambda operator: _ObservedOperator(operator, name, observer)
+
+
+class _ObservedOperator:
     """The operator, called inside a region; else itself."""
 
     def __init__(self, operator: Any, name: str, observer: Observer) -> None:

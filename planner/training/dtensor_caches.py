@@ -1,4 +1,4 @@
-"""What DTensor remembers of a world that is gone.
+"""Clears DTensor's caches of a world that is gone.
 
 DTensor keeps which placements an operator leads to, with the mesh and with the local shapes, and finds them again by a
 mesh that is equal (torch 2.13, distributed/tensor/_sharding_prop.py, _redistribute.py, autograd/python_variable.cpp).
@@ -29,10 +29,10 @@ def forget() -> None:
     getattr(_redistribute, "_planner_cache", {}).clear()
     torch._C._clear_DTensor_sharding_propagator_cache()
     if torch.cuda.is_available():
-        _InBackward.apply(torch.zeros((), device="cuda", requires_grad=True)).backward()  # type: ignore[no-untyped-call]
+        _BackwardCall.apply(torch.zeros((), device="cuda", requires_grad=True)).backward()  # type: ignore[no-untyped-call]
 
 
-class _InBackward(torch.autograd.Function):
+class _BackwardCall(torch.autograd.Function):
     """Its backward runs in the thread of the device."""
 
     @staticmethod

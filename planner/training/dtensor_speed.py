@@ -1,4 +1,4 @@
-"""What DTensor and fully_shard work out anew for every parameter although it is the same for most of them.
+"""Caches what DTensor and fully_shard compute anew for every parameter, though mostly the same.
 
 The results are those that torch gives: each is kept only for arguments that are equal.
 """
@@ -6,13 +6,15 @@ The results are those that torch gives: each is kept only for arguments that are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch.distributed as dist
 
-_MEMBERS = ("_expand_single_dim_strategy_to_mesh", "_propagate_use_strided_shard_flag")
+from planner import upstream
+
+_MESHES = "torch.distributed.device_mesh:DeviceMesh"
+_PROPAGATION = "torch.distributed.tensor._sharding_prop"
 
 
 @contextmanager
@@ -24,44 +26,31 @@ def once_for_all_parameters() -> Iterator[None]:
     tensor/_ops/single_dim_strategy.py asks for every tensor of a list (`_foreach_`, `_fused_`) which of all placements
     there are, and what each costs.
     """
-    with ExitStack() as patched:
-        if dist.is_available():
-            _patch(patched)
+    if not dist.is_available():
+        yield
+        return
+    meshes: dict[str, upstream.Wrapper] = {f"{_MESHES}._concatenate": _joining, f"{_MESHES}.__eq__": _comparing}
+    lists = _ListOperators()
+    taking: dict[str, upstream.Wrapper] = {
+        f"{_PROPAGATION}:_expand_single_dim_strategy_to_mesh": lists.beginning,
+        "torch.distributed.tensor._ops.utils:expand_to_full_mesh_op_strategy": lists.expanding,
+        f"{_PROPAGATION}:_propagate_use_strided_shard_flag": lists.completing,
+    }
+    with upstream.patch_targets("mesh speed", wrapped=meshes), upstream.patch_targets("list speed", wrapped=taking):
         yield
 
 
-def _patch(patched: ExitStack) -> None:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import _sharding_prop
-    from torch.distributed.tensor._ops import utils
-
-    propagation: Any = _sharding_prop
-    joined = staticmethod(_joining(DeviceMesh._concatenate))
-    patched.enter_context(mock.patch.object(DeviceMesh, "_concatenate", joined))
-    patched.enter_context(mock.patch.object(DeviceMesh, "__eq__", _comparing(DeviceMesh.__eq__)))
-    if not all(hasattr(propagation, each) for each in _MEMBERS):
-        return  # of another torch
-    lists = _Lists(
-        propagation._expand_single_dim_strategy_to_mesh,
-        utils.expand_to_full_mesh_op_strategy,
-        propagation._propagate_use_strided_shard_flag,
-    )
-    patched.enter_context(mock.patch.object(propagation, "_expand_single_dim_strategy_to_mesh", lists.begin))
-    patched.enter_context(mock.patch.object(utils, "expand_to_full_mesh_op_strategy", lists.expand))
-    patched.enter_context(mock.patch.object(propagation, "_propagate_use_strided_shard_flag", lists.complete))
-
-
-def _joining(real: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def _joining(real: Callable[[list[Any]], Any]) -> staticmethod[[list[Any]], Any]:
     known: dict[tuple[int, ...], tuple[list[Any], Any]] = {}
 
-    def joined(meshes: list[Any]) -> Any:
+    def join_meshes(meshes: list[Any]) -> Any:
         key = tuple(map(id, meshes))
         if key not in known:
             # The meshes are kept too, or others could come to lie where they were.
             known[key] = (list(meshes), real(meshes))
         return known[key][1]
 
-    return joined
+    return staticmethod(join_meshes)
 
 
 def _comparing(real: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -81,32 +70,45 @@ def _comparing(real: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return equal
 
 
-class _Lists:
+class _ListOperators:
     """The operators on lists of tensors, one at a time: tensors that are laid out alike share one answer."""
 
-    def __init__(self, begin: Callable[..., Any], expand: Callable[..., Any], complete: Callable[..., Any]) -> None:
-        self._begin, self._expand, self._complete = begin, expand, complete
+    def __init__(self) -> None:
+        self._begun = False
         self._known: dict[tuple[Any, ...], Any] = {}
         self._completed: dict[int, Any] = {}
 
-    def begin(self, *arguments: Any) -> Any:
+    def beginning(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """The next operator begins. What torch does to an answer afterwards hinges on all of the list."""
-        self._known.clear()
-        self._completed.clear()
-        return self._begin(*arguments)
 
-    def expand(self, mesh: Any, op_schema: Any, strategies: Any, **named: Any) -> Any:
-        key = _key(mesh, op_schema, strategies, named)
-        if key is None:
-            return self._expand(mesh, op_schema, strategies, **named)
-        if key not in self._known:
-            self._known[key] = self._expand(mesh, op_schema, strategies, **named)
-        return self._known[key]
+        def begin(*arguments: Any) -> Any:
+            self._begun = True
+            self._known.clear()
+            self._completed.clear()
+            return real(*arguments)
 
-    def complete(self, op_strategy: Any, op_schema: Any) -> None:
-        if id(op_strategy) not in self._completed:
+        return begin
+
+    def expanding(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def expand(mesh: Any, op_schema: Any, strategies: Any, **named: Any) -> Any:
+            # A torch that never says where an operator begins is asked each time.
+            key = _key(mesh, op_schema, strategies, named) if self._begun else None
+            if key is None:
+                return real(mesh, op_schema, strategies, **named)
+            if key not in self._known:
+                self._known[key] = real(mesh, op_schema, strategies, **named)
+            return self._known[key]
+
+        return expand
+
+    def completing(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def complete(op_strategy: Any, op_schema: Any) -> None:
+            if self._begun and id(op_strategy) in self._completed:
+                return
             self._completed[id(op_strategy)] = op_strategy
-            self._complete(op_strategy, op_schema)
+            real(op_strategy, op_schema)
+
+        return complete
 
 
 def _key(mesh: Any, op_schema: Any, strategies: Any, named: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -114,7 +116,7 @@ def _key(mesh: Any, op_schema: Any, strategies: Any, named: dict[str, Any]) -> t
     taken = (*op_schema.args_strategy, *op_schema.kwargs_strategy)
     if any(len(each.strategies) != 1 for each in taken):
         return None
-    specs = tuple((each.strategies[0].output_spec, _strided(each.strategies[0].output_spec)) for each in taken)
+    specs = tuple((each.strategies[0].output_spec, _shard_order_flag(each.strategies[0].output_spec)) for each in taken)
     rest = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in sorted(named.items()))
     key = (id(mesh), op_schema.op, specs, tuple(map(tuple, strategies)), rest)
     try:
@@ -124,5 +126,5 @@ def _key(mesh: Any, op_schema: Any, strategies: Any, named: dict[str, Any]) -> t
     return key
 
 
-def _strided(spec: Any) -> Any:
+def _shard_order_flag(spec: Any) -> Any:
     return getattr(spec, "use_strided_shard_as_shard_order", None)

@@ -1,4 +1,4 @@
-"""A pipeline stage whose micro-batches are alike: each kind of action is run once and then told.
+"""Folds the equal micro-batches of a pipeline stage: each kind of action is run once and then copied.
 
 The schedule is torch's own and runs all of its actions; what a stage is told instead of computing gives the schedule
 tensors of the right shape, which it sends, keeps and drops as it would the real ones.
@@ -13,20 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.training.folding import CannotBeToldError, Folder, State, Stretch
+from planner.training.folding import ActionExample, AllocationState, Folder, NoExampleError
 
 FORWARD, LOSS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "F", "L", "B", "I", "W"
 BACKWARDS = (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 _ACCUMULATE = (BACKWARD, BACKWARD_WEIGHT)
 
 
-class Micro:
+class MicroBatchHistory:
     """What one stage knows of its micro-batches: which were run, which were told, and examples of each action."""
 
     def __init__(self, folder: Folder, module: nn.Module, device: torch.device) -> None:
         self._folder, self._device = folder, device
-        self._states = State(module)
-        self._examples: dict[tuple[Any, ...], tuple[Stretch, tuple[tuple[int, int], ...]]] = {}
+        self._states = AllocationState(module)
+        self._examples: dict[tuple[Any, ...], tuple[ActionExample, tuple[tuple[int, int], ...]]] = {}
         self._run: dict[tuple[str, int], tuple[int, int]] = {}
         self._told: dict[tuple[str, int], int] = {}
         self._seen: Counter[str] = Counter()
@@ -46,33 +46,33 @@ class Micro:
         self._run.clear()
         self._told.clear()
 
-    def was_told(self, kind: str, micro_batch: int) -> bool:
+    def was_copied(self, kind: str, micro_batch: int) -> bool:
         return (kind, micro_batch) in self._told
 
-    def example_of(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> Stretch | None:
+    def example_of(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> ActionExample | None:
         """The stretch that can be told in the place of this action; None if it has to be run.
 
         `after`: the kinds of action of the same micro-batch whose blocks it uses.
         """
-        told_before = [before for before in after if self.was_told(before, micro_batch)]
+        told_before = [before for before in after if self.was_copied(before, micro_batch)]
         if kind == FORWARD and micro_batch in self._must_run:
             return None
         if after and not told_before:
             return None
         found = self._examples.get((kind, self._state(kind)))
         if found is None and told_before:
-            raise CannotBeToldError(f"{kind}{micro_batch}")
+            raise NoExampleError(f"{kind}{micro_batch}")
         return found[0] if found else None
 
-    def tell(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> list[Tensor | None]:
+    def copy_action(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> list[Tensor | None]:
         """The action is told; what it gives the schedule. Raises CannotBeToldError without an example of this state."""
         found = self._examples.get((kind, self._state(kind)))
         if found is None:
-            raise CannotBeToldError(f"{kind}{micro_batch}")
+            raise NoExampleError(f"{kind}{micro_batch}")
         example, uses = found
         parents = [
             (*where, self._told[before, micro_batch])
-            for before, where in zip([b for b in after if self.was_told(b, micro_batch)], uses, strict=True)
+            for before, where in zip([b for b in after if self.was_copied(b, micro_batch)], uses, strict=True)
         ]
         wanted = [each for each in example.like if each is not None]
         number, made = self._folder.copy(
@@ -82,9 +82,9 @@ class Micro:
         given = iter(made)
         return [None if each is None else next(given) for each in example.like]
 
-    def run(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> _Running:
-        """Around an action that is run: `done` makes it an example, if it left everything as it was."""
-        return _Running(self, kind, micro_batch, tuple(after))
+    def run(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> ActionRun:
+        """Around an action that is run: `keep_example` makes it an example, if it left everything as it was."""
+        return ActionRun(self, kind, micro_batch, tuple(after))
 
     def _empty(self, example: Tensor) -> Tensor:
         return torch.empty(example.shape, dtype=example.dtype, device=self._device)
@@ -93,13 +93,13 @@ class Micro:
         return self._states.before(whole=kind in BACKWARDS, gradients=kind in _ACCUMULATE)
 
 
-class _Running:
-    def __init__(self, micro: Micro, kind: str, micro_batch: int, after: tuple[str, ...]) -> None:
+class ActionRun:
+    def __init__(self, micro: MicroBatchHistory, kind: str, micro_batch: int, after: tuple[str, ...]) -> None:
         self._micro, self._kind, self._micro_batch, self._after = micro, kind, micro_batch, after
         self._state = micro._state(kind)
         self._first = micro._folder.place()
 
-    def done(self, given: Sequence[Tensor | None], kept_as_gradients: tuple[int, ...] = ()) -> None:
+    def keep_example(self, given: Sequence[Tensor | None], kept_as_gradients: tuple[int, ...] = ()) -> None:
         micro, key = self._micro, (self._kind, self._micro_batch)
         where = (self._first, micro._folder.place())
         micro._run[key] = where
@@ -114,7 +114,7 @@ class _Running:
         if None in blocks:
             return
         like = tuple(None if each is None else _local(each).detach().to("meta") for each in given)
-        stretch = Stretch(
+        stretch = ActionExample(
             *where, key[1], like, tuple(block for block in blocks if block is not None), kept_as_gradients
         )
         micro._examples[self._kind, self._state] = (stretch, uses)

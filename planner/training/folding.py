@@ -1,4 +1,4 @@
-"""Repetition is run once and then told: iterations that are alike, and the micro-batches of a pipeline's stage.
+"""Folds repetition: equal iterations, and a pipeline stage's equal micro-batches, are run once and then copied.
 
 Only an observer that writes events out again can be told (`Folder`); with any other everything is run. What is told has
 to hold: the observer checks that a repetition leaves alive what it found, and refuses otherwise.
@@ -13,14 +13,14 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from planner.spec import job
+from planner.job import schema
 from planner.training.observer import Observer
 
 _COUNTS_STEPS = ("RAdam",)
 """Optimizers that take other memory after some steps: its rectification begins when enough of them were taken."""
 
 
-class CannotBeToldError(Exception):
+class NoExampleError(Exception):
     """A micro-batch whose forward was told comes to a backward of which there is no example."""
 
 
@@ -56,7 +56,7 @@ def folder_of(observer: Observer) -> Folder | None:
     return observer if isinstance(observer, Folder) and observer.folds else None
 
 
-def iterations_are_alike(train: job.Train, parallel: job.Parallel) -> bool:
+def iterations_are_alike(train: schema.Train, parallel: schema.Parallel) -> bool:
     """Whether every iteration from the second on does the same.
 
     Not where something counts them: evaluations, DistributedDataParallel and its hooks, some optimizers.
@@ -66,7 +66,7 @@ def iterations_are_alike(train: job.Train, parallel: job.Parallel) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ActionExample:
     """Where a micro-batch's action was run, and which of its blocks it gave to the schedule."""
 
     first: int
@@ -78,7 +78,7 @@ class Stretch:
     """Inputs that hold what was given as their gradient."""
 
 
-class State:
+class AllocationState:
     """All that decides what an action of a module allocates, as far as earlier actions change it."""
 
     def __init__(self, module: nn.Module) -> None:

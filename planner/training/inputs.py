@@ -1,4 +1,4 @@
-"""What a model takes: the tensors of one micro-batch, made on the host and copied to the device.
+"""Makes the input tensors of one micro-batch on the host and copies them to the device.
 
 Sizes come from the model's own config; whatever `train.inputs` says wins.
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from planner.errors import SpecError
 from planner.events import Category
-from planner.spec import job
+from planner.job import schema
 from planner.training import signatures, transformers_inputs
 from planner.training.dtypes import any_dtype
 from planner.training.feed import Feed
@@ -34,7 +34,7 @@ class MicroBatch:
         return next(iter(self.labels.values()), None)
 
 
-def feed_of(model: nn.Module, spec: job.Job) -> Feed:
+def feed_of(model: nn.Module, spec: schema.Job) -> Feed:
     """What this model takes. Raises SpecError if neither the model nor the job says so."""
     given = dict(spec.train.inputs)
     if hasattr(model, "config") and hasattr(model, "main_input_name") and spec.model.hf_config is not None:
@@ -42,7 +42,7 @@ def feed_of(model: nn.Module, spec: job.Job) -> Feed:
     length = spec.train.sequence_length
     if not given and length:
         vocab = getattr(model, "vocab", 2)
-        tokens = job.Input(shape=(length,), dtype="int64", maximum=vocab)
+        tokens = schema.Input(shape=(length,), dtype="int64", maximum=vocab)
         given = {"input_ids": tokens, "labels": tokens}
     if not given:
         raise SpecError(
@@ -78,7 +78,7 @@ def to_device(tensor: Tensor, device: torch.device, observer: Observer, name: st
     return moved
 
 
-def _host(name: str, spec: job.Input, batch: int) -> Tensor:
+def _host(name: str, spec: schema.Input, batch: int) -> Tensor:
     dtype = any_dtype(spec.dtype, place=f"train.inputs.{name}.dtype")
     shape = (batch, *spec.shape)
     if name.endswith("attention_mask"):
@@ -91,7 +91,7 @@ def _host(name: str, spec: job.Input, batch: int) -> Tensor:
     return torch.randint(0, max(1, spec.maximum), shape, dtype=dtype)
 
 
-def _of_names(model: nn.Module, given: dict[str, job.Input]) -> Feed:
+def _of_names(model: nn.Module, given: dict[str, schema.Input]) -> Feed:
     takes = signatures.of_forward(model)
     labels = {name: spec for name, spec in given.items() if name in TARGETS and not takes.has(name)}
     arguments = {name: spec for name, spec in given.items() if name not in labels}
@@ -107,7 +107,7 @@ def _of_names(model: nn.Module, given: dict[str, job.Input]) -> Feed:
     return Feed(arguments=arguments, labels=labels, positional=True)
 
 
-def _override(found: Feed, given: dict[str, job.Input], model: nn.Module) -> Feed:
+def _override(found: Feed, given: dict[str, schema.Input], model: nn.Module) -> Feed:
     if not given:
         return found
     takes = signatures.of_forward(model)

@@ -16,22 +16,23 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from planner.events import Category, Phase
-from planner.spec import job
+from planner.job import schema
 from planner.training import clipping, folding, inputs, ownership
 from planner.training.feed import Feed
+from planner.training.host import Host
 from planner.training.loss import Objective
-from planner.training.observer import Observer, Silent
+from planner.training.observer import NullObserver, Observer
 from planner.training.precision import Precision
-from planner.training.wraps import context_parallel, fsdp2, in_backward
-from planner.training.wraps.ddp import Replicated, fewest_iterations
+from planner.training.wraps import context_parallel, fsdp2, in_backward, zero_redundancy
+from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
 
 
 @dataclass(kw_only=True)
 class Loop:
     """Everything the iterations need, built and wrapped."""
 
-    train: job.Train
-    parallel: job.Parallel
+    train: schema.Train
+    parallel: schema.Parallel
     model: nn.Module
     bare_model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -40,6 +41,7 @@ class Loop:
     precision: Precision
     device: torch.device
     observer: Observer
+    host: Host
     splitting: context_parallel.Split = field(default=context_parallel.whole)
 
     def run(self) -> None:
@@ -55,6 +57,10 @@ class Loop:
                 if folder and iteration == 2 and folding.iterations_are_alike(self.train, self.parallel):
                     folder.repeat(began, folder.place(), self._iterations() - iteration)
                     break
+
+    def optimizer_parts(self) -> tuple[int, ...]:
+        """For each replica the number of the part of the optimizer that it has; empty where each has all of it."""
+        return zero_redundancy.parts(self.optimizer)
 
     def _telling_gradients(self) -> AbstractContextManager[None]:
         views = self.parallel.dp_replicate.gradient_as_bucket_view and self.parallel.dp_replicate.degree > 1
@@ -91,7 +97,7 @@ class Loop:
         return loss / steps if steps > 1 else loss
 
     def _backward(self, loss: Tensor) -> None:
-        self.precision.scaled(loss).backward()
+        self.precision.scale_loss(loss).backward()
 
     def _step(self) -> None:
         scaler, limit = self.precision.scaler, self.train.gradient_clipping
@@ -104,14 +110,14 @@ class Loop:
         else:
             scaler.step(self.optimizer)
             scaler.update()
-        if not isinstance(self.observer, Silent):
+        if not isinstance(self.observer, NullObserver):
             self._tell_state(self.optimizer)
         self.optimizer.zero_grad(set_to_none=self.train.zero_grad_set_to_none)
 
     def _clip(self, limit: float) -> None:
-        clipping.clip(self._trained(), limit)
+        clipping.clip(self.host.select_clipped(self._trained_parameters()), limit)
 
-    def _trained(self) -> Iterator[nn.Parameter]:
+    def _trained_parameters(self) -> Iterator[nn.Parameter]:
         return (parameter for parameter in self.bare_model.parameters() if parameter.requires_grad)
 
     def _syncing(self, *, last: bool) -> AbstractContextManager[None]:
@@ -122,7 +128,7 @@ class Loop:
         return self.model.no_sync()
 
     def _tell_communication(self) -> None:
-        if isinstance(self.observer, Silent) or not isinstance(self.model, Replicated):
+        if isinstance(self.observer, NullObserver) or not isinstance(self.model, ObservedDdp):
             return
         for name, tensor in self.model.communication_tensors():
             self.observer.assign(tensor, Category.COMMUNICATION, name)

@@ -1,4 +1,4 @@
-"""Losses: how the output of a model becomes the scalar that the backward starts from.
+"""Computes the loss: the scalar from a model's output that the backward starts from.
 
 `cross_entropy` is the loop that people write by hand: the model is called without labels, its logits enter
 `F.cross_entropy` in `loss.dtype` (float32 unless said otherwise), tokens flattened, targets already shifted by the data
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from planner.errors import SpecError
-from planner.spec import job
+from planner.job import schema
 from planner.training import inputs
 from planner.training.dtypes import floating
 from planner.training.feed import Feed
@@ -30,7 +30,7 @@ LOSSES = ("cross_entropy", "mse", "sum", "model")
 class Objective:
     """Calls the model and computes the loss; nothing but the loss outlives the call."""
 
-    def __init__(self, spec: job.Loss, feed: Feed, device: torch.device, observer: Observer) -> None:
+    def __init__(self, spec: schema.Loss, feed: Feed, device: torch.device, observer: Observer) -> None:
         """Raises SpecError for a loss that does not exist."""
         if spec.name not in LOSSES:
             raise SpecError(f"unknown loss {spec.name!r}", allowed=", ".join(LOSSES), place="train.loss.name")
@@ -85,7 +85,7 @@ def cross_entropy(logits: Tensor, target: Tensor, dtype: torch.dtype, chunks: in
     how much of the logits exists in `dtype` at once.
     """
     if logits.dim() >= 4:
-        return functional.cross_entropy(_resized(logits, target).to(dtype), target)
+        return functional.cross_entropy(_resize_logits(logits, target).to(dtype), target)
     if logits.dim() == 3:
         logits, target = logits.flatten(0, 1), target.flatten()
     if chunks == 1:
@@ -111,7 +111,7 @@ def logits_of(output: Any) -> Tensor:
     return found
 
 
-def _resized(logits: Tensor, target: Tensor) -> Tensor:
+def _resize_logits(logits: Tensor, target: Tensor) -> Tensor:
     if logits.shape[2:] == target.shape[1:]:
         return logits
     return functional.interpolate(logits, size=target.shape[1:], mode="bilinear", align_corners=False)

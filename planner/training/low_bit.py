@@ -1,4 +1,4 @@
-"""Optimizers of bitsandbytes and torchao, modelled: they allocate what theirs allocate and update nothing.
+"""Models optimizers of bitsandbytes and torchao: they allocate what theirs allocate and update nothing.
 
 Neither package is needed, nor the CUDA kernels and compiled functions that make the update in place; what their step
 takes beside the state is a few bytes for bitsandbytes, and for torchao whatever torch.compile makes of it, which is not
@@ -22,7 +22,7 @@ _PAGED_FROM = 100_000
 _BNB_BLOCK = 256
 
 
-class _Modelled(torch.optim.Optimizer):
+class _StateModel(torch.optim.Optimizer):
     """Takes the state of a parameter when it first has a gradient."""
 
     def __init__(self, params: Any, lr: float, betas: Any, eps: float, weight_decay: float) -> None:
@@ -37,16 +37,16 @@ class _Modelled(torch.optim.Optimizer):
                     continue
                 if not self.state[parameter]:
                     self.state[parameter].update(self._state_of(parameter))
-                self._updated(parameter)
+                self._after_update(parameter)
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _updated(self, parameter: Tensor) -> None:
+    def _after_update(self, parameter: Tensor) -> None:
         """After the update of one parameter."""
 
 
-class _BitsAndBytes(_Modelled):
+class _BitsAndBytes(_StateModel):
     paged = False
 
     def __init__(
@@ -88,7 +88,7 @@ class _BitsAndBytes(_Modelled):
             return torch.empty(parameter.shape, dtype=dtype, device="meta")
         return torch.zeros_like(parameter, dtype=dtype)
 
-    def _updated(self, parameter: Tensor) -> None:
+    def _after_update(self, parameter: Tensor) -> None:
         if parameter.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -97,7 +97,7 @@ class _Paged(_BitsAndBytes):
     paged = True
 
 
-class _TorchAo(_Modelled):
+class _TorchAo(_StateModel):
     def __init__(
         self,
         params: Any,

@@ -1,4 +1,4 @@
-"""From a model that was built and split without memory to one whose parts lie on the device.
+"""Gives memory on the device to a model that was built and split without it.
 
 Programs that split a model build it on the meta device, split it, and only then give it memory: torchtitan, and
 accelerate with FSDP2. What they would have drawn or loaded is of no matter here, as long as it is finite.
@@ -9,24 +9,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from planner.training.host import Host, RealHost
 
-def materialize(model: nn.Module, device: torch.device, *, offloaded: bool = False) -> None:
+
+def materialize(model: nn.Module, device: torch.device, host: Host | None = None, *, offloaded: bool = False) -> None:
     """Memory on `device` for every parameter and buffer, in place; small random weights, buffers of zeros.
 
-    `offloaded`: parameters rest on the host, buffers do not, as fully_shard's CPUOffloadPolicy wants it. What is tied
-    stays tied.
+    `host` fills them, by default for real. `offloaded`: parameters rest on the host, buffers do not, as fully_shard's
+    CPUOffloadPolicy wants it. What is tied stays tied.
     """
+    filling = RealHost() if host is None else host
     model.to_empty(device=torch.device("cpu") if offloaded else device)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                fill(_local(parameter))
+                filling.fill(_local(parameter))
     _zero_buffers(model, device)
-
-
-def fill(parameter: Tensor) -> None:
-    """Small random values."""
-    parameter.normal_(0.0, 0.02)
 
 
 def _zero_buffers(model: nn.Module, device: torch.device) -> None:

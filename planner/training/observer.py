@@ -1,4 +1,4 @@
-"""Who watches a step: told when phases begin and what tensors are for."""
+"""Protocols of a step's observers: phases, and what tensors are for."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class ModuleFollower(Protocol):
 
 
 @runtime_checkable
-class Settler(Protocol):
+class RoleAssigner(Protocol):
     """An observer that wants what other threads still have to free to be freed in the place where it belongs."""
 
     def settle(self) -> None:
         """Wait until autograd's threads have given up the graph of the backward that has just ended."""
 
 
-class Silent:
+class NullObserver:
     """Watches nothing: with it the step installs no hook at all."""
 
     def mark(self, phase: Phase, iteration: int) -> None: ...

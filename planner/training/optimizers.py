@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from planner.errors import SpecError
-from planner.spec import job
+from planner.job import schema
 from planner.training import clipping, low_bit
 from planner.training.wraps import in_backward
 
@@ -32,7 +32,7 @@ def all_names() -> list[str]:
     return [*names(), *low_bit.MODELLED]
 
 
-Made = Callable[[Any, list[nn.Parameter], dict[str, Any]], torch.optim.Optimizer]
+OptimizerMaker = Callable[[Any, list[nn.Parameter], dict[str, Any]], torch.optim.Optimizer]
 """Makes an optimizer of a class, over parameters, with arguments."""
 
 
@@ -44,7 +44,9 @@ def plain(kind: Any, trained: list[nn.Parameter], arguments: dict[str, Any]) -> 
     return made
 
 
-def build(spec: job.Optimizer, parameters: Iterable[nn.Parameter], made: Made = plain) -> torch.optim.Optimizer:
+def build(
+    spec: schema.Optimizer, parameters: Iterable[nn.Parameter], made: OptimizerMaker = plain
+) -> torch.optim.Optimizer:
     """The optimizer over the parameters that need gradients; `made` where it is more than its class alone.
 
     Raises SpecError for an unknown name (with the nearest ones), for an argument that the class does not take (with
@@ -54,7 +56,7 @@ def build(spec: job.Optimizer, parameters: Iterable[nn.Parameter], made: Made = 
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         raise SpecError("no parameter of the model needs a gradient: there is nothing to train", place="model")
-    arguments = _checked(cls, spec.arguments)
+    arguments = _check_arguments(cls, spec.arguments)
     try:
         return made(cls, trained, arguments)
     except (ValueError, TypeError, RuntimeError) as refusal:
@@ -63,7 +65,7 @@ def build(spec: job.Optimizer, parameters: Iterable[nn.Parameter], made: Made = 
 
 def with_state(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
     """The optimizers that keep the state: those that others have inside, or the optimizer itself."""
-    if isinstance(optimizer, in_backward.SteppedInBackward):
+    if isinstance(optimizer, in_backward.InBackwardOptimizer):
         return tuple(optimizer.inside.values())
     inside = getattr(optimizer, "optim", None)
     return (inside,) if isinstance(inside, torch.optim.Optimizer) else (optimizer,)
@@ -94,7 +96,7 @@ def _class(name: str) -> Any:
     )
 
 
-def _checked(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _check_arguments(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     allowed = [name for name in inspect.signature(cls).parameters if name != "params"]
     for name in arguments:
         if name not in allowed:

@@ -1,4 +1,4 @@
-"""What the tensors of a training step are for, told to an observer by identity."""
+"""Tells an observer what the tensors of a training step are for, by identity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from planner.events import Category
 from planner.training import optimizers
-from planner.training.observer import Observer, Silent
+from planner.training.observer import NullObserver, Observer
 
 
 def tell_parameters(model: nn.Module, observer: Observer) -> None:
@@ -39,7 +39,7 @@ def telling_gradients(model: nn.Module, observer: Observer, *, bucket_views: boo
     `bucket_views`: under DDP's `gradient_as_bucket_view` a gradient that is a view already lies in its bucket, whose
     storage stays a bucket. It is none when it has just been born: DDP moves it after it was accumulated.
     """
-    if isinstance(observer, Silent):
+    if isinstance(observer, NullObserver):
         yield
         return
 
@@ -60,7 +60,7 @@ def telling_gradients(model: nn.Module, observer: Observer, *, bucket_views: boo
 def tell_gradients(model: nn.Module, observer: Observer) -> None:
     """Sharded parameters and their gradients, of which no hook hears: fully_shard hands a gradient over when the
     backward ends, and in the first forward it takes new memory for a shard that is shorter than the others."""
-    if isinstance(observer, Silent):
+    if isinstance(observer, NullObserver):
         return
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
@@ -73,7 +73,7 @@ def tell_gradients(model: nn.Module, observer: Observer) -> None:
 def tell_all_gradients(model: nn.Module, observer: Observer) -> None:
     """Those that torch.distributed.pipelining adds up by itself when it splits a backward (torch 2.13,
     `_backward.py`, stage_backward_weight): no hook hears of them."""
-    if isinstance(observer, Silent):
+    if isinstance(observer, NullObserver):
         return
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:

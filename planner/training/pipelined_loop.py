@@ -8,7 +8,8 @@ clipped by a norm that is summed over the stages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,14 +23,22 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from planner.errors import SpecError
 from planner.events import Category, Phase
-from planner.spec import job, pipeline
+from planner.job import pipeline_schedules, schema
 from planner.training import absent_peers, inputs, ownership
-from planner.training.folded_stage import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, BACKWARDS, FORWARD, LOSS, Micro
+from planner.training.device_mesh import World
+from planner.training.folded_stage import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    BACKWARDS,
+    FORWARD,
+    LOSS,
+    MicroBatchHistory,
+)
 from planner.training.folding import folder_of
 from planner.training.loop import Loop
-from planner.training.observer import Observer, Settler
+from planner.training.observer import Observer, RoleAssigner
 from planner.training.stages import Part
-from planner.training.worlds import World
 from planner.training.wraps import fsdp2
 
 
@@ -37,7 +46,7 @@ from planner.training.wraps import fsdp2
 class PipelinedLoop(Loop):
     """As Loop, with the micro-batches of an iteration run by a schedule."""
 
-    spec: job.Job
+    spec: schema.Job
     world: World
     parts: Sequence[Part]
     modules: Sequence[nn.Module]
@@ -57,7 +66,7 @@ class PipelinedLoop(Loop):
         ]
         try:
             self._schedule = get_schedule_class(pp.schedule)(
-                stages if pipeline.SCHEDULES[pp.schedule].several else stages[0],
+                stages if pipeline_schedules.SCHEDULES[pp.schedule].several else stages[0],
                 self.train.gradient_accumulation_steps,
                 loss_fn=self._loss,
                 scale_grads=False,
@@ -67,9 +76,9 @@ class PipelinedLoop(Loop):
 
     def _iterate(self, iteration: int) -> None:
         self.iteration = iteration
-        _say_errors_once()
         self.observer.mark(Phase.FORWARD, iteration)
-        self._run_micro_batches()
+        with _errors_said_once():
+            self._run_micro_batches()
         ownership.tell_gradients(self.bare_model, self.observer)
         self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
         self._step()
@@ -89,16 +98,16 @@ class PipelinedLoop(Loop):
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Of the micro-batch whose forward has just ended."""
         stage, micro_batch = self.under_way
-        micro: Micro | None = stage.micro
-        if micro and micro.was_told(FORWARD, micro_batch):
-            (told,) = micro.tell(LOSS, micro_batch, (FORWARD,))
+        micro: MicroBatchHistory | None = stage.micro
+        if micro and micro.was_copied(FORWARD, micro_batch):
+            (told,) = micro.copy_action(LOSS, micro_batch, (FORWARD,))
             assert told is not None
             return told
         running = micro.run(LOSS, micro_batch, (FORWARD,)) if micro else None
         with self.precision.autocast():
             loss = self.objective.of_output(output, target) / self.train.gradient_accumulation_steps
         if running:
-            running.done((loss,))
+            running.keep_example((loss,))
         return loss
 
     def _backwards(self, stage: Stage) -> list[tuple[str, int]]:
@@ -111,7 +120,7 @@ class PipelinedLoop(Loop):
 
     def _clip(self, limit: float) -> None:
         """The norm over the parameters of all stages, as torchtitan's `clip_grad_norm_` has it."""
-        trained = list(self._trained())
+        trained = list(self._trained_parameters())
         norm = get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
@@ -127,7 +136,7 @@ class Stage(PipelineStage):
     def __init__(self, loop: PipelinedLoop, part: Part, module: nn.Module, **arguments: Any) -> None:
         self._loop = loop
         folder = folder_of(loop.observer)
-        self.micro = Micro(folder, module, loop.device) if folder else None
+        self.micro = MicroBatchHistory(folder, module, loop.device) if folder else None
         super().__init__(module, part.index, part.stages, loop.device, **arguments)
 
     @property
@@ -145,7 +154,7 @@ class Stage(PipelineStage):
             output = super().forward_one_chunk(fwd_chunk_id, args, *rest, **named)
         self._check(output)
         if running:
-            running.done((output,))
+            running.keep_example((output,))
         return output
 
     def backward_one_chunk(
@@ -153,7 +162,7 @@ class Stage(PipelineStage):
     ) -> None:
         self._observer.mark(Phase.BACKWARD, self._loop.iteration)
         kind = BACKWARD if full_backward else BACKWARD_INPUT
-        if self.micro and self.micro.was_told(FORWARD, bwd_chunk_id):
+        if self.micro and self.micro.was_copied(FORWARD, bwd_chunk_id):
             self._told_backward(kind, bwd_chunk_id, loss)
             return
         running = self.micro.run(kind, bwd_chunk_id, after=(FORWARD, LOSS)) if self.micro else None
@@ -162,26 +171,26 @@ class Stage(PipelineStage):
         if running:
             given = self.bwd_cache[bwd_chunk_id]
             kept = [i for i, grad in enumerate(given) if grad is not None and taken[i].grad is grad]
-            running.done(given, tuple(kept))
+            running.keep_example(given, tuple(kept))
         fsdp2.tell_whole_gradients(self.submod, self._observer)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         self._observer.mark(Phase.BACKWARD, self._loop.iteration)
         after = (FORWARD, LOSS, BACKWARD_INPUT)
-        if self.micro and self.micro.was_told(BACKWARD_INPUT, bwd_chunk_id):
-            self.micro.tell(BACKWARD_WEIGHT, bwd_chunk_id, after)
+        if self.micro and self.micro.was_copied(BACKWARD_INPUT, bwd_chunk_id):
+            self.micro.copy_action(BACKWARD_WEIGHT, bwd_chunk_id, after)
             self.backward_state.pop(bwd_chunk_id)
             return
         running = self.micro.run(BACKWARD_WEIGHT, bwd_chunk_id, after) if self.micro else None
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         ownership.tell_all_gradients(self._loop.bare_model, self._observer)
         if running:
-            running.done(())
+            running.keep_example(())
         fsdp2.tell_whole_gradients(self.submod, self._observer)
 
     def backward_maybe_with_nosync(self, *arguments: Any, **named: Any) -> Any:
         gradients, groups = super().backward_maybe_with_nosync(*arguments, **named)
-        if isinstance(self._observer, Settler):
+        if isinstance(self._observer, RoleAssigner):
             self._observer.settle()
         _put_in_order(groups or [], self.submod)
         return gradients, groups
@@ -190,7 +199,7 @@ class Stage(PipelineStage):
         """What forward_one_chunk leaves, without its computation."""
         assert self.micro is not None
         taken = args if self.is_first else self._retrieve_recv_activations(micro_batch)
-        (output,) = self.micro.tell(FORWARD, micro_batch)
+        (output,) = self.micro.copy_action(FORWARD, micro_batch)
         assert output is not None
         self.fwd_cache[micro_batch] = ((output,), list(taken))
         return output
@@ -200,7 +209,7 @@ class Stage(PipelineStage):
         assert self.micro is not None
         example = self.micro.example_of(kind, micro_batch, (FORWARD, LOSS))
         assert example is not None
-        given = tuple(self.micro.tell(kind, micro_batch, (FORWARD, LOSS)))
+        given = tuple(self.micro.copy_action(kind, micro_batch, (FORWARD, LOSS)))
         output, taken = self.fwd_cache.pop(micro_batch)
         if kind == BACKWARD_INPUT:
             for index in example.kept_as_gradients:
@@ -213,7 +222,7 @@ class Stage(PipelineStage):
 
     def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
         # Every stage has its shapes from the start, and absent peers say nothing of theirs.
-        return absent_peers.agreed(super()._warmup_backward_result(received_result))
+        return absent_peers.agree_to(super()._warmup_backward_result(received_result))
 
     def _setup_forward_recv_info(self, *arguments: Any, **named: Any) -> None:
         super()._setup_forward_recv_info(*arguments, **named)
@@ -257,9 +266,16 @@ def _put_in_order(groups: list[dict[str, Any]], module: nn.Module) -> None:
     groups.sort(key=lambda group: min((place.get(node, len(place)) for node in group["params"]), default=len(place)))
 
 
-def _say_errors_once() -> None:
-    """Before it raises, a schedule logs all of its actions, which are thousands."""
-    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
+@contextmanager
+def _errors_said_once() -> Iterator[None]:
+    """Before it raises, a schedule logs all of its actions, which are thousands: not inside."""
+    logger = logging.getLogger("torch.distributed.pipelining.schedules")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _nothing() -> None: ...
@@ -267,7 +283,12 @@ def _nothing() -> None: ...
 
 def _stage(part: Part, module: nn.Module, loop: PipelinedLoop, group: Any) -> Stage:
     return Stage(
-        loop, part, module, input_args=(part.taken(loop.spec),), output_args=(part.given(loop.spec),), group=group
+        loop,
+        part,
+        module,
+        input_args=(part.input_example(loop.spec),),
+        output_args=(part.output_example(loop.spec),),
+        group=group,
     )
 
 

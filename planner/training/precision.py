@@ -1,4 +1,4 @@
-"""Precision: autocast around forward and loss, a GradScaler around backward and step."""
+"""Applies autocast around forward and loss, a GradScaler around backward and step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Precision:
                 raise RuntimeError(f"autocast turned itself off on {self._device_type}")
             yield
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self.scaler is None else self.scaler.scale(loss)
 
 

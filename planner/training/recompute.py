@@ -1,4 +1,4 @@
-"""Recompute: activations of blocks are dropped in the forward and computed again in the backward.
+"""Recomputes activations: blocks drop them in the forward and compute them again in the backward.
 
 `torch.utils.checkpoint` without reentrance, around the forward of each chosen block; names and hooks of modules stay
 as they are.
@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from planner.errors import SpecError
-from planner.spec import job
+from planner.job import schema
 from planner.training import blocks
 
 MODES = ("none", "full", "every", "selective")
@@ -34,7 +34,7 @@ _SAVED = {
 (torchtitan/distributed/activation_checkpoint.py), with addmm beside mm for layers that have a bias."""
 
 
-def apply(model: nn.Module, spec: job.Recompute, pattern: str = "") -> list[str]:
+def apply(model: nn.Module, spec: schema.Recompute, pattern: str = "") -> list[str]:
     """Makes the chosen blocks recompute, in place; returns their paths.
 
     Raises SpecError for an unknown mode, or if the model has no blocks.
@@ -67,13 +67,15 @@ def _wrap(block: nn.Module, *, selective: bool) -> None:
             return original(*arguments, **keywords)
         if selective:
             # A fresh count of matmuls for each forward, shared by nothing.
-            return checkpoint(original, *arguments, use_reentrant=False, context_fn=_counted(), **keywords)
+            return checkpoint(
+                original, *arguments, use_reentrant=False, context_fn=_make_selective_contexts(), **keywords
+            )
         return checkpoint(original, *arguments, use_reentrant=False, **keywords)
 
     block.forward = forward
 
 
-def _counted() -> Callable[[], Any]:
+def _make_selective_contexts() -> Callable[[], Any]:
     seen: Counter[bool] = Counter()
     return partial(create_selective_checkpoint_contexts, partial(_keep_attention_and_every_second_matmul, seen))
 

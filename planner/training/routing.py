@@ -1,4 +1,4 @@
-"""Which experts the tokens of a mixture go to: by a rule of the job, on every device alike.
+"""Routes the tokens of a mixture to experts by a rule of the job, on every device alike.
 
 A router decides by values, and how much memory the experts take hinges on its decision. So the step decides instead:
 what the router chose is written over, in place, before the experts see it. Real runs and traces are then the same
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import SpecError
-from planner.spec import job
+from planner.job import schema
 
 _PLACE = "parallel.ep.imbalance"
 _CHOICE = "top_k_index"
@@ -35,7 +35,7 @@ def experts_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield path, module
 
 
-def force(model: nn.Module, spec: job.Ep, fullest: int = 0) -> None:
+def force(model: nn.Module, spec: schema.Ep, fullest: int = 0) -> None:
     """From now on the model's experts get the tokens that the rule gives them; `fullest` is the fullest rank.
 
     Raises SpecError for an imbalance that was asked for a model without experts; the forward raises it for one that
@@ -51,10 +51,10 @@ def force(model: nn.Module, spec: job.Ep, fullest: int = 0) -> None:
     for _, module in found:
         # Split experts count their own only.
         experts = int(module.num_experts) * (spec.degree if module._is_expert_parallel else 1)
-        module.register_forward_pre_hook(_Forced(experts, spec, fullest), with_kwargs=True)
+        module.register_forward_pre_hook(_RoutingHook(experts, spec, fullest), with_kwargs=True)
 
 
-def choices(tokens: int, each: int, experts: int, spec: job.Ep, fullest: int = 0) -> Tensor:
+def choices(tokens: int, each: int, experts: int, spec: schema.Ep, fullest: int = 0) -> Tensor:
     """The experts of every token, on the host, of shape (tokens, each): by the rule, whatever the values are."""
     counts = shares(tokens, each, experts, spec, fullest)
     one_after_another = torch.repeat_interleave(torch.arange(experts), torch.tensor(counts))
@@ -62,7 +62,7 @@ def choices(tokens: int, each: int, experts: int, spec: job.Ep, fullest: int = 0
     return one_after_another.view(each, tokens).t().contiguous()
 
 
-def shares(tokens: int, each: int, experts: int, spec: job.Ep, fullest: int = 0) -> list[int]:
+def shares(tokens: int, each: int, experts: int, spec: schema.Ep, fullest: int = 0) -> list[int]:
     """How many tokens each expert gets. Raises SpecError if the fullest would get more than there can be."""
     pairs, parts = tokens * each, spec.degree if spec.degree > 1 else experts
     per_part = experts // parts
@@ -76,19 +76,19 @@ def shares(tokens: int, each: int, experts: int, spec: job.Ep, fullest: int = 0)
             allowed=f"1 to {most * parts / pairs:g}",
             place=_PLACE,
         )
-    rest = iter(_even(pairs - full, parts - 1))
+    rest = iter(_split_evenly(pairs - full, parts - 1))
     of_parts = [full if part == fullest else next(rest) for part in range(parts)]
-    return [share for part in of_parts for share in _even(part, per_part)]
+    return [share for part in of_parts for share in _split_evenly(part, per_part)]
 
 
-def _even(total: int, parts: int) -> list[int]:
+def _split_evenly(total: int, parts: int) -> list[int]:
     return [total // parts + (part < total % parts) for part in range(parts)]
 
 
-class _Forced:
+class _RoutingHook:
     """A hook before the forward of experts."""
 
-    def __init__(self, experts: int, spec: job.Ep, fullest: int) -> None:
+    def __init__(self, experts: int, spec: schema.Ep, fullest: int) -> None:
         self._experts, self._spec, self._fullest = experts, spec, fullest
 
     def __call__(self, _module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -99,5 +99,5 @@ class _Forced:
 
 
 @lru_cache(maxsize=4)
-def _choices(tokens: int, each: int, experts: int, spec: job.Ep, fullest: int) -> Tensor:
+def _choices(tokens: int, each: int, experts: int, spec: schema.Ep, fullest: int) -> Tensor:
     return choices(tokens, each, experts, spec, fullest)

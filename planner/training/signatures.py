@@ -1,4 +1,4 @@
-"""What a forward takes: names and how many arguments by position."""
+"""Reads a forward's signature: names and how many arguments by position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
-class Takes:
+class ForwardSignature:
     names: tuple[str, ...]
     positional: int
     anything: bool
@@ -19,12 +19,12 @@ class Takes:
         return self.anything or name in self.names
 
 
-def of_forward(model: nn.Module) -> Takes:
+def of_forward(model: nn.Module) -> ForwardSignature:
     """The parameters of `model.forward`, `self` left out."""
     parameters = inspect.signature(model.forward).parameters.values()
     by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     unbounded = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return Takes(
+    return ForwardSignature(
         names=tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)),
         positional=10**6 if unbounded else len(by_position),
         anything=any(p.kind is p.VAR_KEYWORD for p in parameters),

@@ -1,4 +1,4 @@
-"""From a model to the parts of it that lie on one rank of a pipeline.
+"""Splits a model into the parts that lie on one rank of a pipeline.
 
 A part has the blocks of its stage under the names that they have in the whole model, the embedding only in the first
 stage, norm and head only in the last; between stages the hidden states travel. So torchtitan splits its models, and so
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import SpecError
-from planner.spec import job, pipeline
+from planner.job import pipeline_schedules, schema
 from planner.training.dtypes import floating
 from planner.training.feed import Feed
 from planner.training.models.build import build
@@ -41,18 +41,18 @@ class Part:
     def last(self) -> bool:
         return self.index == self.stages - 1
 
-    def taken(self, spec: job.Job) -> Tensor:
+    def input_example(self, spec: schema.Job) -> Tensor:
         """What a micro-batch of it looks like when it comes in, on the meta device."""
         if self.first:
             return torch.empty(_tokens(spec), dtype=torch.int64, device="meta")
         return _hidden(spec, self.hidden)
 
-    def given(self, spec: job.Job) -> Tensor:
+    def output_example(self, spec: schema.Job) -> Tensor:
         """What goes out to the next stage, or the logits."""
         return _hidden(spec, self.vocab if self.last else self.hidden)
 
 
-def parts(spec: job.Job, coordinate: int) -> list[Part]:
+def parts(spec: schema.Job, coordinate: int) -> list[Part]:
     """The parts that ranks at this place of the pipeline hold, by ascending stage, built on the meta device.
 
     Raises SpecError for a model that cannot be split, or not into so many stages.
@@ -63,15 +63,15 @@ def parts(spec: job.Job, coordinate: int) -> list[Part]:
             allowed="a decoder, or the config of a transformers decoder",
             place="model.factory",
         )
-    chosen = pipeline.stages_of(spec.parallel.pp, coordinate)
+    chosen = pipeline_schedules.stages_of(spec.parallel.pp, coordinate)
     if spec.model.decoder is not None:
         return [_of_decoder(spec, spec.model.decoder, index) for index in chosen]
     return _of_transformers(spec, chosen)
 
 
-def check_layers(pp: job.Pp, layers: int) -> tuple[int, ...]:
+def check_layers(pp: schema.Pp, layers: int) -> tuple[int, ...]:
     """The layers of each stage; SpecError unless every stage has one and they are all of the model's."""
-    counts = pipeline.layers_of_stages(pp, layers)
+    counts = pipeline_schedules.layers_of_stages(pp, layers)
     if min(counts) < 1:
         raise SpecError(
             f"{layers} layers cannot be split over {len(counts)} stages so that each has one",
@@ -85,7 +85,7 @@ def check_layers(pp: job.Pp, layers: int) -> tuple[int, ...]:
     return counts
 
 
-def _of_decoder(spec: job.Job, decoder: job.Decoder, index: int) -> Part:
+def _of_decoder(spec: schema.Job, decoder: schema.Decoder, index: int) -> Part:
     counts = check_layers(spec.parallel.pp, decoder.layers)
     before, stages = sum(counts[:index]), len(counts)
     # Only the layers of this stage are ever built, and get the names that they have in the whole.
@@ -100,7 +100,7 @@ def _of_decoder(spec: job.Job, decoder: job.Decoder, index: int) -> Part:
     return Part(index, stages, model, decoder.hidden, decoder.vocab)
 
 
-def _of_transformers(spec: job.Job, chosen: Sequence[int]) -> list[Part]:
+def _of_transformers(spec: schema.Job, chosen: Sequence[int]) -> list[Part]:
     whole: Any = build(spec.model, torch.device("meta"))
     base = whole.base_model
     plan = getattr(whole.config, "base_model_pp_plan", None)
@@ -111,7 +111,7 @@ def _of_transformers(spec: job.Job, chosen: Sequence[int]) -> list[Part]:
             place="model.hf_config",
         )
     if whole.get_output_embeddings().weight is whole.get_input_embeddings().weight:
-        raise tied("model.hf_config")
+        raise make_tied_error("model.hf_config")
     blocks = next(name for name in plan if isinstance(getattr(base, name, None), nn.ModuleList))
     layers = list(getattr(base, blocks))
     counts = check_layers(spec.parallel.pp, len(layers))
@@ -125,21 +125,21 @@ def _of_transformers(spec: job.Job, chosen: Sequence[int]) -> list[Part]:
         mine = range(ends[index] - counts[index], ends[index])
         setattr(inner, blocks, nn.ModuleList(layers[layer] for layer in mine))
         _rename(getattr(inner, blocks), mine)
-        _cut(shell, inner, plan, blocks, first=index == 0, last=index == len(counts) - 1)
+        _remove_other_stages(shell, inner, plan, blocks, first=index == 0, last=index == len(counts) - 1)
         config = whole.config.get_text_config()
         found.append(Part(index, len(counts), shell, config.hidden_size, config.vocab_size))
     return found
 
 
-def feed_of(spec: job.Job, part: Part) -> Feed:
+def feed_of(spec: schema.Job, part: Part) -> Feed:
     """What a micro-batch of the whole model consists of: tokens and labels."""
     if not spec.train.sequence_length:
         raise SpecError("a pipeline needs the tokens of a sequence", place="train.sequence_length")
-    tokens = job.Input(shape=(spec.train.sequence_length,), dtype="int64", maximum=part.vocab)
+    tokens = schema.Input(shape=(spec.train.sequence_length,), dtype="int64", maximum=part.vocab)
     return Feed(arguments={"input_ids": tokens}, labels={"labels": tokens})
 
 
-def tied(place: str) -> SpecError:
+def make_tied_error(place: str) -> SpecError:
     """What is said of a model whose head is its embedding: they lie in two stages."""
     return SpecError(
         "the head shares the embedding's weight, and they lie in two stages: torch.distributed.pipelining (torch 2.13) "
@@ -149,7 +149,9 @@ def tied(place: str) -> SpecError:
     )
 
 
-def _cut(shell: Any, base: Any, plan: Mapping[str, Any], blocks: str, *, first: bool, last: bool) -> None:
+def _remove_other_stages(
+    shell: Any, base: Any, plan: Mapping[str, Any], blocks: str, *, first: bool, last: bool
+) -> None:
     """Takes out what other stages have, and has the forward begin and end with hidden states where it does."""
     order = list(plan)
     before, after = order[: order.index(blocks)], order[order.index(blocks) + 1 :]
@@ -179,17 +181,17 @@ def _rename(layers: nn.ModuleList, names: Sequence[int]) -> None:
     layers._modules.update({str(name): child for name, child in zip(names, children, strict=True)})
 
 
-def token_shards(spec: job.Job) -> int:
+def token_shards(spec: schema.Job) -> int:
     """Over how many ranks the hidden states between stages are split along the tokens."""
     tp = spec.parallel.tp
     return tp.degree if tp.sequence_parallel and spec.model.decoder is not None else 1
 
 
-def _tokens(spec: job.Job) -> tuple[int, int]:
+def _tokens(spec: schema.Job) -> tuple[int, int]:
     return (spec.train.micro_batch_size, spec.train.sequence_length)
 
 
-def _hidden(spec: job.Job, width: int) -> Tensor:
+def _hidden(spec: schema.Job, width: int) -> Tensor:
     dtype = floating(spec.model.parameter_dtype, place="model.parameter_dtype")
     if spec.train.precision == "fsdp_mixed":
         dtype = torch.bfloat16  # fully_shard's param_dtype, in which blocks take and give

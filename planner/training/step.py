@@ -1,4 +1,4 @@
-"""The whole step of a job on one device: load, then iterations of micro-batches, then what is evaluated."""
+"""Runs the whole step of a job on one device: load, then iterations of micro-batches, then evaluation."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ import torch
 from torch import nn
 
 from planner.events import Phase
-from planner.spec import job
+from planner.job import schema
 from planner.training import (
     activation_offload,
     blocks,
     checkpoints,
     collectives,
     inputs,
+    module_paths,
+    optimizer_variants,
     optimizers,
     ownership,
     recompute,
     routing,
-    scopes,
-    ways_to_step,
 )
-from planner.training.deepspeed_loop import DeepSpeedLoop, EngineLoop
+from planner.training.deepspeed_loop import EngineLoop
+from planner.training.device_mesh import World
 from planner.training.feed import Feed
+from planner.training.host import Host, RealHost
 from planner.training.loop import Loop
 from planner.training.loss import Objective
 from planner.training.materialize import materialize
 from planner.training.models.build import build
-from planner.training.observer import ModuleFollower, Observer, Silent
+from planner.training.observer import ModuleFollower, NullObserver, Observer
 from planner.training.precision import Precision
-from planner.training.worlds import World
 from planner.training.wraps import (
     context_parallel,
     deepspeed_engine,
-    deepspeed_zero,
     expert_parallel,
     fsdp2,
     tensor_parallel,
 )
-from planner.training.wraps.ddp import Replicated
+from planner.training.wraps.ddp import ObservedDdp
 
 
 @dataclass(slots=True)
@@ -65,22 +65,35 @@ class Outcome:
     """What else lives as long as the training: the loop with its scaler, a checkpoint whose reference is kept."""
 
 
-def run(spec: job.Job, device: torch.device, observer: Observer | None = None, *, rank: int = 0) -> Outcome:
-    """One job's training step on this device, all phases in order.
+def run(
+    spec: schema.Job,
+    device: torch.device,
+    observer: Observer | None = None,
+    *,
+    rank: int = 0,
+    host: Host | None = None,
+) -> Outcome:
+    """One job's training step on this device, all phases in order; `host` does what is done on the host, by default
+    for real.
 
     With a world larger than one the caller has initialised torch.distributed. Cyclic garbage is collected at the end
     of `load` and of each iteration only, so that frees come at the same places in every run; random numbers start from
     a seed that depends on nothing but the rank. Raises SpecError for whatever of the job cannot be used.
     """
-    watching = Silent() if observer is None else observer
+    watching = NullObserver() if observer is None else observer
     world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
-    with _collecting_by_hand(), fsdp2.told(watching), collectives.told(watching), ExitStack() as following:
-        following.enter_context(deepspeed_engine.used(spec, device, watching))
+    with (
+        _collecting_by_hand(),
+        fsdp2.observe_fsdp(watching),
+        collectives.observe_collectives(watching),
+        ExitStack() as following,
+    ):
+        following.enter_context(deepspeed_engine.prepare_engine(spec, device, watching))
         watching.mark(Phase.LOAD, 0)
-        loop, recomputed = _load(spec, world, device, watching)
+        loop, recomputed = _load(spec, _StepContext(world, device, watching, RealHost() if host is None else host))
         if isinstance(watching, ModuleFollower) and watching.follows_modules:
-            following.enter_context(scopes.follow(loop.bare_model, watching.enter, watching.leave))
+            following.enter_context(module_paths.follow(loop.bare_model, watching.enter, watching.leave))
         gc.collect()
         kept = None
         if spec.train.checkpoint_load is not None:
@@ -89,23 +102,33 @@ def run(spec: job.Job, device: torch.device, observer: Observer | None = None, *
         with tensor_parallel.losses(spec.parallel.tp):
             loop.run()
     wrapped = loop.model
-    ddp = wrapped.account() if isinstance(wrapped, Replicated) else {}
+    ddp = wrapped.account() if isinstance(wrapped, ObservedDdp) else {}
     return Outcome(
         model=wrapped,
         optimizer=loop.optimizer,
         recomputed=recomputed,
         ddp=ddp,
         sharded_dims=fsdp2.sharded_dims(loop.bare_model),
-        parts=ways_to_step.parts(loop.optimizer),
+        parts=loop.optimizer_parts(),
         kept=(loop, kept),
     )
 
 
-def _load(spec: job.Job, world: World, device: torch.device, observer: Observer) -> tuple[Loop, list[str]]:
+@dataclass(frozen=True, slots=True)
+class _StepContext:
+    """Where and for whom a step runs."""
+
+    world: World
+    device: torch.device
+    observer: Observer
+    host: Host
+
+
+def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
+    world, device, observer = place.world, place.device, place.observer
     if world.degree("pp") > 1:
-        return _load_pipeline(spec, world, device, observer)
-    spec = deepspeed_zero.resolved(spec)
-    precision = Precision(spec.train.precision, device)
+        return _load_pipeline(spec, place)
+    spec = deepspeed_engine.resolve_job(spec)
     # What is split is built without memory, split, and only then given any.
     with deepspeed_engine.partitioning(spec):
         bare = build(spec.model, torch.device("meta") if world.splits else device)
@@ -116,7 +139,7 @@ def _load(spec: job.Job, world: World, device: torch.device, observer: Observer)
         expert_parallel.split(bare, spec.parallel.ep, world)
     routing.force(bare, spec.parallel.ep, expert_parallel.fullest(world))
     recomputed = recompute.apply(bare, spec.train.recompute, spec.model.blocks)
-    activation_offload.apply(bare, wanted=spec.train.activation_offload, pattern=spec.model.blocks)
+    activation_offload.apply(bare, wanted=spec.train.activation_offload, host=place.host, pattern=spec.model.blocks)
     if world.shards:
         found = [block for _, block in blocks.find(bare, spec.model.blocks)]
         mixed = spec.train.precision == "fsdp_mixed"
@@ -124,52 +147,52 @@ def _load(spec: job.Job, world: World, device: torch.device, observer: Observer)
             expert_parallel.shard(bare, spec.parallel.dp_shard, world, mixed=mixed)
         fsdp2.shard(bare, found, spec.parallel.dp_shard, world.sharding_mesh(), mixed=mixed)
     if world.splits:
-        materialize(bare, device, offloaded=spec.parallel.dp_shard.offload == "cpu")
+        materialize(bare, device, place.host, offloaded=spec.parallel.dp_shard.offload == "cpu")
     ownership.tell_parameters(bare, observer)
-    if deepspeed_engine.chosen(spec):
-        return _load_engine(spec, bare, feed, device, observer), recomputed
+    if deepspeed_engine.uses_engine(spec):
+        optimizer = optimizers.build(spec.train.optimizer, bare.parameters())
+        engine = deepspeed_engine.wrap_model(spec, bare, optimizer, observer)
+        return EngineLoop(**_parts_of_a_loop(spec, place, engine, bare, optimizer, feed)), recomputed
     replicate = spec.parallel.dp_replicate
-    engine = spec.parallel.deepspeed is not None
-    alone = replicate.degree == 1 or world.shards or engine
-    model = bare if alone else Replicated(bare, replicate, observer, world.group("dp_replicate"))
-    loop = (DeepSpeedLoop if engine else Loop)(
-        train=spec.train,
-        parallel=spec.parallel,
-        model=model,
-        bare_model=bare,
-        optimizer=optimizers.build(spec.train.optimizer, bare.parameters(), ways_to_step.chosen(spec, world)),
-        objective=Objective(spec.train.loss, feed, device, observer),
-        feed=feed,
-        precision=precision,
-        device=device,
-        observer=observer,
-        splitting=context_parallel.splitting(spec.parallel.cp, world),
+    alone = replicate.degree == 1 or world.shards
+    model = bare if alone else ObservedDdp(bare, replicate, observer, world.group("dp_replicate"))
+    optimizer = optimizers.build(
+        spec.train.optimizer, bare.parameters(), optimizer_variants.optimizer_maker(spec, world)
     )
-    return loop, recomputed
+    splitting = context_parallel.splitting(spec.parallel.cp, world)
+    return Loop(**_parts_of_a_loop(spec, place, model, bare, optimizer, feed), splitting=splitting), recomputed
 
 
-def _load_engine(spec: job.Job, bare: nn.Module, feed: Feed, device: torch.device, observer: Observer) -> Loop:
-    """Around DeepSpeed's own engine."""
-    optimizer = optimizers.build(spec.train.optimizer, bare.parameters())
-    return EngineLoop(
-        train=spec.train,
-        parallel=spec.parallel,
-        model=deepspeed_engine.wrapped(spec, bare, optimizer, observer),
-        bare_model=bare,
-        optimizer=optimizer,
-        objective=Objective(spec.train.loss, feed, device, observer),
-        feed=feed,
-        precision=Precision(spec.train.precision, device),
-        device=device,
-        observer=observer,
-    )
+def _parts_of_a_loop(
+    spec: schema.Job,
+    place: _StepContext,
+    model: nn.Module,
+    bare: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    feed: Feed,
+) -> dict[str, Any]:
+    """What every loop is made of."""
+    return {
+        "train": spec.train,
+        "parallel": spec.parallel,
+        "model": model,
+        "bare_model": bare,
+        "optimizer": optimizer,
+        "objective": Objective(spec.train.loss, feed, place.device, place.observer),
+        "feed": feed,
+        "precision": Precision(spec.train.precision, place.device),
+        "device": place.device,
+        "observer": place.observer,
+        "host": place.host,
+    }
 
 
-def _load_pipeline(spec: job.Job, world: World, device: torch.device, observer: Observer) -> tuple[Loop, list[str]]:
+def _load_pipeline(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
     """As `_load`, for each of the parts of the model that this rank has."""
     # Pipelines alone pay for the import of torch.distributed.pipelining.
     from planner.training import pipelined_loop, stages
 
+    world = place.world
     parts = stages.parts(spec, world.coordinate("pp"))
     recomputed = []
     for part in parts:
@@ -183,20 +206,11 @@ def _load_pipeline(spec: job.Job, world: World, device: torch.device, observer: 
             mixed = spec.train.precision == "fsdp_mixed"
             fsdp2.shard(part.module, found, spec.parallel.dp_shard, world.sharding_mesh(), mixed=mixed)
     bare = pipelined_loop.together(parts)
-    materialize(bare, device, offloaded=spec.parallel.dp_shard.offload == "cpu")
-    ownership.tell_parameters(bare, observer)
-    feed = stages.feed_of(spec, parts[0])
+    materialize(bare, place.device, place.host, offloaded=spec.parallel.dp_shard.offload == "cpu")
+    ownership.tell_parameters(bare, place.observer)
+    optimizer = optimizers.build(spec.train.optimizer, bare.parameters())
     loop = pipelined_loop.PipelinedLoop(
-        train=spec.train,
-        parallel=spec.parallel,
-        model=bare,
-        bare_model=bare,
-        optimizer=optimizers.build(spec.train.optimizer, bare.parameters()),
-        objective=Objective(spec.train.loss, feed, device, observer),
-        feed=feed,
-        precision=Precision(spec.train.precision, device),
-        device=device,
-        observer=observer,
+        **_parts_of_a_loop(spec, place, bare, bare, optimizer, stages.feed_of(spec, parts[0])),
         spec=spec,
         world=world,
         parts=parts,

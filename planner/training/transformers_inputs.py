@@ -1,4 +1,4 @@
-"""What a transformers model takes, read from its config, its head and the signature of its forward."""
+"""Finds a transformers model's inputs from its config, its head and its forward's signature."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from planner.errors import SpecError
-from planner.spec import job
-from planner.spec.job import Input
+from planner.job import schema
+from planner.job.schema import Input
 from planner.training import signatures
 from planner.training.feed import Feed
 from planner.training.models import heads
@@ -20,7 +20,7 @@ DEFAULT_SAMPLES = 160_000
 """Ten seconds at 16 kHz, for models of raw audio; `train.inputs` says otherwise."""
 
 
-def feed_of(model: nn.Module, spec: job.Job) -> Feed:
+def feed_of(model: nn.Module, spec: schema.Job) -> Feed:
     """The inputs of this model: text without an attention mask, as packed sequences have it; videos frame by frame.
 
     Sizes not in the config: images are 224 pixels square, raw audio 160,000 samples. Raises SpecError for a model of
@@ -47,7 +47,7 @@ def feed_of(model: nn.Module, spec: job.Job) -> Feed:
     )
 
 
-def _text(config: Any, head: str, takes: signatures.Takes, spec: job.Job) -> Feed:
+def _text(config: Any, head: str, takes: signatures.ForwardSignature, spec: schema.Job) -> Feed:
     tokens = _tokens(config, spec)
     length = tokens.shape[0]
     arguments = {"input_ids": tokens}
@@ -86,8 +86,8 @@ def _image(config: Any, head: str) -> Feed:
     return Feed(arguments=arguments)
 
 
-def _audio(config: Any, head: str, main: str, takes: signatures.Takes, spec: job.Job) -> Feed:
-    arguments = {main: _sound(config, spec)}
+def _audio(config: Any, head: str, main: str, takes: signatures.ForwardSignature, spec: schema.Job) -> Feed:
+    arguments = {main: _sound_input(config, spec)}
     if "decoder_input_ids" in takes.names:
         tokens = _tokens(config, spec, longest=getattr(config, "max_target_positions", 0))
         return Feed(arguments=arguments, labels={"labels": tokens}, by_hand={"decoder_input_ids": tokens})
@@ -100,7 +100,7 @@ def _audio(config: Any, head: str, main: str, takes: signatures.Takes, spec: job
     return Feed(arguments=arguments)
 
 
-def _image_and_text(config: Any, takes: signatures.Takes, spec: job.Job) -> Feed:
+def _image_and_text(config: Any, takes: signatures.ForwardSignature, spec: schema.Job) -> Feed:
     text, vision = getattr(config, "text_config", config), getattr(config, "vision_config", config)
     tokens = _tokens(text, spec, longest=getattr(text, "max_position_embeddings", 0))
     arguments = {"input_ids": tokens}
@@ -126,7 +126,7 @@ def _image_and_text(config: Any, takes: signatures.Takes, spec: job.Job) -> Feed
     )
 
 
-def _tokens(config: Any, spec: job.Job, *, longest: int = 0) -> Input:
+def _tokens(config: Any, spec: schema.Job, *, longest: int = 0) -> Input:
     length = spec.train.sequence_length or longest
     if not length:
         raise SpecError(
@@ -164,7 +164,7 @@ def _patch(config: Any) -> int:
     return int(patch[0] if isinstance(patch, list | tuple) else patch)
 
 
-def _sound(config: Any, spec: job.Job) -> Input:
+def _sound_input(config: Any, spec: schema.Job) -> Input:
     bins = getattr(config, "num_mel_bins", 0)
     if not bins:
         return Input(shape=(DEFAULT_SAMPLES,))

@@ -1,4 +1,4 @@
-"""What is to be validated: read from a request's body, strictly, and kept as plain values until it is done."""
+"""Reads a validation request from a request's body, strictly, as plain values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import Any
 
 from planner.errors import SpecError
+from planner.job.bundle import bundle
+from planner.job.loading import load_bundle
+from planner.job.nearest import did_you_mean
+from planner.job.schema import Job
 from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import RankClass, rank_classes
-from planner.spec.bundle import bundle
-from planner.spec.job import Job
-from planner.spec.loading import load_bundle
-from planner.spec.nearest import did_you_mean
+from planner.layout.rank_classes import representatives
 
 MOST_RANKS = 16
 """With absent peers every rank asked for is a process of its own, one after the other."""
@@ -99,7 +99,7 @@ def _one_of(body: Mapping[str, Any], key: str, allowed: list[str], default: str)
 def _ranks(given: Any, job: Job) -> tuple[int, ...]:
     world_size = Mesh.of(job.parallel).world_size
     if given is None:
-        return tuple(each.representative for each in _classes(job))[:MOST_RANKS]
+        return representatives(Mesh.of(job.parallel), MOST_RANKS)
     allowed = f"1 to {MOST_RANKS} different ranks from 0 to {world_size - 1}"
     if not isinstance(given, list | tuple) or not 1 <= len(given) <= MOST_RANKS:
         raise SpecError("these are no ranks", allowed=allowed, place="ranks")
@@ -107,10 +107,3 @@ def _ranks(given: Any, job: Job) -> tuple[int, ...]:
         if type(rank) is not int or not 0 <= rank < world_size or given.count(rank) > 1:
             raise SpecError(f"{str(rank)[:40]} cannot be one of the ranks", allowed=allowed, place="ranks")
     return tuple(given)
-
-
-def _classes(job: Job) -> tuple[RankClass, ...]:
-    try:
-        return rank_classes(Mesh.of(job.parallel))
-    except ValueError as unknown:
-        raise SpecError(str(unknown), remedy="say which ranks", place="ranks") from unknown

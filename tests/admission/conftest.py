@@ -1,4 +1,4 @@
-"""Services for the doors to ask: one that answers as a test wants, and the real one."""
+"""Services for the hooks to ask: one that answers as a test wants, and the real one."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from planner.admission.asking import ask, bind
-from planner.admission.client import Client, Found, Pending, UnplannableError, UnreachableError
+from planner.admission.client import Client, PlanFound, PlanPending, UnplannableError, UnreachableError
 from planner.admission.decision import Action, Decision, decide
 from planner.admission.policy import Answer, Policy
+from planner.admission.service_query import ask, bind
 from planner.errors import SettingError, SpecError
-from planner.spec.bundle import bundle
-from planner.spec.loading import load_document
+from planner.job.bundle import bundle
+from planner.job.loading import load_document
 
 Plans = dict[str, dict[str, Any]]
 BUNDLE = {"schema": "planner.bundle/1", "metadata": {"name": "mine"}}
@@ -30,7 +30,7 @@ def test_a_check_and_then_its_plan_under_the_name_of_this_job(answering: Any, pl
 
     found = client(answering).plan(BUNDLE, 5)
 
-    assert isinstance(found, Found)
+    assert isinstance(found, PlanFound)
     assert found.plan == {**plans["fits"], "job": {**plans["fits"]["job"], "metadata": {"name": "mine"}}}
     check, plan = answering.asked
     assert (check.method, check.path, check.body) == ("POST", "/v1/checks", BUNDLE)
@@ -44,14 +44,14 @@ def test_a_plan_that_is_pending_is_asked_for_again_as_the_same_check(answering: 
     answering.says(202, {"plan_id": "pl-x", "verdict": "pending"})
     answering.knows(plans["fits"])
 
-    assert isinstance(client(answering).plan(BUNDLE, 5), Found)
+    assert isinstance(client(answering).plan(BUNDLE, 5), PlanFound)
     assert len({each.headers["X-Planner-Check"] for each in answering.asked[:2]}) == 1
 
 
 def test_a_plan_that_takes_longer_stays_pending(answering: Any) -> None:
     answering.says(202, {"plan_id": "pl-x", "verdict": "pending"})
 
-    assert client(answering).plan(BUNDLE, 0) == Pending(plan_id="pl-x")
+    assert client(answering).plan(BUNDLE, 0) == PlanPending(plan_id="pl-x")
     assert len(answering.asked) == 1
 
 
@@ -60,7 +60,7 @@ def test_a_plan_that_is_not_in_the_store_is_asked_for_with_the_job(answering: An
     answering.says(404, {"type": "urn:planner:problem:not-found", "problem": "there is no plan"})
     answering.says(200, plans["fits"])
 
-    assert isinstance(client(answering).plan(BUNDLE, 5), Found)
+    assert isinstance(client(answering).plan(BUNDLE, 5), PlanFound)
     assert [each.path for each in answering.asked] == ["/v1/checks", "/v1/plans/pl-x", "/v1/plans"]
 
 
@@ -71,7 +71,7 @@ def test_a_busy_service_is_asked_again_when_it_says(answering: Any, plans: Plans
     answering.says(status, b"<html>busy</html>")
     answering.knows(plans["fits"])
 
-    assert isinstance(client(answering, pause=pauses.append).plan(BUNDLE, 5), Found)
+    assert isinstance(client(answering, pause=pauses.append).plan(BUNDLE, 5), PlanFound)
     assert pauses == [2.0, 1.0]
 
 
@@ -208,7 +208,7 @@ def test_the_client_speaks_the_services_own_words(service: Any, job_document: di
 
     found = asked.plan(job, 30)
 
-    assert isinstance(found, Found)
+    assert isinstance(found, PlanFound)
     assert found.plan["job"]["metadata"]["name"] == "spoken"
     decision = decide(found.plan, None, Policy())
     assert (decision.action, decision.verdict) == (Action.ADMIT, "fits")

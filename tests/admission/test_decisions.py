@@ -1,4 +1,4 @@
-"""One decision for all doors: from a plan and the operator's policy."""
+"""One decision for all hooks: from a plan and the operator's policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.admission.decision import Action, Decision, decide, undecided
+from planner.admission.decision import Action, Decision, decide, decide_without_verdict
 from planner.admission.policy import Answer, Policy
 from planner.errors import PlannerError, SettingError
 from planner.units import GIB
@@ -100,7 +100,7 @@ def test_a_change_is_proven_for_a_smaller_gpu_only_if_it_fits_there(plans: Plans
     [(Answer.ADMIT, Action.WARN), (Answer.HOLD, Action.HOLD), (Answer.REFUSE, Action.REFUSE)],
 )
 def test_without_a_verdict_admitting_is_a_warning(answer: Answer, action: Action) -> None:
-    assert undecided("unreachable", answer, "nobody is there").action == action
+    assert decide_without_verdict("unreachable", answer, "nobody is there").action == action
 
 
 def test_what_a_job_calls_itself_cannot_write_lines_of_its_own(plans: Plans) -> None:

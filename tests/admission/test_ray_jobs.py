@@ -18,8 +18,8 @@ from ray_head import ray_head as running_ray
 from planner.admission import ray_jobs, specs
 from planner.admission.policy import Answer
 from planner.errors import SpecError
-from planner.spec.bundle import bundle_text
-from planner.spec.loading import load_job
+from planner.job.bundle import bundle_text
+from planner.job.loading import load_job
 
 JobFile = Callable[..., Path]
 
@@ -63,6 +63,20 @@ def test_who_does_not_fit_ends_before_anything_is_submitted(
         hook({ray_jobs.SPEC: "large.yaml"}, working_dir=str(tmp_path))
     assert stop.value.code == 3
     assert "planner: refused: large does not fit: rank 0 needs" in capsys.readouterr().err
+
+
+def test_who_exceeds_by_the_lower_bound_ends_before_the_plan_is_made(
+    hook: Any, service: Any, job_file: JobFile, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    service.plan_provider.slow.add("hopeless")
+    monkeypatch.setenv("PLANNER_ADMISSION_REFUSE_UNCALIBRATED", "no")
+    job_file("hopeless", "300MiB")
+
+    with pytest.raises(SystemExit) as stop:
+        hook({ray_jobs.SPEC: "hopeless.yaml"}, working_dir=str(tmp_path))
+    assert stop.value.code == 3
+    assert "planner: refused: hopeless does not fit: a rank needs at least " in capsys.readouterr().err
 
 
 def test_a_job_without_a_spec_is_the_policys(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,10 +141,10 @@ def folder(tmp_path: Path, job_file: JobFile) -> Path:
 
 def test_every_file_that_a_spec_may_name_is_known_to_the_hook() -> None:
     """Whoever reads another one while a spec is loaded has to say it here, and in REFERENCES."""
-    rooms = Path(specs.__file__).parents[1] / "spec"
-    readers = {path.name for path in rooms.glob("*.py") if re.search(r"\bfile_text\(", path.read_text())}
+    package = Path(specs.__file__).parents[1] / "job"
+    readers = {path.name for path in package.glob("*.py") if re.search(r"\b(file_text|content_of)\(", path.read_text())}
 
-    assert readers - {"documents.py"} == {"hf_config.py", "deepspeed.py", "loading.py"}
+    assert readers - {"text_files.py"} == {"hf_config.py", "deepspeed_config.py", "loading.py"}
     assert specs.REFERENCES == ("model.hf_config", "parallel.deepspeed")
 
 

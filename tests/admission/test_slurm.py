@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from typing import Any
 import pytest
 
 from planner.admission import slurm
-from planner.admission.client import Client, Found
-from planner.admission.policy import Policy
+from planner.admission.client import Client, PlanFound
+from planner.admission.policy import Answer, Policy
+from planner.admission.slurm_holds import HeldJob, HeldJobs, held_jobs
 from planner.admission.specs import bundle_of_file
-from planner.service.cluster import free_ports, short_folder
+from planner.service.instances import instance_folder
+from planner.service.local_ray import free_ports
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo", "squeue", "scancel")
 _SECONDS = itertools.count(1, 2)
 JobFile = Callable[..., Path]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -72,9 +74,10 @@ class Slurm:
 
     def set_up(self, policy: Mapping[str, str], **controller: str) -> None:
         """The scripts as a site would edit them. Slurm reads both anew for each submission."""
-        lines = [f"{name} = {value}" for name, value in policy.items()]
+        held = [f"hold_seconds = {policy['hold_seconds']}"] if "hold_seconds" in policy else []
+        lines = [f"{name} = {value}" for name, value in policy.items() if name != "hold_seconds"]
         (self.folder / "admission.ini").write_text(
-            "\n".join(["[admission]", *lines, "[slurm]", f"verdicts = {self.verdicts}", ""])
+            "\n".join(["[admission]", *lines, "[slurm]", f"verdicts = {self.verdicts}", *held, ""])
         )
         self._install(
             "cli_filter.lua",
@@ -110,7 +113,7 @@ class Slurm:
 @pytest.fixture(scope="module")
 def cluster(prometheus_server: Any) -> Iterator[Slurm]:
     found = {name: prometheus_server.program(name) for name in PROGRAMS}
-    with short_folder() as folder, contextlib.ExitStack() as stack:
+    with instance_folder() as folder, contextlib.ExitStack() as stack:
         controller, node = free_ports(2)
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
@@ -247,6 +250,31 @@ def test_a_job_that_does_not_fit_is_refused_before_it_is_sent(
     assert "planner: nothing was submitted" in ended.stderr
 
 
+def test_a_job_that_exceeds_by_its_lower_bound_is_refused_before_its_plan_is_made(
+    site: Any, service: Any, sbatch: Run, job_file: JobFile
+) -> None:
+    """Also where pending jobs are let through, and what nobody measured is only warned of."""
+    service.plan_provider.slow.add("hopeless")
+    job_file("hopeless", "300MiB")
+    site(pending="admit", refuse_uncalibrated="no")
+    ended = sbatch(comment="planner:hopeless.yaml")
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "planner: refused: hopeless does not fit: a rank needs at least " in ended.stderr
+
+
+def test_a_hopeless_job_that_is_only_warned_of_goes_as_one_whose_plan_is_pending(
+    site: Any, cluster: Slurm, service: Any, sbatch: Run, job_file: JobFile
+) -> None:
+    service.plan_provider.slow.add("hopeless")
+    job_file("hopeless", "300MiB")
+    site(exceeds="warn")
+    ended = sbatch(comment="planner:hopeless.yaml")
+
+    assert "planner: warning: hopeless does not fit: a rank needs at least " in ended.stderr
+    assert cluster.job(job_id(ended))["Comment"] == "planner:pending"
+
+
 @pytest.mark.parametrize("how", ["sbatch", "srun"])
 def test_a_site_may_only_warn_of_what_nobody_measured(
     site: Any, keep_verdicts: Any, sbatch: Run, srun: Run, job_file: JobFile, how: str
@@ -281,7 +309,7 @@ def test_a_service_that_is_down_under_both_policies(
 def test_a_plan_that_takes_too_long(
     site: Any, cluster: Slurm, service: Any, sbatch: Run, job_file: JobFile, pending: str, code: int
 ) -> None:
-    service.desk.slow.add("slow")
+    service.plan_provider.slow.add("slow")
     job_file("slow")
     site(pending=pending, wait_seconds="1")
     ended = sbatch(comment="planner:slow.yaml")
@@ -290,6 +318,108 @@ def test_a_plan_that_takes_too_long(
     assert "the plan is not ready after 1 s" in ended.stderr
     if code == 0:
         assert cluster.job(job_id(ended))["Comment"] == "planner:pending"
+
+
+@pytest.fixture
+def held(site: Any, service: Any, sbatch: Run, job_file: JobFile, cluster: Slurm) -> Iterator[Callable[..., str]]:
+    """Submits a job whose plan is not ready, at a site that holds such jobs, and gives its id."""
+
+    def submit(name: str, gpu: str, **policy: str) -> str:
+        for old in cluster.verdicts.glob("pl-*"):
+            old.unlink()  # every slow job has the same plan here
+        service.plan_provider.slow.add(name)
+        job_file(name, gpu)
+        site(pending="hold", wait_seconds="1", **{"hold_seconds": "600", **policy})
+        ended = sbatch(comment=f"planner:{name}.yaml for the paper")
+        assert "the plan is not ready after 1 s; the job is submitted held" in ended.stderr
+        job = job_id(ended)
+        found = cluster.job(job)
+        assert found["JobState"].startswith("PENDING Reason=JobHeld"), found["JobState"]
+        assert re.fullmatch(r"planner:held:pl-[a-z2-7]{26} for the paper", found["Comment"])
+        return job
+
+    yield submit
+    service.plan_provider.slow.clear()
+
+
+def as_planned(service: Any, cluster: Slurm, job: str, path: Path) -> None:
+    """The plan is there now: under the id that the fake plan_provider gave to whatever is slow."""
+    service.plan_provider.slow.clear()
+    made = Client(service.url, service.token, timeout_seconds=60).plan(bundle_of_file(path), 60)
+    assert isinstance(made, PlanFound)
+    waits = re.search("pl-[a-z2-7]{26}", cluster.job(job)["Comment"])
+    assert waits is not None
+    _until("a verdict lies there", (cluster.verdicts / made.plan["plan_id"]).exists, cluster.folder)
+    (cluster.verdicts / made.plan["plan_id"]).replace(cluster.verdicts / waits[0])
+
+
+def test_a_held_job_is_released_when_its_plan_fits(
+    held: Callable[..., str], keep_verdicts: Any, cluster: Slurm, service: Any, tmp_path: Path
+) -> None:
+    job = held("waits", "80GiB")
+    keep_verdicts()
+    as_planned(service, cluster, job, tmp_path / "waits.yaml")
+
+    _until("the job ran", lambda: "JobState=COMPLETED" in _shown(cluster, job), cluster.folder)
+    assert re.fullmatch("planner:pl-[a-z2-7]{26} for the paper", cluster.job(job)["Comment"])
+    assert cluster.job(job)["AdminComment"].startswith("planner: fits, pl-")
+
+
+def test_a_held_job_that_does_not_fit_is_cancelled_and_says_why(
+    held: Callable[..., str], keep_verdicts: Any, cluster: Slurm, service: Any, tmp_path: Path
+) -> None:
+    job = held("waits-large", "1.85GiB")
+    keep_verdicts()
+    as_planned(service, cluster, job, tmp_path / "waits-large.yaml")
+
+    _until("the job is cancelled", lambda: "JobState=CANCELLED" in _shown(cluster, job), cluster.folder)
+    assert "planner: refused: waits-large does not fit" in cluster.job(job)["AdminComment"]
+
+
+def test_a_held_job_that_never_gets_a_plan_goes_on_as_one_that_cannot_be_planned(
+    held: Callable[..., str], keep_verdicts: Any, cluster: Slurm
+) -> None:
+    job = held("waits-long", "80GiB", hold_seconds="1")
+    keep_verdicts()
+
+    _until("the job ran", lambda: "JobState=COMPLETED" in _shown(cluster, job), cluster.folder)
+    assert cluster.job(job)["Comment"] == "planner:pending for the paper"
+    assert cluster.job(job)["AdminComment"] == "planner: the job was not checked: no plan of it after 1 s"
+
+
+def _shown(cluster: Slurm, job: str) -> str:
+    return cluster.run("scontrol", "show", "job", job, cwd=cluster.folder).stdout
+
+
+def test_what_waits_is_read_from_the_queue_and_nothing_else() -> None:
+    plan = "pl-" + "a" * 26
+    listed = (
+        f"7|planner:held:{plan} mine\n7|planner:held:{plan} mine\n8|planner:{plan}\n9|(null)\nx|planner:held:{plan}\n"
+    )
+
+    assert held_jobs(listed) == [HeldJob("7", f"planner:held:{plan} mine", plan)]
+
+
+@pytest.mark.parametrize(("unplannable", "commands"), [("admit", ["release", "update"]), ("refuse", ["update", "7"])])
+def test_what_a_policy_says_of_the_unplannable_is_done_to_who_waited_for_long(
+    answering: Any, tmp_path: Path, unplannable: str, commands: list[str]
+) -> None:
+    plan, ran, clock = "pl-" + "a" * 26, [], [0.0]
+
+    def run(command: Sequence[str]) -> str:
+        ran.append(command)
+        return f"7|planner:held:{plan}\n" if command[0] == "squeue" else ""
+
+    policy = Policy(unplannable=Answer(unplannable))
+    jobs = HeldJobs(tmp_path, Client(answering.url), policy, seconds=60, run=run, now=lambda: clock[0])
+    jobs.update()
+    clock[0] = 59.0
+    jobs.update()
+    assert [command[0] for command in ran] == ["squeue", "squeue"]
+    clock[0] = 60.0
+    jobs.update()
+
+    assert [command[1] for command in ran[3:]] == commands
 
 
 def test_the_controller_refuses_unchecked_jobs_where_the_site_wants_it(
@@ -338,7 +468,7 @@ def test_the_plan_of_a_job_that_does_not_fit_is_refused_by_the_controller_too(
     site()
     keep_verdicts()
     made = Client(service.url, service.token).plan(bundle_of_file(job_file("large", "1.9GiB")), 30)
-    assert isinstance(made, Found)
+    assert isinstance(made, PlanFound)
     plan_id = made.plan["plan_id"]
     _until("its verdict is there", (cluster.verdicts / plan_id).exists, cluster.folder)
     (tmp_path / "slurm.conf").write_text(
@@ -378,7 +508,7 @@ def test_the_controllers_files_say_what_the_policy_says(service: Any, job_file: 
     made = {}
     for name, gpu in {"small": "80GiB", "large": "1.9GiB"}.items():
         plan = client.plan(bundle_of_file(job_file(name, gpu)), 30)
-        assert isinstance(plan, Found)
+        assert isinstance(plan, PlanFound)
         made[name] = plan.plan["plan_id"]
     keeper = slurm.Verdicts(tmp_path / "verdicts", client, Policy(refuse_uncalibrated=True))
     keeper.update()

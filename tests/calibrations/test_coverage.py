@@ -10,10 +10,10 @@ import pytest
 from planner.calibration.interval import Calibration, interval
 from planner.calibration.learning import learn
 from planner.calibration.observation import Observation
-from planner.overhead.estimate import Outside
+from planner.overhead.estimate import OutsideEstimate
 
 PREDICTED = 10**10
-NOTHING = Outside(cuda_context_bytes=0, nccl_bytes=0, low_bytes=0, high_bytes=0)
+NOTHING = OutsideEstimate(cuda_context_bytes=0, nccl_bytes=0, low_bytes=0, high_bytes=0)
 H100 = ("H100-SXM-80GB", "2.13")
 DISTRIBUTIONS: dict[str, Callable[[random.Random], float]] = {
     "normal": lambda chance: chance.gauss(0, 1),

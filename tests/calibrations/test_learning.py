@@ -10,13 +10,13 @@ from planner.calibration.correction import Correction
 from planner.calibration.estimate import Estimate, estimate
 from planner.calibration.interval import Calibration, interval
 from planner.calibration.learning import learn
-from planner.calibration.observation import Observation, minor_of, observed
-from planner.overhead.estimate import Outside
+from planner.calibration.observation import Observation, make_observation, minor_of
+from planner.overhead.estimate import OutsideEstimate
 from planner.units import GIB, MIB
 
 Seen = Callable[..., Observation]
 H100 = ("H100-SXM-80GB", "2.13")
-TABLE = Outside(cuda_context_bytes=800 * MIB, nccl_bytes=0, low_bytes=600 * MIB, high_bytes=1000 * MIB)
+TABLE = OutsideEstimate(cuda_context_bytes=800 * MIB, nccl_bytes=0, low_bytes=600 * MIB, high_bytes=1000 * MIB)
 
 
 def learnt(observations: Sequence[Observation]) -> Correction:
@@ -75,20 +75,22 @@ def test_where_nothing_was_measured_the_prior_holds(seen: Seen) -> None:
 def test_the_context_is_corrected_and_the_tables_margin_given_up(seen: Seen) -> None:
     known = learn([seen(measured_context_bytes=880 * MIB) for _ in range(15)])
 
-    held = known.applied_to(*H100).corrected(TABLE)
+    held = known.applied_to(*H100).correct_outside(TABLE)
 
     middle = 860 * MIB  # three quarters of the way from 800 to 880
     reach = 20 * MIB + 45 * MIB  # what is left to the median, and a quarter of the table's margin above that
-    assert held == Outside(
+    assert held == OutsideEstimate(
         cuda_context_bytes=middle, nccl_bytes=0, low_bytes=middle - reach, high_bytes=middle + reach, calibrated=True
     )
 
 
 def test_a_process_with_nccl_keeps_the_tables_margin_until_nccl_was_measured(seen: Seen) -> None:
     known = learn([seen(measured_context_bytes=800 * MIB) for _ in range(45)])
-    both = Outside(cuda_context_bytes=800 * MIB, nccl_bytes=900 * MIB, low_bytes=1000 * MIB, high_bytes=2200 * MIB)
+    both = OutsideEstimate(
+        cuda_context_bytes=800 * MIB, nccl_bytes=900 * MIB, low_bytes=1000 * MIB, high_bytes=2200 * MIB
+    )
 
-    held = known.applied_to(*H100).corrected(both)
+    held = known.applied_to(*H100).correct_outside(both)
 
     assert (held.low_bytes, held.high_bytes) == (both.low_bytes, both.high_bytes)
 
@@ -156,12 +158,12 @@ def test_device_bytes_of_a_lone_process_are_its_context_and_those_of_many_wait_f
         gpu="H100-SXM-80GB", torch="2.13.0", predicted_reserved_bytes=1000, measured_reserved_bytes=1010,
         predicted_context_bytes=800, measured_context_bytes=890, measured_device_bytes=1900,
     )  # fmt: skip
-    alone = observed(**figures)
-    together = observed(**figures, peers="present")
-    of_the_device = observed(**figures, device_bytes_by="device")
+    alone = make_observation(**figures)
+    together = make_observation(**figures, peers="present")
+    of_the_device = make_observation(**figures, device_bytes_by="device")
 
     assert alone == usual
-    assert observed(**figures, peers="absent") == usual
+    assert make_observation(**figures, peers="absent") == usual
     assert (together.measured_context_bytes, together.predicted_nccl_bytes) == (None, 300)
     assert (of_the_device.measured_context_bytes, of_the_device.measured_device_bytes) == (None, None)
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from planner import planning
 from planner.calibration.interval import Calibration
 from planner.calibration.learning import learn
 from planner.calibration.observation import Observation
 from planner.events import Alloc, Mark, Phase
+from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Software
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
-from planner.planning import Planned, RankTrace, judged
+from planner.planning import pipeline
+from planner.planning.pipeline import PlanningResult, RankTrace, judge_traces
+from planner.report.plan_text import render
 from planner.report.statement import Peak, Verdict
 from planner.report.style import Style
-from planner.report.text import render
-from planner.spec.job import Cluster, Decoder, Gpu, Job, Model, Software
 from planner.tracing.traced import Trace
 from planner.units import GIB, MIB
 
@@ -27,17 +27,17 @@ EVENTS = (Mark(Phase.FORWARD, 1), Alloc(0, 10 * GIB))
 
 def planned(
     calibration: Calibration | None, *, gpu: str = "H100-SXM-80GB", torch: str = "2.13", total: int = 80 * GIB
-) -> Planned:
+) -> PlanningResult:
     job = Job(
         model=Model(decoder=Decoder(layers=1, hidden=8, heads=1, kv_heads=1, ffn=8, vocab=8)),
         cluster=Cluster(gpu=Gpu(name=gpu, total_bytes=total, arch="sm_90")),
         software=Software(torch=torch),
     )
     (only,) = rank_classes(Mesh.of(job.parallel))
-    return judged(job, [RankTrace(only, Trace(EVENTS))], calibration)
+    return judge_traces(job, [RankTrace(only, Trace(EVENTS))], calibration)
 
 
-def peak_of(found: Planned) -> Peak:
+def peak_of(found: PlanningResult) -> Peak:
     return found.plan.rank_classes[0].peak
 
 
@@ -70,7 +70,7 @@ def test_a_plan_for_another_gpu_or_torch_is_as_if_nothing_had_been_measured(
 
 
 def test_the_report_says_what_was_corrected_and_from_how_many_measurements(known: Calibration) -> None:
-    def said(found: Planned) -> str:
+    def said(found: PlanningResult) -> str:
         return " ".join(render(found.plan, Style(), notes=found.notes).split())
 
     assert "from 15 measurements. CUDA context corrected by +9.6%, from 15 measurements" in said(planned(known))
@@ -102,5 +102,5 @@ def test_what_lives_outside_stays_what_the_table_says_so_that_it_can_be_learnt_a
         model=Model(), cluster=Cluster(gpu=Gpu(name="H100-SXM-80GB", arch="sm_90")), software=Software(torch="2.13")
     )
 
-    assert planning.outside_of(job).cuda_context_bytes == 778 * MIB
+    assert pipeline.outside_of(job).cuda_context_bytes == 778 * MIB
     assert peak_of(planned(known)).device_bytes == 10 * GIB + (778 + 75) * MIB

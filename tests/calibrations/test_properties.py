@@ -11,18 +11,18 @@ from collections.abc import Callable
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from planner.calibration.correction import Applied
+from planner.calibration.correction import AppliedCorrection
 from planner.calibration.document import from_json, to_json
 from planner.calibration.estimate import estimate, weight_of
 from planner.calibration.interval import Calibration, interval
 from planner.calibration.learning import learn
 from planner.calibration.observation import Observation
-from planner.overhead.estimate import Outside
+from planner.overhead.estimate import OutsideEstimate
 from planner.units import GIB, MIB
 
 Seen = Callable[..., Observation]
 H100 = ("H100-SXM-80GB", "2.13")
-TABLE = Outside(cuda_context_bytes=800, nccl_bytes=900, low_bytes=1000, high_bytes=2200)
+TABLE = OutsideEstimate(cuda_context_bytes=800, nccl_bytes=900, low_bytes=1000, high_bytes=2200)
 
 BYTES = st.one_of(st.integers(-2, 90 * GIB), st.sampled_from([0, GIB, 10 * GIB, 10**30]))
 MAYBE = st.one_of(st.none(), BYTES)
@@ -164,8 +164,8 @@ def test_a_calibration_comes_back_from_json_as_it_was(seen: list[Observation]) -
 @given(seen=MIXED)
 def test_whatever_was_measured_the_interval_is_one_and_holds_the_corrected_bytes(seen: list[Observation]) -> None:
     known = learn(seen)
-    applied: Applied = known.applied_to(*H100)
-    held = applied.corrected(TABLE)
+    applied: AppliedCorrection = known.applied_to(*H100)
+    held = applied.correct_outside(TABLE)
 
     lowest, highest = interval(10**9 + held.total_bytes, held, known, gpu=H100[0], torch=H100[1])
 

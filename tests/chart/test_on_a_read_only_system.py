@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from rendered_chart import REPOSITORY, only, pods, rendered
 
 from planner.paper import library
-from planner.service import sandbox
+from planner.runtime.walls import Walls
 
 USER = "10001"
 JOB = {
@@ -31,7 +31,10 @@ JOB = {
     "train": {"micro_batch_size": 1, "sequence_length": 64},
     "cluster": {"nodes": 1, "gpus_per_node": 1, "gpu": "H100-SXM-80GB"},
 }
-pytestmark = pytest.mark.skipif(not sandbox.has_walls(), reason="bubblewrap does not work here")
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(Walls(as_root=True).refusal() is not None, reason="bubblewrap does not work here"),
+]
 
 
 def pod_like(volumes: dict[str, str], shown: dict[Path, Path]) -> list[str]:
@@ -153,7 +156,7 @@ def test_the_webhook_of_the_chart_opens_in_its_pod(tmp_path: Path) -> None:
     }
     (tmp_path / "given.json").write_text(json.dumps(given))
     stores = [part for each in folders for part in ("--ro-bind", str(folders[each]), mounts[each])]
-    program = Path(__file__).with_name("ask_a_door.py")
+    program = Path(__file__).with_name("ask_a_hook.py")
     walls = pod_like({"tmp": mounts["tmp"]}, {tmp_path: Path("/mnt")})
 
     ended = subprocess.run(

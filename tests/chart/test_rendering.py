@@ -22,7 +22,7 @@ OLDEST, NEWEST = "1.28", "1.37"
 """What Chart.yaml admits, and the newest that kubernetes-validate 1.37 knows."""
 
 STORES = {"NetworkPolicy": 4, "Secret": 3, "Service": 2, "ServiceAccount": 4, "StatefulSet": 2}
-DOOR = {"ClusterRole": 1, "ClusterRoleBinding": 1, "ConfigMap": 1, "Deployment": 1}
+HOOK = {"ClusterRole": 1, "ClusterRoleBinding": 1, "ConfigMap": 1, "Deployment": 1}
 WEBHOOK = {"Certificate": 1, "PodDisruptionBudget": 1, "ValidatingWebhookConfiguration": 1}
 MADE = {
     "air-gapped": {
@@ -33,13 +33,13 @@ MADE = {
     "embedded": {**STORES, "RayService": 1},
     "external": {"NetworkPolicy": 2, "PodDisruptionBudget": 1, "RayService": 1, "ServiceAccount": 2},
     "gpu-validators": {**STORES, "RayService": 1},
-    "kueue": {**STORES, **DOOR, "AdmissionCheck": 1, "NetworkPolicy": 5, "RayService": 1, "ServiceAccount": 5},
+    "kueue": {**STORES, **HOOK, "AdmissionCheck": 1, "NetworkPolicy": 5, "RayService": 1, "ServiceAccount": 5},
     "monitoring": {
         **STORES, "ConfigMap": 3, "PodMonitor": 1, "PrometheusRule": 1, "RayService": 1, "ServiceMonitor": 1,
     },
     "small": {"PersistentVolumeClaim": 1, "RayService": 1, "ServiceAccount": 2},
     "webhook-cert-manager": {
-        **STORES, **DOOR, **WEBHOOK, "Issuer": 1, "NetworkPolicy": 5, "RayService": 1, "Service": 3,
+        **STORES, **HOOK, **WEBHOOK, "Issuer": 1, "NetworkPolicy": 5, "RayService": 1, "Service": 3,
         "ServiceAccount": 5,
     },
     "webhook-given-certificate": {

@@ -184,12 +184,12 @@ def allowed_by(role: Document) -> set[tuple[str, str, str]]:
     }
 
 
-@pytest.mark.parametrize("door", ["webhook", "kueue"])
-def test_the_manifests_without_helm_give_the_same_rights(door: str) -> None:
-    text = (rendered_chart.REPOSITORY / "deploy" / "kubernetes" / f"{door}.yaml").read_text(encoding="utf-8")
+@pytest.mark.parametrize("hook", ["webhook", "kueue"])
+def test_the_manifests_without_helm_give_the_same_rights(hook: str) -> None:
+    text = (rendered_chart.REPOSITORY / "deploy" / "kubernetes" / f"{hook}.yaml").read_text(encoding="utf-8")
     (role,) = [each for each in yaml.safe_load_all(text) if each and each["kind"] == "ClusterRole"]
 
-    assert allowed_by(role) == MAY[door]
+    assert allowed_by(role) == MAY[hook]
 
 
 def test_no_right_is_a_wildcard_or_touches_secrets() -> None:
@@ -262,7 +262,7 @@ def test_stores_answer_nobody_but_ray_and_ask_nobody() -> None:
         assert policies[store]["egress"] == []
 
 
-def test_the_policy_of_a_door_holds_no_token() -> None:
+def test_the_policy_of_a_hook_holds_no_token() -> None:
     for name in ("webhook-cert-manager", "kueue"):
         text = next(each["data"]["admission.ini"] for each in of_kind(rendered(name), "ConfigMap"))
         assert "token_file = /etc/planner/token/token" in text

@@ -119,18 +119,18 @@ def test_the_schema_knows_the_policy_of_a_door_as_the_door_does() -> None:
 
 def test_the_settings_that_the_schema_admits_are_those_that_the_service_reads() -> None:
     """One value of each type, as text and as itself."""
-    given = {"trace_memory_bytes": "1.5GiB", "body_bytes": 1048576, "trace_seconds": 1.5, "allow_factories": True}
+    given = {"trace_memory_bytes": "1.5GiB", "body_bytes": 1048576, "trace_seconds": 1.5, "factories": "ourmodels.*"}
 
     (application,) = yaml.safe_load(
         rendered_chart.only(rendered_chart.objects({"settings": given}), "RayService")["spec"]["serveConfigV2"]
     )["applications"]
 
     read = Settings.read(application["args"])
-    assert (read.trace_memory_bytes, read.body_bytes, read.trace_seconds, read.allow_factories) == (
+    assert (read.trace_memory_bytes, read.body_bytes, read.trace_seconds, read.factories) == (
         3 * 2**29,
         2**20,
         1.5,
-        True,
+        "ourmodels.*",
     )
 
 

@@ -260,8 +260,8 @@ def test_doors_ask_the_service_where_it_is() -> None:
 
 @pytest.mark.parametrize("name", ["webhook-cert-manager", "kueue"])
 def test_a_door_starts_anew_when_its_policy_changes(name: str) -> None:
-    door = "webhook" if name.startswith("webhook") else "kueue"
-    changed = {**rendered_chart.values_of(name), door: {"enabled": True, "policy": {"tight": "refuse"}}}
+    hook = "webhook" if name.startswith("webhook") else "kueue"
+    changed = {**rendered_chart.values_of(name), hook: {"enabled": True, "policy": {"tight": "refuse"}}}
 
     def stamp(found: tuple[Document, ...]) -> str:
         return str(only(found, "Deployment")["spec"]["template"]["metadata"]["annotations"]["planner.dev/policy"])
@@ -341,18 +341,18 @@ def test_network_policies_let_through_what_the_parts_need(name: str) -> None:
         return
     ray = [pod for pod in found if pod.owner.startswith("RayService")]
     stores = [pod for pod in found if pod.owner.startswith("StatefulSet")]
-    doors = [pod for pod in found if pod.owner.startswith("Deployment")]
+    hooks = [pod for pod in found if pod.owner.startswith("Deployment")]
 
     wanted = [(one, store, only_port(store)) for one in ray for store in stores]
-    wanted += [(door, one, 8642) for door in doors for one in ray]
+    wanted += [(hook, one, 8642) for hook in hooks for one in ray]
     wanted += [(one, other, 10002) for one in ray for other in ray]
 
     for source, target, port in wanted:
         assert may_send(policies, source, target, port), f"{source.owner} to {target.owner}"
         assert may_receive(policies, target, source, port), f"{target.owner} from {source.owner}"
     for store in stores:
-        for door in doors:
-            assert not may_receive(policies, store, door, only_port(store)), f"{door.owner} to {store.owner}"
+        for hook in hooks:
+            assert not may_receive(policies, store, hook, only_port(store)), f"{hook.owner} to {store.owner}"
 
 
 def only_port(pod: Pod) -> int:
@@ -408,19 +408,19 @@ def test_validators_are_found_by_their_gpu() -> None:
 @pytest.mark.parametrize("name", ["gpu-validators", "air-gapped"])
 def test_the_service_knows_the_gpus_of_its_validators(name: str) -> None:
     """By the label that Ray gives the nodes, as the validations look for them."""
-    from planner.spec import catalog
-    from planner.validation import cluster
+    from planner.hardware import catalog
+    from planner.validation import placement
 
     groups = only(rendered(name), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    kinds = [each["labels"][cluster.LABEL] for each in groups if cluster.LABEL in each["labels"]]
+    kinds = [each["labels"][placement.LABEL] for each in groups if placement.LABEL in each["labels"]]
 
     assert kinds
     for kind in kinds:
-        node = cluster.Node(name="one", gpus=1, kind=kind, labelled=True)
-        assert any(cluster.suiting([node], gpu_of(name_of)) for name_of in catalog.names()), kind
+        node = placement.Node(name="one", gpus=1, kind=kind, labelled=True)
+        assert any(placement.suiting([node], gpu_of(name_of)) for name_of in catalog.names()), kind
 
 
 def gpu_of(name: str) -> Any:
-    from planner.spec.job import Gpu
+    from planner.job.schema import Gpu
 
     return Gpu(name=name)

@@ -13,7 +13,7 @@ import pytest
 from filled_history import fill_history, make_plan
 from scraped import exporting, serving
 
-from planner.admission.capacity import moment
+from planner.admission.capacity_query import moment
 from planner.cli import main
 from planner.history.counters import Counters
 from planner.history.job_values import JobChange

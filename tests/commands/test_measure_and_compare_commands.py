@@ -59,6 +59,20 @@ def test_a_case_that_was_not_measured_is_said(folder: Path, capsys: pytest.Captu
     assert "no measurement of 'other'" in capsys.readouterr().err
 
 
+def test_the_second_stage_of_a_pipeline_is_compared_with_its_own_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, measured = tmp_path / "job.yaml", tmp_path / "measured.jsonl"
+    job.write_text(JOB.replace("{dp_replicate: 2}", "{pp: {degree: 2, schedule: GPipe}}"))
+    command = ["measure", str(job), "--device", "cpu", "--rank", "1", "--output", str(measured)]
+    subprocess.run([sys.executable, "-m", "planner", *command], capture_output=True, check=True)
+
+    assert cli.main(["compare", str(job), str(measured), "--rank", "1", "--format", "json"]) == 0
+
+    (requested,) = json.loads(capsys.readouterr().out)["peak"]
+    assert requested["error_percent"] < 0.5
+
+
 def test_a_device_that_is_none_is_said(folder: Path) -> None:
     command = [sys.executable, "-m", "planner", "measure", "job.yaml", "--device", "abacus"]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

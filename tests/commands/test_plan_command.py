@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from planner import cli
-from planner.spec.loading import load_job
+from planner.job.loading import load_job
 
 REPOSITORY = Path(__file__).parents[2]
 SPEC = """

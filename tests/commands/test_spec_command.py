@@ -93,7 +93,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
         def run(_: object) -> int:
             raise error
 
-        monkeypatch.setattr(cli.spec, "run", run)
+        monkeypatch.setattr(cli.spec_command, "run", run)
 
     return fail_with
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from quiet_server import QuietServer
 
-from planner.spec.bundle import bundle
-from planner.spec.loading import load_document
+from planner.job.bundle import bundle
+from planner.job.loading import load_document
 from planner.units import GIB
 
 PLAN_ID = "pl-" + "a" * 26

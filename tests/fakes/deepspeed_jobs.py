@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Parallel, Train
+from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Parallel, Train
 
 BF16 = {"bf16": {"enabled": True}}
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}

@@ -8,14 +8,14 @@ from planner.calibration import document
 from planner.calibration.learning import learn
 from planner.calibration.observation import Observation
 from planner.events import Category, Phase
-from planner.history.checks import Check
+from planner.history.check_table import Check
 from planner.history.counters import Counters
 from planner.history.job_values import JobChange, MeasuredRank, Outcome
 from planner.history.store import History
-from planner.history.validations import State, Validation
-from planner.metrics import REQUEST_SECONDS, REQUESTS
+from planner.history.validation_table import State, Validation
+from planner.metrics.definitions import REQUEST_SECONDS, REQUESTS
 from planner.report.statement import OutsideAllocator, Peak, Plan, Provenance, RankClassStatement, Verdict
-from planner.service.pool_figures import PoolFigures
+from planner.service.pool_metrics import PoolFigures
 from planner.units import GIB, MIB
 
 
@@ -96,7 +96,7 @@ def fill_history(history: History) -> Counters:
     counters = Counters(history.totals)
     count(counters)
     pool = PoolFigures(counters)
-    pool.tell(pool_state())
+    pool.publish(pool_state())
     counters.flush()
     return counters
 
@@ -108,7 +108,7 @@ def count(counters: Counters) -> None:
 
 
 def pool_state(**figures: int) -> dict[str, int]:
-    """What `planner.service.tracers.Tracers.state` says."""
+    """What `planner.service.plan_scheduler.PlanScheduler.state` says."""
     return {
         "workers": 4, "busy": 3, "waiting": 2, "traced_total": 10, "retried_total": 1, "killed_time_total": 2,
         "killed_memory_total": 0, "killed_abandoned_total": 1, "deduplicated_total": 5, "refused_busy_total": 6,

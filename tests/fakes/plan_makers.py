@@ -5,26 +5,26 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner import planning
 from planner.events import Alloc, Category, Free, Mark, Phase, Role
-from planner.history.columns import compact_json
 from planner.history.store import History
+from planner.job.schema import Cluster, Decoder, DpShard, Gpu, Input, Job, Metadata, Model, Parallel, Pp, Train
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
+from planner.planning import pipeline
 from planner.report.statement import Advice, Plan, Verdict
+from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.calibration_in_use import CalibrationInUse
-from planner.service.desk import Answered, Desk, Pending
 from planner.service.ids import Order
-from planner.service.outcomes import Traced
-from planner.service.tracers import Tracers
-from planner.service.workers import Workers
+from planner.service.outcomes import WorkerResult
+from planner.service.plan_provider import PlanAnswer, PlanPending, PlanProvider
+from planner.service.plan_scheduler import PlanScheduler
+from planner.service.worker_pool import Workers
 from planner.settings import Settings
-from planner.spec.job import Cluster, Decoder, DpShard, Gpu, Input, Job, Metadata, Model, Parallel, Pp, Train
-from planner.tracing import wire
+from planner.tracing import trace_text
 from planner.tracing.traced import Trace
 from planner.units import GIB, MIB
 
@@ -71,111 +71,123 @@ def trace_of(rank: int, size: int = 512 * MIB, dims: tuple[int, ...] = ()) -> Tr
 
 
 @dataclasses.dataclass
-class Floor:
+class FakePool:
     """Where the workers of a test stand: what they do, and what was asked of them."""
 
     asked: list[str] = dataclasses.field(default_factory=list)
     does: Callable[[str], Awaitable[Any]] | None = None
     """Comes before what a worker does; what it returns, if anything, is the worker's answer."""
     size: int = 512 * MIB
+    advises: bool = True
     broken: Exception | None = None
     """Why no worker starts."""
     hired: int = 0
     killed: int = 0
-    kept_bytes: int = 0
-    workers: list[HandWorker] = dataclasses.field(default_factory=list)
+    stopped: int = 0
+    workers: list[FakeWorker] = dataclasses.field(default_factory=list)
 
 
-class HandWorker:
+class FakeWorker:
     """A worker that plans by hand."""
 
-    def __init__(self, floor: Floor) -> None:
-        self._floor = floor
-        floor.hired += 1
-        floor.workers.append(self)
-        self.grown: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    def __init__(self, pool: FakePool) -> None:
+        self._pool = pool
+        pool.hired += 1
+        pool.workers.append(self)
+        self.gone = asyncio.Event()
 
     async def ready(self) -> None:
-        if self._floor.broken:
-            raise self._floor.broken
+        if self._pool.broken:
+            raise self._pool.broken
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        if method == "resident_bytes":
-            return self._floor.kept_bytes
-        self._floor.asked.append(method)
-        answer = await self._floor_does(method)
-        return getattr(self, method)(*arguments) if answer is None else answer
+        self._pool.asked.append(method)
+        *given, seconds = arguments
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._pool_does(method)
+        except TimeoutError:
+            return WorkerResult(exceeded=LimitExceededError(Limit.SECONDS, Limits(seconds=seconds), seconds))
+        return getattr(self, method)(*given) if answer is None else answer
 
-    async def overdrawn(self) -> int:
-        return await self.grown
+    async def wait_until_dead(self) -> None:
+        await self.gone.wait()
+
+    async def stop(self) -> None:
+        self._pool.stopped += 1
 
     def kill(self) -> None:
-        self._floor.killed += 1
+        self._pool.killed += 1
 
-    async def _floor_does(self, method: str) -> Any:
-        return None if self._floor.does is None else await self._floor.does(method)
+    async def _pool_does(self, method: str) -> Any:
+        return None if self._pool.does is None else await self._pool.does(method)
 
-    def plan(self, order: Order) -> Plan:
-        return self.judge(order, self.written(order))
+    def plan(self, order: Order) -> WorkerResult:
+        first = self.trace(order.job, 0)
+        texts = dict(first.traces)
+        for rank in first.further:
+            texts |= self.trace(order.job, rank).traces
+        return WorkerResult(plan=self._advised(self._judged(order, texts)), traces=texts)
 
-    def trace(self, job: Job, rank: int) -> Traced:
-        found = trace_of(rank, self._floor.size, dims=(10,) if job.parallel.dp_shard.degree > 1 else ())
+    def trace(self, job: Job, rank: int) -> WorkerResult:
+        found = trace_of(rank, self._pool.size, dims=(10,) if job.parallel.dp_shard.degree > 1 else ())
         classes = [each for each in rank_classes(Mesh.of(job.parallel)) if each.representative == rank]
-        parts = [part.representative for each in classes for part in planning.parts_of_class(job, each, found)]
-        return Traced(compact_json(wire.to_json(found)), tuple(parts[1:]))
+        parts = [part.representative for each in classes for part in pipeline.parts_of_class(job, each, found)]
+        return WorkerResult(traces={rank: trace_text.dumps(found)}, further=tuple(parts[1:]))
 
-    def judge(self, order: Order, texts: dict[int, str]) -> Plan | None:
+    def judge(self, order: Order, texts: dict[int, str]) -> WorkerResult | None:
         try:
-            found = {rank: wire.from_json(json.loads(text)) for rank, text in texts.items()}
+            return WorkerResult(plan=self._advised(self._judged(order, texts)))
         except ValueError:
             return None
-        return planning.judged(order.job, planning.with_their_ranks(order.job, found), order.calibration).plan
 
-    def advise(self, order: Order) -> Plan:
+    def _judged(self, order: Order, texts: Mapping[int, str]) -> Plan:
+        found = {rank: trace_text.loads(text) for rank, text in texts.items()}
+        return pipeline.judge_traces(order.job, pipeline.assign_ranks(order.job, found), order.calibration).plan
+
+    def _advised(self, plan: Plan) -> Plan:
+        if plan.verdict is not Verdict.EXCEEDS or not self._pool.advises:
+            return plan
         advice = Advice(change={"train.micro_batch_size": 1}, device_bytes=GIB, verdict=Verdict.FITS)
-        return dataclasses.replace(self.plan(order), advice=(advice,))
-
-    def written(self, order: Order) -> dict[int, str]:
-        first = self.trace(order.job, 0)
-        return {0: first.text} | {rank: self.trace(order.job, rank).text for rank in first.further}
+        return dataclasses.replace(plan, advice=(advice,))
 
 
 @dataclasses.dataclass
-class House:
-    """A desk, the tracers behind it, and their workers."""
+class ServiceStack:
+    """A plan_provider, the tracers behind it, and their workers."""
 
-    floor: Floor
-    desk: Desk
-    tracers: Tracers
+    pool: FakePool
+    plan_provider: PlanProvider
+    tracers: PlanScheduler
     history: History
     clock: list[float]
 
     async def settled(self) -> None:
         """Until nothing is being made."""
-        while self.tracers.in_the_making or self.tracers.state()["busy"]:
+        while self.tracers.entry_count or self.tracers.state()["busy"]:
             await asyncio.sleep(0.005)
 
 
-class Opening:
-    """Opens houses that are closed after the test's own coroutine."""
+class StackRunner:
+    """Runs stacks that are closed after the test's own coroutine."""
 
     def __init__(self, path: Path) -> None:
         self.url = f"sqlite:///{path / 'history.db'}"
 
-    def __call__(self, story: Callable[[House], Coroutine[Any, Any, None]], **settings: Any) -> None:
-        asyncio.run(asyncio.wait_for(self._told(story, settings), 15))
+    def __call__(self, story: Callable[[ServiceStack], Coroutine[Any, Any, None]], **settings: Any) -> None:
+        asyncio.run(asyncio.wait_for(self._run(story, settings), 15))
 
-    async def _told(self, story: Callable[[House], Coroutine[Any, Any, None]], given: dict[str, Any]) -> None:
+    async def _run(self, story: Callable[[ServiceStack], Coroutine[Any, Any, None]], given: dict[str, Any]) -> None:
         settings = Settings(database=self.url, **{"trace_workers": 1, "trace_seconds": 5.0, **given})
-        floor, clock = Floor(), [0.0]
+        pool, clock = FakePool(), [0.0]
         with History.open(self.url) as history:
-            workers = Workers(
-                lambda: HandWorker(floor), settings.trace_workers, most_wait_seconds=5, most_idle_bytes=GIB
-            )
-            tracers = Tracers(settings, history, workers, now=lambda: clock[0])
+            workers = Workers(lambda: FakeWorker(pool), settings.trace_workers, most_wait_seconds=5)
+            tracers = PlanScheduler(settings, history, workers, now=lambda: clock[0])
             tracers.start()
             calibration = CalibrationInUse(history, now=lambda: clock[0])
-            await story(House(floor, Desk(settings, history, tracers, calibration), tracers, history, clock))
+            await story(
+                ServiceStack(pool, PlanProvider(settings, history, tracers, calibration), tracers, history, clock)
+            )
             await tracers.finish()
 
 
@@ -191,6 +203,6 @@ async def when(go: asyncio.Event) -> None:
     await go.wait()
 
 
-def metadata(found: Answered | Pending) -> str:
-    assert isinstance(found, Answered)
+def metadata(found: PlanAnswer | PlanPending) -> str:
+    assert isinstance(found, PlanAnswer)
     return str(json.loads(found.text)["job"]["metadata"]["name"])

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from planner.service.cluster import free_ports
+from planner.service.local_ray import free_ports
 
 BACK_SECONDS = 90.0
 """What dies is back within seconds; PyTorch has to be loaded anew, on a machine that may have other work."""
@@ -55,6 +55,14 @@ class Processes:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
+
+    def resident_bytes(self) -> int:
+        """Of all of them together."""
+        found = 0
+        for pid, _ in self._all():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return found
 
     def commands(self) -> list[str]:
         return [command for _, command in self._all()]
@@ -172,10 +180,14 @@ def session(*command: object, **environment: str) -> Iterator[tuple[subprocess.P
 
 @contextmanager
 def serving(
-    database: str, *walls: str, surroundings: Mapping[str, str] | None = None, **settings: object
+    database: str,
+    *walls: str,
+    port: int | None = None,
+    surroundings: Mapping[str, str] | None = None,
+    **settings: object,
 ) -> Iterator[Service]:
     """`planner serve` over that database, ready; `walls` is put in front of the command."""
-    (port,) = free_ports(1)
+    port = port or free_ports(1)[0]
     command = [*walls, sys.executable, "-m", "planner", "serve", "--port", port, "--database", database]
     environment = {f"PLANNER_{name.upper()}": str(value) for name, value in settings.items()}
     with session(*command, **environment, **(surroundings or {})) as (process, processes):

@@ -16,7 +16,8 @@ import httpx
 import pytest
 from planner_serve import Processes
 
-from planner.service.cluster import free_ports, short_folder
+from planner.service.instances import instance_folder
+from planner.service.local_ray import free_ports
 
 RAY = str(Path(sys.executable).with_name("ray"))
 _AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "b" * 64}
@@ -55,7 +56,7 @@ class RayHead:
 def ray_head() -> Iterator[RayHead]:
     """In processes of a session of their own, which end with the block."""
     gcs, dashboard, client_port, agent, metrics = free_ports(5)
-    with short_folder() as folder:
+    with instance_folder() as folder:
         command = [
             RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={gcs}",
             f"--dashboard-port={dashboard}", f"--ray-client-server-port={client_port}",

@@ -14,45 +14,49 @@ from typing import Any
 
 import uvicorn
 
-from planner.answer import answer
+from planner.bound.lower_bound import Bound, lower_bound
 from planner.history.store import History
+from planner.job.bundle import bundle_text
+from planner.job.schema import Job
+from planner.planning.answer import plan_and_advise
 from planner.report.statement import to_json
-from planner.service.cluster import free_ports
-from planner.service.desk import Answered, Pending
+from planner.service.dependencies import Dependencies
 from planner.service.interface import interface
-from planner.service.office import Office
+from planner.service.local_ray import free_ports
+from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.settings import Settings
-from planner.spec.bundle import bundle_text
-from planner.spec.job import Job
 
 TOKEN = "a-token-of-this-test"
 
 
 class PlansHere:
-    """A desk that plans for real, one job after the other, and stores what it made."""
+    """A plan_provider that plans for real, one job after the other, and stores what it made."""
 
     def __init__(self, history: History) -> None:
         self._history, self._one = history, threading.Lock()
-        self._made: dict[str, Answered] = {}
+        self._made: dict[str, PlanAnswer] = {}
         self.slow: set[str] = set()
         """Names of jobs whose plans are never ready."""
 
-    async def plan(self, job: Job, *, seconds: float | None) -> Answered:  # noqa: ARG002
+    async def plan(self, job: Job, *, seconds: float | None) -> PlanAnswer:  # noqa: ARG002
         return await asyncio.to_thread(self._plan, job)
 
-    async def check(self, job: Job, *, seconds: float | None) -> Answered | Pending:
+    def bound(self, job: Job) -> Bound:
+        return lower_bound(job)
+
+    async def check(self, job: Job, *, seconds: float | None) -> PlanAnswer | PlanPending:
         if job.metadata.name in self.slow:
             await asyncio.sleep(min(seconds or 0.0, 1.0))
-            return Pending(plan_id="pl-" + "b" * 26, trace_id="0" * 64)
+            return PlanPending(plan_id="pl-" + "b" * 26, trace_id="0" * 64)
         return await asyncio.to_thread(self._plan, job)
 
-    def _plan(self, job: Job) -> Answered:
+    def _plan(self, job: Job) -> PlanAnswer:
         with self._one:
             key = bundle_text(job)
             if key not in self._made:
-                found = answer(job).plan
+                found = plan_and_advise(job).plan
                 self._history.plans.put(found)
-                self._made[key] = Answered(
+                self._made[key] = PlanAnswer(
                     plan_id=found.plan_id, trace_id=found.trace_id, text=json.dumps(to_json(found)), from_store=False
                 )
             return self._made[key]
@@ -71,7 +75,7 @@ class RealService:
     url: str
     token: str
     history: History
-    desk: PlansHere = field(repr=False)
+    plan_provider: PlansHere = field(repr=False)
 
 
 @contextmanager
@@ -84,10 +88,12 @@ def serving(folder: Path) -> Iterator[RealService]:
         database=f"sqlite:///{folder / 'planner.sqlite'}", token_sha256=hashlib.sha256(TOKEN.encode()).hexdigest()
     )
     with History.open(settings.database) as history:
-        desk = PlansHere(history)
-        office = Office(settings=settings, history=history, desk=desk, counters=NoCounters(), tracers_ready=None)
+        plan_provider = PlansHere(history)
+        dependencies = Dependencies(
+            settings=settings, history=history, plan_provider=plan_provider, counters=NoCounters(), tracers_ready=None
+        )
         server = uvicorn.Server(
-            uvicorn.Config(interface(office, 8), host="127.0.0.1", port=port, log_level="error", lifespan="off")
+            uvicorn.Config(interface(dependencies, 8), host="127.0.0.1", port=port, log_level="error", lifespan="off")
         )
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
@@ -95,7 +101,7 @@ def serving(folder: Path) -> Iterator[RealService]:
             assert thread.is_alive()
             time.sleep(0.02)
         try:
-            yield RealService(f"http://127.0.0.1:{port}", TOKEN, history, desk)
+            yield RealService(f"http://127.0.0.1:{port}", TOKEN, history, plan_provider)
         finally:
             server.should_exit = True
             thread.join(10)

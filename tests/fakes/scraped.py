@@ -14,9 +14,9 @@ from quiet_server import QuietServer
 
 from planner.history.counters import Counters
 from planner.history.store import History
-from planner.service.cluster import free_ports
+from planner.service.dependencies import Dependencies
 from planner.service.interface import interface
-from planner.service.office import Office
+from planner.service.local_ray import free_ports
 from planner.settings import Settings
 
 
@@ -24,8 +24,8 @@ from planner.settings import Settings
 def serving(history: History, counters: Counters) -> Iterator[int]:
     """The interface over HTTP; nobody plans here. Gives its port."""
     (port,) = free_ports(1)
-    desk: Any = None
-    app = interface(Office(settings=Settings(), history=history, desk=desk, counters=counters))
+    plan_provider: Any = None
+    app = interface(Dependencies(settings=Settings(), history=history, plan_provider=plan_provider, counters=counters))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 
 from planner.history.store import History
+from planner.job.loading import load_bundle
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.report.statement import from_json
-from planner.spec.loading import load_bundle
 
 
 def whole_plans(url: str) -> Iterator[str]:

@@ -9,12 +9,18 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
+from hostile_bodies import COUNT, HostileRequest, hostile_requests
+
+pytestmark = pytest.mark.cluster
 
 NewJob = Callable[..., dict[str, Any]]
 Eventually = Callable[..., Any]
 WORKERS, QUEUE, TRACE_SECONDS = 2, 3, 20
 DISK_BYTES = 16 * 2**20
+MOST_SECONDS, MOST_GROWTH_BYTES = 2.0, 200 * 2**20
+"""What an answer to a hostile body may take, and by how much a thousand of them may make the service larger."""
 SLOW = {"layers": 24, "gradient_accumulation_steps": 10}
 """A job that is traced for some seconds."""
 
@@ -34,10 +40,11 @@ def test_the_replica_that_answers_is_killed_in_the_middle(service: Any, new_job:
     job = new_job(**SLOW)
     asked = service.begin(job)
     killed = service.processes.kill("ray::ServeReplica:planner:Planner")
-    lost = asked.exception() or asked.result()
+    lost = asked.result()
     again = service.insist(job)
 
-    assert getattr(lost, "status_code", 502) in (200, 502, 503)
+    assert lost.status_code in (200, 502, 503)
+    assert lost.status_code == 200 or int(lost.headers["Retry-After"]) >= 1
     assert service.processes.wait_for("ray::ServeReplica:planner:Planner", besides=killed)
     assert again.status_code == 200
     assert again.json()["plan_id"] in service.stored()
@@ -46,14 +53,14 @@ def test_the_replica_that_answers_is_killed_in_the_middle(service: Any, new_job:
 def test_the_one_that_has_plans_made_is_killed_in_the_middle(service: Any, new_job: NewJob) -> None:
     job = new_job(**SLOW)
     asked = service.begin(job)
-    orphans = service.processes.named("ray::Tracer")
+    orphans = service.processes.wait_for("ray::TracingWorker")
     killed = service.processes.kill("ray::ServeReplica:planner:Tracers")
     found = asked.result()
 
     assert (found.status_code, found.json().get("verdict")) == (200, "fits"), found.text
     assert found.json()["plan_id"] in service.stored()
     assert service.processes.wait_for("ray::ServeReplica:planner:Tracers", besides=killed)
-    assert not set(orphans) & set(service.processes.named("ray::Tracer"))
+    assert not set(orphans) & set(service.processes.named("ray::TracingWorker"))
     service.wait_until_ready()
 
 
@@ -72,10 +79,14 @@ def test_the_controller_is_killed_and_nobody_notices(service: Any, new_job: NewJ
     assert service.insist(known).content == before.content
 
 
-def test_the_door_is_killed_and_opens_again(service: Any, new_job: NewJob) -> None:
+def test_the_proxy_is_killed_and_starts_again(service: Any, new_job: NewJob) -> None:
+    known = new_job()
+    before = service.insist(known)
     service.processes.kill("haproxy")
+    while_away = [service.post(known) for _ in range(10)]
 
-    assert service.insist(new_job()).status_code == 200
+    assert {each.status_code for each in while_away} <= {200, 503}  # nobody is refused, or waits for long
+    assert service.insist(known).content == before.content
 
 
 def test_a_trace_that_would_take_an_hour_is_refused_and_the_next_is_made(service: Any, new_job: NewJob) -> None:
@@ -123,8 +134,11 @@ def test_the_disk_is_full_for_a_while(service: Any, new_job: NewJob, eventually:
     filled = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     unstored = [service.post(new_job(3)) for _ in range(4)]
     from_store = service.post(known)
+    eventually(lambda: service.readiness()[0] == 503, "it says that it is ready", 20)
+    _, problem = service.readiness()
 
     assert "No space left" in filled.stderr
+    assert "the history sqlite:////mnt/planner.sqlite cannot be used: its disk" in problem
     assert [each.status_code for each in unstored] == [200] * 4
     assert {each.headers["X-Planner-Stored"] for each in unstored} == {"false"}
     assert (from_store.status_code, from_store.headers["X-Planner-Stored"]) == (200, "true")
@@ -133,10 +147,41 @@ def test_the_disk_is_full_for_a_while(service: Any, new_job: NewJob, eventually:
     assert before <= service.stored()
 
     subprocess.run([*service.inside, "rm", "/mnt/filler"], timeout=60, check=True)
+    service.wait_until_ready()
     again = new_job(3)
     made = service.post(again)
     assert made.json()["plan_id"] in service.stored()
     assert before <= service.stored()
+
+
+def test_a_thousand_hostile_bodies_are_answered_soon_and_leave_no_trace(service: Any) -> None:
+    service.wait_until_ready()
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        for request in hostile_requests(100, seed=1):  # what is loaded with a first request is no growth
+            _ask(client, request)
+        service.wait_until_idle()
+        before = service.processes.resident_bytes()
+        asked = [(request, *_ask(client, request)) for request in hostile_requests()]
+        service.wait_until_idle()
+        growth = service.processes.resident_bytes() - before
+    print(f"longest {max(seconds for *_, seconds in asked):.2f} s, {growth / 2**20:.0f} MiB more")
+
+    assert len(asked) == COUNT
+    assert [(each.name, each.path, status) for each, status, _ in asked if status >= 500] == []
+    assert [(each.name, each.path, seconds) for each, _, seconds in asked if seconds > MOST_SECONDS] == []
+    assert growth < MOST_GROWTH_BYTES
+
+
+def _ask(client: httpx.Client, request: HostileRequest) -> tuple[int, float]:
+    """The status, and the seconds of the quickest of a few attempts: the machine may be busy with something else."""
+    best = float("inf")
+    for _ in range(3):
+        began = time.monotonic()
+        answer = client.request(request.method, request.path, content=request.body, headers=request.headers)
+        best = min(best, time.monotonic() - began)
+        if best <= MOST_SECONDS:
+            break
+    return answer.status_code, best
 
 
 def test_without_its_ray_it_ends_with_an_error_and_leaves_nothing(service: Any, eventually: Eventually) -> None:

@@ -17,7 +17,10 @@ from typing import Any
 
 import pytest
 
-from planner.service.cluster import OBJECT_STORE_BYTES, end_haproxy, environment, free_ports, short_folder
+from planner.service.instances import end_processes, instance_folder
+from planner.service.local_ray import OBJECT_STORE_BYTES, environment, free_port_range, free_ports
+
+pytestmark = pytest.mark.cluster
 
 NewJob = Callable[..., dict[str, Any]]
 Eventually = Callable[..., Any]
@@ -61,12 +64,13 @@ def redis(session_of: Any, program: Callable[[str], str], tmp_path_factory: pyte
 @pytest.fixture(scope="module")
 def deployed(redis: str, postgresql: Any, session_of: Any, planner_serve: Any) -> Iterator[Deployed]:
     with ExitStack() as stack:
-        folder = stack.enter_context(short_folder())
-        stack.callback(end_haproxy, folder)
+        folder = stack.enter_context(instance_folder())
+        stack.callback(end_processes, folder)
         port, client, agent, exporter = free_ports(4)
         ray = Path(sys.executable).with_name("ray")
         surroundings = {
-            **environment(folder),
+            **environment(folder, free_port_range()),
+            **_haproxy_of_serve(folder),
             "RAY_REDIS_ADDRESS": redis,
             "RAY_external_storage_namespace": f"planner-{secrets.token_hex(4)}",
             "RAY_AUTH_MODE": "disabled",
@@ -87,6 +91,23 @@ def deployed(redis: str, postgresql: Any, session_of: Any, planner_serve: Any) -
         yield Deployed(service, processes, postgresql, stack)
 
 
+def _haproxy_of_serve(folder: Path) -> dict[str, str]:
+    """As deploy/ has it; its ports and files are otherwise the same for all clusters of a machine."""
+    metrics, stats, fallback = map(str, free_ports(3))
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": metrics,
+        "RAY_SERVE_HAPROXY_STATS_PORT": stats,
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback,
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
+    }
+
+
 def _start(command: list[str], surroundings: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=surroundings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -104,7 +125,7 @@ def _words(process: int, what: str = "cmdline") -> list[str]:
 def test_the_gcs_is_killed_and_comes_back(deployed: Deployed, new_job: NewJob) -> None:
     service, known = deployed.service, new_job()
     before = service.post(known)
-    actors = set(deployed.ray.named("ray::ServeReplica", "ray::Tracer"))
+    actors = set(deployed.ray.named("ray::ServeReplica", "ray::TracingWorker"))
     start_again = deployed.kill_the_gcs()
     while_away = [service.post(known) for _ in range(20)] + [service.post(new_job())]
     start_again()
@@ -115,7 +136,7 @@ def test_the_gcs_is_killed_and_comes_back(deployed: Deployed, new_job: NewJob) -
 
     # What lived, lives on; and what dies is replaced again, which needs a GCS.
     after = service.insist(new_job())
-    assert set(deployed.ray.named("ray::ServeReplica", "ray::Tracer")) == actors
+    assert set(deployed.ray.named("ray::ServeReplica", "ray::TracingWorker")) == actors
     killed = deployed.ray.kill("ray::ServeReplica:planner:Tracers")
     deployed.ray.wait_for("ray::ServeReplica:planner:Tracers", besides=killed)
     again = service.insist(new_job())
@@ -181,5 +202,7 @@ def test_it_ends_in_order_and_leaves_the_cluster_as_it_was(deployed: Deployed, e
     os.kill(server, signal.SIGTERM)
 
     eventually(lambda: not deployed.service.processes.commands(), "planner serve is still there", 60)
-    eventually(lambda: not deployed.ray.named("ray::ServeReplica", "ray::Tracer"), "replicas are still there", 60)
+    eventually(
+        lambda: not deployed.ray.named("ray::ServeReplica", "ray::TracingWorker"), "replicas are still there", 60
+    )
     assert deployed.ray.named("raylet")

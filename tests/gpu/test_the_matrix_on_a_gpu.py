@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="ther
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("truth")
     for only in ("mlp-fp32-adam", "mlp-ddp-", "operators-losses"):
-        command = [sys.executable, "-m", "planner.measuring.gpu_truth", "--out", str(folder), "--small", "--only", only]
+        command = [sys.executable, "-m", "planner", "gpu-truth", "--out", str(folder), "--small", "--only", only]
         subprocess.run(command, cwd=ROOT, check=True)
     return folder
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from planner.history.capacity import Capacity
+from planner.history.capacity_totals import Capacity
 from planner.history.job_values import JobChange, MeasuredRank, Outcome
 from planner.history.store import History
 from planner.report.statement import Plan, Verdict

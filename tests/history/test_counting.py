@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from planner.history.checks import Check
+from planner.history.check_table import Check
 from planner.history.counters import Counters
-from planner.history.faults import HistoryError, HistoryUnavailableError
+from planner.history.history_errors import HistoryError, HistoryUnavailableError
 from planner.history.store import History
-from planner.history.totals import Figures, Totals
-from planner.history.validations import State, Validation
+from planner.history.totals import SharedFigures, Totals
+from planner.history.validation_table import State, Validation
 from planner.report.statement import Verdict
 
 ASKED = ("asked", (("route", "/v1/plans"),))
@@ -50,7 +50,7 @@ def test_what_two_processes_count_adds_up(history: History) -> None:
     other.set("busy", {}, 1)
     other.flush()
 
-    assert history.totals.figures() == Figures(
+    assert history.totals.figures() == SharedFigures(
         totals={ASKED: 7, ("asked", (("route", "/v1/checks"),)): 1}, levels={BUSY: 3}, writers=2
     )
 
@@ -83,7 +83,7 @@ def test_a_flush_that_fails_neither_loses_nor_doubles(history: History, fails: s
     counters.flush()
     counters.flush()
 
-    assert history.totals.figures() == Figures(totals={ASKED: 7}, levels={BUSY: 4}, writers=1)
+    assert history.totals.figures() == SharedFigures(totals={ASKED: 7}, levels={BUSY: 4}, writers=1)
 
 
 def test_threads_count_while_others_flush(shared_url: str) -> None:
@@ -116,10 +116,10 @@ def test_it_flushes_by_itself_and_says_good_bye(history: History) -> None:
             if history.totals.figures().totals:
                 break
             counters._ended.wait(0.01)
-        assert history.totals.figures() == Figures(totals={ASKED: 1}, levels={BUSY: 1}, writers=1)
+        assert history.totals.figures() == SharedFigures(totals={ASKED: 1}, levels={BUSY: 1}, writers=1)
         counters.add("asked", {"route": "/v1/plans"}, 9)
 
-    assert history.totals.figures() == Figures(totals={ASKED: 10})
+    assert history.totals.figures() == SharedFigures(totals={ASKED: 10})
 
 
 def test_the_end_of_a_process_is_not_held_up_by_a_history_that_is_gone(history: History) -> None:
@@ -128,7 +128,7 @@ def test_the_end_of_a_process_is_not_held_up_by_a_history_that_is_gone(history: 
     with Counters(unreliable, every=0.01) as counters:  # type: ignore[arg-type]
         counters.add("asked", {})
 
-    assert history.totals.figures() == Figures()
+    assert history.totals.figures() == SharedFigures()
 
 
 def test_levels_of_a_process_that_fell_silent_are_not_believed(history: History, clock: Any) -> None:
@@ -140,7 +140,7 @@ def test_levels_of_a_process_that_fell_silent_are_not_believed(history: History,
     assert history.totals.figures().levels == {BUSY: 4}
     clock.passes(seconds=2)
 
-    assert history.totals.figures() == Figures(totals={ASKED: 1})
+    assert history.totals.figures() == SharedFigures(totals={ASKED: 1})
 
     counters.flush()
     assert history.totals.figures().levels == {BUSY: 4}
@@ -165,7 +165,7 @@ def test_labels_too_long_for_a_key_are_refused_by_the_history_too(history: Histo
     with pytest.raises(HistoryError, match="labels of"):
         history.totals.add("one", 1, {("asked", (("route", "x" * 500),)): 1}, {})
 
-    assert history.totals.figures() == Figures()
+    assert history.totals.figures() == SharedFigures()
 
 
 def test_a_verdict_counts_once_and_is_not_forgotten(history: History, clock: Any) -> None:
@@ -211,4 +211,4 @@ def test_two_who_do_not_store_leave_no_trace(history: History) -> None:
     with suppress(HistoryError):
         history.totals.add("one", 1, {ASKED: 1, ("asked", (("route", "x" * 500),)): 1}, {BUSY: 1})
 
-    assert history.totals.figures() == Figures()
+    assert history.totals.figures() == SharedFigures()

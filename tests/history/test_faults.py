@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 
-from planner.history.faults import HistoryError, HistoryUnavailableError
+from planner.history.history_errors import HistoryError, HistoryUnavailableError
 from planner.history.store import History
+from planner.history.writability import Writability
 from planner.report.statement import Plan, to_json
 from planner.tracing.traced import Trace
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MiB; skips where none may be made."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "planner-test", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    if made.returncode != 0:
+        pytest.skip(f"no disk can be made here: {made.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], timeout=30, check=True)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +97,55 @@ def test_a_full_disk_is_said_and_nothing_is_half_stored(tmp_path: Path, plan: Ca
         history.plans.put(too_big)
 
         assert len(history.plans.newest()) == 2
+
+
+def test_a_disk_without_room_for_a_plan_is_found_out_by_a_probe(disk: Path, plan: Callable[..., Plan]) -> None:
+    with History.open(f"sqlite:///{disk}/history.db") as history:
+        history.plans.put(plan(1))
+        history.probe()
+        filler = disk / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+        history.ping()
+        with pytest.raises(HistoryUnavailableError, match="its disk is full"):
+            Writability(history._database).probe()
+
+        os.truncate(filler, filler.stat().st_size - 256 * 2**10)  # the probe's own write goes through
+        with pytest.raises(HistoryUnavailableError, match="its disk has no room for a plan: No space left") as refused:
+            Writability(history._database).probe()
+        assert refused.value.place == f"sqlite:///{disk}/history.db"
+
+        filler.unlink()
+        Writability(history._database).probe()
+
+
+def test_a_database_that_may_only_be_read_is_found_out_by_a_probe(shared_url: str) -> None:
+    with History.open(shared_url) as history:
+        history.probe()
+        event.listen(history._database._engine, "begin", _read_only)
+
+        history.ping()
+        with pytest.raises(HistoryUnavailableError):
+            Writability(history._database).probe()
+
+
+def test_probes_write_every_few_seconds_however_many_ask(shared_url: str) -> None:
+    seconds = iter([0.0, 0.0, 1.0, 4.9, 5.1, 5.1])
+    written: list[str] = []
+    with History.open(shared_url) as history:
+        event.listen(history._database._engine, "before_cursor_execute", lambda *said: written.append(said[2]))
+        writability = Writability(history._database, now=lambda: next(seconds))
+        for _ in range(4):
+            writability.probe()
+
+    assert sum(each.startswith("UPDATE") for each in written) == 2
+
+
+def _read_only(connection: Connection) -> None:
+    in_sqlite = connection.dialect.name == "sqlite"
+    connection.exec_driver_sql("PRAGMA query_only = ON" if in_sqlite else "SET TRANSACTION READ ONLY")
 
 
 def test_a_database_that_others_lock_is_said_to_be_busy(tmp_path: Path, plan: Callable[..., Plan]) -> None:

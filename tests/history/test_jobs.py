@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.history.faults import HistoryError
+from planner.history.history_errors import HistoryError
 from planner.history.job_values import BoundJob, JobChange, MeasuredRank, Outcome
 from planner.history.store import History
 from planner.report.statement import Plan
@@ -39,6 +39,24 @@ def test_a_job_is_bound_and_found_again(history: History, plan_id: str) -> None:
     assert history.jobs.get("slurm", "4711_3") == bound
     assert history.jobs.of_plan(plan_id) == history.jobs.open() == (bound,)
     assert history.jobs.get("slurm", "4711") is None
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "0001-01-01T00:00:00+14:00",
+        "1999-12-31T23:59:59+00:00",
+        "2200-01-01T00:00:01+00:00",
+        "9999-12-31T23:59:59-14:00",
+    ],
+)
+@pytest.mark.parametrize("name", ["started_at", "ended_at"])
+def test_a_moment_at_which_nothing_ran_is_refused(history: History, plan_id: str, name: str, moment: str) -> None:
+    """One outside of the years of a calendar could be stored, and never be read again."""
+    with pytest.raises(HistoryError, match="nothing ran at"):
+        history.jobs.bind("ray", "a", JobChange(plan_id=plan_id, **{name: datetime.fromisoformat(moment)}))
+
+    assert history.jobs.open() == ()
 
 
 def test_telling_the_same_again_changes_nothing(history: History, plan_id: str) -> None:

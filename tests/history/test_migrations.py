@@ -14,15 +14,15 @@ from sqlalchemy import insert
 
 from planner.history import database as database_module
 from planner.history import schema
-from planner.history.checks import Check
+from planner.history.check_table import Check
 from planner.history.columns import compact_json
 from planner.history.database import Database
-from planner.history.faults import HistoryUnavailableError
+from planner.history.history_errors import HistoryUnavailableError
 from planner.history.job_values import JobChange
 from planner.history.migrating import migrate
 from planner.history.store import History
-from planner.history.totals import Figures
-from planner.history.validations import State, Validation
+from planner.history.totals import SharedFigures
+from planner.history.validation_table import State, Validation
 from planner.report.statement import Plan, Verdict, to_json
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
@@ -30,7 +30,7 @@ NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
 def of_first_schema(url: str, plan: Plan) -> None:
     """A database as the first schema had it, with one plan in it."""
-    database = Database(database_module._engine(database_module._parsed(url)))
+    database = Database(database_module._engine(database_module._parse_url(url)))
     with database.writing() as connection:
         migrate(connection, "here", "0001")
         row = {
@@ -47,7 +47,7 @@ def of_first_schema(url: str, plan: Plan) -> None:
 def of_previous_schema(url: str, plan: Plan) -> None:
     """A database as the schema before this one had it, with a plan, a job, a check, a validation, a calibration."""
     of_first_schema(url, plan)
-    database = Database(database_module._engine(database_module._parsed(url)))
+    database = Database(database_module._engine(database_module._parse_url(url)))
     with database.writing() as connection:
         migrate(connection, "here", "0002")
         named = {"system": "ray", "team": "nlp", "queue": ""}
@@ -83,7 +83,7 @@ def test_a_database_of_the_first_schema_keeps_its_plans_and_gets_the_rest(
     validation = Validation(validation_id="v", plan_id=plan().plan_id, state=State.PENDING, asked_at=NOW)
 
     with History.open(shared_url) as history:
-        assert version(history) == "0003"
+        assert version(history) == "0005"
         assert history.plans.document(plan().plan_id) == to_json(plan())
         history.jobs.bind("ray", "a", JobChange(plan_id=plan().plan_id))
         history.validations.put(validation)
@@ -99,14 +99,14 @@ def test_a_database_of_the_previous_schema_keeps_all_that_it_held_and_can_count(
     of_previous_schema(shared_url, plan())
 
     with History.open(shared_url) as history:
-        assert version(history) == "0003"
+        assert version(history) == "0005"
         assert [job.hosts for job in history.jobs.of_plan(plan().plan_id)] == [("n1",)]
         assert history.checks.counts() == {Verdict.FITS: 1}
         assert history.validations.errors() == {("H100", "2.13.0"): (1.5,)}
         current = history.calibrations.current()
         assert current is not None
         assert (current.calibration_id, current.measurements) == ("abc", 3)
-        assert history.totals.figures() == Figures()  # what was before the counting began is not made up
+        assert history.totals.figures() == SharedFigures()  # what was before the counting began is not made up
 
         history.checks.put(Check(check_id="d", plan_id=plan().plan_id, asked_at=NOW, verdict=Verdict.TIGHT))
 
@@ -120,8 +120,8 @@ def test_a_schema_newer_than_this_planner_is_refused_and_left_as_it_is(shared_ur
     with pytest.raises(HistoryUnavailableError, match="its schema 9999 is newer than this planner") as refused:
         History.open(shared_url)
 
-    assert refused.value.allowed == "0001, 0002, 0003"
-    with Database(database_module._engine(database_module._parsed(shared_url))).reading() as connection:
+    assert refused.value.allowed == "0001, 0002, 0003, 0004, 0005"
+    with Database(database_module._engine(database_module._parse_url(shared_url))).reading() as connection:
         assert connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar_one() == "9999"
 
 
@@ -140,13 +140,13 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         with pytest.raises(KeyboardInterrupt):
             History.open(shared_url)
 
-    other = Database(database_module._engine(database_module._parsed(shared_url)))
+    other = Database(database_module._engine(database_module._parse_url(shared_url)))
     with other.reading() as connection:
         assert connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar_one() == "0001"
         assert not connection.dialect.has_table(connection, "validations")
     other.close()
     with History.open(shared_url) as history:
-        assert version(history) == "0003"
+        assert version(history) == "0005"
 
 
 def test_the_file_is_in_wal_mode(tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ def test_jobs_that_run_wait_or_ended_lately(history: History, plan: Callable[...
     told = (MeasuredRank(rank=0, device_bytes=70 * GIB),)
     history.jobs.bind("ray", "runs", JobChange(plan_id=made.plan_id, started_at=clock.now, measured=told))
 
-    lately, left_out = history.needs(since)
+    lately, left_out = history.read_needs(since)
 
     assert ([(need.job_id, need.waits) for need in lately], left_out) == (
         [("ended", False), ("waits", True), ("runs", False)], 0,
     )  # fmt: skip
-    assert [need.job_id for need in history.needs()[0]] == ["waits", "runs"]
+    assert [need.job_id for need in history.read_needs()[0]] == ["waits", "runs"]
     fullest = made.rank_classes[0].peak
     outside = fullest.device_bytes - fullest.reserved_bytes
     ended, _, runs = lately
@@ -43,6 +43,6 @@ def test_it_is_bounded_and_says_so(history: History, plan: Callable[..., Plan], 
         history.jobs.bind("ray", str(number), JobChange(plan_id=plan(1).plan_id))
         clock.passes(seconds=1)
 
-    found, left_out = history.needs(since=clock.now - timedelta(days=1), limit=3)
+    found, left_out = history.read_needs(since=clock.now - timedelta(days=1), limit=3)
 
     assert ([need.job_id for need in found], left_out) == (["0", "1", "2"], 2)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from planner.events import Category
-from planner.history.faults import HistoryError
-from planner.history.plans import PlanSummary, RankClassSummary
+from planner.history.history_errors import HistoryError
+from planner.history.plan_table import PlanSummary, RankClassSummary
 from planner.history.store import History
 from planner.report.statement import Plan, Verdict, to_json
 from planner.units import GIB

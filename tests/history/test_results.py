@@ -6,10 +6,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from planner.history.calibrations import StoredCalibration
-from planner.history.checks import Check
+from planner.history.calibration_table import StoredCalibration
+from planner.history.check_table import Check
 from planner.history.store import History
-from planner.history.validations import State, Validation
+from planner.history.validation_table import State, Validation
 from planner.report.statement import Verdict
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

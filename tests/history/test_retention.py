@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from planner.history.checks import Check
+from planner.history.check_table import Check
 from planner.history.job_values import JobChange, MeasuredRank, Outcome
-from planner.history.retention import Forgotten, Retention
+from planner.history.retention import DeletedCounts, Retention
 from planner.history.store import History
-from planner.history.totals import Figures
-from planner.history.validations import State, Validation
+from planner.history.totals import SharedFigures
+from planner.history.validation_table import State, Validation
 from planner.report.statement import Plan
 from planner.tracing.traced import Trace
 
@@ -31,7 +31,7 @@ def test_plans_are_forgotten_by_age_since_their_last_use(
     history.plans.get(plan(2).plan_id)
     clock.passes(days=20)
 
-    assert history.forget(Retention(age=timedelta(days=30))) == Forgotten(plans=1)
+    assert history.forget(Retention(age=timedelta(days=30))) == DeletedCounts(plans=1)
     assert remembered(history) == {plan(2).plan_id}
     assert history.plans.text(plan(1).plan_id) is None
     assert history.plans.rank_classes(plan(1).plan_id) == ()
@@ -44,10 +44,10 @@ def test_plans_are_forgotten_by_number_the_longest_unused_first(
         history.plans.put(plan(number))
         clock.passes(minutes=1)
 
-    assert history.forget(Retention(plans=2)) == Forgotten(plans=3)
+    assert history.forget(Retention(plans=2)) == DeletedCounts(plans=3)
     assert remembered(history) == {plan(3).plan_id, plan(4).plan_id}
-    assert history.forget(Retention(plans=2)) == Forgotten()
-    assert history.forget(Retention(plans=0)) == Forgotten(plans=2)
+    assert history.forget(Retention(plans=2)) == DeletedCounts()
+    assert history.forget(Retention(plans=0)) == DeletedCounts(plans=2)
 
 
 def test_more_than_fit_into_one_transaction_are_forgotten(
@@ -58,7 +58,7 @@ def test_more_than_fit_into_one_transaction_are_forgotten(
         history.plans.put(plan(number))
         history.checks.put(Check(check_id=str(number), plan_id="pl-1", asked_at=clock.passes(seconds=1)))
 
-    assert history.forget(Retention(plans=1, checks=2)) == Forgotten(plans=6, checks=5)
+    assert history.forget(Retention(plans=1, checks=2)) == DeletedCounts(plans=6, checks=5)
 
 
 def test_a_plan_stays_while_a_job_runs_and_goes_with_it_afterwards(
@@ -70,12 +70,12 @@ def test_a_plan_stays_while_a_job_runs_and_goes_with_it_afterwards(
     history.jobs.bind("ray", "runs", JobChange(plan_id=plan().plan_id))
     clock.passes(days=365)
 
-    assert history.forget(Retention(plans=0)) == Forgotten()
+    assert history.forget(Retention(plans=0)) == DeletedCounts()
     assert remembered(history) == {plan().plan_id}
 
     history.jobs.bind("ray", "runs", JobChange(outcome=Outcome.FINISHED))
 
-    assert history.forget(Retention(plans=0)) == Forgotten(plans=1, jobs=2)
+    assert history.forget(Retention(plans=0)) == DeletedCounts(plans=1, jobs=2)
     assert history.jobs.get("ray", "ended") is None
 
 
@@ -86,7 +86,7 @@ def test_traces_go_whole(history: History, clock: Any) -> None:
     history.traces.get("0")
     clock.passes(hours=1)
 
-    assert history.forget(Retention(traces=2)) == Forgotten(traces=4)
+    assert history.forget(Retention(traces=2)) == DeletedCounts(traces=4)
     assert [list(history.traces.get(str(number))) for number in range(3)] == [[0, 1], [], []]
 
 
@@ -102,7 +102,7 @@ def test_results_are_forgotten_by_age_and_calibrations_by_number(history: Histor
 
     found = history.forget(Retention(calibrations=2))
 
-    assert found == Forgotten(checks=1, validations=1, calibrations=1)
+    assert found == DeletedCounts(checks=1, validations=1, calibrations=1)
     assert [each.calibration_id for each in history.calibrations.newest()] == ["c", "b"]
 
 
@@ -112,10 +112,10 @@ def test_who_was_silent_for_a_day_is_forgotten_and_what_it_counted_stays(history
     history.totals.add("lives", 1, {("asked", ()): 4}, {("busy", ()): 1})
     clock.passes(hours=5)
 
-    assert history.forget(Retention()) == Forgotten(writers=1)
+    assert history.forget(Retention()) == DeletedCounts(writers=1)
 
     clock.passes(days=400)
     history.totals.add("lives", 2, {}, {("busy", ()): 5})
 
-    assert history.forget(Retention()) == Forgotten()
-    assert history.totals.figures() == Figures(totals={("asked", ()): 7}, levels={("busy", ()): 5}, writers=1)
+    assert history.forget(Retention()) == DeletedCounts()
+    assert history.totals.figures() == SharedFigures(totals={("asked", ()): 7}, levels={("busy", ()): 5}, writers=1)

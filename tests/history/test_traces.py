@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.events import Alloc, Category, EmptyCache, Free, Mark, Origin, Passed, Phase, Role, Synchronize, Use
+from planner.events import Alloc, Category, EmptyCache, Free, FreeCompleted, Mark, Origin, Phase, Role, Synchronize, Use
 from planner.history.store import History
 from planner.tracing.traced import Trace
 
@@ -14,7 +14,7 @@ TRACE = Trace(
         Use(1, 7),
         Alloc(2, 512, 7, None),
         Free(1),
-        Passed(1),
+        FreeCompleted(1),
         Synchronize(),
         EmptyCache(),
     ),

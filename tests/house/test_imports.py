@@ -1,4 +1,4 @@
-"""Pure rooms stay light: hooks and small machines import them without torch, transformers and Ray."""
+"""Pure packages stay light: hooks and small machines import them without torch, transformers and Ray."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "ray", "numpy", "pydantic")
-ROOMS = ["planner", "planner.spec", "planner.layout", "planner.admission", "planner.adopting.adopt", "planner.cli"]
+ROOMS = ["planner", "planner.job", "planner.layout", "planner.admission", "planner.importers.job_import", "planner.cli"]
 
 
 def modules_of(room: str) -> list[str]:
-    """The room and every module in it; for the root itself none, since they are other rooms."""
+    """The package and every module in it; for the root itself none, since they are other packages."""
     found = import_module(room)
     paths = getattr(found, "__path__", []) if room != "planner" else []
     return [room, *(module.name for module in pkgutil.walk_packages(paths, f"{room}."))]

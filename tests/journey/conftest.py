@@ -43,7 +43,7 @@ class Cluster:
             "PLANNER_ADMISSION_TIMEOUT_SECONDS": "20",
         }
         return self.ray.submit(
-            "--submission-id", name, "--metadata-json", json.dumps({"planner.spec": f"{name}.yaml"}),
+            "--submission-id", name, "--metadata-json", json.dumps({"planner.job": f"{name}.yaml"}),
             "--working-dir", str(self.folder), "--runtime-env-json", json.dumps({"env_vars": {**told, **environment}}),
             folder=self.folder, entrypoint=entrypoint, environment={**told, **site},
         )  # fmt: skip

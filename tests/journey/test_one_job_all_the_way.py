@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from dashboards import choices, fill_in, panel
 from planner_serve import until
 
 from planner.units import GIB
+
+pytestmark = pytest.mark.cluster
 
 SPEC = """\
 metadata: {{name: {name}, team: nlp, queue: h100}}

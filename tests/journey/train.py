@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from planner.job.loading import load_job
 from planner.measuring.callback import report_memory
-from planner.spec.loading import load_job
 from planner.training.models.build import build
 
 LONGEST_SECONDS = 120.0

@@ -1,4 +1,4 @@
-"""Jobs as people write them for Kubernetes, with a spec of a small job, and the real service for the doors to ask.
+"""Jobs as people write them for Kubernetes, with a spec of a small job, and the real service for the hooks to ask.
 
 Their shapes, and those of workloads, were held against the CRDs of KubeRay v1.7.0 and Kueue v0.19.2.
 """
@@ -13,8 +13,8 @@ from answering import Answering, answering_service
 from real_service import RealService, serving
 
 from planner.admission.client import Client
-from planner.spec.bundle import bundle
-from planner.spec.loading import load_yaml
+from planner.job.bundle import bundle
+from planner.job.loading import load_yaml
 
 SMALL = """\
 metadata: {{name: {name}, team: nlp}}

@@ -1,4 +1,4 @@
-"""The cluster's API as the doors ask it, and what they make of one that is strange."""
+"""The cluster's API as the hooks ask it, and what they make of one that is strange."""
 
 from __future__ import annotations
 

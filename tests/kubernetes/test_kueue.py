@@ -167,7 +167,7 @@ def start(service: Any, cluster: Cluster, tmp_path: Path) -> Iterator[Start]:
         file.write_text(f"[admission]\nwait_seconds = {seconds}\n{policy}\n")
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PLANNER", "KUBE"))}
         own = {"KUBECONFIG": str(cluster.kubeconfig), "PLANNER_SERVER": server, "PLANNER_TOKEN": service.token}
-        command = [sys.executable, "-m", "planner.admission.kueue", "--policy", str(file), "--health-port", str(port)]
+        command = [sys.executable, "-m", "planner", "kueue", "--policy", str(file), "--health-port", str(port)]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*command, "--host", "127.0.0.1"], stdout=output, stderr=output, env={**clean, **own}
@@ -355,7 +355,7 @@ def test_a_spec_that_cannot_be_used_is_the_policys(start: Start, cluster: Cluste
 def test_a_plan_that_takes_too_long_is_the_policys(
     start: Start, cluster: Cluster, service: Any, spec_text: Make, answer_is: str, expected: str
 ) -> None:
-    service.desk.slow.add("slow")
+    service.plan_provider.slow.add("slow")
     start(f"pending = {answer_is}", seconds=1)
     path = workload(cluster, "slow", annotations={BUNDLE: spec_text("slow")})
 
@@ -377,10 +377,23 @@ def test_an_unreachable_service_is_waited_for_and_then_the_policys(
     assert found["message"].endswith("; Kueue asks again by itself")
 
 
+def test_a_job_that_exceeds_by_its_lower_bound_is_rejected_before_its_plan_is_made(
+    start: Start, cluster: Cluster, service: Any, spec_text: Make
+) -> None:
+    service.plan_provider.slow.add("hopeless")
+    start("pending = hold\nexceeds = refuse", seconds=600)
+    spec = spec_text("hopeless", "{total_bytes: 300MiB, arch: sm_90}")
+
+    found = answer(cluster, workload(cluster, "hopeless", annotations={BUNDLE: spec}, flavor="other"))
+
+    assert found["state"] == "Rejected"
+    assert found["message"].startswith("planner: refused: hopeless does not fit: a rank needs at least ")
+
+
 def test_plans_that_are_not_ready_hold_nobody_else_up(
     start: Start, cluster: Cluster, service: Any, spec_text: Make
 ) -> None:
-    service.desk.slow.add("stuck")
+    service.plan_provider.slow.add("stuck")
     start("pending = hold")
     stuck = [workload(cluster, f"stuck-{each}", annotations={BUNDLE: spec_text("stuck")}) for each in range(20)]
 
@@ -551,7 +564,7 @@ def test_a_controller_that_is_not_set_up_says_so_and_ends(change: dict[str, str]
     base = {"PLANNER_SERVER": "http://127.0.0.1:1", "KUBECONFIG": str(cluster.kubeconfig)}
 
     ended = subprocess.run(
-        [sys.executable, "-m", "planner.admission.kueue", "--health-port", "0"],
+        [sys.executable, "-m", "planner", "kueue", "--health-port", "0"],
         env={**os.environ, **base, **change}, capture_output=True, text=True, timeout=30,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.admission.decision import Action, Decision, undecided
+from planner.admission.decision import Action, Decision, decide_without_verdict
 from planner.admission.kubernetes import Pods
 from planner.admission.kueue_workloads import (
     Owner,
@@ -96,7 +96,7 @@ def test_it_waits_for_our_checks_while_its_quota_is_reserved() -> None:
 def test_the_answer_is_of_this_state_and_leaves_out_what_is_not_ours() -> None:
     asked = workload(check("fits", retryCount=1), check("budget"), check("old", "Retry", retryCount=2))
 
-    assert asked.answered({"fits", "old"}, FITS, ["planned on H100-SXM-80GB"], "later", "j-1") == {
+    assert asked.write_answers({"fits", "old"}, FITS, ["planned on H100-SXM-80GB"], "later", "j-1") == {
         "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "Workload",
         "metadata": {"name": "job-sft-1", "namespace": "nlp", "uid": "w-1", "resourceVersion": "41"},
@@ -125,17 +125,17 @@ def test_the_answer_is_of_this_state_and_leaves_out_what_is_not_ours() -> None:
 def test_each_decision_is_a_state(action: Action, state: str) -> None:
     decision = Decision(action=action, reason="so", plan_id=PLAN)
 
-    (found,) = workload(check()).answered({"fits"}, decision, [], NOW, "j-1")["status"]["admissionChecks"]
+    (found,) = workload(check()).write_answers({"fits"}, decision, [], NOW, "j-1")["status"]["admissionChecks"]
 
     assert (found["state"], "podSetUpdates" in found) == (state, state == "Ready")
 
 
 @pytest.mark.parametrize(("retries", "seconds"), [(None, 30), (0, 30), (1, 60), (4, 480), (5, 900), (15, 900)])
 def test_who_is_held_again_waits_longer_up_to_a_quarter_of_an_hour(retries: int | None, seconds: int) -> None:
-    held = undecided("pending", Answer.HOLD, "the plan is not ready after 60 s")
+    held = decide_without_verdict("pending", Answer.HOLD, "the plan is not ready after 60 s")
     asked = workload(check(retryCount=retries))
 
-    (found,) = asked.answered({"fits"}, held, [], NOW, "j-1")["status"]["admissionChecks"]
+    (found,) = asked.write_answers({"fits"}, held, [], NOW, "j-1")["status"]["admissionChecks"]
 
     assert found["requeueAfterSeconds"] == seconds
     assert found["message"] == "planner: not yet: the plan is not ready after 60 s; Kueue asks again by itself"

@@ -15,6 +15,7 @@ from planner.admission import kueue, webhook
 from planner.admission.kubernetes import BUNDLE, CONFIGMAP, KINDS
 from planner.admission.kueue_workloads import CONTROLLER
 from planner.admission.policy import Answer, Policy
+from planner.cli import shell
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = REPOSITORY / "deploy/kubernetes"
@@ -132,20 +133,20 @@ def test_the_check_is_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "door", "expected"),
+    ("name", "hook", "expected"),
     [
         ("webhook.yaml", webhook, Policy(token="t", exceeds=Answer.WARN)),
         ("kueue.yaml", kueue, Policy(token="t", exceeds=Answer.REFUSE, pending=Answer.HOLD, wait_seconds=60.0)),
     ],
 )
-def test_the_programs_take_what_the_manifests_give_them(name: str, door: Any, expected: Policy, tmp_path: Path) -> None:
+def test_the_programs_take_what_the_manifests_give_them(name: str, hook: Any, expected: Policy, tmp_path: Path) -> None:
     (container,) = one(name, "Deployment")["spec"]["template"]["spec"]["containers"]
     (tmp_path / "token").write_text("t\n")
     text = one(name, "ConfigMap")["data"]["admission.ini"].replace("/etc/planner/token/token", f"{tmp_path}/token")
     (tmp_path / "admission.ini").write_text(text)
 
-    given = door._parser().parse_args(container["args"])
+    given = shell._parser().parse_args([*container["command"][1:], *container["args"]])
 
-    assert container["command"] == ["python", "-m", door.__name__]
+    assert container["command"] == ["planner", name.removesuffix(".yaml")]
     assert given.policy == Path("/etc/planner/policy/admission.ini")
-    assert Policy.read({}, tmp_path / "admission.ini", door.USUAL) == expected
+    assert Policy.read({}, tmp_path / "admission.ini", hook.USUAL) == expected

@@ -176,7 +176,7 @@ def test_whatever_takes_too_long_is_answered_in_time_by_the_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = threading.Event()
-    monkeypatch.setattr("planner.admission.asking.ask", lambda *_: ended.wait(20))
+    monkeypatch.setattr("planner.admission.service_query.ask", lambda *_: ended.wait(20))
     body = json.dumps(make_review(make_job("Job", {"planner.dev/bundle": "x"}))).encode()
 
     began = time.monotonic()
@@ -224,7 +224,7 @@ def test_a_fault_of_our_own_is_answered_by_the_policy_for_no_answer(
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("planner.admission.asking.ask", fail)
+    monkeypatch.setattr("planner.admission.service_query.ask", fail)
     body = json.dumps(make_review(make_job("Job", {"planner.dev/bundle": "x"}))).encode()
 
     found = posted(body, NOWHERE).json()["response"]

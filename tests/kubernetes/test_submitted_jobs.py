@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from planner.admission.gpu_products import catalog_name
-from planner.admission.kubernetes import BUNDLE, CONFIGMAP, ConfigMapKey, Pods, carried, submitted
+from planner.admission.kubernetes import BUNDLE, CONFIGMAP, ConfigMapKey, Pods, find_spec, read_submission
 from planner.admission.kubernetes_specs import differences, on_gpu, read
 from planner.errors import SpecError
-from planner.spec import catalog
+from planner.hardware import catalog
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 
@@ -72,7 +71,7 @@ SPECS: dict[str, tuple[str, dict[str, Any], int]] = {
 def test_the_gpus_of_all_pods_are_counted_as_the_kind_makes_them(name: str) -> None:
     kind, spec, gpus = SPECS[name]
 
-    assert submitted({"kind": kind, "metadata": {"name": "x"}, "spec": spec}).gpus == gpus
+    assert read_submission({"kind": kind, "metadata": {"name": "x"}, "spec": spec}).gpus == gpus
 
 
 def test_gpus_are_a_quantity_or_a_number_in_limits_or_requests() -> None:
@@ -80,7 +79,7 @@ def test_gpus_are_a_quantity_or_a_number_in_limits_or_requests() -> None:
         container = {"name": "main", "resources": resources}
         job = {"kind": "Job", "spec": {"template": {"spec": {"containers": [container]}}}}
 
-        assert submitted(job).pods == (Pods(count=1, gpus=4, product=""),)
+        assert read_submission(job).pods == (Pods(count=1, gpus=4, product=""),)
 
 
 @pytest.mark.parametrize("odd", [None, 3, "x", [], {}, [None], [3], {"a": 3}, -1, "1e9", True])
@@ -95,14 +94,14 @@ def test_a_shape_that_the_api_would_not_have_asks_for_nothing(odd: Any) -> None:
         {"kind": "RayJob", "spec": {"rayClusterSpec": {"headGroupSpec": odd, "workerGroupSpecs": odd}}},
         {"kind": odd, "spec": {}},
     ):
-        assert submitted(job).gpus == 0
+        assert read_submission(job).gpus == 0
 
 
 def test_a_job_is_known_by_its_uid_and_without_one_by_its_name() -> None:
     metadata = {"name": "sft", "namespace": "nlp"}
 
-    assert submitted({"metadata": {**metadata, "uid": "0815"}}).job_id == "0815"
-    assert submitted({"metadata": metadata}).job_id == "nlp.sft"
+    assert read_submission({"metadata": {**metadata, "uid": "0815"}}).job_id == "0815"
+    assert read_submission({"metadata": metadata}).job_id == "nlp.sft"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_a_job_is_known_by_its_uid_and_without_one_by_its_name() -> None:
     ],
 )
 def test_annotations_carry_a_spec_or_say_where_it_stands(annotations: dict[str, str], found: object) -> None:
-    assert carried(annotations) == found
+    assert find_spec(annotations) == found
 
 
 @pytest.mark.parametrize(
@@ -128,7 +127,7 @@ def test_annotations_carry_a_spec_or_say_where_it_stands(annotations: dict[str, 
 )
 def test_annotations_that_cannot_be_used_are_named(annotations: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as raised:
-        carried(annotations)
+        find_spec(annotations)
     assert raised.value.place in (BUNDLE, CONFIGMAP)
 
 
@@ -152,9 +151,9 @@ def test_other_gpus_or_more_of_them_are_said_with_both_figures(spec_text: Callab
 def test_every_product_is_a_gpu_of_the_catalog() -> None:
     products = {name for name in catalog.names() if name != "MI300X-192GB"}  # the product label is NVIDIA's
 
-    from planner.admission import gpu_products
+    labelled = (catalog.by_node_label(gpu.node_label) for gpu in catalog.gpus().values() if gpu.node_label)
 
-    assert set(gpu_products._PRODUCTS.values()) == products
+    assert {gpu.name for gpu in labelled if gpu is not None} == products
 
 
 @pytest.mark.parametrize(
@@ -168,7 +167,9 @@ def test_every_product_is_a_gpu_of_the_catalog() -> None:
     ],
 )
 def test_a_part_of_a_gpu_is_no_gpu_of_the_catalog(product: str, name: str) -> None:
-    assert catalog_name(product) == name
+    found = catalog.by_node_label(product)
+
+    assert (found.name if found else "") == name
 
 
 def test_the_same_job_on_another_gpu(spec_text: Callable[..., str]) -> None:

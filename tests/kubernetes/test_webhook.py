@@ -24,6 +24,7 @@ from planner.admission.reviews import LONGEST_WARNING
 
 BUNDLE, CONFIGMAP = "planner.dev/bundle", "planner.dev/spec-configmap"
 TINY = "{total_bytes: 1.9GiB, arch: sm_90}"
+HOPELESS = "{total_bytes: 300MiB, arch: sm_90}"
 REFUSES = "exceeds = refuse\nrefuse_uncalibrated = yes"
 KINDS = ("Job", "JobSet", "PyTorchJob", "RayJob")
 Make = Callable[..., dict[str, Any]]
@@ -104,7 +105,7 @@ def _begin(
     (folder / "admission.ini").write_text(f"[admission]\n{policy}\n")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PLANNER", "KUBE"))}
     command = [
-        *(sys.executable, "-m", "planner.admission.webhook", "--host", "127.0.0.1", "--port", str(port)),
+        *(sys.executable, "-m", "planner", "webhook", "--host", "127.0.0.1", "--port", str(port)),
         *("--certificate", str(found.certificate), "--key", str(found.key)),
         *("--policy", str(folder / "admission.ini")),
     ]
@@ -346,11 +347,33 @@ def test_a_plan_that_is_not_ready_in_time_is_answered_by_the_policy(
     policy: str,
     allowed: bool,
 ) -> None:
-    service.desk.slow.add("slow")
+    service.plan_provider.slow.add("slow")
 
     found = start(policy).review(make_review(make_job("Job", {BUNDLE: spec_text("slow")})), "?timeout=5s")
 
     assert (found["allowed"], found["auditAnnotations"]["verdict"]) == (allowed, "pending")
+
+
+@pytest.mark.parametrize(("policy", "action"), [("", "warn"), ("exceeds = refuse", "refuse")])
+def test_a_job_that_exceeds_by_its_lower_bound_is_answered_before_its_plan_is_made(
+    start: Start,
+    service: Any,
+    make_job: Make,
+    make_review: Make,
+    spec_text: Callable[..., str],
+    policy: str,
+    action: str,
+) -> None:
+    service.plan_provider.slow.add("hopeless")
+    job = make_job("Job", {BUNDLE: spec_text("hopeless", HOPELESS)}, name="hopeless")
+
+    found = start(policy).review(make_review(job))
+
+    assert found["allowed"] == (action == "warn")
+    assert (found["auditAnnotations"]["action"], found["auditAnnotations"]["verdict"]) == (action, "exceeds")
+    (said, *_) = found["warnings"] if action == "warn" else [found["status"]["message"]]
+    assert "hopeless does not fit: a rank needs at least " in said
+    assert service.history.jobs.get("kubernetes", job["metadata"]["uid"]) is None
 
 
 def test_a_service_that_hangs_costs_less_than_the_api_server_waits(
@@ -419,7 +442,7 @@ def test_what_is_no_review_is_a_problem_and_no_answer(
 )
 def test_a_webhook_that_is_not_set_up_says_so_and_ends(tmp_path: Path, change: dict[str, str], said: str) -> None:
     Authority(tmp_path).issue(tmp_path / "tls.crt", tmp_path / "tls.key")
-    command = [sys.executable, "-m", "planner.admission.webhook", "--port", "0"]
+    command = [sys.executable, "-m", "planner", "webhook", "--port", "0"]
     files = ["--certificate", str(tmp_path / "tls.crt"), "--key", str(tmp_path / "tls.key")]
 
     ended = subprocess.run(
@@ -431,7 +454,7 @@ def test_a_webhook_that_is_not_set_up_says_so_and_ends(tmp_path: Path, change: d
 
 
 def test_a_webhook_without_its_certificate_says_so_and_ends(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "planner.admission.webhook", "--certificate", "absent.crt", "--key", "absent.key"]
+    command = [sys.executable, "-m", "planner", "webhook", "--certificate", "absent.crt", "--key", "absent.key"]
 
     ended = subprocess.run(
         command, env={**os.environ, "PLANNER_SERVER": "http://127.0.0.1:1"}, capture_output=True, text=True, timeout=30,

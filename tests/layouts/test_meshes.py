@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.job.schema import Cp, DpReplicate, DpShard, Ep, Parallel, Pp, Tp
 from planner.layout.mesh import AXES, Mesh
-from planner.spec.job import Cp, DpReplicate, DpShard, Ep, Parallel, Pp, Tp
 
 small_meshes = st.tuples(*[st.integers(1, 4)] * len(AXES)).map(Mesh)
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.job.schema import Cp, DpReplicate, DpShard, Parallel, Pp, Tp
 from planner.layout.mesh import AXES, Mesh
-from planner.layout.rank_classes import SHARDING, RankClass, rank_classes, split_by_parts, split_by_shards
+from planner.layout.rank_classes import (
+    SHARDING,
+    RankClass,
+    rank_classes,
+    representatives,
+    split_by_parts,
+    split_by_shards,
+)
 from planner.layout.rank_sets import RankSet
-from planner.spec.job import Cp, DpReplicate, DpShard, Parallel, Pp, Tp
 
 
 def replicas(degree: int) -> Mesh:
@@ -31,6 +38,20 @@ def test_each_rank_is_in_one_class_and_the_lowest_speaks_for_it(degree: int) -> 
     assert sum(len(found.ranks) for found in classes) == mesh.world_size
     assert [found.representative for found in classes] == [next(iter(found.ranks)) for found in classes]
     assert [found.coordinates for found in classes] == [mesh.coordinates(found.representative) for found in classes]
+
+
+@given(st.tuples(*(st.integers(1, 4) for _ in AXES)), st.integers(0, 20))
+@settings(deadline=None)
+def test_representatives_are_those_of_the_first_classes(degrees: tuple[int, ...], most: int) -> None:
+    mesh = Mesh(degrees)
+
+    assert representatives(mesh, most) == tuple(each.representative for each in rank_classes(mesh))[:most]
+
+
+def test_the_first_of_a_million_million_classes_cost_no_more_than_those_of_a_few() -> None:
+    mesh = Mesh.of(Parallel(pp=Pp(degree=10**6), cp=Cp(degree=10**6)))
+
+    assert representatives(mesh, 3) == (0, 1, 2)
 
 
 def test_a_world_of_a_million_million_ranks_costs_no_more_than_one_of_eight() -> None:

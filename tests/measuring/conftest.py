@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.events import Phase
-from planner.measuring.measurement import DeviceFacts, Levels, Measurement, PhaseMeasured, Truth
+from planner.measuring.measurement import DeviceFacts, Levels, MeasuredPhase, Measurement, Truth
 
 GPU = DeviceFacts(kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=85_000_000_000, arch="sm_90")
 
@@ -23,8 +23,8 @@ def measurement() -> Callable[..., Measurement]:
 
     def build(**changes: Any) -> Measurement:
         phases = (
-            PhaseMeasured(phase=Phase.LOAD, iteration=0, peak=levels(100, 200), end=levels(100, 200), device_bytes=700),
-            PhaseMeasured(
+            MeasuredPhase(phase=Phase.LOAD, iteration=0, peak=levels(100, 200), end=levels(100, 200), device_bytes=700),
+            MeasuredPhase(
                 phase=Phase.FORWARD, iteration=1, peak=levels(300, 400), end=levels(250, 400), device_bytes=900
             ),
         )

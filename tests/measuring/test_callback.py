@@ -23,7 +23,7 @@ from quiet_server import QuietServer
 from planner.measuring.callback import MemoryReport, lightning_callback, report_memory, trainer_callback
 from planner.measuring.job_reports import job_of, plan_of
 from planner.measuring.measurement import Levels
-from planner.measuring.peaks import Peaks, Reading, Stretch
+from planner.measuring.peaks import Peaks, PhasePeaks, Reading
 
 REPOSITORY = Path(__file__).parents[2]
 FIGURES = ("requested", "allocated", "active", "reserved")
@@ -109,8 +109,8 @@ def reading(peak: int, current: int) -> Reading:
     return Reading(same(peak), same(current))
 
 
-def stretch(phase: str, iterations: tuple[int, int], least: int, most: int | None, end: int) -> Stretch:
-    return Stretch(
+def stretch(phase: str, iterations: tuple[int, int], least: int, most: int | None, end: int) -> PhasePeaks:
+    return PhasePeaks(
         phase=phase,
         first_iteration=iterations[0],
         last_iteration=iterations[1],
@@ -555,7 +555,7 @@ print([type(each).__mro__[-2].__name__ for each in hooks])
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(REPOSITORY)}
     )
 
-    assert (ended.stdout, ended.stderr) == ("['_Silent', '_Silent']\n", "")
+    assert (ended.stdout, ended.stderr) == ("['_NullHooks', '_NullHooks']\n", "")
 
 
 def test_a_process_that_dies_of_memory_without_a_word_still_reports(tmp_path: Path) -> None:

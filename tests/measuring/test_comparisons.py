@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.comparing import command, plans
-from planner.comparing.comparison import Figure, SizesCompared, to_json
+from planner.comparing import compare_files, plan_comparison
+from planner.comparing.comparison import Figure, SizeComparison, to_json
+from planner.comparing.comparison_text import render
 from planner.comparing.operations import compare_sizes, first_difference
-from planner.comparing.text import render
 from planner.errors import PlannerError
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
 from planner.measuring import store
@@ -66,7 +66,7 @@ def test_the_error_is_that_of_dnnmem() -> None:
 
 
 def test_peaks_and_phases_stand_side_by_side(plan: Plan, measurement: Build) -> None:
-    found = plans.with_measurement(plan, measurement(rank=3, device_bytes_by="process"))
+    found = plan_comparison.with_measurement(plan, measurement(rank=3, device_bytes_by="process"))
     assert found.peak == (
         Figure(name="allocated", predicted=303, measured=300),
         Figure(name="reserved", predicted=400, measured=400),
@@ -80,17 +80,19 @@ def test_peaks_and_phases_stand_side_by_side(plan: Plan, measurement: Build) -> 
 
 
 def test_what_other_processes_hold_is_not_taken_for_what_lives_outside(plan: Plan, measurement: Build) -> None:
-    found = plans.with_measurement(plan, measurement(device_bytes_by="device"))
+    found = plan_comparison.with_measurement(plan, measurement(device_bytes_by="device"))
     assert [each.name for each in found.peak] == ["allocated", "reserved", "device"]
 
 
 def test_a_rank_that_the_plan_does_not_have_is_refused(plan: Plan, measurement: Build) -> None:
     with pytest.raises(PlannerError, match="no rank 8"):
-        plans.with_measurement(plan, measurement(rank=8))
+        plan_comparison.with_measurement(plan, measurement(rank=8))
 
 
 def test_other_software_and_absent_peers_are_noted(plan: Plan, measurement: Build) -> None:
-    notes = plans.with_measurement(plan, measurement(software={"torch": "2.11.0+cu130"}, peers="absent")).notes
+    notes = plan_comparison.with_measurement(
+        plan, measurement(software={"torch": "2.11.0+cu130"}, peers="absent")
+    ).notes
     assert notes == (
         "predicted with torch 2.13.0+cpu, measured with torch 2.11.0+cu130",
         "measured with absent peers: NCCL's own memory is not in it",
@@ -104,8 +106,8 @@ def test_a_cpu_is_compared_by_requested_bytes(plan: Plan, measurement: Build) ->
     ]  # fmt: skip
     on_cpu = replace(measurement(), device=DeviceFacts(kind="cpu"))
     with pytest.raises(PlannerError, match="measured on a CPU"):
-        plans.with_measurement(plan, on_cpu)
-    found = plans.with_measurement(plan, on_cpu, events=events)
+        plan_comparison.with_measurement(plan, on_cpu)
+    found = plan_comparison.with_measurement(plan, on_cpu, events=events)
     assert found.peak == (Figure(name="requested", predicted=297, measured=300),)
     assert found.categories == (
         Figure(name="parameter", predicted=100, measured=100),
@@ -121,9 +123,9 @@ def test_sizes_that_one_side_has_more_of_are_listed_largest_first() -> None:
     whole, sizes = compare_sizes(_asks(64, 64, 512, 8), _asks(64, 1024, 4, op="aten.addmm"))
     assert whole == Figure(name="allocations", predicted=3, measured=2)
     assert sizes == (
-        SizesCompared(bytes=1024, count=-1, ops=("aten.addmm",)),
-        SizesCompared(bytes=512, count=1, ops=("aten.mm",)),
-        SizesCompared(bytes=64, count=1, ops=("aten.mm",)),
+        SizeComparison(bytes=1024, count=-1, ops=("aten.addmm",)),
+        SizeComparison(bytes=512, count=1, ops=("aten.mm",)),
+        SizeComparison(bytes=64, count=1, ops=("aten.mm",)),
     )
 
 
@@ -137,16 +139,33 @@ def test_the_first_allocation_that_differs_is_found() -> None:
 def test_a_file_of_measurements_is_compared_case_by_case(plan: Plan, measurement: Build, tmp_path: Path) -> None:
     path = tmp_path / "measurements.jsonl"
     store.append(path, [measurement(case="mlp"), measurement(case="other"), measurement(case="mlp", error="it failed")])
-    assert [each.case for each in command.run_compare(plan, path)] == ["mlp", "other"]
-    assert [each.case for each in command.run_compare(plan, path, case="other")] == ["other"]
+    assert [each.case for each in compare_files.run_compare(plan, path)] == ["mlp", "other"]
+    assert [each.case for each in compare_files.run_compare(plan, path, case="other")] == ["other"]
     with pytest.raises(PlannerError, match="no measurement of 'none'"):
-        command.run_compare(plan, path, case="none")
+        compare_files.run_compare(plan, path, case="none")
+
+
+def test_each_rank_is_compared_with_the_events_of_its_own_class(plan: Plan, measurement: Build, tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    on_cpu = replace(measurement(), device=DeviceFacts(kind="cpu"))
+    store.append(path, [replace(on_cpu, rank=0), replace(on_cpu, rank=1)])
+    predicted: dict[int, list[Event]] = {
+        0: [Mark(Phase.FORWARD, 1), Alloc(0, 297)],
+        1: [Mark(Phase.FORWARD, 1), Alloc(0, 200)],
+    }
+
+    found = compare_files.run_compare(plan, path, events_of=predicted.__getitem__)
+
+    assert [each.peak for each in found] == [
+        (Figure(name="requested", predicted=297, measured=300),),
+        (Figure(name="requested", predicted=200, measured=300),),
+    ]
 
 
 def test_it_reads_as_a_table_and_as_json(plan: Plan, measurement: Build) -> None:
-    found = plans.with_measurement(plan, measurement())
+    found = plan_comparison.with_measurement(plan, measurement())
     assert "allocated                               303 B          300 B   1.000 %" in render(found)
     document = to_json(found)
     assert document["schema"] == "planner.comparison/1"
     assert document["peak"][0] == {"name": "allocated", "predicted": 303, "measured": 300, "error_percent": 1.0}
-    assert command.shown([found], as_json=True).startswith('{\n  "schema": "planner.comparison/1"')
+    assert compare_files.format_comparisons([found], as_json=True).startswith('{\n  "schema": "planner.comparison/1"')

@@ -67,7 +67,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(folder: Path, only: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "planner.measuring.gpu_truth", "--out", str(folder), "--device", "cpu", "--small"]
+    command = [sys.executable, "-m", "planner", "gpu-truth", "--out", str(folder), "--device", "cpu", "--small"]
     return subprocess.run(
         [*command, "--jobs", "2", "--only", only],
         cwd=ROOT,
@@ -107,7 +107,8 @@ def test_a_rehearsed_operator_lists_its_allocations(rehearsed: Path) -> None:
 
 def test_measuring_needs_neither_ray_nor_pydantic() -> None:
     script = (
-        "import sys, planner.measuring.gpu_truth, planner.measuring.measure, planner.measuring.command\n"
+        "import sys, planner.cli.gpu_truth_command, planner.measuring.gpu_truth, planner.measuring.one_case\n"
+        "import planner.measuring.measure, planner.measuring.measure_cases\n"
         "print(sorted({'ray', 'pydantic', 'planner.paper'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

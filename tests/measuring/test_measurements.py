@@ -11,8 +11,8 @@ import pytest
 from planner.errors import MeasureError
 from planner.events import Phase
 from planner.measuring import store
+from planner.measuring.measured_phases import Phases
 from planner.measuring.measurement import Levels, Measurement, OutOfMemory, Truth, from_json, to_json
-from planner.measuring.phases import Phases
 
 Build = Callable[..., Measurement]
 
@@ -55,6 +55,31 @@ def test_a_line_that_is_none_is_named(measurement: Build, tmp_path: Path, text: 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match="cannot be read"):
         store.read(tmp_path / "none.jsonl")
+
+
+def test_a_file_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MOST_BYTES", 2**20)
+    with pytest.raises(MeasureError, match="/dev/zero is larger than 1 MiB"):
+        store.read(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("rank", "0", "measurement.rank is '0'"),
+        ("rank", True, "measurement.rank is True"),
+        ("seconds", float("inf"), "measurement.seconds is not finite"),
+        ("world_size", 2**63, "measurement.world_size is too large"),
+        ("phases", [{"phase": "lunch"}], "iteration is missing"),
+        ("device", {"kind": "cuda", "colour": "green"}, "there is no key 'colour'"),
+        ("memory_stats", {"peak": []}, "measurement.memory_stats.peak is a list"),
+        ("marks", [["forward", 1]], "measurement.marks[0] is a list"),
+    ],
+)
+def test_a_value_of_another_type_is_named(measurement: Build, name: str, value: object, said: str) -> None:
+    with pytest.raises(MeasureError) as error:
+        from_json({**to_json(measurement()), name: value})
+    assert said in error.value.problem
 
 
 def test_micro_batches_of_an_iteration_are_one_phase() -> None:

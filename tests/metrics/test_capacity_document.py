@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from planner.history.job_values import JobChange, Outcome
 from planner.history.store import History
 from planner.report.statement import Plan
+from planner.service.dependencies import Dependencies
 from planner.service.interface import interface
-from planner.service.office import Office
 from planner.settings import Settings
 from planner.units import GIB
 
@@ -20,8 +20,8 @@ from planner.units import GIB
 @pytest.fixture
 def client(history: History) -> TestClient:
     """The whole interface; nobody plans here."""
-    desk: Any = None
-    return TestClient(interface(Office(settings=Settings(), history=history, desk=desk)))
+    plan_provider: Any = None
+    return TestClient(interface(Dependencies(settings=Settings(), history=history, plan_provider=plan_provider)))
 
 
 def test_capacity_of_an_empty_store(client: TestClient) -> None:

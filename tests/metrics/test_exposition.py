@@ -16,11 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import insert
 
 from planner.history import schema
-from planner.history.capacity import Capacity
+from planner.history.capacity_totals import Capacity
 from planner.history.job_values import JobChange, MeasuredRank
 from planner.history.overview import OTHER, Bounds, overview
 from planner.history.store import History
-from planner.metrics import METRICS, STORE_UP, Kind, PlannerCollector, exposition, table
+from planner.metrics.definitions import METRICS, STORE_UP, Kind
+from planner.metrics.exposition import PlannerCollector, exposition, table
 from planner.report.statement import Plan
 from planner.units import GIB
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from planner.history.counters import Counters
 from planner.history.store import History
-from planner.history.totals import Figures
-from planner.service.pool_figures import PoolFigures
+from planner.history.totals import SharedFigures
+from planner.service.pool_metrics import PoolFigures
 
 STATE = {
     "workers": 4, "busy": 3, "waiting": 2, "traced_total": 10, "retried_total": 1, "killed_time_total": 2,
@@ -21,10 +21,10 @@ def test_levels_are_as_they_are_now_and_totals_grow_by_what_is_new(history: Hist
     counters = Counters(history.totals)
     pool = PoolFigures(counters)
     for state in (STATE, STATE, LATER):
-        pool.tell(state)
+        pool.publish(state)
         counters.flush()
 
-    assert history.totals.figures() == Figures(
+    assert history.totals.figures() == SharedFigures(
         totals={
             ("planner_jobs_traced_total", ()): 12,
             ("planner_jobs_joined_total", ()): 5,
@@ -45,10 +45,10 @@ def test_levels_are_as_they_are_now_and_totals_grow_by_what_is_new(history: Hist
 def test_a_keeper_that_starts_anew_goes_on_counting(history: History, clock: Any) -> None:
     for _ in range(2):
         counters = Counters(history.totals)
-        PoolFigures(counters).tell(STATE)
+        PoolFigures(counters).publish(STATE)
         counters.flush()
         clock.passes(seconds=31)  # the one before was killed: it said no good-bye
-    PoolFigures(counters).tell({**STATE, "traced_total": 0})
+    PoolFigures(counters).publish({**STATE, "traced_total": 0})
     counters.flush()
 
     found = history.totals.figures()
@@ -61,7 +61,7 @@ def test_it_is_told_again_and_again(history: History) -> None:
     states = iter([STATE, LATER])
 
     async def tell() -> None:
-        telling = asyncio.create_task(PoolFigures(counters).keep_telling(lambda: next(states, LATER), every=0.001))
+        telling = asyncio.create_task(PoolFigures(counters).keep_publishing(lambda: next(states, LATER), every=0.001))
         await asyncio.sleep(0.05)
         telling.cancel()
 

@@ -13,7 +13,7 @@ from scraped import exporting, serving
 
 from planner.history.counters import Counters
 from planner.history.store import History
-from planner.metrics import METRICS, REQUEST_SECONDS, REQUESTS, STORE_UP
+from planner.metrics.definitions import METRICS, REQUEST_SECONDS, REQUESTS, STORE_UP
 from planner.units import GIB
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -12,12 +12,12 @@ from fastapi.testclient import TestClient
 
 from planner.history.job_values import JobChange, Outcome
 from planner.history.store import History
-from planner.history.what_if import added
+from planner.history.what_if import simulate_added_nodes
+from planner.job.gpu_names import look_up
 from planner.report.statement import Plan, Verdict
+from planner.service.dependencies import Dependencies
 from planner.service.interface import interface
-from planner.service.office import Office
 from planner.settings import Settings
-from planner.spec.catalog import look_up
 from planner.units import GIB
 
 SMALL, LARGE = "A100-SXM-40GB", "H100-SXM-80GB"
@@ -25,8 +25,8 @@ SMALL, LARGE = "A100-SXM-40GB", "H100-SXM-80GB"
 
 @pytest.fixture
 def client(history: History) -> TestClient:
-    desk: Any = None
-    return TestClient(interface(Office(settings=Settings(), history=history, desk=desk)))
+    plan_provider: Any = None
+    return TestClient(interface(Dependencies(settings=Settings(), history=history, plan_provider=plan_provider)))
 
 
 def sized(plan: Plan, device: int) -> Plan:
@@ -115,10 +115,10 @@ def test_jobs_of_many_nodes_take_them_whole(history: History, plan: Callable[...
         history.plans.put(made)
         history.jobs.bind("ray", str(number), JobChange(plan_id=made.plan_id))
         clock.passes(seconds=1)
-    needs, _ = history.needs()
+    needs, _ = history.read_needs()
 
     def started(nodes: int) -> int:
-        return added(needs, look_up(LARGE), nodes, gpus_per_node=8).started_gpus
+        return simulate_added_nodes(needs, look_up(LARGE), nodes, gpus_per_node=8).started_gpus
 
     assert [started(nodes) for nodes in (1, 2, 3)] == [8, 8, 24]  # 4; 4 + 16 and 4, and no room for the last
 
@@ -126,10 +126,10 @@ def test_jobs_of_many_nodes_take_them_whole(history: History, plan: Callable[...
 def test_thousands_of_jobs_and_nodes_are_answered_at_once(history: History, plan: Callable[..., Plan]) -> None:
     history.plans.put(sized(plan(1, classes=("0-10",)), 30 * GIB))
     history.jobs.bind("ray", "a", JobChange(plan_id=plan(1).plan_id))
-    (need,), _ = history.needs()
+    (need,), _ = history.read_needs()
     began = time.process_time()
 
-    found = added([need] * 10_000, look_up(LARGE), 10_000, gpus_per_node=8)
+    found = simulate_added_nodes([need] * 10_000, look_up(LARGE), 10_000, gpus_per_node=8)
 
     assert time.process_time() - began < 2
     # Each takes a node and three GPUs of another, which two of them share.
@@ -141,7 +141,7 @@ def test_what_others_hold_of_a_gpu_they_hold_of_another(history: History, plan: 
 
     history.plans.put(sized(plan(1, classes=("0",)), 38 * GIB))
     history.jobs.bind("ray", "a", JobChange(plan_id=plan(1).plan_id))
-    (need,), _ = history.needs()
+    (need,), _ = history.read_needs()
     held = replace(need, capacity_bytes=look_up(LARGE).total_bytes - 5 * GIB)
 
     assert verdict_on(need, look_up(SMALL)) is Verdict.FITS

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from planner.metrics import METRICS, STORE_UP
+from planner.metrics.definitions import METRICS, STORE_UP
 from planner.service import logs
 from planner.settings import Settings
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from planner.calibration.interval import PRIOR_RESERVED_ERROR, Calibration, interval
-from planner.overhead.estimate import Outside, outside
-from planner.spec.job import Gpu, Software
+from planner.job.schema import Gpu, Software
+from planner.overhead.estimate import OutsideEstimate, outside
 from planner.units import GIB, MIB
 
 H100 = Gpu(name="H100-SXM-80GB", total_bytes=79 * GIB, arch="sm_90")
@@ -86,7 +86,7 @@ def test_a_name_that_only_begins_alike_is_another_gpu() -> None:
 
 
 def test_without_a_calibration_the_interval_is_the_tables_margin_and_six_percent_of_reserved() -> None:
-    around = Outside(cuda_context_bytes=700, nccl_bytes=300, low_bytes=600, high_bytes=1500)
+    around = OutsideEstimate(cuda_context_bytes=700, nccl_bytes=300, low_bytes=600, high_bytes=1500)
 
     lowest, highest = interval(101_000, around, Calibration.none())
 
@@ -95,9 +95,15 @@ def test_without_a_calibration_the_interval_is_the_tables_margin_and_six_percent
 
 
 def test_a_calibration_narrows_and_shifts_the_interval() -> None:
-    around = Outside(cuda_context_bytes=1000, nccl_bytes=0, low_bytes=900, high_bytes=1100)
+    around = OutsideEstimate(cuda_context_bytes=1000, nccl_bytes=0, low_bytes=900, high_bytes=1100)
     learned = Calibration(id="h100-torch-2.13", reserved_error=0.01, outside_correction_bytes=50)
 
     assert learned.calibrated
     assert not Calibration.none().calibrated
     assert interval(101_000, around, learned) == (99_000 + 950, 101_000 + 1150)
+
+
+def test_a_gpu_on_which_the_context_was_measured_takes_that_one() -> None:
+    found = outside(Gpu(name="RTX3090-24GB", total_bytes=23 * GIB, arch="sm_86"), Software(), [])
+
+    assert found.provenance[0].startswith("CUDA context of RTX-3090, measured with torch 2.7.1")

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from planner import planning
 from planner.events import Category, Phase
+from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Train
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
-from planner.planning import Planned, RankTrace
-from planner.report.lives import Life, alive, lives, stretches
+from planner.planning import pipeline
+from planner.planning.pipeline import PlanningResult, RankTrace
+from planner.report.lives import Life, alive, lives, phase_spans
 from planner.report.statement import PhaseStatement, RankClassStatement
-from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Train
 from planner.tracing.trace import trace
 from planner.tracing.traced import Trace
 from planner.units import GIB
@@ -69,7 +69,7 @@ class Mixed(nn.Module):
 class Told:
     """A planned job, read in the words of the guides."""
 
-    planned: Planned
+    planned: PlanningResult
 
     @property
     def statement(self) -> RankClassStatement:
@@ -95,7 +95,7 @@ class Told:
     def ends(self, phase: str, iteration: int) -> list[dict[str, int]]:
         """The same for each micro-batch."""
         found = lives(self.trace.events)
-        moments = [s.last - 1 for s in stretches(self.trace.events) if (s.phase, s.iteration) == (phase, iteration)]
+        moments = [s.last - 1 for s in phase_spans(self.trace.events) if (s.phase, s.iteration) == (phase, iteration)]
         return [self._at(found, moment) for moment in moments]
 
     def _at(self, found: dict[int, Life], moment: int) -> dict[str, int]:
@@ -106,7 +106,7 @@ class Told:
 
     def blocks(self, category: Category, phase: Phase, iteration: int) -> list[Life]:
         """The blocks of a category at the end of a phase."""
-        last = max(s.last - 1 for s in stretches(self.trace.events) if (s.phase, s.iteration) == (phase, iteration))
+        last = max(s.last - 1 for s in phase_spans(self.trace.events) if (s.phase, s.iteration) == (phase, iteration))
         return [life for life in alive(lives(self.trace.events), last) if life.category_at(last) is category]
 
 
@@ -119,7 +119,7 @@ def tell(job: Job) -> Told:
     if key not in _traced:
         _traced[key] = trace(job)
     found = [RankTrace(each, _traced[key]) for each in rank_classes(Mesh.of(job.parallel))]
-    return Told(planning.judged(job, found))
+    return Told(pipeline.judge_traces(job, found))
 
 
 @pytest.fixture(scope="session")

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from planner import advice, planning
-from planner.advice import advise
-from planner.answer import answer
 from planner.calibration.interval import Calibration
-from planner.planning import judged
+from planner.job.bundle import document
+from planner.job.loading import load_document
+from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, Recompute
+from planner.planning import advice, pipeline
+from planner.planning.advice import advise
+from planner.planning.answer import plan_and_advise
+from planner.planning.pipeline import judge_traces
 from planner.report.statement import Advice, Verdict
-from planner.spec.bundle import document
-from planner.spec.job import Allocator, Decoder, Gpu, Input, Job, Optimizer, Recompute
-from planner.spec.loading import load_document
 from planner.units import GIB, MIB
 
 JobOf = Callable[..., Job]
@@ -26,7 +26,7 @@ Told = Callable[[Job], Any]
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """Each job is traced once for all tests."""
-    monkeypatch.setattr(advice, "traces", lambda job, **_: told(job).planned.traces)
+    monkeypatch.setattr(advice, "trace_job", lambda job, **_: told(job).planned.traces)
 
 
 def on(job: Job, total_bytes: int) -> Job:
@@ -156,7 +156,7 @@ def test_where_no_change_is_enough_alone_a_row_of_them_is_said(job_of: JobOf, to
 
 def barely(job: Job, told: Told) -> Job:
     """On a GPU that holds what stands between two steps, and not a byte beside it."""
-    return on(job, sum(told(job).after("optimizer_step", 2).values()) + planning.outside_of(job).total_bytes)
+    return on(job, sum(told(job).after("optimizer_step", 2).values()) + pipeline.outside_of(job).total_bytes)
 
 
 def test_where_nothing_helps_nothing_is_said(job_of: JobOf, told: Told) -> None:
@@ -245,7 +245,7 @@ def test_that_change_does_not_spoil_the_row_of_changes_either(job_of: JobOf, tol
 def test_advice_is_judged_by_the_calibration_of_the_plan(job_of: JobOf, told: Told, needs: Needs) -> None:
     job = roomy(job_of, ddp=None)
     small = on(job, needs(job) - 4 * MIB)
-    held = planning.outside_of(small)
+    held = pipeline.outside_of(small)
     correction = held.total_bytes - held.high_bytes
     known = Calibration(id="measured", reserved_error=0.0, outside_correction_bytes=correction)
 
@@ -254,20 +254,20 @@ def test_advice_is_judged_by_the_calibration_of_the_plan(job_of: JobOf, told: To
     full = {"train.recompute": "full"}
     assert [each.verdict for each in uncalibrated if each.change == full] == [Verdict.TIGHT]
     assert [each.verdict for each in calibrated if each.change == full] == [Verdict.FITS]
-    plan = judged(changed(small, full), told(changed(small, full)).planned.traces, known).plan
+    plan = judge_traces(changed(small, full), told(changed(small, full)).planned.traces, known).plan
     assert plan.verdict is Verdict.FITS
 
 
 def test_an_answer_has_advice_only_if_the_job_exceeds(
     job_of: JobOf, needs: Needs, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
-    monkeypatch.setattr(planning, "traces", lambda job, *_: told(job).planned.traces)
+    monkeypatch.setattr(pipeline, "trace_class", lambda job, *_: told(job).planned.traces)
     job = roomy(job_of)
     small = on(job, needs(job) - 4 * MIB)
 
-    assert answer(job).plan.advice == ()
-    assert answer(small, with_advice=False).plan.advice == ()
-    assert answer(small).plan.advice == advice_for(small, told)
+    assert plan_and_advise(job).plan.advice == ()
+    assert plan_and_advise(small, with_advice=False).plan.advice == ()
+    assert plan_and_advise(small).plan.advice == advice_for(small, told)
 
 
 def test_what_is_tried_is_told_while_it_goes_on(job_of: JobOf, told: Told, needs: Needs) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import transformers
 
-from planner import planning
 from planner.errors import PlannerError
-from planner.planning import planned
-from planner.spec.loading import load_job
+from planner.job.loading import load_job
+from planner.planning import pipeline
+from planner.planning.pipeline import plan_with_traces
 from planner.tracing.trace import trace
 
 FOLDER = Path(__file__).parent.parent / "bad_specs" / "after_loading"
@@ -26,13 +26,13 @@ SPECS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "trace_isolated", lambda job, rank, **_: trace(job, rank))
+    monkeypatch.setattr(pipeline, "trace_isolated", lambda job, rank, *_: trace(job, rank))
 
 
 def message_of(spec: Path) -> str:
     """With what changes from one transformers to the next taken out of it."""
     with pytest.raises(PlannerError) as caught:
-        planned(load_job(spec))
+        plan_with_traces(load_job(spec))
     said = str(caught.value).replace(transformers.__version__, "VERSION")
     return said.replace(str(len(transformers.CONFIG_MAPPING.keys())), "NUMBER")
 
@@ -72,7 +72,7 @@ def test_a_published_config_that_names_code_on_a_hub_is_planned_with_transformer
         "model: {hf_config: config.json}\ntrain: {sequence_length: 8}\ncluster: {gpu: H100-SXM-80GB}\n"
     )
 
-    assert planned(load_job(tmp_path / "job.yaml")).plan.verdict == "fits"
+    assert plan_with_traces(load_job(tmp_path / "job.yaml")).plan.verdict == "fits"
 
 
 @pytest.mark.usefixtures("no_network")

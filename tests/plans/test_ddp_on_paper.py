@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from planner.events import Alloc, Category, Phase, Role
-from planner.report.lives import Life, lives, stretches
-from planner.spec.job import Optimizer
+from planner.job.schema import Optimizer
+from planner.report.lives import Life, lives, phase_spans
 
 Planned = Callable[..., Any]
 EMBEDDING = 4 * 512 * 128
@@ -29,7 +29,7 @@ def blocks(job: Any, category: Category) -> list[tuple[int, str, str]]:
     events = job.trace.events
 
     def when(moment: int) -> str:
-        found = (s for s in stretches(events) if s.first <= moment < s.last)
+        found = (s for s in phase_spans(events) if s.first <= moment < s.last)
         return next((f"{stretch.phase} {stretch.iteration}" for stretch in found), "end")
 
     def was(life: Life) -> bool:
@@ -44,7 +44,7 @@ def at_the_end(job: Any) -> list[int]:
 
 def asked_for(job: Any, phase: Phase, iteration: int) -> list[int]:
     """Every size that was asked for in a phase."""
-    found = [s for s in stretches(job.trace.events) if (s.phase, s.iteration) == (phase, iteration)]
+    found = [s for s in phase_spans(job.trace.events) if (s.phase, s.iteration) == (phase, iteration)]
     events = [event for s in found for event in job.trace.events[s.first : s.last]]
     return [event.requested_bytes for event in events if isinstance(event, Alloc)]
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from planner.events import Category
-from planner.planning import plan
+from planner.job.loading import load_job
+from planner.job.schema import Job
+from planner.planning.pipeline import plan
+from planner.report.plan_text import render
 from planner.report.statement import Plan, Verdict
-from planner.spec.job import Job
-from planner.spec.loading import load_job
+from planner.report.style import Style
+from planner.units import GIB
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@cache
 def _planned(name: str) -> Plan:
     job: Job = load_job(EXAMPLES / f"{name}.yaml")
     # The peak is that of the second iteration; a third would only take longer.
@@ -31,6 +36,17 @@ def test_the_second_copy_of_the_gradients_decides_whether_nemotron_fits() -> Non
     assert with_copy[Category.BUCKET] == pytest.approx(with_copy[Category.PARAMETER], rel=1e-3)
     assert with_copy[Category.GRADIENT] == pytest.approx(with_copy[Category.PARAMETER], rel=1e-3)
     assert with_view[Category.GRADIENT] < with_copy[Category.GRADIENT] / 5
+
+
+def test_the_readme_shows_what_the_plan_prints() -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    shown = readme.partition("$ make plan\n")[2].partition("```")[0]
+    report, _, advice = shown.replace("[...]\n", "").partition("What would make it fit")
+    printed = render(_planned("nemotron-4b-ddp"), Style()).splitlines()
+    smaller = _planned("nemotron-4b-ddp-bucket-view").rank_classes[0].peak.device_bytes
+
+    assert [line for line in report.splitlines() if line not in printed] == []
+    assert f"{smaller / GIB:.2f} GiB  fits    parallel.dp_replicate.gradient_as_bucket_view: true" in advice
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from planner.events import Category, Phase
-from planner.spec.job import CheckpointLoad, Eval, Loss, Optimizer, Recompute
+from planner.job.schema import CheckpointLoad, Eval, Loss, Optimizer, Recompute
 
 Planned = Callable[..., Any]
 P = 4 * (2 * 512 * 128 + 2 * (4 * 128 * 128 + 3 * 128 * 256 + 2 * 128) + 128)
@@ -323,7 +323,7 @@ def test_frozen_parameters_have_no_gradients_and_no_state(planned: Planned) -> N
 
 
 def test_tied_embeddings_are_there_once(planned: Planned) -> None:
-    from planner.spec.job import Decoder
+    from planner.job.schema import Decoder
 
     tied = Decoder(layers=2, hidden=128, heads=2, kv_heads=2, ffn=256, vocab=512, tie_embeddings=True)
 

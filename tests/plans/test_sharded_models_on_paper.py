@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from planner.job.schema import Cluster, DpShard, Gpu, Input, Job, Model, Parallel, Train
 from planner.measuring.event_phases import most_by_category
-from planner.spec.job import Cluster, DpShard, Gpu, Input, Job, Model, Parallel, Train
 from planner.tracing.trace import trace
 from planner.units import GIB
 

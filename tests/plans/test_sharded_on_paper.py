@@ -11,10 +11,7 @@ import pytest
 from planner.allocator.replay import replay
 from planner.errors import SpecError
 from planner.events import Category, Event, Mark, Phase
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import rank_classes, split_by_shards
-from planner.measuring.event_phases import most_by_category, phases_of
-from planner.spec.job import (
+from planner.job.schema import (
     CheckpointLoad,
     Cluster,
     Decoder,
@@ -28,6 +25,9 @@ from planner.spec.job import (
     Parallel,
     Train,
 )
+from planner.layout.mesh import Mesh
+from planner.layout.rank_classes import rank_classes, split_by_shards
+from planner.measuring.event_phases import most_by_category, phases_of
 from planner.tracing.trace import trace
 from planner.tracing.traced import Trace
 

@@ -8,9 +8,9 @@ import pytest
 
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
+from planner.job.schema import Cluster, Cp, Decoder, DpShard, Gpu, Job, Model, Parallel, Tp, Train
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
-from planner.spec.job import Cluster, Cp, Decoder, DpShard, Gpu, Job, Model, Parallel, Tp, Train
 from planner.tracing.trace import trace
 from planner.units import GIB
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from planner import planning
 from planner.errors import SpecError, TraceError
-from planner.spec.job import Eval, Job, Optimizer, Recompute
+from planner.job.schema import Eval, Job, Optimizer, Recompute
+from planner.planning import pipeline
 from planner.tracing.isolated import trace_isolated
 from planner.tracing.trace import trace
 
@@ -86,13 +86,13 @@ def test_nodes_with_more_gpus_than_torch_can_count_are_none_of_its_business(job_
 def test_a_plan_has_the_same_figures_and_identity_again(job_of: JobOf) -> None:
     job = job_of(**SMALL)
 
-    first, second = planning.plan(job), planning.plan(job)
+    first, second = pipeline.plan(job), pipeline.plan(job)
 
     assert first.rank_classes == second.rank_classes
     assert (first.plan_id, first.trace_id) == (second.plan_id, second.trace_id)
 
 
 def test_a_thousand_ranks_are_one_trace(job_of: JobOf) -> None:
-    plan = planning.plan(job_of(**SMALL, ddp={"degree": 1024}))
+    plan = pipeline.plan(job_of(**SMALL, ddp={"degree": 1024}))
 
     assert [(each.representative, each.ranks) for each in plan.rank_classes] == [(0, "0-1023")]

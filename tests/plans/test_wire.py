@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.events import Alloc, Category, EmptyCache, Free, Mark, Origin, Passed, Phase, Role, Synchronize, Use
-from planner.tracing import wire
+from planner.events import Alloc, Category, EmptyCache, Free, FreeCompleted, Mark, Origin, Phase, Role, Synchronize, Use
+from planner.tracing import trace_text
 from planner.tracing.traced import Trace
 
 numbers = st.integers(0, 2**62)
@@ -21,7 +21,7 @@ events = st.one_of(
     st.builds(Alloc, numbers, numbers, st.integers(0, 40), st.none() | origins),
     st.builds(Free, numbers),
     st.builds(Use, numbers, st.integers(0, 40)),
-    st.builds(Passed, numbers),
+    st.builds(FreeCompleted, numbers),
     st.builds(Role, numbers, st.sampled_from(Category), texts),
     st.builds(Mark, st.sampled_from(Phase), st.integers(0, 100)),
     st.just(Synchronize()),
@@ -39,18 +39,43 @@ traces = st.builds(
 @given(traces)
 @settings(max_examples=150, deadline=None)
 def test_what_is_written_is_read_again(trace: Trace) -> None:
-    assert wire.from_json(json.loads(json.dumps(wire.to_json(trace)))) == trace
+    assert trace_text.loads(trace_text.dumps(trace)) == trace
 
 
 def test_an_origin_that_comes_often_is_written_once() -> None:
     origin = Origin("aten.mm", "layers.0", (2, 3), "float32")
     trace = Trace(tuple(Alloc(block, 24, 0, origin) for block in range(100)))
 
-    assert wire.to_json(trace)["origins"] == [["aten.mm", "layers.0", [2, 3], "float32"]]
+    assert trace_text.dumps(trace).count("aten.mm") == 1
 
 
 def test_what_is_no_event_is_refused() -> None:
-    document = wire.to_json(Trace(())) | {"events": [["x", 1]]}
+    written = trace_text.dumps(Trace((Free(1),))).replace('"f"', '"x"')
 
     with pytest.raises(ValueError, match="no event"):
-        wire.from_json(document)
+        trace_text.loads(written)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{}", "[" * 1_000_000, "\n" * 1000, '{"events":1e400}', "null", "\ud800", '{"origins":0,"events":-1}',
+        trace_text.dumps(Trace((Free(1),))) + "\n[[]]",
+        trace_text.dumps(Trace((Free(1), Free(2)))).replace('"f",1', '"f",true'),
+        trace_text.dumps(Trace((Free(1),))).replace("[[\"f\",1]]", "[[\"f\"," + "9" * 5000 + "]]"),
+        trace_text.dumps(Trace((Alloc(0, 8, 0, Origin("mm")),))).replace("0]]", "7]]"),
+    ],
+)  # fmt: skip
+def test_any_other_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  whatever it says
+        trace_text.loads(text)
+
+
+@given(traces, st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_text_that_was_cut_or_changed_is_a_trace_or_refused(trace: Trace, data: st.DataObject) -> None:
+    text = trace_text.dumps(trace)
+    at = data.draw(st.integers(0, len(text)))
+    changed = text[:at] + data.draw(st.text(max_size=3)) + text[at + data.draw(st.integers(0, 3)) :]
+    with contextlib.suppress(ValueError):
+        assert isinstance(trace_text.loads(changed), Trace)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import recorded_cpu_runs
+
 from planner.events import Alloc, Category, Event, Role
 from planner.measuring.event_phases import most_by_category, phases_of
 from planner.measuring.host_recorder import COLLECTIVES
@@ -50,18 +52,26 @@ Both = dict[tuple[str, int], tuple[Run, Run]]
 """By name and rank: on paper, for real."""
 
 
-def both_ways(folder: Path, worlds: Sequence[tuple[Sequence[Any], int]]) -> Both:
-    """By name and rank: on paper, for real; of each of these worlds (jobs, and the size) every rank."""
+def both_ways(folder: Path, worlds: Sequence[tuple[Sequence[Any], int]], name: str) -> Both:
+    """By name and rank: on paper, for real; of each of these worlds (jobs, and the size) every rank.
+
+    The real runs are those that were recorded under `name`, or made now (`recorded_cpu_runs`).
+    """
     every_rank = [(job, rank) for jobs, world in worlds for job in jobs for rank in range(world)]
     paper = _launch("paper", folder / "paper", every_rank)
-    real = _launch("worlds", folder / "real", [(list(jobs), world) for jobs, world in worlds])
-    answers = real()
-    measured = _read(
-        answers.with_name(f"{answers.name}.{world}.{rank}") for _, world in worlds for rank in range(world)
-    )
-    traced = _read([paper()])
+    answers = recorded_cpu_runs.read(name, worlds)
+    if answers is None:
+        answers = for_real(folder, worlds)
+        recorded_cpu_runs.write(name, worlds, answers)
+    measured, traced = runs_of(answers), runs_of(_answers([paper()]))
     assert traced.keys() == measured.keys()
     return {each: (traced[each], measured[each]) for each in measured}
+
+
+def for_real(folder: Path, worlds: Sequence[tuple[Sequence[Any], int]]) -> recorded_cpu_runs.Answers:
+    """What every rank of these worlds finds out, run now."""
+    path = _launch("worlds", folder / "real", [(list(jobs), world) for jobs, world in worlds])()
+    return _answers(path.with_name(f"{path.name}.{world}.{rank}") for _, world in worlds for rank in range(world))
 
 
 def _launch(kind: str, path: Path, asked: Sequence[Any]) -> Callable[[], Path]:
@@ -84,13 +94,18 @@ def _launch(kind: str, path: Path, asked: Sequence[Any]) -> Callable[[], Path]:
     return finish
 
 
-def _read(answers: Iterable[Path]) -> dict[tuple[str, int], Run]:
-    found = {which: each for path in answers for which, each in pickle.loads(path.read_bytes()).items()}
+def _answers(paths: Iterable[Path]) -> recorded_cpu_runs.Answers:
+    found = {which: each for path in paths for which, each in pickle.loads(path.read_bytes()).items()}
     errors = [each["error"] for each in found.values() if "error" in each]
     assert not errors, "\n".join(errors)
+    return found
+
+
+def runs_of(answers: recorded_cpu_runs.Answers) -> dict[tuple[str, int], Run]:
+    """Without what only gloo takes."""
     return {
         which: Run(without(each["events"], *_of_gloo(each["events"])), each["ddp"], each.get("measurement"))
-        for which, each in found.items()
+        for which, each in answers.items()
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.spec.job import Cluster, DpShard, Ep, Job, Metadata, Model, Optimizer, Parallel, Recompute, Train
+from planner.job.schema import Cluster, DpShard, Ep, Job, Metadata, Model, Optimizer, Parallel, Recompute, Train
 
 _SMALL = {"vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
           "num_key_value_heads": 2, "num_experts_per_tok": 2}  # fmt: skip

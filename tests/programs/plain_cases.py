@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.spec.job import (
+from planner.job.schema import (
     Decoder,
     DpReplicate,
     Eval,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from planner.spec.job import (
+from planner.job.schema import (
     Cluster,
     Decoder,
     DpReplicate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.spec.job import (
+from planner.job.schema import (
     Cluster,
     Decoder,
     Eval,

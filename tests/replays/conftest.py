@@ -13,7 +13,7 @@ from planner.allocator.blocks import Block
 from planner.allocator.caching import CachingAllocator
 from planner.allocator.device import Device
 from planner.allocator.rules import Rules
-from planner.events import Alloc, EmptyCache, Event, Free, Passed, Synchronize, Use
+from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
 from planner.units import parse_bytes
 
 Entry = dict[str, Any]
@@ -120,7 +120,7 @@ class _Machine:
         elif command == "use":
             self.allocator.use(self.names[words[0]], int(words[1]))
         elif command == "passed":
-            self.allocator.passed(self.names[words[0]])
+            self.allocator.complete_free(self.names[words[0]])
         else:
             {"synchronize": self.allocator.synchronize, "empty_cache": self.allocator.empty_cache}[command]()
         did = [self._device_line(entry) for entry in self.device.entries]
@@ -201,10 +201,10 @@ def record(
                 note("free_completed", blocks[event.block])
         elif isinstance(event, Use):
             allocator.use(event.block, event.stream)
-        elif isinstance(event, Passed):
+        elif isinstance(event, FreeCompleted):
             if event.block in allocator._waiting:
                 note("free_completed", blocks[event.block])
-            allocator.passed(event.block)
+            allocator.complete_free(event.block)
         elif isinstance(event, Synchronize | EmptyCache):
             for name in allocator._waiting:
                 note("free_completed", blocks[name])

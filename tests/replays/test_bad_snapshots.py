@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import math
 import os
 import pickle
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from planner.allocator.rules import Rules
 from planner.allocator.snapshot import read_snapshot
 from planner.allocator.verify import verify_snapshot
-from planner.errors import SnapshotError
+from planner.errors import AllocatorConfError, SnapshotError
 from planner.events import Alloc, Free
+from planner.units import MIB
 
 GOOD = [Alloc(0, 5000), Alloc(1, 5 << 20), Free(0)]
 
@@ -132,3 +135,44 @@ def test_private_pools_are_not_modelled(tmp_path: Path, recorded: Callable[..., 
 
     with pytest.raises(SnapshotError, match="private memory pools"):
         verify_snapshot(path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [math.inf, math.nan, -1, 1.5, True, "512", 2**48 + 1, pytest.param(10**6000, id="of 6,001 digits"), None],
+)
+def test_a_number_that_no_gpu_has_is_refused(
+    value: object, tmp_path: Path, recorded: Callable[..., dict[str, Any]]
+) -> None:
+    path = tmp_path / "snapshot.pickle"
+    for change in (
+        lambda content: content["device_traces"][0][0].update(size=value),
+        lambda content: content["segments"][0].update(total_size=value),
+        lambda content: content["segments"][0]["blocks"][0].update(size=value),
+    ):
+        content = recorded(GOOD)
+        change(content)
+        path.write_bytes(pickle.dumps(content))
+
+        assert problem(path).startswith("not a snapshot of CUDA memory (ValueError: ")
+
+
+def test_what_may_never_end_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    for path in (Path("/dev/zero"), Path("/dev/null"), pipe):
+        assert problem(path) == "it is a device or a pipe, which may never end"
+
+
+@pytest.mark.parametrize("conf", ["large_segment_size_mb:4194305", "large_segment_size_mb:9999999999"])
+def test_segments_larger_than_any_gpu_are_refused(conf: str) -> None:
+    with pytest.raises(AllocatorConfError, match="is too large\n  allowed: up to 4194304"):
+        Rules.from_conf(conf)
+
+
+def test_numbers_beyond_those_of_upstream_are_refused_and_others_cut_as_there() -> None:
+    assert Rules.from_conf(f"max_split_size_mb:{2**64 - 1}").max_split_bytes == (2**44 - 1) * MIB
+    for number in (str(2**64), "9" * 5_000):
+        with pytest.raises(AllocatorConfError, match="is too large"):
+            Rules.from_conf(f"max_split_size_mb:{number}")

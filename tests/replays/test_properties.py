@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.allocator.blocks import ADDRESS_BITS
 from planner.allocator.caching import CachingAllocator
 from planner.allocator.device import Device
 from planner.allocator.replay import Replay, replay
 from planner.allocator.rules import Rules
-from planner.events import Alloc, EmptyCache, Event, Free, Passed, Synchronize, Use
+from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
 from planner.units import MIB
 
 CONFS = (
@@ -69,7 +70,7 @@ def check_tiling(allocator: CachingAllocator) -> None:
 
 
 def key_of(size: int, address: int) -> int:
-    return size << 48 | address
+    return size << ADDRESS_BITS | address
 
 
 @pytest.mark.parametrize("conf", CONFS)
@@ -155,7 +156,7 @@ def test_what_passed_block_by_block_equals_a_synchronization(events: list[Event]
     events = [Alloc(-1, 1), *events]
     names = [event.block for event in events if isinstance(event, Alloc)]
 
-    one_by_one = replay([*events, *map(Passed, names)])
+    one_by_one = replay([*events, *map(FreeCompleted, names)])
     at_once = replay([*events, Synchronize()])
 
     assert one_by_one.active_bytes[-1] == at_once.active_bytes[-1] == at_once.allocated_bytes[-1]

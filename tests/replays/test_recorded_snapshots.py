@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planner.allocator.snapshot import read_snapshot
-from planner.allocator.verify import Matched, verify, verify_snapshot
+from planner.allocator.verify import MatchCount, verify, verify_snapshot
 
 NAMES = (
     "federated-zeroth-order", "llama-two-streams", "lm-oom-sized-forward", "lm24-infer-ctx256", "lm24-train-ctx128",
@@ -37,8 +37,8 @@ def test_every_address_and_every_segment_is_replayed(name: str, recorded_snapsho
     (device,) = verify_snapshot(recorded_snapshots / f"{name}.pickle.xz").devices
 
     assert device.first_difference is None
-    assert device.addresses == Matched(actions["alloc"], actions["alloc"])
-    assert device.segments == Matched(segments, segments)
+    assert device.addresses == MatchCount(actions["alloc"], actions["alloc"])
+    assert device.segments == MatchCount(segments, segments)
     assert device.peak_reserved_bytes == known["peak_reserved_in_trace_bytes"]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from planner.allocator.verify import Matched, verify_snapshot
-from planner.events import Alloc, EmptyCache, Event, Free, Passed, Use
+from planner.allocator.verify import MatchCount, verify_snapshot
+from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Use
 from planner.units import MIB
 
 Recorded = Callable[..., dict[str, Any]]
@@ -32,7 +32,7 @@ def random_program(seed: int, largest: int, count: int = 600) -> list[Event]:
                 waiting.append(freed)
             events.append(Free(freed))
         if waiting and generator.random() < 0.2:
-            events.append(Passed(waiting.pop(0)))
+            events.append(FreeCompleted(waiting.pop(0)))
         if generator.random() < 0.01:
             events.append(EmptyCache())
             waiting.clear()
@@ -74,7 +74,7 @@ def test_a_freed_block_was_larger_than_asked_for_by_a_rest_that_was_not_cut_off(
     (device,) = verify_snapshot(write(tmp_path / "snapshot.pickle", content)).devices
 
     assert device.first_difference is None
-    assert device.addresses == Matched(2, 2)
+    assert device.addresses == MatchCount(2, 2)
 
 
 def test_a_wrong_address_is_the_first_difference(tmp_path: Path, recorded: Recorded) -> None:
@@ -85,7 +85,7 @@ def test_a_wrong_address_is_the_first_difference(tmp_path: Path, recorded: Recor
 
     (device,) = verify_snapshot(write(tmp_path / "snapshot.pickle", content)).devices
 
-    assert device.addresses == Matched(1, 3)
+    assert device.addresses == MatchCount(1, 3)
     assert device.to_json()["first_difference"] == {
         "event": 1,
         "what": "address",
@@ -101,8 +101,8 @@ def test_a_segment_that_should_not_have_been_taken_is_a_difference(tmp_path: Pat
 
     (device,) = verify_snapshot(write(tmp_path / "snapshot.pickle", other)).devices
 
-    assert device.segments == Matched(2, 3)
-    assert device.addresses == Matched(2, 3)
+    assert device.segments == MatchCount(2, 3)
+    assert device.addresses == MatchCount(2, 3)
     assert device.first_difference is not None
 
 

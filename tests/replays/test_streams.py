@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from planner.allocator.replay import replay
-from planner.events import Alloc, EmptyCache, Event, Free, Passed, Synchronize, Use
+from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
 from planner.units import MIB
 
 USED: list[Event] = [Alloc(0, 12 * MIB), Use(0, 7), Free(0)]
 
 
-@pytest.mark.parametrize("end", [Passed(0), Synchronize(), EmptyCache()], ids=["passed", "synchronize", "empty_cache"])
+@pytest.mark.parametrize(
+    "end", [FreeCompleted(0), Synchronize(), EmptyCache()], ids=["passed", "synchronize", "empty_cache"]
+)
 def test_a_used_block_is_active_but_not_allocated_until_its_use_ends(end: Event) -> None:
     timeline = replay([*USED, end])
 

@@ -10,7 +10,7 @@ from planner.allocator.rules import Rules
 from planner.events import Alloc, Category, EmptyCache, Event, Free, Mark, Phase, Role, Synchronize, Use
 from planner.report.attribution import attribute, dnnmem
 from planner.report.memory_viz import snapshot
-from planner.report.phases import state_phases
+from planner.report.phase_table import state_phases
 from planner.report.series import thin
 
 _SIZES = st.sampled_from([1, 512, 1000, 1 << 20, (1 << 20) + 1, 7 << 20, 25 << 20])

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from planner.report.plan_text import one_line, render
 from planner.report.statement import Plan, Verdict
 from planner.report.style import Style, size, style_of
-from planner.report.text import one_line, render
 from planner.units import GIB, KIB
 
 GOLDEN = Path(__file__).parents[1] / "golden"

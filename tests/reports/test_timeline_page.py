@@ -18,7 +18,7 @@ from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
 from planner.report.rank_class import state_rank_class
 from planner.report.series import thin
 from planner.report.statement import OutsideAllocator, Plan
-from planner.report.timeline_page import _STACKED, Traced, render_page
+from planner.report.timeline_page import _STACKED, ClassTimeline, render_page
 
 
 def _page(plan: Plan, events: list[Event]) -> str:
@@ -28,7 +28,7 @@ def _page(plan: Plan, events: list[Event]) -> str:
         outside=OutsideAllocator(cuda_context_bytes=700), interval=lambda device: (device, device),
         capacity_bytes=4_000_000,
     )  # fmt: skip
-    return render_page(replace(plan, rank_classes=(statement,)), [Traced(statement, events, timeline)])
+    return render_page(replace(plan, rank_classes=(statement,)), [ClassTimeline(statement, events, timeline)])
 
 
 def _data(page: str) -> Any:

@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from planner.history.counters import Counters
 from planner.history.store import History
 from planner.report.statement import Plan
+from planner.service.dependencies import Dependencies
 from planner.service.interface import interface
-from planner.service.office import Office
 from planner.settings import Settings
 
 TOKENS = ("a-token-of-this-test", "another-token-of-this-test")
@@ -45,6 +45,8 @@ def tokens() -> tuple[str, ...]:
 def client(history: History) -> Iterator[TestClient]:
     hashes = ",".join(hashlib.sha256(token.encode()).hexdigest() for token in TOKENS)
     with Counters(history.totals) as counters:
-        desk: object = None
-        office = Office(settings=Settings(token_sha256=hashes), history=history, desk=desk, counters=counters)  # type: ignore[arg-type]
-        yield TestClient(interface(office), raise_server_exceptions=False)
+        plan_provider: object = None
+        dependencies = Dependencies(
+            settings=Settings(token_sha256=hashes), history=history, plan_provider=plan_provider, counters=counters
+        )  # type: ignore[arg-type]
+        yield TestClient(interface(dependencies), raise_server_exceptions=False)

@@ -15,11 +15,11 @@ import pytest
 from quiet_server import QuietServer
 
 import planner
-from planner import planning
 from planner.errors import PlannerError
+from planner.job.loading import load_document, load_yaml
 from planner.measuring.job_reports import to_service
-from planner.service.documents import EXAMPLE_JOB
-from planner.spec.loading import load_document, load_yaml
+from planner.planning import pipeline
+from planner.service.openapi_models import EXAMPLE_JOB
 
 ROOT = Path(str(planner.__file__)).parent
 CONNECTS = ("urlopen", "create_connection", "HTTPConnection", "HTTPSConnection", "_opener.open")
@@ -68,7 +68,7 @@ def test_an_address_in_a_job_is_not_followed(asked: list[Any], named: dict[str, 
         except PlannerError:
             continue
         if job.model.decoder is not None:
-            planning.plan(job)
+            pipeline.plan(job)
 
     assert asked == []
 
@@ -90,7 +90,7 @@ def test_an_address_in_a_job_is_not_followed(asked: list[Any], named: dict[str, 
 def test_a_config_that_points_elsewhere_fetches_nothing(asked: list[Any], said: dict[str, Any]) -> None:
     document = {**EXAMPLE_JOB, "model": {"hf_config": {**LLAMA, **said}}}
     with suppress(PlannerError):
-        planning.plan(load_document(document))
+        pipeline.plan(load_document(document))
 
     assert asked == []
 

@@ -13,20 +13,23 @@ from typing import Any
 
 import httpx
 import pytest
-from plan_makers import Opening
+from plan_makers import StackRunner
+from planner_serve import until
 from starlette.testclient import TestClient
 
-from planner import planning
+from planner.bound.lower_bound import Bound, lower_bound
 from planner.history.store import History
+from planner.job.loading import load_document
+from planner.job.schema import Job
+from planner.planning import pipeline
 from planner.report.statement import Plan, to_json
-from planner.service.cluster import environment, free_ports, local_ray, short_folder
-from planner.service.desk import Answered, Pending
-from planner.service.documents import EXAMPLE_JOB
+from planner.service.dependencies import Dependencies
+from planner.service.instances import instance_folder
 from planner.service.interface import interface
-from planner.service.office import Office
+from planner.service.local_ray import environment, free_port_range, free_ports, local_ray
+from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.settings import Settings
-from planner.spec.job import Job
-from planner.spec.loading import load_document
 
 PRETENDED_GPUS: dict[str, Any] = {"num_gpus": 2, "labels": {"ray.io/accelerator-type": "H100"}}
 """For the validations: Ray schedules on them what runs on the CPU."""
@@ -44,8 +47,8 @@ class Service:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """Ray in this process. Serve reads its environment while it is imported: nothing may import it before."""
-    with short_folder() as folder:
-        os.environ.update(environment(folder))
+    with instance_folder() as folder:
+        os.environ.update(environment(folder, free_port_range()))
         with local_ray(folder, num_cpus=4, **PRETENDED_GPUS, log_to_driver=bool(os.environ.get("PLANNER_TEST_LOGS"))):
             yield
 
@@ -69,7 +72,7 @@ def service(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @dataclass
-class FakeDesk:
+class FakePlanProvider:
     """Knows one plan and says it of every job; or raises, or has it pending."""
 
     text: str
@@ -77,27 +80,30 @@ class FakeDesk:
     pending: bool = False
     asked: list[tuple[Job, float | None]] = field(default_factory=list)
 
-    async def plan(self, job: Job, *, seconds: float | None) -> Answered:
+    async def plan(self, job: Job, *, seconds: float | None) -> PlanAnswer:
         self.asked.append((job, seconds))
         if self.fault is not None:
             raise self.fault
         found = json.loads(self.text)
-        return Answered(plan_id=found["plan_id"], trace_id=found["trace_id"], text=self.text, from_store=True)
+        return PlanAnswer(plan_id=found["plan_id"], trace_id=found["trace_id"], text=self.text, from_store=True)
 
-    async def check(self, job: Job, *, seconds: float | None) -> Answered | Pending:
+    def bound(self, job: Job) -> Bound:
+        return lower_bound(job)
+
+    async def check(self, job: Job, *, seconds: float | None) -> PlanAnswer | PlanPending:
         found = await self.plan(job, seconds=seconds)
-        return Pending(plan_id=found.plan_id, trace_id=found.trace_id) if self.pending else found
+        return PlanPending(plan_id=found.plan_id, trace_id=found.trace_id) if self.pending else found
 
 
 @pytest.fixture(scope="session")
 def example_plan() -> Plan:
     """The plan of the example that the service's description has."""
-    return planning.plan(load_document(EXAMPLE_JOB))
+    return pipeline.plan(load_document(EXAMPLE_JOB))
 
 
 @pytest.fixture
-def desk(example_plan: Plan) -> FakeDesk:
-    return FakeDesk(json.dumps(to_json(example_plan)))
+def plan_provider(example_plan: Plan) -> FakePlanProvider:
+    return FakePlanProvider(json.dumps(to_json(example_plan)))
 
 
 @pytest.fixture
@@ -112,7 +118,9 @@ def counted() -> list[tuple[str, Mapping[str, str]]]:
 
 
 @pytest.fixture
-def asgi(desk: FakeDesk, history: History, counted: list[tuple[str, Mapping[str, str]]]) -> Callable[..., TestClient]:
+def asgi(
+    plan_provider: FakePlanProvider, history: History, counted: list[tuple[str, Mapping[str, str]]]
+) -> Callable[..., TestClient]:
     """A client of the interface in this process, without Ray, under some settings."""
 
     class Counters:
@@ -123,14 +131,14 @@ def asgi(desk: FakeDesk, history: History, counted: list[tuple[str, Mapping[str,
             counted.append((name, labels))
 
     def make(most_at_once: int = 8, tracers_ready: Any = None, **settings: Any) -> TestClient:
-        office = Office(
+        dependencies = Dependencies(
             settings=Settings(**settings),
             history=history,
-            desk=desk,
+            plan_provider=plan_provider,
             counters=Counters(),
             tracers_ready=tracers_ready,
         )
-        return TestClient(interface(office, most_at_once), raise_server_exceptions=False)
+        return TestClient(interface(dependencies, most_at_once), raise_server_exceptions=False)
 
     return make
 
@@ -155,6 +163,11 @@ def wait_until_ready(base_url: str, seconds: float = 120.0) -> None:
     pytest.fail(f"the service is not ready after {seconds:g} s: {said}")
 
 
+@pytest.fixture(scope="session")
+def eventually() -> Callable[..., Any]:
+    return until
+
+
 @pytest.fixture
-def opened(tmp_path: Path) -> Opening:
-    return Opening(tmp_path)
+def run_stack(tmp_path: Path) -> StackRunner:
+    return StackRunner(tmp_path)

@@ -25,7 +25,7 @@ from starlette.testclient import TestClient
 
 from planner.service import bodies
 from planner.service.bodies import LimitedBodies
-from planner.service.documents import EXAMPLE_JOB
+from planner.service.openapi_models import EXAMPLE_JOB
 from planner.units import MIB
 
 Asgi = Callable[..., TestClient]

@@ -8,240 +8,258 @@ import json
 from typing import Any
 
 import pytest
-from plan_makers import JOB, OTHER, House, Opening, metadata, named, never, trace_of, when
+from plan_makers import JOB, OTHER, ServiceStack, StackRunner, metadata, named, never, trace_of, when
 
+from planner.calibration.interval import Calibration
 from planner.errors import TraceError
-from planner.service.desk import Answered, Pending
-from planner.service.faults import (
+from planner.job.schema import Train
+from planner.runtime.limits import Limit, LimitExceededError, Limits
+from planner.service.ids import order_of
+from planner.service.outcomes import PlanRefused, WorkerResult
+from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.service_errors import (
     BusyError,
     DeadlineError,
     TraceLimitError,
     WorkerLostError,
 )
-from planner.service.outcomes import Refused
-from planner.service.workers import WorkerDiedError
-from planner.spec.job import Train
+from planner.service.worker_pool import WorkerDiedError
 from planner.units import GIB
 
 
-def test_no_more_wait_than_may_wait(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        house.floor.does = never
+def test_no_more_wait_than_may_wait(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        stack.pool.does = never
         sizes = [Train(sequence_length=64 * n) for n in range(1, 5)]
-        waiting = [asyncio.create_task(house.desk.plan(dataclasses.replace(JOB, train=each))) for each in sizes[:3]]
-        await asyncio.sleep(0.1)
+        waiting = [
+            asyncio.create_task(stack.plan_provider.plan(dataclasses.replace(JOB, train=each))) for each in sizes[:3]
+        ]
+        while stack.tracers.entry_count < len(waiting):
+            await asyncio.sleep(0.005)
 
         with pytest.raises(BusyError) as caught:
-            await house.desk.plan(dataclasses.replace(JOB, train=sizes[3]))
-        joined = asyncio.create_task(house.desk.plan(dataclasses.replace(JOB, train=sizes[0])))  # it adds no work
+            await stack.plan_provider.plan(dataclasses.replace(JOB, train=sizes[3]))
+        joined = asyncio.create_task(
+            stack.plan_provider.plan(dataclasses.replace(JOB, train=sizes[0]))
+        )  # it adds no work
         await asyncio.sleep(0.05)
 
         assert not joined.done()
         assert caught.value.problem == "3 jobs are being planned or wait for it"
         assert 1 <= caught.value.retry_after_seconds <= 60
-        assert house.tracers.state()["refused_busy_total"] == 1
+        assert stack.tracers.state()["refused_busy_total"] == 1
         for each in [*waiting, joined]:
             each.cancel()
 
-    opened(story, trace_queue=2)
+    run_stack(story, trace_queue=2)
 
 
-def test_a_caller_that_goes_frees_the_worker(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        house.floor.does = never
-        caller = asyncio.create_task(house.desk.plan(JOB))
+def test_a_caller_that_goes_frees_the_worker(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        stack.pool.does = never
+        caller = asyncio.create_task(stack.plan_provider.plan(JOB))
         await asyncio.sleep(0.1)
         caller.cancel()
-        await house.settled()
-        house.floor.does = None
+        await stack.settled()
+        stack.pool.does = None
 
-        assert (house.floor.killed, house.tracers.state()["killed_abandoned_total"]) == (1, 1)
-        assert not (await house.desk.plan(JOB)).from_store
+        assert (stack.pool.stopped, stack.pool.killed, stack.tracers.state()["killed_abandoned_total"]) == (1, 0, 1)
+        assert not (await stack.plan_provider.plan(JOB)).from_store
 
-    opened(story)
+    run_stack(story)
 
 
-def test_a_caller_that_goes_takes_nothing_from_another(opened: Opening) -> None:
-    async def story(house: House) -> None:
+def test_a_caller_that_goes_takes_nothing_from_another(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
         go = asyncio.Event()
-        house.floor.does = lambda _: when(go)
-        gone, stays = (asyncio.create_task(house.desk.plan(named(name))) for name in ("gone", "stays"))
+        stack.pool.does = lambda _: when(go)
+        gone, stays = (asyncio.create_task(stack.plan_provider.plan(named(name))) for name in ("gone", "stays"))
         await asyncio.sleep(0.1)
         gone.cancel()
         await asyncio.sleep(0.05)
         go.set()
 
         assert metadata(await stays) == "stays"
-        assert (house.floor.killed, house.floor.asked.count("plan")) == (0, 1)
+        assert (stack.pool.killed, stack.pool.stopped, stack.pool.asked.count("plan")) == (0, 0, 1)
 
-    opened(story)
+    run_stack(story)
 
 
-def test_a_caller_is_told_when_its_time_is_over_and_the_worker_is_freed(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        house.floor.does = never
+def test_a_caller_is_told_when_its_time_is_over_and_the_worker_is_freed(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        stack.pool.does = never
         with pytest.raises(DeadlineError, match=r"not ready within 0\.2 s"):
-            await house.desk.plan(JOB, seconds=0.2)
-        await house.settled()
+            await stack.plan_provider.plan(JOB, seconds=0.2)
+        await stack.settled()
 
-        assert house.floor.killed == 1
+        assert (stack.pool.stopped, stack.pool.killed) == (1, 0)
 
-    opened(story)
+    run_stack(story)
 
 
-def test_a_check_that_is_pending_goes_on_and_is_stored(opened: Opening) -> None:
-    async def story(house: House) -> None:
+def test_a_check_that_is_pending_goes_on_and_is_stored(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
         go = asyncio.Event()
-        house.floor.does = lambda _: when(go)
-        pending = await house.desk.check(JOB, seconds=0.05)
-        still = await house.desk.check(JOB, seconds=0.05)
+        stack.pool.does = lambda _: when(go)
+        pending = await stack.plan_provider.check(JOB, seconds=0.05)
+        still = await stack.plan_provider.check(JOB, seconds=0.05)
         go.set()
-        await house.settled()
-        found = await house.desk.check(JOB, seconds=0.05)
+        await stack.settled()
+        found = await stack.plan_provider.check(JOB, seconds=0.05)
 
-        assert isinstance(pending, Pending)
+        assert isinstance(pending, PlanPending)
         assert still == pending
-        assert isinstance(found, Answered)
+        assert isinstance(found, PlanAnswer)
         assert (found.plan_id, found.from_store) == (pending.plan_id, True)
-        assert (house.floor.asked, house.floor.killed) == (["plan", "written"], 0)
+        assert (stack.pool.asked, stack.pool.killed) == (["plan"], 0)
 
-    opened(story)
+    run_stack(story)
 
 
-def test_a_refusal_that_nobody_waited_for_is_told_to_who_asks_again(opened: Opening) -> None:
-    async def story(house: House) -> None:
+def test_a_refusal_that_nobody_waited_for_is_told_to_who_asks_again(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
         async def refuses(method: str) -> Any:
             await asyncio.sleep(0.1 if method == "plan" else 0)
-            return Refused(TraceError("no kernel", place="layer")) if method == "plan" else None
+            return PlanRefused(TraceError("no kernel", place="layer")) if method == "plan" else None
 
-        house.floor.does = refuses
-        assert isinstance(await house.desk.check(JOB, seconds=0.02), Pending)
-        await house.settled()
+        stack.pool.does = refuses
+        assert isinstance(await stack.plan_provider.check(JOB, seconds=0.02), PlanPending)
+        await stack.settled()
         with pytest.raises(TraceError, match="layer: no kernel"):
-            await house.desk.check(JOB, seconds=0.02)
+            await stack.plan_provider.check(JOB, seconds=0.02)
 
-        assert (house.floor.asked, house.floor.killed) == (["plan"], 0)
-        assert isinstance(await house.desk.check(JOB, seconds=0.02), Pending)  # told once, then tried anew
+        assert (stack.pool.asked, stack.pool.killed) == (["plan"], 0)
+        with pytest.raises(TraceError, match="layer: no kernel"):  # and to everybody else
+            await stack.plan_provider.plan(JOB)
+        assert stack.pool.asked == ["plan"]
 
-    opened(story)
+    run_stack(story)
 
 
-def test_a_worker_that_dies_is_replaced_and_its_work_done_again(opened: Opening) -> None:
-    async def story(house: House) -> None:
+def test_a_worker_that_dies_is_replaced_and_its_work_done_again(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
         async def dies_once(method: str) -> None:
-            if method == "plan" and house.floor.asked.count("plan") == 1:
+            if method == "plan" and stack.pool.asked.count("plan") == 1:
                 raise WorkerDiedError("killed")
 
-        house.floor.does = dies_once
-        found = await house.desk.plan(JOB)
+        stack.pool.does = dies_once
+        found = await stack.plan_provider.plan(JOB)
 
-        assert (found.stored, house.floor.asked.count("plan"), house.tracers.state()["retried_total"]) == (True, 2, 1)
+        assert (found.stored, stack.pool.asked.count("plan"), stack.tracers.state()["retried_total"]) == (True, 2, 1)
 
-    opened(story)
+    run_stack(story)
 
 
-def test_work_that_kills_two_workers_is_given_up_and_the_next_is_done(opened: Opening) -> None:
-    async def story(house: House) -> None:
+def test_work_that_kills_two_workers_is_given_up_and_the_next_is_done(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
         async def dies(method: str) -> None:
-            if method == "plan" and house.floor.asked.count("plan") <= 2:
+            if method == "plan" and stack.pool.asked.count("plan") <= 2:
                 raise WorkerDiedError("killed")
 
-        house.floor.does = dies
+        stack.pool.does = dies
         with pytest.raises(WorkerLostError):
-            await house.desk.plan(JOB)
+            await stack.plan_provider.plan(JOB)
 
-        assert (await house.desk.plan(OTHER)).stored
-        assert house.floor.hired == 3
+        assert (await stack.plan_provider.plan(OTHER)).stored
+        assert stack.pool.hired == 3
 
-    opened(story)
+    run_stack(story)
 
 
-def test_a_worker_that_dies_idle_is_replaced(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        await house.desk.plan(JOB)
-        await house.settled()
-        house.floor.workers[0].grown.set_exception(WorkerDiedError("its node went"))
+def test_a_worker_that_dies_idle_is_replaced(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        await stack.plan_provider.plan(JOB)
+        await stack.settled()
+        stack.pool.workers[0].gone.set()
         await asyncio.sleep(0.05)
 
-        assert (house.floor.hired, house.tracers.state()["workers"]) == (2, 1)
+        assert (stack.pool.hired, stack.tracers.state()["workers"]) == (2, 1)
 
-    opened(story)
-
-
-def test_a_worker_that_keeps_much_memory_is_replaced_before_the_next_job(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        house.floor.kept_bytes = 2 * GIB
-        await house.desk.plan(JOB)
-        await house.settled()
-
-        assert (house.floor.hired, house.floor.killed) == (2, 1)
-
-    opened(story)
+    run_stack(story)
 
 
-def test_a_trace_that_takes_too_long_is_ended(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        house.floor.does = never
+def test_a_trace_that_takes_too_long_is_ended(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        stack.pool.does = never
         with pytest.raises(TraceLimitError, match=r"not traced within 0\.1 s"):
-            await house.desk.plan(JOB)
-        house.floor.does = None
+            await stack.plan_provider.plan(JOB)
+        stack.pool.does = None
 
-        assert (await house.desk.plan(OTHER)).stored
-        assert house.tracers.state()["killed_time_total"] == 1
+        assert (await stack.plan_provider.plan(OTHER)).stored
+        assert stack.tracers.state()["killed_time_total"] == 1
 
-    opened(story, trace_seconds=0.1)
+    run_stack(story, trace_seconds=0.1)
 
 
-def test_a_trace_that_takes_too_much_memory_is_ended(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        async def grows(method: str) -> None:
-            if method == "plan":
-                house.floor.workers[-1].grown.set_result(9 * GIB)
-                await never(method)
+def test_a_trace_that_takes_too_much_memory_is_ended(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        async def grows(_: str) -> WorkerResult:
+            return WorkerResult(exceeded=LimitExceededError(Limit.MEMORY, Limits(memory_bytes=8 * GIB), 9 * GIB))
 
-        house.floor.does = grows
+        stack.pool.does = grows
         with pytest.raises(TraceLimitError, match=r"takes 9\.00 GiB of this machine's memory"):
-            await house.desk.plan(JOB)
+            await stack.plan_provider.plan(JOB)
 
-        assert house.tracers.state()["killed_memory_total"] == 1
+        assert stack.tracers.state()["killed_memory_total"] == 1
 
-    opened(story)
-
-
-def test_a_plan_whose_advice_takes_too_long_goes_without(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        async def slow(method: str) -> None:
-            if method == "advise":
-                await never(method)
-
-        house.floor.does, house.floor.size = slow, 200 * GIB
-        found = json.loads((await house.desk.plan(JOB)).text)
-        await house.settled()
-
-        assert (found["verdict"], found["advice"], house.floor.killed) == ("exceeds", [], 1)
-
-    opened(story, trace_seconds=0.2)
+    run_stack(story)
 
 
-def test_the_end_waits_for_what_is_being_made(opened: Opening) -> None:
-    async def story(house: House) -> None:
+def test_a_plan_whose_advice_takes_too_long_goes_without(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        async def ends_before_advice(_: str) -> WorkerResult:
+            (worker,) = stack.pool.workers
+            order = order_of(JOB, Calibration.none())
+            exceeded = LimitExceededError(Limit.SECONDS, Limits(seconds=0.2), 0.2)
+            return WorkerResult(plan=worker.plan(order).plan, exceeded=exceeded)
+
+        stack.pool.does, stack.pool.size, stack.pool.advises = ends_before_advice, 200 * GIB, False
+        found = json.loads((await stack.plan_provider.plan(JOB)).text)
+        await stack.settled()
+
+        assert (found["verdict"], found["advice"], stack.pool.killed) == ("exceeds", [], 0)
+        assert stack.tracers.state()["killed_time_total"] == 1
+
+    run_stack(story)
+
+
+def test_the_end_waits_for_what_is_being_made(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
         async def slow(method: str) -> None:
             await asyncio.sleep(0.1 if method == "plan" else 0)
 
-        house.floor.does = slow
-        pending = await house.desk.check(JOB, seconds=0.01)
-        await house.tracers.finish()
+        stack.pool.does = slow
+        pending = await stack.plan_provider.check(JOB, seconds=0.01)
+        await stack.tracers.finish()
 
-        assert house.history.plans.text(pending.plan_id) is not None
-        assert house.history.traces.get(pending.trace_id) == {0: trace_of(0)}
+        assert stack.history.plans.text(pending.plan_id) is not None
+        assert stack.history.traces.get(pending.trace_id) == {0: trace_of(0)}
 
-    opened(story)
+    run_stack(story)
 
 
-def test_where_no_worker_starts_the_caller_hears_why(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        house.floor.broken = TraceError("there is no C++ compiler")
+def test_the_end_tells_those_whose_plan_takes_too_long_to_come_again(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        stack.pool.does = never
+        waiting = asyncio.create_task(stack.plan_provider.plan(JOB))
+        while not stack.pool.asked:
+            await asyncio.sleep(0.005)
+        await stack.tracers.finish(0.05)
+
+        with pytest.raises(WorkerLostError, match="the service ends"):
+            await waiting
+        with pytest.raises(WorkerLostError, match="the service ends"):
+            await stack.plan_provider.plan(OTHER)
+        assert stack.tracers.entry_count == 0
+        assert stack.pool.killed == stack.pool.hired
+
+    run_stack(story)
+
+
+def test_where_no_worker_starts_the_caller_hears_why(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        stack.pool.broken = TraceError("there is no C++ compiler")
         with pytest.raises(WorkerLostError, match=r"no tracing process can be started: there is no C\+\+ compiler"):
-            await house.desk.plan(JOB)
+            await stack.plan_provider.plan(JOB)
 
-    opened(story)
+    run_stack(story)

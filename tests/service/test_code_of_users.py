@@ -4,61 +4,111 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from plan_makers import CODE, House, Opening
+from plan_makers import CODE, ServiceStack, StackRunner
+from starlette.testclient import TestClient
 
-from planner.service.desk import Answered, Pending
-from planner.service.faults import (
+from planner.errors import SettingError
+from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.service_errors import (
     FactoryNotAllowedError,
 )
+from planner.service.user_code import refuse_code
+from planner.settings import Settings
+
+Asgi = Callable[..., TestClient]
 
 
-def test_code_is_refused_unless_the_operator_allows_it(opened: Opening) -> None:
-    async def story(house: House) -> None:
+def test_code_is_refused_unless_the_operator_allows_it(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
         with pytest.raises(FactoryNotAllowedError, match="this service runs no code of its users"):
-            await house.desk.plan(CODE)
+            await stack.plan_provider.plan(CODE)
 
-        assert house.floor.asked == []
+        assert stack.pool.asked == []
 
-    opened(story)
+    run_stack(story)
 
 
-def test_code_lies_where_the_operator_says(opened: Opening, tmp_path: Path) -> None:
-    async def story(house: House) -> None:
+def test_code_lies_where_the_operator_says(run_stack: StackRunner, tmp_path: Path) -> None:
+    async def story(stack: ServiceStack) -> None:
         for path, allowed in ((tmp_path / "a" / "b", True), (tmp_path / "a" / ".." / "b", False), (Path("/"), False)):
             job = dataclasses.replace(CODE, model=dataclasses.replace(CODE.model, factory_path=str(path)))
             if allowed:
-                assert (await house.desk.plan(job)).stored
+                assert (await stack.plan_provider.plan(job)).stored
                 continue
             with pytest.raises(FactoryNotAllowedError, match="is no folder in which this service looks for code"):
-                await house.desk.plan(job)
+                await stack.plan_provider.plan(job)
 
-    opened(story, allow_factories=True, factory_folder=str(tmp_path / "a"))
-
-
-def test_code_is_run_each_time(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        first, second = await house.desk.plan(CODE), await house.desk.plan(CODE)
-
-        assert (first.from_store, second.from_store, house.floor.asked) == (False, False, ["plan", "plan"])
-        assert house.history.plans.text(first.plan_id) == second.text
-        assert house.history.traces.get(first.trace_id) == {}
-
-    opened(story, allow_factories=True)
+    run_stack(story, factories="shop", factory_folder=str(tmp_path / "a"))
 
 
-def test_what_code_made_for_a_check_that_went_is_told_once(opened: Opening) -> None:
-    async def story(house: House) -> None:
+def test_code_is_run_each_time(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        first, second = await stack.plan_provider.plan(CODE), await stack.plan_provider.plan(CODE)
+
+        assert (first.from_store, second.from_store, stack.pool.asked) == (False, False, ["plan", "plan"])
+        assert stack.history.plans.text(first.plan_id) == second.text
+        assert stack.history.traces.get(first.trace_id) == {}
+
+    run_stack(story, factories="shop")
+
+
+def test_what_code_made_for_a_check_that_went_is_told_once(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
         async def slow(method: str) -> None:
             await asyncio.sleep(0.1 if method == "plan" else 0)
 
-        house.floor.does = slow
-        assert isinstance(await house.desk.check(CODE, seconds=0.02), Pending)
-        await house.settled()
-        assert isinstance(await house.desk.check(CODE, seconds=0.02), Answered)
-        assert house.floor.asked == ["plan"]
-        assert isinstance(await house.desk.check(CODE, seconds=0.02), Pending)
+        stack.pool.does = slow
+        assert isinstance(await stack.plan_provider.check(CODE, seconds=0.02), PlanPending)
+        await stack.settled()
+        assert isinstance(await stack.plan_provider.check(CODE, seconds=0.02), PlanAnswer)
+        assert stack.pool.asked == ["plan"]
+        assert isinstance(await stack.plan_provider.check(CODE, seconds=0.02), PlanPending)
 
-    opened(story, allow_factories=True)
+    run_stack(story, factories="shop")
+
+
+@pytest.mark.parametrize(
+    ("factory", "taken"),
+    [("shop:model", True), ("shop.nets:build", True), ("shopping:model", False), ("timeit:timeit", False)],
+)
+def test_code_is_taken_by_the_names_of_its_modules(factory: str, taken: bool) -> None:
+    job = dataclasses.replace(CODE, model=dataclasses.replace(CODE.model, factory=factory))
+    settings = Settings(factories="shop, shop.*")
+    if taken:
+        refuse_code(job, settings)
+        return
+    with pytest.raises(FactoryNotAllowedError, match="is not among the factories that this service runs"):
+        refuse_code(job, settings)
+
+
+@pytest.mark.parametrize("pattern", ["*", "*.models", "?", ":build", "a b", "shop,*"])
+def test_a_pattern_that_any_module_matches_is_refused(pattern: str) -> None:
+    with pytest.raises(SettingError, match="is no pattern of factories"):
+        Settings.read({"factories": pattern})
+
+
+def test_measuring_code_without_walls_needs_a_token_of_its_own() -> None:
+    with pytest.raises(SettingError, match="code of users would be measured without walls for whoever asks"):
+        Settings.read({"measure_factories_without_walls": "yes"})
+
+
+def test_a_validation_of_code_follows_the_rule_of_plans_and_needs_its_own_token(asgi: Asgi, tmp_path: Path) -> None:
+    token = {"Authorization": "Bearer may run code"}
+    client = asgi(factories="shop", code_token_sha256=hashlib.sha256(b"may run code").hexdigest())
+
+    def answers(model: dict[str, Any], headers: Mapping[str, str]) -> int:
+        job = {**EXAMPLE_JOB, "model": model}
+        return int(client.post("/v1/validations", json={"job": job}, headers=headers).status_code)
+
+    assert answers({"factory": "timeit:timeit"}, token) == 403
+    assert answers({"factory": "shop:model", "factory_path": str(tmp_path)}, token) == 403
+    assert answers({"factory": "shop:model"}, {}) == 401
+    assert answers({"factory": "shop:model"}, token) == 501  # taken; here is nobody who measures
+    assert answers(EXAMPLE_JOB["model"], {}) == 501

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import yaml
 
 from planner.errors import SettingError
-from planner.service.cluster import environment
+from planner.service.local_ray import environment, free_port_range
 from planner.settings import Settings
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "serve.yaml"
@@ -58,10 +60,17 @@ def names_of(application: Any) -> set[str]:
 
 
 def test_ports_and_files_of_two_services_on_a_machine_are_their_own(tmp_path: Path) -> None:
-    first, second = environment(tmp_path / "a"), environment(tmp_path / "b")
+    ports = free_port_range()
+    with ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        others = free_port_range()
+    first, second = environment(tmp_path / "a", ports), environment(tmp_path / "b", others)
 
-    same = {name for name in first if first[name] == second[name]}
-    assert not [name for name in same if "PORT" in name or "HAPROXY" in name]
+    assert not set(ports) & set(others)
+    assert {name for name in first if first[name] != second[name]} == {
+        "PLANNER_INSTANCE", "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT",
+    }  # fmt: skip
 
 
 def test_it_is_deployed_as_the_file_says_and_answers(

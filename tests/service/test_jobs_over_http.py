@@ -14,7 +14,7 @@ from planner.history.job_values import Outcome
 from planner.history.store import History
 from planner.measuring.callback import report_memory
 from planner.report.statement import Plan
-from planner.service.documents import EXAMPLE_JOB
+from planner.service.openapi_models import EXAMPLE_JOB
 from planner.units import MIB
 
 Asgi = Callable[..., TestClient]
@@ -58,6 +58,7 @@ def test_a_job_is_bound_to_its_plan_and_told_more_of_later(client_of_jobs: TestC
         "queue": "h100",
         "hosts": ["node-17"],
         "gpu_uuids": [],
+        "lapses_at": None,
         "started_at": "2026-01-02T03:04:05+00:00",
         "ended_at": "2026-01-02T04:04:05+00:00",
         "outcome": "finished",

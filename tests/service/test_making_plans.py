@@ -8,233 +8,256 @@ import json
 from typing import Any
 
 import pytest
-from plan_makers import JOB, STAGES, UNEVEN, UNEVEN_STAGES, House, Opening, metadata, named, trace_of
+from plan_makers import JOB, STAGES, UNEVEN, UNEVEN_STAGES, ServiceStack, StackRunner, metadata, named, trace_of
 from sqlalchemy import text as sql
 
+from planner.bound.lower_bound import lower_bound
 from planner.calibration import document
+from planner.calibration.correction import Correction
+from planner.calibration.estimate import Estimate
 from planner.calibration.interval import Calibration
 from planner.errors import PlannerError, TraceError
-from planner.history.faults import HistoryUnavailableError
+from planner.history.history_errors import HistoryUnavailableError
+from planner.job.schema import Cluster
 from planner.service.calibration_in_use import LOOK_SECONDS
-from planner.service.outcomes import Refused
-from planner.spec.job import Cluster
+from planner.service.outcomes import PlanRefused
 from planner.units import GIB
 
 
-def test_a_plan_is_made_once_and_then_found(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        first = await house.desk.plan(JOB)
-        await house.settled()
-        again = await house.desk.plan(JOB)
+def test_a_plan_is_made_once_and_then_found(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        first = await stack.plan_provider.plan(JOB)
+        await stack.settled()
+        again = await stack.plan_provider.plan(JOB)
 
         assert (first.from_store, again.from_store, first.stored) == (False, True, True)
-        assert again.text == first.text == house.history.plans.text(first.plan_id)
-        assert house.floor.asked == ["plan", "written"]
-        assert house.history.traces.get(first.trace_id) == {0: trace_of(0)}
+        assert again.text == first.text == stack.history.plans.text(first.plan_id)
+        assert stack.pool.asked == ["plan"]
+        assert stack.history.traces.get(first.trace_id) == {0: trace_of(0)}
 
-    opened(story)
+    run_stack(story)
 
 
-def test_metadata_are_those_of_whoever_asks_and_no_part_of_the_names(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        first = await house.desk.plan(named("mine"))
-        other = await house.desk.plan(named('yours "metadata":{} ü'))
+def test_metadata_are_those_of_whoever_asks_and_no_part_of_the_names(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        first = await stack.plan_provider.plan(named("mine"))
+        other = await stack.plan_provider.plan(named('yours "metadata":{} ü'))
 
         assert (metadata(first), metadata(other)) == ("mine", 'yours "metadata":{} ü')
         assert (first.plan_id, first.trace_id) == (other.plan_id, other.trace_id)
         assert other.from_store
 
-    opened(story)
+    run_stack(story)
 
 
-def test_equal_jobs_in_flight_are_traced_once(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        found = await asyncio.gather(*(house.desk.plan(named(str(n))) for n in range(20)))
+def test_a_bound_is_by_the_calibration_in_use(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        table = lower_bound(JOB)
+        few = Estimate(residual=-0.9, median=-0.9, spread=0.01, measurements=1000)
+        learnt = Calibration(
+            id="by hand", reserved_error=0.01,
+            corrections=(Correction(gpu="H100-SXM-80GB", torch="2.13", reserved=few, context=few, nccl=few),),
+        )  # fmt: skip
+        learnt = dataclasses.replace(learnt, id=document.digest(learnt))
+        assert stack.plan_provider.bound(JOB) == table
+        stack.history.calibrations.put(learnt.id, document.to_json(learnt))
+        stack.clock[0] += LOOK_SECONDS
 
-        assert house.floor.asked.count("plan") == 1
+        assert stack.plan_provider.bound(JOB).outside_bytes < table.outside_bytes
+
+    run_stack(story)
+
+
+def test_equal_jobs_in_flight_are_traced_once(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        found = await asyncio.gather(*(stack.plan_provider.plan(named(str(n))) for n in range(20)))
+
+        assert stack.pool.asked.count("plan") == 1
         assert [metadata(each) for each in found] == [str(n) for n in range(20)]
-        assert house.tracers.state()["deduplicated_total"] == 19
+        assert stack.tracers.state()["deduplicated_total"] == 19
 
-    opened(story)
+    run_stack(story)
 
 
-def test_a_new_calibration_makes_a_new_plan_from_the_stored_trace(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        before = await house.desk.plan(JOB)
-        await house.settled()
+def test_a_new_calibration_makes_a_new_plan_from_the_stored_trace(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        before = await stack.plan_provider.plan(JOB)
+        await stack.settled()
         learnt = Calibration(id="by hand", reserved_error=0.01)
-        house.history.calibrations.put(learnt.id, document.to_json(learnt))
-        house.clock[0] += LOOK_SECONDS
-        after = await house.desk.plan(JOB)
+        stack.history.calibrations.put(learnt.id, document.to_json(learnt))
+        stack.clock[0] += LOOK_SECONDS
+        after = await stack.plan_provider.plan(JOB)
 
-        assert house.floor.asked == ["plan", "written", "judge"]
+        assert stack.pool.asked == ["plan", "judge"]
         assert (after.trace_id, after.plan_id != before.plan_id) == (before.trace_id, True)
         assert json.loads(after.text)["provenance"]["calibration"] == "by hand"
 
-    opened(story)
+    run_stack(story)
 
 
-def test_two_calibrations_of_a_job_in_flight_trace_it_once(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        first = asyncio.create_task(house.desk.plan(JOB))
+def test_two_calibrations_of_a_job_in_flight_trace_it_once(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        first = asyncio.create_task(stack.plan_provider.plan(JOB))
         await asyncio.sleep(0.05)
         learnt = Calibration(id="by hand", reserved_error=0.01)
-        house.history.calibrations.put(learnt.id, document.to_json(learnt))
-        house.clock[0] += LOOK_SECONDS
-        second = await house.desk.plan(JOB)
+        stack.history.calibrations.put(learnt.id, document.to_json(learnt))
+        stack.clock[0] += LOOK_SECONDS
+        second = await stack.plan_provider.plan(JOB)
 
         assert second.plan_id != (await first).plan_id
-        assert house.floor.asked == ["plan", "written", "judge"]
+        assert stack.pool.asked == ["plan", "judge"]
 
-    opened(story)
+    run_stack(story)
 
 
-def test_a_calibration_that_cannot_be_read_leaves_the_last_one_in_use(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        house.history.calibrations.put("broken", {"schema": "planner.calibration/1"})
-        found = await house.desk.plan(JOB)
+def test_a_calibration_that_cannot_be_read_leaves_the_last_one_in_use(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        stack.history.calibrations.put("broken", {"schema": "planner.calibration/1"})
+        found = await stack.plan_provider.plan(JOB)
 
         assert json.loads(found.text)["provenance"]["calibration"] == "none"
 
-    opened(story)
+    run_stack(story)
 
 
-def test_a_plan_that_exceeds_comes_with_advice(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        house.floor.size = 200 * GIB
-        found = await house.desk.plan(JOB)
-        await house.settled()
+def test_a_plan_that_exceeds_comes_with_advice(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        stack.pool.size = 200 * GIB
+        found = await stack.plan_provider.plan(JOB)
+        await stack.settled()
 
         assert json.loads(found.text)["advice"] != []
-        assert house.history.plans.text(found.plan_id) == found.text
-        assert house.floor.asked == ["plan", "advise", "written"]
+        assert stack.history.plans.text(found.plan_id) == found.text
+        assert stack.pool.asked == ["plan"]
 
-    opened(story)
+    run_stack(story)
 
 
-def test_rank_classes_are_traced_at_once_and_judged_together(opened: Opening) -> None:
-    async def story(house: House) -> None:
+def test_rank_classes_are_traced_at_once_and_judged_together(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
         at_once = 0
 
         async def both(method: str) -> None:
             nonlocal at_once
             if method == "trace":
-                at_once = max(at_once, house.tracers.state()["busy"])
+                at_once = max(at_once, stack.tracers.state()["busy"])
                 await asyncio.sleep(0.05)
 
-        house.floor.does = both
-        found = await house.desk.plan(STAGES)
-        await house.settled()
+        stack.pool.does = both
+        found = await stack.plan_provider.plan(STAGES)
+        await stack.settled()
 
         assert at_once == 2
-        assert house.floor.asked == ["trace", "trace", "judge"]
+        assert stack.pool.asked == ["trace", "trace", "judge"]
         assert [each["representative"] for each in json.loads(found.text)["rank_classes"]] == [0, 1]
-        assert house.history.traces.get(found.trace_id) == {0: trace_of(0), 1: trace_of(1)}
+        assert stack.history.traces.get(found.trace_id) == {0: trace_of(0), 1: trace_of(1)}
 
-    opened(story, trace_workers=2)
+    run_stack(story, trace_workers=2)
 
 
-def test_ranks_whose_shards_are_of_another_size_are_traced_besides(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        found = await house.desk.plan(UNEVEN_STAGES)
-        await house.settled()
+def test_ranks_whose_shards_are_of_another_size_are_traced_besides(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        found = await stack.plan_provider.plan(UNEVEN_STAGES)
+        await stack.settled()
 
-        assert house.floor.asked == ["trace"] * 4 + ["judge"]
+        assert stack.pool.asked == ["trace"] * 4 + ["judge"]
         assert [each["ranks"] for each in json.loads(found.text)["rank_classes"]] == ["0-2", "3", "4-6", "7"]
-        assert house.history.traces.get(found.trace_id) == {rank: trace_of(rank, dims=(10,)) for rank in (0, 3, 4, 7)}
+        assert stack.history.traces.get(found.trace_id) == {rank: trace_of(rank, dims=(10,)) for rank in (0, 3, 4, 7)}
 
-    opened(story, trace_workers=2)
+    run_stack(story, trace_workers=2)
 
 
-def test_stored_traces_of_uneven_shards_make_a_plan_under_another_calibration(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        first = await house.desk.plan(UNEVEN)
-        await house.settled()
+def test_stored_traces_of_uneven_shards_make_a_plan_under_another_calibration(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        first = await stack.plan_provider.plan(UNEVEN)
+        await stack.settled()
         learnt = Calibration(id="by hand", reserved_error=0.01)
-        house.history.calibrations.put(learnt.id, document.to_json(learnt))
-        house.clock[0] += LOOK_SECONDS
-        second = await house.desk.plan(UNEVEN)
+        stack.history.calibrations.put(learnt.id, document.to_json(learnt))
+        stack.clock[0] += LOOK_SECONDS
+        second = await stack.plan_provider.plan(UNEVEN)
 
         assert first.plan_id != second.plan_id
-        assert house.floor.asked == ["plan", "written", "judge"]
+        assert stack.pool.asked == ["plan", "judge"]
         assert [each["ranks"] for each in json.loads(second.text)["rank_classes"]] == ["0-2", "3"]
 
-    opened(story)
+    run_stack(story)
 
 
-def test_a_rank_that_cannot_be_traced_refuses_the_job(opened: Opening) -> None:
-    async def story(house: House) -> None:
+def test_a_rank_that_cannot_be_traced_refuses_the_job(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
         async def refuses(method: str) -> Any:
-            return Refused(TraceError("no kernel")) if method == "trace" else None
+            return PlanRefused(TraceError("no kernel")) if method == "trace" else None
 
-        house.floor.does = refuses
+        stack.pool.does = refuses
         with pytest.raises(TraceError, match="no kernel"):
-            await house.desk.plan(STAGES)
-        await house.settled()
+            await stack.plan_provider.plan(STAGES)
+        await stack.settled()
 
-        assert (house.floor.asked, house.floor.killed) == (["trace"], 0)
+        assert (stack.pool.asked, stack.pool.killed) == (["trace"], 0)
 
-    opened(story)
+    run_stack(story)
 
 
-def test_a_plan_is_answered_although_it_cannot_be_stored(opened: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(house: House) -> None:
+def test_a_plan_is_answered_although_it_cannot_be_stored(
+    run_stack: StackRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(stack: ServiceStack) -> None:
         def fails(*_: Any) -> None:
             raise HistoryUnavailableError("its disk is full")
 
-        monkeypatch.setattr(house.history.plans, "put", fails)
-        found = await house.desk.plan(JOB)
+        monkeypatch.setattr(stack.history.plans, "put", fails)
+        found = await stack.plan_provider.plan(JOB)
         monkeypatch.undo()
-        await house.settled()
-        again = await house.desk.plan(JOB)
+        await stack.settled()
+        again = await stack.plan_provider.plan(JOB)
 
         assert (found.stored, again.stored) == (False, True)
-        assert house.history.plans.text(found.plan_id) == again.text
+        assert stack.history.plans.text(found.plan_id) == again.text
 
-    opened(story)
+    run_stack(story)
 
 
 @pytest.mark.parametrize(
     "damage", ["UPDATE plan_documents SET document = x'00'", "UPDATE plan_documents SET document = x'789c030000000001'"]
 )
-def test_a_stored_plan_that_is_damaged_is_made_anew(opened: Opening, damage: str) -> None:
-    async def breaks(house: House) -> None:
-        await house.desk.plan(JOB)
+def test_a_stored_plan_that_is_damaged_is_made_anew(run_stack: StackRunner, damage: str) -> None:
+    async def breaks(stack: ServiceStack) -> None:
+        await stack.plan_provider.plan(JOB)
 
-    async def mends(house: House) -> None:
-        with house.history._database.writing() as connection:
+    async def mends(stack: ServiceStack) -> None:
+        with stack.history._database.writing() as connection:
             connection.execute(sql(damage))
-        found = await house.desk.plan(JOB)
+        found = await stack.plan_provider.plan(JOB)
 
         assert not found.from_store
-        assert house.history.plans.text(found.plan_id) == found.text
+        assert stack.history.plans.text(found.plan_id) == found.text
 
-    opened(breaks)
-    opened(mends)
+    run_stack(breaks)
+    run_stack(mends)
 
 
-def test_a_stored_trace_that_is_damaged_is_traced_anew(opened: Opening) -> None:
-    async def story(house: House) -> None:
-        first = await house.desk.plan(JOB)
-        await house.settled()
-        house.history.traces.put_texts(first.trace_id, {0: "{"})
+def test_a_stored_trace_that_is_damaged_is_traced_anew(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        first = await stack.plan_provider.plan(JOB)
+        await stack.settled()
+        stack.history.traces.put_texts(first.trace_id, {0: "{"})
         learnt = Calibration(id="by hand", reserved_error=0.01)
-        house.history.calibrations.put(learnt.id, document.to_json(learnt))
-        house.clock[0] += LOOK_SECONDS
-        await house.desk.plan(JOB)
-        await house.settled()
+        stack.history.calibrations.put(learnt.id, document.to_json(learnt))
+        stack.clock[0] += LOOK_SECONDS
+        await stack.plan_provider.plan(JOB)
+        await stack.settled()
 
-        assert house.floor.asked == ["plan", "written", "judge", "plan", "written"]
-        assert house.history.traces.get(first.trace_id) == {0: trace_of(0)}
+        assert stack.pool.asked == ["plan", "judge", "plan"]
+        assert stack.history.traces.get(first.trace_id) == {0: trace_of(0)}
 
-    opened(story)
+    run_stack(story)
 
 
-def test_what_cannot_be_planned_is_said_before_any_work(opened: Opening) -> None:
-    async def story(house: House) -> None:
+def test_what_cannot_be_planned_is_said_before_any_work(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
         with pytest.raises(PlannerError, match="the job names no GPU"):
-            await house.desk.plan(dataclasses.replace(JOB, cluster=Cluster()))
+            await stack.plan_provider.plan(dataclasses.replace(JOB, cluster=Cluster()))
 
-        assert house.floor.asked == []
+        assert stack.pool.asked == []
 
-    opened(story)
+    run_stack(story)

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from planner.service.documents import EXAMPLE_JOB
+from planner.service.openapi_models import EXAMPLE_JOB
 
 
 def named(name: str, **train: Any) -> dict[str, Any]:

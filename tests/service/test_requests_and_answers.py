@@ -1,4 +1,4 @@
-"""What is asked over HTTP and how it is answered, without Ray: by a desk of the test's own."""
+"""What is asked over HTTP and how it is answered, without Ray: by a plan_provider of the test's own."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from planner.bound.lower_bound import lower_bound
 from planner.errors import TraceError
 from planner.history.store import History
+from planner.job.bundle import bundle
+from planner.job.gpu_names import look_up
+from planner.job.loading import load_document
+from planner.report.plan_text import one_line
 from planner.report.statement import Plan, Verdict
-from planner.report.text import one_line
-from planner.service.documents import EXAMPLE_JOB, EXAMPLE_YAML
-from planner.service.faults import BusyError, DeadlineError, FactoryNotAllowedError, TraceLimitError, WorkerLostError
-from planner.spec.bundle import bundle
-from planner.spec.loading import load_document
+from planner.service.openapi_models import EXAMPLE_JOB, EXAMPLE_YAML
+from planner.service.service_errors import (
+    BusyError,
+    DeadlineError,
+    FactoryNotAllowedError,
+    TraceLimitError,
+    WorkerLostError,
+)
 
 Asgi = Callable[..., TestClient]
 TOKEN = "correct horse battery staple"
 TOKEN_SHA256 = "c4bbcb1fbec99d65bf59d85c8cb62ee2db963f0fe106f483d9afa73bd4e39a8a"
 
 
-def test_a_bundle_a_spec_and_yaml_are_the_same_job(asgi: Asgi, desk: Any) -> None:
+def test_a_bundle_a_spec_and_yaml_are_the_same_job(asgi: Asgi, plan_provider: Any) -> None:
     client = asgi()
     yaml = {"content-type": "application/yaml"}
 
@@ -35,8 +43,8 @@ def test_a_bundle_a_spec_and_yaml_are_the_same_job(asgi: Asgi, desk: Any) -> Non
         client.post("/v1/plans", content=EXAMPLE_YAML, headers=yaml),
     ]
 
-    assert {(answer.status_code, answer.text) for answer in answers} == {(200, desk.text)}
-    jobs = [replace(job, metadata=jobs_metadata(job)) for job, _ in desk.asked]
+    assert {(answer.status_code, answer.text) for answer in answers} == {(200, plan_provider.text)}
+    jobs = [replace(job, metadata=jobs_metadata(job)) for job, _ in plan_provider.asked]
     assert jobs[0] == jobs[1] == jobs[2]
 
 
@@ -65,17 +73,17 @@ def test_a_plan_says_where_it_is_found(asgi: Asgi, example_plan: Plan) -> None:
     ],
 )
 def test_a_client_says_how_long_it_waits(
-    asgi: Asgi, desk: Any, prefer: str, seconds: float | None, applied: str | None
+    asgi: Asgi, plan_provider: Any, prefer: str, seconds: float | None, applied: str | None
 ) -> None:
     answer = asgi().post("/v1/plans", json=EXAMPLE_JOB, headers={"Prefer": prefer})
 
     assert answer.status_code == 200
-    assert desk.asked[0][1] == seconds
+    assert plan_provider.asked[0][1] == seconds
     assert answer.headers.get("preference-applied") == applied
 
 
-def test_a_client_would_rather_come_back(asgi: Asgi, desk: Any, example_plan: Plan) -> None:
-    desk.pending = True
+def test_a_client_would_rather_come_back(asgi: Asgi, plan_provider: Any, example_plan: Plan) -> None:
+    plan_provider.pending = True
     answer = asgi().post("/v1/plans", json=EXAMPLE_JOB, headers={"Prefer": "respond-async, wait=1"})
 
     assert (answer.status_code, answer.headers["retry-after"]) == (202, "2")
@@ -123,14 +131,64 @@ def test_a_check_says_the_verdict_in_one_line_and_is_remembered(
     assert (check.verdict, check.system, check.team) == (Verdict.FITS, "slurm", "nlp")
 
 
-def test_a_pending_check_that_is_asked_again_is_one_check(asgi: Asgi, desk: Any, history: History) -> None:
+HOPELESS = {
+    **EXAMPLE_JOB,
+    "model": {"decoder": {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256}},
+}
+"""An 8B model with AdamW in float32 on one GPU of 80 GB: 120 GiB without a single activation."""
+
+
+def test_a_job_that_is_too_large_whatever_its_plan_says_exceeds_at_once(
+    asgi: Asgi, plan_provider: Any, history: History, example_plan: Plan
+) -> None:
+    plan_provider.pending = True
+    answer = asgi(check_seconds=0.5).post("/v1/checks", json=HOPELESS)
+
+    said = answer.json()
+    least = lower_bound(load_document(HOPELESS)).least_bytes
+    capacity = look_up("H100-SXM-80GB").total_bytes
+    assert answer.status_code == 200
+    assert said == {
+        "schema": "planner.check/1",
+        "check_id": said["check_id"],
+        "plan_id": example_plan.plan_id,
+        "trace_id": example_plan.trace_id,
+        "verdict": "exceeds",
+        "calibrated": False,
+        "device_bytes": least,
+        "interval_bytes": [least, least],
+        "capacity_bytes": capacity,
+        "headroom_bytes": capacity - least,
+        "message": "exceeds: tiny takes at least 120.23 GiB of 79.10 GiB on H100-SXM-80GB "
+        "(parameters, gradients, optimizer state and CUDA context, without any activation)",
+        "basis": "lower_bound",
+    }
+    assert plan_provider.asked[0][1] == 0.0  # the plan is made, and nobody waits for it
+    assert history.checks.counts() == {Verdict.EXCEEDS: 1}
+
+
+def test_a_plan_that_is_there_says_more_than_a_bound(asgi: Asgi, example_plan: Plan) -> None:
+    said = asgi().post("/v1/checks", json=HOPELESS).json()
+
+    assert (said["verdict"], said["message"]) == (example_plan.verdict, one_line(example_plan))
+    assert "basis" not in said
+
+
+def test_a_pending_check_says_what_the_job_takes_at_least(asgi: Asgi, plan_provider: Any) -> None:
+    plan_provider.pending = True
+    said = asgi().post("/v1/checks", json=EXAMPLE_JOB).json()
+
+    assert (said["verdict"], said["least_bytes"]) == ("pending", lower_bound(load_document(EXAMPLE_JOB)).least_bytes)
+
+
+def test_a_pending_check_that_is_asked_again_is_one_check(asgi: Asgi, plan_provider: Any, history: History) -> None:
     client = asgi(check_seconds=0.5)
-    desk.pending = True
+    plan_provider.pending = True
     first = client.post("/v1/checks", json=EXAMPLE_JOB)
-    assert (first.status_code, first.json()["verdict"], desk.asked[0][1]) == (202, "pending", 0.5)
+    assert (first.status_code, first.json()["verdict"], plan_provider.asked[0][1]) == (202, "pending", 0.5)
     assert history.checks.counts() == {None: 1}
 
-    desk.pending = False
+    plan_provider.pending = False
     again = client.post("/v1/checks", json=EXAMPLE_JOB, headers={"X-Planner-Check": first.json()["check_id"]})
 
     assert again.json()["verdict"] == "fits"
@@ -150,9 +208,9 @@ def test_a_pending_check_that_is_asked_again_is_one_check(asgi: Asgi, desk: Any,
     ],
 )
 def test_what_goes_wrong_is_a_problem_that_says_what_to_do(
-    asgi: Asgi, desk: Any, fault: Exception, status: int
+    asgi: Asgi, plan_provider: Any, fault: Exception, status: int
 ) -> None:
-    desk.fault = fault
+    plan_provider.fault = fault
     answer = asgi().post("/v1/plans", json=EXAMPLE_JOB)
 
     assert (answer.status_code, answer.json()["status"]) == (status, status)

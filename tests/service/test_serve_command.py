@@ -20,10 +20,12 @@ import pytest
 from planner_serve import Processes, until
 
 from planner.history.store import History
-from planner.service.cluster import free_ports
-from planner.service.documents import EXAMPLE_JOB
-from planner.spec.bundle import bundle
-from planner.spec.loading import load_job
+from planner.job.bundle import bundle
+from planner.job.loading import load_job
+from planner.service.local_ray import free_ports
+from planner.service.openapi_models import EXAMPLE_JOB
+
+pytestmark = pytest.mark.cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from planner.service.documents import EXAMPLE_JOB
+from planner.service.openapi_models import EXAMPLE_JOB
 
 SMALL: dict[str, Any] = {
     **EXAMPLE_JOB,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.spec.job import Job
-from planner.spec.loading import load_job
+from planner.job.loading import load_job
+from planner.job.schema import Job
 
 DECODER = "model: {decoder: {layers: 2, hidden: 64, heads: 4, kv_heads: 2, ffn: 128, vocab: 1000}}\n"
 TRAIN = "train: {sequence_length: 128}\n"

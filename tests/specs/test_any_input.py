@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
-from planner.spec.job import Job
-from planner.spec.loading import load_document, load_job
+from planner.job.loading import load_document, load_job
+from planner.job.schema import Job
 
 SPEC = """\
 metadata: {name: sft, team: nlp}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import SpecError
-from planner.spec.loading import load_job
+from planner.job.loading import load_job
 
 FOLDER = Path(__file__).parent.parent / "bad_specs"
 MESSAGES = {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
-from planner.spec import job as jobs
-from planner.spec.bundle import bundle, bundle_text, document, trace_id
-from planner.spec.job import Job
-from planner.spec.json_text import canonical_json
-from planner.spec.loading import load_bundle, load_document, load_job
-from planner.spec.printing import job_yaml
+from planner.job import schema as jobs
+from planner.job.bundle import bundle, bundle_text, document, trace_id
+from planner.job.json_text import canonical_json
+from planner.job.loading import load_bundle, load_document, load_job
+from planner.job.printing import job_yaml
+from planner.job.schema import Job
 
 SOFTWARE = {"planner": "0.1.0", "torch": "2.13.0", "transformers": "5.23"}
 

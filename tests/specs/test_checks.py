@@ -7,10 +7,10 @@ import typing
 
 import pytest
 
-from planner.spec import job
-from planner.spec.checks import CHECKS
+from planner.job import schema
+from planner.job.field_checks import CHECKS
 
-SECTIONS = [kind for kind in vars(job).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+SECTIONS = [kind for kind in vars(schema).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
 FIELDS = [(kind, field.name) for kind in SECTIONS for field in dataclasses.fields(kind)]
 
 
@@ -27,7 +27,7 @@ def test_every_field_that_is_no_section_has_a_check_and_no_check_is_left_over() 
 def test_every_default_passes_its_own_check(kind: type, name: str) -> None:
     """But for what must not be left out where the section is given at all."""
     field = next(field for field in dataclasses.fields(kind) if field.name == name)
-    if field.default is dataclasses.MISSING or (kind is job.Gpu and name != "name"):
+    if field.default is dataclasses.MISSING or (kind is schema.Gpu and name != "name"):
         return
 
     values = field.default if isinstance(field.default, tuple) else (field.default,)

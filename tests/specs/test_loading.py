@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from planner.errors import SpecError
-from planner.spec.bundle import bundle_text
-from planner.spec.job import (
+from planner.job.bundle import bundle_text
+from planner.job.loading import load_bundle, load_document, load_job
+from planner.job.printing import job_yaml
+from planner.job.schema import (
     Cluster,
     Decoder,
     DpReplicate,
@@ -28,8 +30,6 @@ from planner.spec.job import (
     Software,
     Train,
 )
-from planner.spec.loading import load_bundle, load_document, load_job
-from planner.spec.printing import job_yaml
 
 Load = Callable[..., Job]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from planner.events import Category, Phase
-from planner.spec.job import Decoder, Input, Job, Model, Train
+from planner.job.schema import Decoder, Input, Job, Model, Train
 from planner.training import step
 
 DECODER = Decoder(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, vocab=128)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from planner.spec.job import Input, Job, Loss, Model, Optimizer, Train
+from planner.job.schema import Input, Job, Loss, Model, Optimizer, Train
 from planner.training import step
 
 TABLE = yaml.safe_load((Path(__file__).parents[1] / "data" / "architectures.yaml").read_text())["architectures"]

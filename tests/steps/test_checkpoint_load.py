@@ -12,7 +12,7 @@ from torch import nn
 
 from planner.errors import SpecError
 from planner.events import Phase
-from planner.spec.job import CheckpointLoad, Decoder, Job
+from planner.job.schema import CheckpointLoad, Decoder, Job
 from planner.training import checkpoints, step
 
 Run = Callable[..., step.Outcome]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from planner.errors import SpecError
 from planner.events import Phase
-from planner.spec.job import CheckpointLoad, DpReplicate, Input, Job, Parallel
+from planner.job.schema import CheckpointLoad, DpReplicate, Input, Job, Parallel
 from planner.training import step
 
 Run = Callable[..., step.Outcome]
@@ -176,7 +176,7 @@ ONE_OF_TWO = """
 import sys
 import torch
 import torch.distributed as dist
-from planner.spec.job import DpReplicate, Input, Job, Model, Parallel, Train
+from planner.job.schema import DpReplicate, Input, Job, Model, Parallel, Train
 from planner.training import step
 
 rank, folder = int(sys.argv[1]), sys.argv[2]

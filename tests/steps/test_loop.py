@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from planner.events import Phase
-from planner.spec.job import Eval, Job, Loss, Optimizer
+from planner.job.schema import Eval, Job, Loss, Optimizer
 from planner.training import loop, step
 
 Run = Callable[..., step.Outcome]

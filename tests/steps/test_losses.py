@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from planner.errors import SpecError
-from planner.spec.job import Input, Job, Loss
+from planner.job.schema import Input, Job, Loss
 from planner.training import inputs, step
 from planner.training.inputs import Feed, MicroBatch
 from planner.training.loss import Objective, cross_entropy, logits_of
-from planner.training.observer import Silent
+from planner.training.observer import NullObserver
 
 Run = Callable[..., step.Outcome]
 JobOf = Callable[..., Job]
@@ -24,7 +24,7 @@ F32 = torch.float32
 
 
 def objective(**spec: Any) -> Objective:
-    return Objective(Loss(**spec), Feed(arguments={}), CPU, Silent())
+    return Objective(Loss(**spec), Feed(arguments={}), CPU, NullObserver())
 
 
 class Echo(nn.Module):
@@ -139,7 +139,7 @@ def test_inputs_have_the_shape_dtype_and_range_that_were_asked_for() -> None:
         }
     )
 
-    made = inputs.make(feed, 2, CPU, Silent(), own_loss=False).arguments
+    made = inputs.make(feed, 2, CPU, NullObserver(), own_loss=False).arguments
 
     assert {name: (tuple(t.shape), t.dtype) for name, t in made.items()} == {
         "ids": ((2, 50), torch.int32),

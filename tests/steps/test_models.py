@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from planner.errors import SpecError
-from planner.spec.job import Decoder, Model
+from planner.job.schema import Decoder, Model
 from planner.training.models import heads
 from planner.training.models.build import build
 

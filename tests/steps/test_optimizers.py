@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from planner.errors import SpecError
-from planner.spec.job import Job, Optimizer
+from planner.job.schema import Job, Optimizer
 from planner.training import optimizers, step
 
 Run = Callable[..., step.Outcome]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from planner.spec.job import CheckpointLoad, Eval, Job
+from planner.job.schema import CheckpointLoad, Eval, Job
 from planner.training import step
 
 Run = Callable[..., step.Outcome]
@@ -75,7 +75,7 @@ def test_a_step_without_an_observer_installs_no_hook(factory_job: JobOf, run: Ru
 
     original, torch.optim.SGD = torch.optim.SGD, Nosy  # type: ignore[misc]
     try:
-        from planner.spec.job import Optimizer
+        from planner.job.schema import Optimizer
 
         run(factory_job(iterations=1, optimizer=Optimizer(name="SGD")))
     finally:

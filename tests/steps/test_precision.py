@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from planner.errors import SpecError
-from planner.spec.job import Job
+from planner.job.schema import Job
 from planner.training import step
 from planner.training.precision import Precision
 
@@ -46,7 +46,7 @@ def test_autocast_computes_in_its_dtype(name: str, dtype: torch.dtype) -> None:
 def test_only_fp16_is_scaled() -> None:
     loss = torch.tensor(2.0)
 
-    scaled = [float(Precision(name, CPU).scaled(loss)) for name in ("none", "bf16_autocast", "fp16_autocast")]
+    scaled = [float(Precision(name, CPU).scale_loss(loss)) for name in ("none", "bf16_autocast", "fp16_autocast")]
 
     assert scaled == [2.0, 2.0, 2.0 * 65536]
 

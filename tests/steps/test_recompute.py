@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import SpecError
-from planner.spec.job import Decoder, Job, Optimizer, Recompute
+from planner.job.schema import Decoder, Job, Optimizer, Recompute
 from planner.training import blocks, recompute, step
 from planner.training.models.decoder import Decoder as DecoderModel
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
-from planner.spec.job import Ep, Model
+from planner.job.schema import Ep, Model
 from planner.training import routing
 from planner.training.models.build import build
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from cpu_runs import Both, assert_alike, both_ways
 
 from planner.errors import SpecError
-from planner.spec.job import Adapter, Job, Metadata, Model, Optimizer, Train
+from planner.job.schema import Adapter, Job, Metadata, Model, Optimizer, Train
+from planner.planning import identity
 from planner.tracing.trace import trace
 
 _CONFIG = {
@@ -37,7 +39,7 @@ PAIRS = 2 * (4 * (128 + 128) + 4 * (128 + 64))
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return both_ways(tmp_path_factory.mktemp("runs"), [(JOBS, 1)])
+    return both_ways(tmp_path_factory.mktemp("runs"), [(JOBS, 1)], "adapters")
 
 
 @pytest.mark.parametrize("name", [job.metadata.name for job in JOBS])
@@ -67,3 +69,13 @@ def test_four_bits_take_half_a_byte_and_their_scales(runs: Both) -> None:
     tables = 2 * 7 * 4 * (16 + 256 + 1)
     nested = 2 * 4 * (2 * 1 + 2 * 1 + 3 * 3)
     assert whole - packed == 2 * (4 * sum(elements) - sum(elements) // 2 - sum(scales)) - tables - nested
+
+
+def test_stored_traces_hinge_on_the_version_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = replace(JOBS[0], model=replace(JOBS[0].model, adapter=None))
+    before = [identity.trace_id_of(each) for each in (JOBS[0], plain)]
+    monkeypatch.setattr(identity, "_version", lambda name: f"another {name}")
+
+    after = [identity.trace_id_of(each) for each in (JOBS[0], plain)]
+
+    assert (before[0] != after[0], before[1] == after[1]) == (True, True)

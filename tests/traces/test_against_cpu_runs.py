@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def run_all(folder: Path) -> Runs:
     """Every job once on paper and once for real; replicated ones as two processes that meet over gloo."""
-    found = both_ways(folder, [(cases.ALONE, 1), (cases.REPLICATED, 2)])
+    found = both_ways(folder, [(cases.ALONE, 1), (cases.REPLICATED, 2)], "plain")
     first = {name: runs for (name, rank), runs in found.items() if rank == 0}
     return Runs({name: paper for name, (paper, _) in first.items()}, {name: real for name, (_, real) in first.items()})
 

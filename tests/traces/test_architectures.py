@@ -11,7 +11,7 @@ import yaml
 
 import planner.paper as paper
 from planner.events import Alloc, Category, Free, Role
-from planner.spec.job import Input, Job, Model, Train
+from planner.job.schema import Input, Job, Model, Train
 from planner.training import step
 
 TABLE = yaml.safe_load((Path(__file__).parents[1] / "data" / "architectures.yaml").read_text())["architectures"]

@@ -1,4 +1,4 @@
-"""DeepSpeed's stages 1 and 2: beside its own estimate, beside real runs over gloo, and against plain training."""
+"""DeepSpeed's stages 1 and 2 by its own engine: beside its estimate, real runs over gloo, and plain training."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from deepspeed_jobs import ADAMW, BF16, OFFLOAD, PAIRS, divided
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner import planning
 from planner.events import Alloc, Category, Event, Free, Role
+from planner.job.schema import Gpu, Job, Parallel
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import parts_of, rank_classes
 from planner.measuring.event_phases import most_by_category
-from planner.spec.job import Gpu, Job, Parallel
+from planner.planning import pipeline
 from planner.tracing.trace import trace
 from planner.training.wraps.deepspeed_partitions import Partitions
 
@@ -25,7 +25,7 @@ BOTH = [(job.metadata.name, rank) for job in PAIRS for rank in (0, 1)]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return both_ways(tmp_path_factory.mktemp("runs"), [(PAIRS, 2)])
+    return both_ways(tmp_path_factory.mktemp("runs"), [(PAIRS, 2)], "deepspeed_stages_1_and_2")
 
 
 @pytest.mark.parametrize(("name", "rank"), BOTH)
@@ -114,7 +114,7 @@ def test_each_rank_does_what_the_first_of_its_class_does() -> None:
 
 
 def test_a_plan_names_its_ranks() -> None:
-    found = planning.traces(divided(ranks=3, layers=1, config=BF16))
+    found = pipeline.trace_job(divided(ranks=3, layers=1, config=BF16))
 
     assert {rank for each in found for rank in each.rank_class.ranks} == {0, 1, 2}
 

@@ -12,16 +12,16 @@ import pytest
 from cpu_runs import Both, Run, assert_exact, both_ways, without
 from deepspeed_jobs import BF16
 
-from planner import planning
 from planner.allocator.replay import replay
 from planner.errors import SpecError
-from planner.events import Alloc, Category, Free, Mark, Passed, Phase, Role
+from planner.events import Alloc, Category, Free, FreeCompleted, Mark, Phase, Role
+from planner.job.loading import load_job
+from planner.job.schema import DpReplicate, Gpu, Job, Model, Parallel
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.measuring.event_phases import most_by_category, phases_of
 from planner.paper import untouched_host
-from planner.spec.job import DpReplicate, Gpu, Job, Model, Parallel
-from planner.spec.loading import load_job
+from planner.planning import identity
 from planner.tracing.trace import trace
 
 HOST = {"device": "cpu"}
@@ -49,7 +49,7 @@ FEW_BYTES = 64
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return both_ways(tmp_path_factory.mktemp("runs"), [(PAIRS, 2)])
+    return both_ways(tmp_path_factory.mktemp("runs"), [(PAIRS, 2)], "deepspeed_stage_3")
 
 
 def after_load(run: Run) -> Run:
@@ -154,7 +154,7 @@ def test_what_may_live_and_what_is_fetched_ahead_decides_the_peak() -> None:
 
 def test_memory_that_another_stream_used_is_free_once_deepspeed_has_waited() -> None:
     events = trace(divided(layers=6, stage3_max_reuse_distance=0, stage3_prefetch_bucket_size=0)).events
-    untold = [each for each in events if not isinstance(each, Passed)]
+    untold = [each for each in events if not isinstance(each, FreeCompleted)]
 
     at_once = max(replay(events, uses_pass="at_once").active_bytes)
     told, never = (max(replay(each).active_bytes) for each in (events, untold))
@@ -205,15 +205,16 @@ def test_a_process_that_traced_before_traces_the_same() -> None:
     assert torch.nn.functional.linear is linear
 
 
-def test_without_deepspeed_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_without_deepspeed_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, stage: int) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)
 
     with pytest.raises(SpecError) as caught:
-        trace(divided())
+        trace(divided(stage=stage))
 
     assert str(caught.value) == (
-        "parallel.deepspeed: ZeRO stage 3 is run by DeepSpeed 0.19.8 itself, which is not installed here\n"
-        "  change:  pip install 'planner[deepspeed]'"
+        f"parallel.deepspeed: ZeRO stage {stage} is run by DeepSpeed 0.19.8 itself, which is not installed here\n"
+        "  change:  pip install 'gpu-memory-planner[deepspeed]'"
     )
 
 
@@ -239,15 +240,14 @@ def test_the_example_has_its_share_of_a_published_number_of_parameters() -> None
 
 
 def test_stored_traces_hinge_on_the_version_of_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = divided()
-    stage_2 = divided(stage=2)
-    before = [planning.trace_id_of(each) for each in (job, stage_2)]
-    monkeypatch.setattr(planning, "_version", lambda name: f"another {name}")
+    of_deepspeed = [divided(stage=stage) for stage in (1, 2, 3)]
+    plain = replace(of_deepspeed[0], parallel=Parallel(dp_replicate=DpReplicate(degree=2)))
+    before = [identity.trace_id_of(each) for each in (*of_deepspeed, plain)]
+    monkeypatch.setattr(identity, "_version", lambda name: f"another {name}")
 
-    after = [planning.trace_id_of(each) for each in (job, stage_2)]
+    after = [identity.trace_id_of(each) for each in (*of_deepspeed, plain)]
 
-    assert before[0] != after[0]
-    assert before[1] == after[1]
+    assert [one != other for one, other in zip(before, after, strict=True)] == [True, True, True, False]
 
 
 def test_it_trains_as_the_plain_optimizer_does() -> None:
@@ -278,5 +278,5 @@ def test_transformers_divides_its_models_itself_and_no_rank_holds_a_whole_one() 
 
     load = next(each.peak.requested_bytes for each in phases_of(events) if each.phase is Phase.LOAD)
     largest = 2 * 512 * 128  # the positions' table, gathered to be filled, in 16 bits
-    # Beside it the bucket and, until they are divided, the first modules' other parameters.
+    # RankComparison it the bucket and, until they are divided, the first modules' other parameters.
     assert largest < load < 2 * (150_000 + 3 * 512 * 128)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from cpu_runs import Both, assert_alike, both_ways
 
-from planner import planning
+from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Optimizer, Parallel, Train
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import parts_of, rank_classes
-from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Optimizer, Parallel, Train
+from planner.planning import pipeline
 from planner.tracing.trace import trace
 
 
@@ -38,7 +38,7 @@ BOTH = [(job.metadata.name, rank) for job in PAIRS for rank in (0, 1)]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return both_ways(tmp_path_factory.mktemp("runs"), [(PAIRS, 2)])
+    return both_ways(tmp_path_factory.mktemp("runs"), [(PAIRS, 2)], "divided_optimizers")
 
 
 @pytest.mark.parametrize(("name", "rank"), BOTH)
@@ -70,7 +70,7 @@ def test_a_plan_has_each_part() -> None:
     """The embedding and the head are the largest, of one shape, and go to the first two."""
     job = divided("three", 3, layers=2)
 
-    plan = planning.plan(replace(job, train=replace(job.train, iterations=1)))
+    plan = pipeline.plan(replace(job, train=replace(job.train, iterations=1)))
 
     assert [each.representative for each in plan.rank_classes] == [0, 2]
     assert len({each.phases[-1].end_allocated_bytes for each in plan.rank_classes}) == 2

@@ -22,7 +22,7 @@ FULLEST = [
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return both_ways(tmp_path_factory.mktemp("runs"), WORLDS)
+    return both_ways(tmp_path_factory.mktemp("runs"), WORLDS, "mixtures")
 
 
 @pytest.mark.parametrize(("name", "rank"), EVERY_RANK)

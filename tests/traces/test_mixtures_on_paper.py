@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from planner.job.schema import Cluster, DpShard, Ep, Gpu, Job, Model, Parallel, Train
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes, split_by_shards
 from planner.measuring.event_phases import phases_of
-from planner.spec.job import Cluster, DpShard, Ep, Gpu, Job, Model, Parallel, Train
 from planner.tracing.trace import trace
 
 MIXTRAL = {

@@ -9,7 +9,7 @@ import pytest
 from cpu_runs import Both, assert_alike, both_ways, without
 
 from planner.events import Alloc, Event, Free, Mark, Phase
-from planner.spec.job import Decoder, Job, Metadata, Model, Optimizer, Parallel, Pp, Recompute, Train
+from planner.job.schema import Decoder, Job, Metadata, Model, Optimizer, Parallel, Pp, Recompute, Train
 
 _MICRO_BATCHES = 4
 _OF_THE_HOST_BYTES = 5056
@@ -56,7 +56,7 @@ EACH = [(each.metadata.name, rank) for each in JOBS for rank in (0, 1)]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return both_ways(tmp_path_factory.mktemp("runs"), [(JOBS, 2)])
+    return both_ways(tmp_path_factory.mktemp("runs"), [(JOBS, 2)], "pipelined")
 
 
 @pytest.mark.parametrize(("name", "rank"), EACH)

@@ -17,7 +17,7 @@ EVERY_RANK = [(job.metadata.name, rank) for jobs, world in WORLDS for job in job
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return both_ways(tmp_path_factory.mktemp("runs"), WORLDS)
+    return both_ways(tmp_path_factory.mktemp("runs"), WORLDS, "sharded")
 
 
 @pytest.mark.parametrize(("name", "rank"), EVERY_RANK)

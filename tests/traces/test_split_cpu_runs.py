@@ -15,7 +15,7 @@ EVERY_RANK = [(job.metadata.name, rank) for job in cases.PAIRS for rank in (0, 1
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return both_ways(tmp_path_factory.mktemp("runs"), [(cases.PAIRS, 2)])
+    return both_ways(tmp_path_factory.mktemp("runs"), [(cases.PAIRS, 2)], "split")
 
 
 @pytest.mark.parametrize(("name", "rank"), EVERY_RANK)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planner.history.store import History
-from planner.spec.job import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Metadata, Model, Parallel, Train
+from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Metadata, Model, Parallel, Train
 from planner.units import MIB
 
 HERE = str(Path(__file__).parent)
@@ -61,15 +61,16 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
+def ray_session() -> Iterator[None]:
     """A Ray with two pretended GPUs: that of the tests of the service if it runs in this session, else its like."""
     import ray
 
-    from planner.service.cluster import local_ray, short_folder
+    from planner.service.instances import instance_folder
+    from planner.service.local_ray import local_ray
 
     if ray.is_initialized():
         yield
         return
     gpus: dict[str, Any] = {"num_gpus": 2, "labels": {"ray.io/accelerator-type": "H100"}}
-    with short_folder() as folder, local_ray(folder, num_cpus=4, **gpus, log_to_driver=False):
+    with instance_folder() as folder, local_ray(folder, num_cpus=4, **gpus, log_to_driver=False):
         yield

@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from planner import planning
 from planner.calibration.document import from_json
 from planner.calibration.interval import Calibration
-from planner.calibration.observation import Observation, observed
+from planner.calibration.observation import Observation, make_observation
 from planner.events import Alloc, Mark, Phase
 from planner.history.job_values import JobChange, MeasuredRank
 from planner.history.store import History
-from planner.history.validations import State, Validation
+from planner.history.validation_table import State, Validation
+from planner.job.schema import Allocator, Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
-from planner.planning import RankTrace
+from planner.planning import pipeline
+from planner.planning.pipeline import RankTrace
 from planner.report.statement import Plan
-from planner.spec.job import Allocator, Job
 from planner.tracing.traced import Trace
 from planner.units import GIB, MIB
-from planner.validation.learning import Learning, learnt
+from planner.validation.calibrate import CalibrationLearner, learn_calibration
 
 MakeJob = Callable[..., Job]
 BEGUN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -34,7 +34,7 @@ PREDICTED = 40 * GIB
 def planned(job: Job) -> Plan:
     (first,) = rank_classes(Mesh.of(job.parallel))
     events = (Mark(Phase.LOAD, 0), Alloc(0, PREDICTED, 0, None))
-    return planning.judged(job, [RankTrace(first, Trace(events=events))]).plan
+    return pipeline.judge_traces(job, [RankTrace(first, Trace(events=events))]).plan
 
 
 def seen(number: int = 0, *, measured: int = 41 * GIB, **more: Any) -> Observation:
@@ -42,7 +42,7 @@ def seen(number: int = 0, *, measured: int = 41 * GIB, **more: Any) -> Observati
         "gpu": "H100-SXM-80GB", "torch": "2.13.0+cu130", "case": f"case {number}",
         "reserved_bytes": (PREDICTED, measured), "date": f"2026-01-{number + 1:02d}",
     }  # fmt: skip
-    return observed(**{**figures, **more})
+    return make_observation(**{**figures, **more})
 
 
 def validation(number: int, observation: Observation | None, **more: Any) -> Validation:
@@ -89,15 +89,15 @@ def current(history: History) -> Calibration:
 
 
 def test_nothing_measured_is_nothing_learnt(history: History) -> None:
-    assert Learning(history).refresh() is None
+    assert CalibrationLearner(history).refresh() is None
     assert history.calibrations.current() is None
 
 
 def test_a_validation_on_a_gpu_becomes_the_calibration_in_use(history: History) -> None:
     history.validations.put(validation(1, seen()))
-    found = Learning(history).refresh()
+    found = CalibrationLearner(history).refresh()
     assert found == current(history)
-    assert found == learnt([seen()])
+    assert found == learn_calibration([seen()])
     (correction,) = current(history).corrections
     assert (correction.gpu, correction.torch, correction.reserved.measurements) == ("H100-SXM-80GB", "2.13", 1)
     assert correction.reserved.median == pytest.approx(0.025)
@@ -105,15 +105,15 @@ def test_a_validation_on_a_gpu_becomes_the_calibration_in_use(history: History) 
 
 def test_learning_the_same_again_stores_nothing(history: History) -> None:
     history.validations.put(validation(1, seen()))
-    learning = Learning(history)
+    learning = CalibrationLearner(history)
     assert learning.refresh() is not None
     assert learning.refresh() is None
-    assert Learning(history).refresh() is None  # nor does a successor
+    assert CalibrationLearner(history).refresh() is None  # nor does a successor
     assert len(history.calibrations.newest()) == 1
 
 
 def test_each_new_measurement_is_learnt(history: History) -> None:
-    learning = Learning(history)
+    learning = CalibrationLearner(history)
     for number in range(3):
         history.validations.put(validation(number, seen(number)))
         assert learning.refresh() is not None
@@ -135,16 +135,16 @@ def test_each_new_measurement_is_learnt(history: History) -> None:
 )
 def test_what_was_not_measured_on_a_gpu_to_the_end_teaches_nothing(other: Validation, history: History) -> None:
     history.validations.put(other)
-    assert Learning(history).refresh() is None
+    assert CalibrationLearner(history).refresh() is None
 
 
 def test_a_job_that_reports_teaches_reserved_context_and_nccl(history: History, job: MakeJob) -> None:
     told(history, planned(job()))
     told(history, planned(job(ranks=8)), "2", held=1500 * MIB, world_size=8)
-    Learning(history).refresh()
+    CalibrationLearner(history).refresh()
     (correction,) = current(history).corrections
     assert correction.reserved.median == pytest.approx(0.05)
-    outside = planning.outside_of(job())
+    outside = pipeline.outside_of(job())
     assert correction.context is not None
     assert correction.context.median == pytest.approx(600 * MIB / outside.cuda_context_bytes - 1)
     assert correction.nccl is not None
@@ -155,7 +155,7 @@ def test_of_a_rank_class_the_rank_that_reserved_the_most_speaks(history: History
     plan = planned(job(ranks=8))
     for rank, reserved in enumerate([41 * GIB, 44 * GIB, 42 * GIB]):
         told(history, plan, rank=rank, reserved=reserved, held=1500 * MIB, world_size=8)
-    Learning(history).refresh()
+    CalibrationLearner(history).refresh()
     (correction,) = current(history).corrections
     assert (correction.reserved.measurements, correction.reserved.median) == (1, pytest.approx(0.1))
 
@@ -163,19 +163,19 @@ def test_of_a_rank_class_the_rank_that_reserved_the_most_speaks(history: History
 def test_a_calibrated_plan_teaches_the_same_as_an_uncalibrated_one(history: History, job: MakeJob) -> None:
     (first,) = rank_classes(Mesh.of(job().parallel))
     events = (Mark(Phase.LOAD, 0), Alloc(0, PREDICTED, 0, None))
-    calibration = learnt(
+    calibration = learn_calibration(
         [seen(number, device_bytes=43 * GIB, predicted_context_bytes=500 * MIB) for number in range(9)]
     )
-    calibrated = planning.judged(job(), [RankTrace(first, Trace(events=events))], calibration).plan
+    calibrated = pipeline.judge_traces(job(), [RankTrace(first, Trace(events=events))], calibration).plan
     assert (
-        calibrated.rank_classes[0].outside_allocator.cuda_context_bytes != planning.outside_of(job()).cuda_context_bytes
+        calibrated.rank_classes[0].outside_allocator.cuda_context_bytes != pipeline.outside_of(job()).cuda_context_bytes
     )
     told(history, planned(job()))
-    Learning(history).refresh()
+    CalibrationLearner(history).refresh()
     expected = current(history)
     with History.open("sqlite://") as other:
         told(other, calibrated)
-        Learning(other).refresh()
+        CalibrationLearner(other).refresh()
         assert current(other).corrections == expected.corrections
 
 
@@ -193,7 +193,7 @@ def test_a_job_that_ran_otherwise_is_set_aside_with_the_reason(
     more: dict[str, Any], reason: str, history: History, job: MakeJob
 ) -> None:
     told(history, planned(job()), **more)
-    Learning(history).refresh()
+    CalibrationLearner(history).refresh()
     found = current(history)
     assert found.corrections == ()
     assert [each.reason for each in found.quarantined] == [reason]
@@ -204,7 +204,7 @@ def test_an_outlier_is_set_aside_and_does_not_move_the_others(history: History) 
     for number in range(9):
         history.validations.put(validation(number, seen(number)))
     history.validations.put(validation(9, seen(9, measured=70 * GIB)))
-    Learning(history).refresh()
+    CalibrationLearner(history).refresh()
     found = current(history)
     assert found.corrections[0].reserved.median == pytest.approx(0.025)
     assert [each.observation.case for each in found.quarantined] == ["case 9"]
@@ -218,12 +218,12 @@ def test_a_report_of_a_wrong_form_teaches_nothing_and_breaks_nothing(
 ) -> None:
     told(history, planned(job()), **broken)
     history.validations.put(validation(1, seen()))
-    Learning(history).refresh()
-    assert current(history) == learnt([seen()])
+    CalibrationLearner(history).refresh()
+    assert current(history) == learn_calibration([seen()])
 
 
 def test_what_a_job_tells_later_is_learnt_later(history: History, job: MakeJob) -> None:
-    learning = Learning(history)
+    learning = CalibrationLearner(history)
     plan = planned(job())
     told(history, plan, reserved=41 * GIB)
     learning.refresh()
@@ -236,5 +236,5 @@ def test_what_a_job_tells_later_is_learnt_later(history: History, job: MakeJob) 
 def test_the_settings_of_the_job_are_compared_with_what_ran(history: History, job: MakeJob) -> None:
     conf = "expandable_segments:True"
     told(history, planned(dataclasses.replace(job(), allocator=Allocator(conf=conf))), allocator_conf=conf)
-    Learning(history).refresh()
+    CalibrationLearner(history).refresh()
     assert len(current(history).corrections) == 1

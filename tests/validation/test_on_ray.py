@@ -13,22 +13,25 @@ from typing import Any
 import pytest
 
 from planner.errors import MeasureError
-from planner.spec.job import Gpu, Job
-from planner.tracing.isolated import Limits
+from planner.job.schema import Gpu, Job
+from planner.runtime.limits import Limits
+from planner.tracing.isolation import Isolation
 from planner.units import GIB
-from planner.validation import benches, conduct
-from planner.validation.benches import StoppedError
-from planner.validation.cluster import RefusedError, place_on_gpus
-from planner.validation.conduct import Conditions
+from planner.validation import measuring_workers, validation_run
+from planner.validation.measuring_workers import StoppedError
+from planner.validation.placement import RefusedError, place_on_gpus
 from planner.validation.request import Request, request_of
+from planner.validation.validation_run import Conditions
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = pytest.mark.usefixtures("ray_session")
 MakeJob = Callable[..., Job]
 
 
 def conditions(seconds: float = 120.0, wait_seconds: float = 30.0, *, rehearsal: bool = False) -> Conditions:
     limits = Limits(seconds=seconds, memory_bytes=4 * GIB)
-    return Conditions(tracing=limits, measuring=limits, wait_seconds=wait_seconds, rehearsal=rehearsal)
+    return Conditions(
+        isolation=Isolation(limits=limits), measuring=limits, wait_seconds=wait_seconds, rehearsal=rehearsal
+    )
 
 
 def on_cpu(job: Job, **body: Any) -> Request:
@@ -49,14 +52,15 @@ def when(found: Callable[[], bool]) -> None:
 
 
 def measuring_processes() -> list[int]:
+    """Children that measure: those that trace have no profiler to keep quiet."""
     found = []
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            text = line.read_bytes()
+            text, environment = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
         except OSError:
             continue
-        if b"planner.validation import child" in text:
-            found.append(int(line.parent.name))
+        if b"planner.runtime import child" in text and b"KINETO_LOG_LEVEL=99" in environment:
+            found.append(int(process.name))
     return found
 
 
@@ -64,7 +68,7 @@ def test_two_ranks_on_pretended_gpus_go_the_way_of_real_ones(job: MakeJob) -> No
     """A placement group of two GPUs by their label, a process group among the two measuring processes."""
     during: list[float] = []
     request = request_of({"mode": "real_peers", "ranks": [0, 1]}, job(ranks=2))
-    result = conduct.validate(request, conditions(rehearsal=True), running=lambda: during.append(free_gpus()))
+    result = validation_run.validate(request, conditions(rehearsal=True), running=lambda: during.append(free_gpus()))
     assert during == [0.0]
     assert result.document["mode"] == "real_peers"
     assert [(each["rank"], each["peers"]) for each in result.document["ranks"]] == [(0, "present"), (1, "present")]
@@ -79,25 +83,27 @@ def test_a_gpu_that_the_cluster_lacks_is_refused_before_anything_is_traced(job: 
     other = Gpu(name="B200-SXM-180GB", total_bytes=182631 * 2**20, arch="sm_100")
     began = time.monotonic()
     with pytest.raises(RefusedError, match="what is there: 2 x H100"):
-        conduct.validate(request_of({}, job(gpu=other)), conditions())
+        validation_run.validate(request_of({}, job(gpu=other)), conditions())
     assert time.monotonic() - began < 2
 
 
 def test_more_real_peers_than_gpus_are_refused_and_auto_goes_without_them(job: MakeJob) -> None:
     with pytest.raises(RefusedError, match="8 GPUs of the kind H100-SXM-80GB"):
-        conduct.setting_of(request_of({"mode": "real_peers"}, job(ranks=8)), conduct.nodes())
-    auto = conduct.setting_of(request_of({}, job(ranks=8)), conduct.nodes())
+        validation_run.setting_of(request_of({"mode": "real_peers"}, job(ranks=8)), validation_run.nodes())
+    auto = validation_run.setting_of(request_of({}, job(ranks=8)), validation_run.nodes())
     assert (auto.mode.value, len(auto.place.bundles), auto.measured) == ("absent_peers", 1, (0,))
 
 
 def test_gpus_that_others_hold_are_waited_for_and_not_for_ever(job: MakeJob) -> None:
-    place = place_on_gpus(conduct.nodes(), job().cluster.gpu, 2)
+    place = place_on_gpus(validation_run.nodes(), job().cluster.gpu, 2)
     never = threading.Event()
-    with benches.benches(place, wait_seconds=30, stop=never):
+    with measuring_workers.start_workers(place, wait_seconds=30, stop=never):
         began = time.monotonic()
         with (
             pytest.raises(MeasureError, match=r"the cluster has what is wanted \(1 x GPU\), but for 1 s it was busy"),
-            benches.benches(place_on_gpus(conduct.nodes(), job().cluster.gpu, 1), wait_seconds=1, stop=never),
+            measuring_workers.start_workers(
+                place_on_gpus(validation_run.nodes(), job().cluster.gpu, 1), wait_seconds=1, stop=never
+            ),
         ):
             pass
         assert time.monotonic() - began < 5
@@ -107,9 +113,9 @@ def test_gpus_that_others_hold_are_waited_for_and_not_for_ever(job: MakeJob) -> 
 def test_a_peer_that_dies_is_the_answer_and_the_others_are_not_waited_for(
     strange: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benches, "_PEERS_SECONDS", 1.0)
+    monkeypatch.setattr(measuring_workers, "_PEERS_SECONDS", 1.0)
     with pytest.raises(MeasureError, match="rank 1: the measuring process was killed"):
-        conduct.validate(on_cpu(strange("die", ranks=2, rank=1), mode="real_peers"), conditions())
+        validation_run.validate(on_cpu(strange("die", ranks=2, rank=1), mode="real_peers"), conditions())
     when(lambda: measuring_processes() == [])
 
 
@@ -123,7 +129,7 @@ def test_a_worker_of_ray_that_is_killed_is_the_answer_and_its_process_ends(stran
     killer = threading.Thread(target=kill)
     began = time.monotonic()
     with pytest.raises(MeasureError, match="the Ray worker that measured was lost"):
-        conduct.validate(on_cpu(strange("sleep")), conditions(), running=killer.start)
+        validation_run.validate(on_cpu(strange("sleep")), conditions(), running=killer.start)
     killer.join()
     assert time.monotonic() - began < 100  # and not when its time was over
     when(lambda: measuring_processes() == [])
@@ -138,6 +144,6 @@ def test_who_does_not_want_it_any_more_stops_it(strange: MakeJob) -> None:
 
     stopper = threading.Thread(target=soon)
     with pytest.raises(StoppedError):
-        conduct.validate(on_cpu(strange("sleep")), conditions(), running=stopper.start, stop=stop)
+        validation_run.validate(on_cpu(strange("sleep")), conditions(), running=stopper.start, stop=stop)
     stopper.join()
     when(lambda: measuring_processes() == [])

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from planner.errors import SpecError
-from planner.spec.job import Job
-from planner.validation.conduct import Conditions, tracing_limits
+from planner.job.schema import Job
+from planner.runtime.walls import Walls
+from planner.tracing.isolation import Isolation
 from planner.validation.request import Device, Mode, Request, check_keys, from_json, request_of, to_json
+from planner.validation.validation_run import isolation_of
 
 MakeJob = Callable[..., Job]
 
@@ -62,12 +64,7 @@ def test_it_is_of_a_plan_or_of_a_job(body: dict[str, Any], problem: str) -> None
     assert said.value.problem == problem
 
 
-def test_code_that_a_job_brings_is_traced_behind_walls(job: MakeJob, strange: MakeJob) -> None:
-    walled = Conditions(walls=lambda limits, folder: ("bwrap", folder, str(limits.seconds)))
-    assert tracing_limits(job(), walled).command == ()
-    assert tracing_limits(strange("nothing"), walled).command == (
-        "bwrap",
-        strange("nothing").model.factory_path,
-        "300.0",
-    )
-    assert tracing_limits(strange("nothing"), Conditions()).command == ()
+def test_code_that_a_job_brings_is_run_behind_walls_and_no_other(job: MakeJob, strange: MakeJob) -> None:
+    walled = Isolation(walls=Walls(readable=("/models",)))
+    assert isolation_of(job(), walled).walls is None
+    assert isolation_of(strange("nothing"), walled).walls == Walls(readable=("/models",))

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from planner.job.bundle import bundle
+from planner.job.schema import Job
 from planner.measuring import measurement
-from planner.spec.bundle import bundle
-from planner.spec.job import Job
-from planner.tracing import child_process
-from planner.tracing.isolated import Limits
+from planner.runtime import supervision
+from planner.runtime.limits import Limits
 from planner.units import GIB, MIB
-from planner.validation import supervised
+from planner.validation import measuring_process
 
 MakeJob = Callable[..., Job]
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 def measured(job: Job, *, seconds: float = 60.0, memory_bytes: int = 4 * GIB) -> dict[str, Any]:
     request = {"job": bundle(job), "rank": 0, "world_size": 1, "device": "cpu"}
-    return supervised.run(request, Limits(seconds=seconds, memory_bytes=memory_bytes))
+    return measuring_process.run(request, Limits(seconds=seconds, memory_bytes=memory_bytes))
 
 
 PARENT, SESSION = 1, 3
@@ -86,16 +86,18 @@ class Clock:
     def monotonic(self) -> float:
         return time.monotonic() + (1000 if self.hung else 0)
 
-    def look(self, child: int) -> int:
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def look(self, child: int, _: Limits) -> None:
         if len(alive_with(SESSION, child)) == 2:  # and the one that it has started
             self.hung = alive_with(SESSION, child)
-        return 0
 
 
 def test_a_step_that_hangs_is_ended_with_all_that_it_started(strange: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(supervised, "time", clock)
-    monkeypatch.setattr(child_process, "resident_bytes", clock.look)
+    monkeypatch.setattr(supervision, "time", clock)
+    monkeypatch.setattr(supervision, "_check_usage", clock.look)
     assert measured(strange("hang"), seconds=300) == {
         "problem": "the measured step was not done within 300 s, and was ended"
     }
@@ -118,16 +120,16 @@ def test_what_torch_lacks_of_a_job_is_said_as_everywhere(strange: MakeJob) -> No
     missing = bundle(strange("nothing"))
     missing["model"] = {**missing["model"], "factory": "strange_models:Missing"}
     request = {"job": missing, "rank": 0, "world_size": 1, "device": "cpu"}
-    found = supervised.run(request, Limits(seconds=60))
+    found = measuring_process.run(request, Limits(seconds=60))
     assert found["place"] == "model.factory"
     assert "Missing" in found["problem"]
 
 
 def test_it_has_the_allocators_settings_of_the_job_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    here = supervised._environment("expandable_segments:True")
+    here = measuring_process.allocator_environment("expandable_segments:True")
     assert here["PYTORCH_ALLOC_CONF"] == here["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in supervised._environment("")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in measuring_process.allocator_environment("")
 
 
 def test_it_ends_when_the_one_that_watches_is_killed(strange: MakeJob, tmp_path: Path) -> None:
@@ -137,9 +139,9 @@ def test_it_ends_when_the_one_that_watches_is_killed(strange: MakeJob, tmp_path:
             f"""
             import json, sys
             sys.path.insert(0, {str(ROOT)!r})
-            from planner.tracing.isolated import Limits
-            from planner.validation import supervised
-            supervised.run(json.load(sys.stdin), Limits(seconds=60))
+            from planner.runtime.limits import Limits
+            from planner.validation import measuring_process
+            measuring_process.run(json.load(sys.stdin), Limits(seconds=60))
             """
         )
     )

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 
 from planner.errors import MeasureError, TraceError
-from planner.history.faults import HistoryUnavailableError
+from planner.history.history_errors import HistoryUnavailableError
 from planner.history.store import History
-from planner.history.validations import State, Validation
-from planner.service import validating
-from planner.service.faults import BusyError
-from planner.service.validating import Validating, conditions_of
+from planner.history.validation_table import State, Validation
+from planner.job.schema import Job
+from planner.service import validation_runner
+from planner.service.service_errors import BusyError
+from planner.service.validation_runner import ValidationRunner, conditions_of
 from planner.settings import Settings
-from planner.spec.job import Job
-from planner.validation import documents
-from planner.validation.benches import StoppedError
-from planner.validation.cluster import Node
-from planner.validation.conduct import Conditions
+from planner.validation import validation_document
+from planner.validation.measuring_workers import StoppedError
+from planner.validation.placement import Node
+from planner.validation.rank_comparison import Result
 from planner.validation.request import Request, request_of
-from planner.validation.side_by_side import Result
+from planner.validation.validation_run import Conditions
 
 MakeJob = Callable[..., Job]
 CLUSTER = (Node(name="a", cpus=4, gpus=2, kind="H100", labelled=True),)
@@ -63,9 +63,11 @@ class Runs:
 
 
 @contextmanager
-def at_work(history: History, runs: Runs, nodes: Sequence[Node] = CLUSTER, **settings: Any) -> Iterator[Validating]:
+def at_work(
+    history: History, runs: Runs, nodes: Sequence[Node] = CLUSTER, **settings: Any
+) -> Iterator[ValidationRunner]:
     known = Settings(**settings)
-    found = Validating(history, known, conditions_of(known), runs, lambda: nodes)
+    found = ValidationRunner(history, known, conditions_of(known), runs, lambda: nodes)
     found.begin()
     try:
         yield found
@@ -99,7 +101,7 @@ def test_it_is_pending_then_running_then_done(history: History, job: MakeJob) ->
     assert (done.error_percent, done.out_of_memory, done.torch, done.mode, done.gpu, done.problem) == (
         1.5, False, "2.13.0+cu130", "absent_peers", "H100-SXM-80GB", "",
     )  # fmt: skip
-    shown = documents.to_json(done)
+    shown = validation_document.to_json(done)
     assert (shown["state"], shown["device"], shown["ranks"]) == ("done", "cuda", [0])
     assert shown["result"] == result().document
 
@@ -125,7 +127,7 @@ def test_what_goes_wrong_is_told_and_nothing_else_is_stored(
         asked = here.start(request(job()))
         failed = when(history, asked.validation_id, State.FAILED)
     assert (failed.problem, failed.error_percent, failed.out_of_memory) == (problem, None, None)
-    assert documents.to_json(failed)["result"] is None
+    assert validation_document.to_json(failed)["result"] is None
 
 
 def test_a_measurement_that_cannot_be_believed_has_failed_and_is_shown(history: History, job: MakeJob) -> None:
@@ -133,7 +135,7 @@ def test_a_measurement_that_cannot_be_believed_has_failed_and_is_shown(history: 
         asked = here.start(request(job()))
         failed = when(history, asked.validation_id, State.FAILED)
     assert (failed.problem, failed.error_percent) == ("its runs disagree", None)
-    assert documents.to_json(failed)["result"]["ranks"]
+    assert validation_document.to_json(failed)["result"]["ranks"]
 
 
 def test_a_cluster_without_such_a_gpu_refuses_at_once(history: History, job: MakeJob) -> None:
@@ -170,7 +172,7 @@ def test_what_a_dead_predecessor_ran_has_failed_and_what_waited_is_run(history: 
     asked = datetime.now(UTC)
     lost = Validation(
         validation_id="va-lost", plan_id="pl-a", state=State.RUNNING, asked_at=asked,
-        result=documents.waiting(request(job())),
+        result=validation_document.waiting(request(job())),
     )  # fmt: skip
     waited = dataclasses.replace(
         lost, validation_id="va-waited", state=State.PENDING, asked_at=asked + timedelta(seconds=1)
@@ -202,7 +204,7 @@ def test_one_that_is_ended_in_order_leaves_all_to_its_successor(history: History
 def test_a_result_waits_for_a_history_that_is_away(
     history: History, job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validating, "_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(validation_runner, "_PAUSE_SECONDS", 0.02)
     real, away = history.validations.put, [3]
 
     def put(validation: Validation) -> None:

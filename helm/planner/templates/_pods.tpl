@@ -57,7 +57,7 @@ topologySpreadConstraints:
         {{- include "planner.selectorLabels" . | nindent 8 }}
 {{- end -}}
 
-{{/* The policy file of a door. Takes: root, policy. */}}
+{{/* The policy file of a hook. Takes: root, policy. */}}
 {{- define "planner.policyFile" -}}
 [admission]
 server = {{ include "planner.server" .root }}
@@ -69,7 +69,7 @@ token_file = /etc/planner/token/token
 {{- end }}
 {{- end -}}
 
-{{/* What a door mounts: its policy, and the token it shows to the service. Takes: root, config. */}}
+{{/* What a hook mounts: its policy, and the token it sends to the service. Takes: root, config. */}}
 {{- define "planner.doorVolumes" -}}
 - name: policy
   configMap: {name: {{ .config }}}

@@ -18,7 +18,7 @@ Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _How:
+class _Geometry:
     stride: Sequence[int]
     padding: Sequence[int]
     dilation: Sequence[int]
@@ -66,9 +66,9 @@ def convolution_backward(
             _backward(_part(grad, 1, g, groups), _part(x, 1, g, groups), _part(weight, 0, g, groups), how, wanted)
             for g in range(groups)
         ]
-        of_input = _joined([part[0] for part in parts], 1)
-        of_weight = _joined([part[1] for part in parts], 0)
-        of_bias = _joined([part[2] for part in parts], 0)
+        of_input = _join_parts([part[0] for part in parts], 1)
+        of_weight = _join_parts([part[1] for part in parts], 0)
+        of_bias = _join_parts([part[2] for part in parts], 0)
     if not flat:
         return of_input, of_weight, of_bias
     return _flat(of_input), _flat(of_weight), of_bias
@@ -77,7 +77,7 @@ def convolution_backward(
 def _spatial(
     x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], transposed: bool,
     output_padding: list[int],
-) -> tuple[_How, bool, Tensor, Tensor]:  # fmt: skip
+) -> tuple[_Geometry, bool, Tensor, Tensor]:  # fmt: skip
     """In one dim the tensors get a second one of size 1, in front."""
     flat = x.dim() == 3
     if flat:
@@ -88,10 +88,10 @@ def _spatial(
     stride, padding, dilation, output_padding = (
         given * dims if len(given) == 1 else given for given in (stride, padding, dilation, output_padding)
     )  # `padding="valid"` says zero once for all dims
-    return _How(stride, padding, dilation, transposed, output_padding), flat, x, weight
+    return _Geometry(stride, padding, dilation, transposed, output_padding), flat, x, weight
 
 
-def _forward(x: Tensor, weight: Tensor, how: _How) -> Tensor:
+def _forward(x: Tensor, weight: Tensor, how: _Geometry) -> Tensor:
     kernel, rows = list(weight.shape[2:]), list(x.shape[2:])
     sizes = how.result(rows, kernel)
     if how.transposed:
@@ -104,7 +104,7 @@ def _forward(x: Tensor, weight: Tensor, how: _How) -> Tensor:
     return result
 
 
-def _backward(grad: Tensor, x: Tensor, weight: Tensor, how: _How, wanted: list[bool]) -> Grads:
+def _backward(grad: Tensor, x: Tensor, weight: Tensor, how: _Geometry, wanted: list[bool]) -> Grads:
     kernel = list(weight.shape[2:])
     own_columns = len(kernel) == 3 or how.transposed
     if how.transposed:
@@ -134,7 +134,7 @@ def _part(tensor: Tensor, dim: int, group: int, groups: int) -> Tensor:
     return tensor.narrow(dim, group * size, size).contiguous()
 
 
-def _joined(parts: list[Tensor | None], dim: int) -> Tensor | None:
+def _join_parts(parts: list[Tensor | None], dim: int) -> Tensor | None:
     known = [part for part in parts if part is not None]
     return torch.cat(known, dim) if known else None
 

@@ -40,7 +40,7 @@ def cudnn_forward(
     offset = torch.empty((), dtype=torch.int64, device="cuda")
     out = _laid_out_as(query, value.size(3))
     lse = _floats(query.size(0), query.size(1), query.size(2), 1) if with_lse else None
-    workspaces.unknown("cuDNN attention, forward")
+    workspaces.note_unknown_workspace("cuDNN attention, forward")
     return out, lse, None, None, max_q, max_k, seed, offset, None
 
 
@@ -66,6 +66,6 @@ def cudnn_backward(
     kept = grad if grad.stride(-1) == 1 else torch.empty_like(out)
     batch, heads, rows, head_dim = query.shape
     workspace = scratch(batch * heads * rows * (head_dim + 1) * _FLOAT)
-    workspaces.unknown("cuDNN attention, backward: beyond the front end's part")
+    workspaces.note_unknown_workspace("cuDNN attention, backward: beyond the front end's part")
     del kept, workspace
     return grads

@@ -18,7 +18,7 @@ from planner.paper.kernels.table import cuda, like_meta, scratch, target
 Tensor = torch.Tensor
 
 
-def _known(tensor: Tensor) -> Tensor | None:
+def _read_known_value(tensor: Tensor) -> Tensor | None:
     found: Tensor | None = torch.ops.paper.known_value(tensor)
     return found
 
@@ -31,7 +31,7 @@ def _refuse(operator: str, tensor: Tensor) -> NoReturn:
 def nonzero(x: Tensor) -> Tensor:
     if x.numel() == 0:
         return _places(x, 0)
-    found = _known(x)
+    found = _read_known_value(x)
     if found is not None:
         return _places(x, int(found.count_nonzero()))
     if (routed := values.places_of_nonzero(x)) is not None:
@@ -92,7 +92,7 @@ def as_places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 @cuda("repeat_interleave.Tensor")
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Running sums of the repeats, then as many places as they come to."""
-    found = _known(repeats)
+    found = _read_known_value(repeats)
     if output_size is None and found is None:
         _refuse("aten.repeat_interleave", repeats)
     sums = torch.empty_like(repeats, dtype=torch.int64)

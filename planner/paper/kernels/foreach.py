@@ -25,17 +25,17 @@ def norms(tensors: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None
         return [torch.linalg.vector_norm(t, order, dtype=dtype) for t in tensors]
     kind = dtype or tensors[0].dtype
     accumulated = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
-    return _reduced(tensors, kind, accumulated)
+    return _reduce_each(tensors, kind, accumulated)
 
 
 @cuda("_foreach_max")
 def maxima(tensors: Sequence[Tensor], *_: Any) -> list[Tensor]:
     if not _in_one_go(tensors):
         return [t.max() for t in tensors]
-    return _reduced(tensors, tensors[0].dtype, tensors[0].dtype)
+    return _reduce_each(tensors, tensors[0].dtype, tensors[0].dtype)
 
 
-def _reduced(tensors: Sequence[Tensor], kind: torch.dtype, accumulated: torch.dtype) -> list[Tensor]:
+def _reduce_each(tensors: Sequence[Tensor], kind: torch.dtype, accumulated: torch.dtype) -> list[Tensor]:
     chunks = max(-(-t.numel() // _CHUNK) for t in tensors)
     partial = torch.empty(len(tensors) * chunks, dtype=accumulated, device="cuda")
     results = [torch.empty((), dtype=kind, device="cuda") for _ in tensors]

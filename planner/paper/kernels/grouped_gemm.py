@@ -28,7 +28,7 @@ def grouped_mm(
     strides = (shape[-2] * padded, padded, 1)[-len(shape) :]
     out = torch.empty_strided(shape, strides, dtype=kind, device="cuda")
     if {a.dtype, b.dtype, kind} == {torch.bfloat16} and target().capability in ((9, 0), (10, 0)):
-        workspaces.unknown("grouped matrix product: its table of groups")
+        workspaces.note_unknown_workspace("grouped matrix product: its table of groups")
     else:
         _first_product(a, b, out)
     return out

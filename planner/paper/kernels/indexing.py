@@ -36,7 +36,9 @@ def index_put(
     places = _places(indices)
     if places is None or places.numel() == 0:
         return into
-    rest = prod(size for size, index in zip(into.shape, _padded(indices, into.dim()), strict=True) if index is None)
+    rest = prod(
+        size for size, index in zip(into.shape, _pad_indices(indices, into.dim()), strict=True) if index is None
+    )
     needed = places.numel() * rest
     spread = values
     if values.numel() != needed or not values.is_contiguous():
@@ -53,7 +55,7 @@ def _is_mask(index: torch.Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
-def _padded(indices: Sequence[torch.Tensor | None], dims: int) -> list[torch.Tensor | None]:
+def _pad_indices(indices: Sequence[torch.Tensor | None], dims: int) -> list[torch.Tensor | None]:
     return [*indices, *[None] * (dims - len(indices))]
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from planner.paper.kernels import workspaces
-from planner.paper.kernels.table import cuda, scratch
+from planner.paper.kernels.table import cuda, scratch, target
 
 Tensor = torch.Tensor
 
 _LSE_ALIGNMENT = 32
+_FLOAT = 4
+_LOCK = 16
 
 Grads = tuple[Tensor | None, ...]
 
@@ -34,7 +35,7 @@ def memory_efficient(
     _causal: bool = False, *, scale: float | None = None,  # noqa: ARG001
 ) -> tuple[Tensor, ...]:  # fmt: skip
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-    out, lse, seed, offset = _efficient(q, k, v, q.size(0), q.size(1), with_lse, dropout)
+    out, lse, seed, offset = _memory_efficient_attention(q, k, v, q.size(0), q.size(1), with_lse, dropout)
     return out.transpose(1, 2), lse, seed, offset
 
 
@@ -45,10 +46,10 @@ def memory_efficient_forward(
 ) -> tuple[Any, ...]:  # fmt: skip
     batch = query.size(0) if cum_q is None else cum_q.numel() - 1
     rows, columns = max_q or query.size(1), max_k or key.size(1)
-    return *_efficient(query, key, value, batch, rows, with_lse, dropout), rows, columns
+    return *_memory_efficient_attention(query, key, value, batch, rows, with_lse, dropout), rows, columns
 
 
-def _efficient(
+def _memory_efficient_attention(
     q: Tensor, _k: Tensor, v: Tensor, batch: int, rows: int, with_lse: bool, _dropout: float
 ) -> tuple[Tensor, ...]:
     """The seeds of a dropout stay on the host. Large heads add up in float32 beside a 16-bit result."""
@@ -93,7 +94,7 @@ def _efficient_backward(
         grad_bias = bias.new_empty(*bias.shape[:-1], _round(last, 16)).narrow(-1, 0, last)
     batch, rows, heads, head_dim = q.shape
     row_sums = _floats(batch, heads, rows)
-    taken = workspaces.memory_efficient_backward(
+    taken = _backward_workspace_bytes(
         batch_heads=batch * heads,
         rows=rows,
         columns=k.size(1),
@@ -111,3 +112,41 @@ def _efficient_gradients(q: Tensor, k: Tensor, v: Tensor, shared: bool) -> tuple
         whole = q.new_empty(q.size(0), q.size(1), 3, q.size(2), q.size(3))
         return whole.select(2, 0), whole.select(2, 1), whole.select(2, 2)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _backward_workspace_bytes(
+    *, batch_heads: int, rows: int, columns: int, head_dim: int, value_dim: int, is_float: bool
+) -> int:
+    """Bytes of the workspace of memory-efficient attention's backward: gradients of query, key and value in float32.
+
+    The tiles are those of torch 2.13, mem_eff_attention/kernels/generate_kernels.py; their use is in
+    mem_eff_attention/kernel_backward.h (workspace_size) and attention_backward.cu (how keys are split).
+    """
+    rows_tile, columns_tile, in_registers = _backward_tiles(max(head_dim, value_dim), is_float)
+    splits = _ceil(columns, columns_tile)
+    if batch_heads >= 256 and columns <= 2 * columns_tile:
+        splits = 1
+    accumulates = not in_registers and not is_float
+    if accumulates:
+        splits = max(1, min(splits, 200 // batch_heads))
+    elements = _ceil(rows, rows_tile) * _ceil(head_dim, columns_tile) * (_LOCK // _FLOAT + rows_tile * columns_tile)
+    if accumulates:
+        padded = rows_tile * (_ceil(head_dim, rows_tile) + _ceil(value_dim, rows_tile))
+        elements += splits * columns_tile * padded
+    return batch_heads * _ceil(elements, 4) * 4 * _FLOAT
+
+
+def _backward_tiles(head_dim: int, is_float: bool) -> tuple[int, int, bool]:
+    """Rows and columns of a tile, and whether the gradients of key and value stay in registers."""
+    largest = next(limit for limit in (32, 64, 128, 1 << 16) if head_dim <= limit)
+    modern = target().capability >= (8, 0)
+    rows = 128 if largest > 64 and (modern or (target().capability == (7, 0) and not is_float)) else 64
+    if target().capability in ((8, 6), (8, 9), (12, 0)):
+        rows = 64  # too little shared memory for the larger tile
+    in_registers = not is_float and largest <= rows
+    columns = 128 if modern and in_registers and largest > 64 else 64
+    return rows, columns, in_registers
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)

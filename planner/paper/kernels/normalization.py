@@ -22,12 +22,12 @@ _PARTIAL_BLOCKS = 32 * 1024
 _WARP = 32
 
 
-def _accumulated(dtype: torch.dtype) -> torch.dtype:
+def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def _statistics(x: Tensor, shape: Sequence[int]) -> Tensor:
-    return torch.empty(tuple(shape), dtype=_accumulated(x.dtype), device="cuda")
+    return torch.empty(tuple(shape), dtype=_accumulation_dtype(x.dtype), device="cuda")
 
 
 def _rows(x: Tensor, normalized: Sequence[int]) -> tuple[list[int], int, int]:
@@ -136,11 +136,11 @@ def cudnn_batch_norm(
     x: Tensor, weight: Tensor, _bias: Tensor | None, _mean: Tensor | None, _var: Tensor | None, training: bool,
     *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    out = torch.empty_like(x, memory_format=_suggested(x))
+    out = torch.empty_like(x, memory_format=_suggest_memory_format(x))
     if not training:
         return out, weight.new_empty(0), weight.new_empty(0), _reserve()
     mean, variance = weight.new_empty(x.size(1)), weight.new_empty(x.size(1))
-    workspaces.unknown("cuDNN batch normalization, forward")
+    workspaces.note_unknown_workspace("cuDNN batch normalization, forward")
     return out, mean, variance, _reserve()
 
 
@@ -150,15 +150,15 @@ def _reserve() -> Tensor:
 
 @cuda("cudnn_batch_norm_backward")
 def cudnn_batch_norm_backward(x: Tensor, grad: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    kept = grad.contiguous(memory_format=_suggested(x))
-    of_x = torch.empty_like(x, memory_format=_suggested(x))
+    kept = grad.contiguous(memory_format=_suggest_memory_format(x))
+    of_x = torch.empty_like(x, memory_format=_suggest_memory_format(x))
     of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
-    workspaces.unknown("cuDNN batch normalization, backward")
+    workspaces.note_unknown_workspace("cuDNN batch normalization, backward")
     del kept
     return of_x, of_weight, of_bias
 
 
-def _suggested(x: Tensor) -> torch.memory_format:
+def _suggest_memory_format(x: Tensor) -> torch.memory_format:
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
         return torch.channels_last
     if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous():

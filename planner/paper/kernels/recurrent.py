@@ -11,14 +11,18 @@ from typing import Any
 
 import torch
 
+from planner.paper import library
 from planner.paper.kernels import workspaces
 from planner.paper.kernels.table import cuda
 
 Tensor = torch.Tensor
 
-# Values per hidden unit and step that a backward needs: the gates, and the cell's state (cudnnRNNMode_t in order).
-_KEPT = (1, 1, 5, 4)
-_LSTM = 2
+_LSTM = library.load().paper_rnn_mode(b"LSTM")
+_KEPT = {
+    library.load().paper_rnn_mode(mode): values
+    for mode, values in ((b"RNN_RELU", 1), (b"RNN_TANH", 1), (b"LSTM", 5), (b"GRU", 4))
+}
+"""Values per hidden unit and step that a backward needs, by mode: the gates, and the cell's state."""
 
 
 @cuda("_cudnn_rnn_flatten_weight")
@@ -47,7 +51,7 @@ def rnn(
     out = x.new_empty(*x.shape[:-1], (projection or hidden) * directions)
     hy = torch.empty_like(kept[1])
     cy = torch.empty_like(kept[2]) if kept[2] is not None else x.new_empty(0)
-    workspaces.unknown("cuDNN recurrent network, forward")
+    workspaces.note_unknown_workspace("cuDNN recurrent network, forward")
     steps = x.numel() // x.size(-1)
     reserve = _reserve(steps * hidden * directions * layers * _KEPT[mode] * x.element_size() if train else 0)
     if batch_first and not batch_sizes:
@@ -74,7 +78,7 @@ def rnn_backward(
     of_x = torch.empty_like(kept[0])
     of_hx = torch.empty_like(hx)
     of_cx = torch.empty_like(cx) if cx is not None and mode == _LSTM else None
-    workspaces.unknown("cuDNN recurrent network, backward")
+    workspaces.note_unknown_workspace("cuDNN recurrent network, backward")
     of_weights = []
     if wanted[3]:
         gradients, offset = torch.empty_like(buffer), 0
@@ -89,5 +93,5 @@ def rnn_backward(
 
 @cuda("_cudnn_init_dropout_state")
 def dropout_state(_dropout: float, _train: bool, _seed: int, **_: Any) -> Tensor:
-    workspaces.unknown("cuDNN dropout state")
+    workspaces.note_unknown_workspace("cuDNN dropout state")
     return torch.empty(0, dtype=torch.uint8, device="cuda")

@@ -25,22 +25,22 @@ def statistics(x: Tensor, _eps: float) -> tuple[Tensor, Tensor]:
 
 
 @cuda("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts")
-def gathered(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def gather_statistics(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _per_channel(x), _per_channel(x)
 
 
 @cuda("batch_norm_update_stats")
-def updated(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def update_statistics(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _per_channel(x), _per_channel(x)
 
 
 @cuda("batch_norm_elemt")
-def normalized(x: Tensor, *_: Any) -> Tensor:
+def normalize(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x)
 
 
 @cuda("batch_norm_backward_reduce")
-def reduced(
+def reduce_gradients(
     _grad: Tensor, x: Tensor, _mean: Tensor, _invstd: Tensor, weight: Tensor | None, *wanted: bool
 ) -> tuple[Tensor | None, ...]:
     sums = (_per_channel(x), _per_channel(x)) if wanted[0] else (None, None)

@@ -54,12 +54,12 @@ def install() -> None:
         return
     _library = torch.library.Library("aten", "IMPL")
     for operator in sorted({*_cuda, *_cpu}):
-        _library.impl(operator, _chosen(operator), "CUDA")
+        _library.impl(operator, _make_kernel(operator), "CUDA")
 
 
-def _chosen(operator: str) -> Callable[..., Any]:
+def _make_kernel(operator: str) -> Callable[..., Any]:
     on_gpu, on_cpu = _cuda.get(operator), _cpu.get(operator)
-    written = _written(operator)
+    written = _find_written_arguments(operator)
     native = library.load()
     name = native.paper_name_index(f"aten::{operator.partition('.')[0]}".encode())
 
@@ -78,7 +78,7 @@ def _chosen(operator: str) -> Callable[..., Any]:
     return run
 
 
-def _written(operator: str) -> list[int]:
+def _find_written_arguments(operator: str) -> list[int]:
     """Positions of the tensors that the operator writes to."""
     name, _, overload = operator.partition(".")
     schema = getattr(getattr(torch.ops.aten, name), overload or "default")._schema

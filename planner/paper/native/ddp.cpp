@@ -12,12 +12,12 @@
 namespace paper {
 namespace {
 
-std::mutex mutex;
+std::mutex bucket_mutex;
 std::unordered_set<const void*> pinned;
 
-void release(void* address) {
+void release_host(void* address) {
   {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(bucket_mutex);
     pinned.erase(address);
   }
   c10::GetCPUAllocator()->raw_deleter()(address);
@@ -27,12 +27,12 @@ struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     void* address = c10::GetCPUAllocator()->raw_allocate(bytes);
     if (address != nullptr) {
-      std::lock_guard<std::mutex> lock(mutex);
+      std::lock_guard<std::mutex> lock(bucket_mutex);
       pinned.insert(address);
     }
-    return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
+    return {address, address, &release_host, c10::Device(c10::DeviceType::CPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  c10::DeleterFnPtr raw_deleter() const override { return &release_host; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 
@@ -49,7 +49,7 @@ c10::Allocator* pinned_allocator() {
 }
 
 bool is_pinned(const void* address) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(bucket_mutex);
   return pinned.count(address) > 0;
 }
 

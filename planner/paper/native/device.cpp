@@ -4,6 +4,11 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+// Without the part that only builds for CUDA generate.
+#define C10_CUDA_NO_CMAKE_CONFIGURE_FILE
+#include <c10/cuda/CUDAMacros.h>
+
+#include <algorithm>
 #include <atomic>
 
 #include "memory.h"
@@ -12,6 +17,9 @@
 
 namespace paper {
 namespace {
+
+// torch 2.13 with CUDA 13.0 asks for nvidia-cudnn-cu13 9.20.0 (its package metadata).
+constexpr long kCudnnVersion = 92000;
 
 thread_local c10::StreamId stream_now = 0;
 thread_local c10::DeviceIndex device_now = 0;
@@ -75,9 +83,8 @@ struct Hooks final : at::CUDAHooksInterface {
   bool hasMAGMA() const override { return true; }
   bool hasCuBLASLt() const override { return true; }
   bool compiledWithCuDNN() const override { return true; }
-  // torch 2.13 with CUDA 13.0 asks for nvidia-cudnn-cu13 9.20.0 (its package metadata).
-  long versionCuDNN() const override { return 92000; }
-  long versionRuntimeCuDNN() const override { return 92000; }
+  long versionCuDNN() const override { return kCudnnVersion; }
+  long versionRuntimeCuDNN() const override { return kCudnnVersion; }
   bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
   bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
   bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }
@@ -117,9 +124,12 @@ void paper_install_device() {
   c10::impl::registerDeviceGuard(c10::DeviceType::CUDA, new paper::Guard());
   paper::install_allocator();
 }
-// A trace begins: streams are numbered as in a process that traced nothing before.
-void paper_set_device_count(int count) {
-  paper::device_count = count;
+// A trace begins: streams are numbered as in a process that traced nothing before. Returns how many of the devices torch
+// can see.
+int paper_set_device_count(int count) {
+  paper::device_count = std::min(count, C10_COMPILE_TIME_MAX_GPUS);
   paper::last_stream = 0;
+  return paper::device_count;
 }
+int64_t paper_cudnn_version() { return paper::kCudnnVersion; }
 }

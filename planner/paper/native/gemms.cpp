@@ -19,7 +19,7 @@ namespace {
 // cuBLAS takes one workspace for each handle and stream, on first use, and keeps it; a thread has a handle of its own.
 // cublasLt takes the same one (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp). None: not a GPU.
 size_t workspace_bytes = 0;
-std::mutex mutex;
+std::mutex gemm_mutex;
 std::map<std::pair<std::thread::id, int32_t>, c10::DataPtr> workspaces;
 
 // Where the two matrices stand among the arguments; vectors are read where they lie.
@@ -34,7 +34,7 @@ const std::unordered_map<std::string, int>& gemms() {
 }
 
 void take_workspace() {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(gemm_mutex);
   auto& workspace = workspaces[{std::this_thread::get_id(), current_stream()}];
   if (workspace.get() != nullptr) return;
   static const std::string name = "cublas::workspace";
@@ -73,7 +73,7 @@ void take_for_gemm(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arg
 
 // Bytes of a cuBLAS workspace from now on; those that are held are given back.
 extern "C" void paper_set_workspace_bytes(int64_t bytes) {
-  std::lock_guard<std::mutex> lock(paper::mutex);
+  std::lock_guard<std::mutex> lock(paper::gemm_mutex);
   paper::workspaces.clear();
   paper::workspace_bytes = static_cast<size_t>(bytes);
 }

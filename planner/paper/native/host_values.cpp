@@ -13,9 +13,9 @@ constexpr size_t kLargestBytes = size_t{1} << 20;
 // Of whole numbers more is kept: the experts to which a mixture routes its tokens.
 constexpr size_t kLargestWholeBytes = size_t{1} << 26;
 
-std::mutex mutex;
+std::mutex value_mutex;
 std::unordered_map<const void*, at::Tensor> values;
-std::atomic<size_t> known{0};  // so that the common case, nothing known, takes no lock
+std::atomic<size_t> known_count{0};  // so that the common case, nothing known, takes no lock
 
 bool fills_its_storage(const at::Tensor& tensor) {
   return tensor.is_contiguous() && tensor.storage_offset() == 0 && tensor.nbytes() == tensor.storage().nbytes();
@@ -28,28 +28,28 @@ void remember(const at::Tensor& device, const at::Tensor& host) {
   const bool whole = at::isIntegralType(device.scalar_type(), /*includeBool=*/false);
   if (device.nbytes() > (whole ? kLargestWholeBytes : kLargestBytes) || !fills_its_storage(device)) return forget(device);
   at::Tensor copy = host.expand(device.sizes()).to(device.scalar_type()).contiguous().clone().flatten();
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(value_mutex);
   values[device.storage().data()] = copy;
-  known = values.size();
+  known_count = values.size();
 }
 
 std::optional<at::Tensor> remembered(const at::Tensor& device) {
-  if (known == 0 || !device.has_storage()) return std::nullopt;
-  std::lock_guard<std::mutex> lock(mutex);
+  if (known_count == 0 || !device.has_storage()) return std::nullopt;
+  std::lock_guard<std::mutex> lock(value_mutex);
   auto found = values.find(device.storage().data());
   if (found == values.end() || found->second.scalar_type() != device.scalar_type()) return std::nullopt;
   return found->second.as_strided(device.sizes(), device.strides(), device.storage_offset());
 }
 
 void forget(const void* address) {
-  if (known == 0) return;
-  std::lock_guard<std::mutex> lock(mutex);
+  if (known_count == 0) return;
+  std::lock_guard<std::mutex> lock(value_mutex);
   values.erase(address);
-  known = values.size();
+  known_count = values.size();
 }
 
 void forget(const at::Tensor& device) {
-  if (known != 0 && device.has_storage()) forget(device.storage().data());
+  if (known_count != 0 && device.has_storage()) forget(device.storage().data());
 }
 
 }  // namespace paper

@@ -330,6 +330,8 @@ void paper_install_kernels() {
   auto& own = library(torch::Library::DEF, "paper");
   own.def("read_to_host(Tensor host, Tensor device) -> ()");
   own.def("read_value(Tensor device) -> Scalar");
+  // How torch numbers a dtype, in its own order.
+  own.def("dtype_number(ScalarType dtype) -> int", [](at::ScalarType dtype) { return static_cast<int64_t>(dtype); });
   // For kernels in Python: what came from the host and still holds, and the end of that.
   own.def("known_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return remembered(device); });
   own.def("forget_value(Tensor device) -> ()", [](const at::Tensor& device) { forget(device); });

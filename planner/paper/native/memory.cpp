@@ -52,18 +52,25 @@ class AddressSpace {
   size_t next_ = 0;
 };
 
-std::mutex mutex;
+std::mutex block_mutex;
 AddressSpace space;
-std::unordered_map<const void*, int64_t> blocks;
+struct Held {
+  int64_t block;
+  size_t bytes;
+};
+
+std::unordered_map<const void*, Held> blocks;
+size_t requested = 0;
 
 void release(void* address) {
   forget(address);
   int64_t block = -1;
   {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(block_mutex);
     auto found = blocks.find(address);
     if (found == blocks.end()) return;
-    block = found->second;
+    block = found->second.block;
+    requested -= found->second.bytes;
     blocks.erase(found);
     if (blocks.empty()) space.begin_again();  // nothing is in use
   }
@@ -71,9 +78,10 @@ void release(void* address) {
 }
 
 void* taken(size_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(block_mutex);
   void* address = space.take(bytes);
-  blocks[address] = -1;  // in use, before it is known as what
+  blocks[address] = {-1, bytes};  // in use, before it is known as what
+  requested += bytes;
   return address;
 }
 
@@ -83,8 +91,8 @@ struct PaperAllocator final : c10::Allocator {
     if (bytes == 0) return {nullptr, nullptr, &release, device};
     void* address = taken(bytes);
     const int64_t block = record_alloc(bytes, current_stream());
-    std::lock_guard<std::mutex> lock(mutex);
-    blocks[address] = block;
+    std::lock_guard<std::mutex> lock(block_mutex);
+    blocks[address].block = block;
     return {address, address, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -101,11 +109,19 @@ c10::Allocator* allocator() {
 void install_allocator() { c10::SetAllocator(c10::DeviceType::CUDA, allocator(), /*priority=*/255); }
 
 int64_t block_at(const void* address) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(block_mutex);
   auto found = blocks.find(address);
-  return found == blocks.end() ? -1 : found->second;
+  return found == blocks.end() ? -1 : found->second.block;
+}
+
+size_t requested_bytes() {
+  std::lock_guard<std::mutex> lock(block_mutex);
+  return requested;
 }
 
 }  // namespace paper
 
-extern "C" int64_t paper_block_at(const void* address) { return paper::block_at(address); }
+extern "C" {
+int64_t paper_block_at(const void* address) { return paper::block_at(address); }
+int64_t paper_requested_bytes() { return static_cast<int64_t>(paper::requested_bytes()); }
+}

@@ -6,14 +6,16 @@
 #include <ATen/ATen.h>
 #include <ATen/native/RNN.h>
 
+#include <string>
+#include <unordered_map>
+
 namespace paper {
 namespace {
 
 using at::Tensor;
 using at::TensorList;
 
-// cudnnRNNMode_t
-enum Mode : int64_t { kRelu = 0, kTanh = 1, kLstm = 2, kGru = 3 };
+enum Mode : int64_t { kRelu, kTanh, kLstm, kGru };
 
 struct Hidden {
   Tensor hx, cx;
@@ -96,3 +98,12 @@ void install_recurrent_networks(torch::Library&) {
 }
 
 }  // namespace paper
+
+// The number of a mode by the name that torch gives it (`LSTM`); -1 if there is none. Nobody but the paper GPU counts so:
+// the enumeration of cuDNN itself is in no header here.
+extern "C" int64_t paper_rnn_mode(const char* name) {
+  static const std::unordered_map<std::string, paper::Mode> modes{
+      {"RNN_RELU", paper::kRelu}, {"RNN_TANH", paper::kTanh}, {"LSTM", paper::kLstm}, {"GRU", paper::kGru}};
+  const auto found = modes.find(name);
+  return found == modes.end() ? -1 : found->second;
+}

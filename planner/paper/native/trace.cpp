@@ -1,8 +1,11 @@
 #include "trace.h"
 
+#include "autograd.h"
+
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 
+#include <array>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -11,7 +14,7 @@
 namespace paper {
 namespace {
 
-std::mutex mutex;
+std::mutex trace_mutex;
 std::vector<Record> records;
 std::vector<std::string> names;
 std::unordered_map<std::string, int32_t> name_index;
@@ -41,10 +44,11 @@ struct NodeContext final : at::ObserverContext {
 };
 
 std::unique_ptr<at::ObserverContext> enter_function(const at::RecordFunction& function) {
+  if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) backward_has_run();
   if (!recording) return nullptr;
   if (function.scope() != at::RecordScope::BACKWARD_FUNCTION) {
     if (module_scope != 0 && function.seqNr() >= 0) {
-      std::lock_guard<std::mutex> lock(mutex);
+      std::lock_guard<std::mutex> lock(trace_mutex);
       scope_of_node[node_key(at::RecordFunction::currentThreadId(), function.seqNr())] = module_scope;
     }
     return nullptr;
@@ -52,7 +56,7 @@ std::unique_ptr<at::ObserverContext> enter_function(const at::RecordFunction& fu
   auto context = std::make_unique<NodeContext>();
   context->previous_scope = module_scope;
   ++backward_depth;
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(trace_mutex);
   auto found = scope_of_node.find(node_key(function.forwardThreadId(), function.seqNr()));
   if (found != scope_of_node.end()) module_scope = found->second;
   return context;
@@ -72,14 +76,14 @@ KernelScope::~KernelScope() { kernel = previous_; }
 
 OperatorScope::OperatorScope(const char* name) : previous_(owner) {
   if (owner >= 0) return;
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(trace_mutex);
   owner = index_of(name);
 }
 OperatorScope::~OperatorScope() { owner = previous_; }
 
 int64_t record_alloc(size_t bytes, int32_t stream) {
   static const std::string unknown;
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(trace_mutex);
   const auto block = static_cast<int64_t>(alloc_position.size());
   alloc_position.push_back(recording ? static_cast<int64_t>(records.size()) : -1);
   if (!recording) return block;
@@ -90,19 +94,19 @@ int64_t record_alloc(size_t bytes, int32_t stream) {
 }
 
 void record_free(int64_t block) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(trace_mutex);
   if (recording && alloc_position[block] >= 0)
     records.push_back({static_cast<int32_t>(Kind::Free), 0, 0, 0, block, 0, -1, -1, 0});
 }
 
 void record_use(int64_t block, int32_t stream) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(trace_mutex);
   if (recording && block >= 0 && alloc_position[block] >= 0)
     records.push_back({static_cast<int32_t>(Kind::Use), 0, 0, stream, block, 0, -1, -1, 0});
 }
 
 void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(trace_mutex);
   if (block < 0 || alloc_position[block] < 0) return;
   Record& record = records[alloc_position[block]];
   if (record.shape >= 0) return;
@@ -121,10 +125,46 @@ void start_following_autograd() {
 }  // namespace paper
 
 // The reading side, for ctypes.
+namespace paper {
+namespace {
+
+// As Python's `struct` names a member.
+constexpr char code_of(int32_t Record::*) { return 'i'; }
+constexpr char code_of(int64_t Record::*) { return 'q'; }
+
+constexpr std::array<char, 11> kFormat{
+    '=', code_of(&Record::kind), code_of(&Record::op), code_of(&Record::scope), code_of(&Record::stream),
+    code_of(&Record::block), code_of(&Record::bytes), code_of(&Record::shape), code_of(&Record::dtype),
+    code_of(&Record::backward), '\0'};
+
+constexpr size_t bytes_of_format() {
+  size_t bytes = 0;
+  for (const char code : kFormat) bytes += code == 'i' ? 4 : code == 'q' ? 8 : 0;
+  return bytes;
+}
+static_assert(bytes_of_format() == sizeof(Record), "a member of Record is not in its format");
+
+}  // namespace
+}  // namespace paper
+
 extern "C" {
 
+const char* paper_record_format() { return paper::kFormat.data(); }
+
+// The number of a kind of record; -1 if there is none of that name.
+int32_t paper_kind(const char* name) {
+  using paper::Kind;
+  static const std::unordered_map<std::string, Kind> kinds{{"alloc", Kind::Alloc},
+                                                           {"free", Kind::Free},
+                                                           {"use", Kind::Use},
+                                                           {"synchronize", Kind::Synchronize},
+                                                           {"empty_cache", Kind::EmptyCache}};
+  const auto found = kinds.find(name);
+  return found == kinds.end() ? -1 : static_cast<int32_t>(found->second);
+}
+
 void paper_start() {
-  std::lock_guard<std::mutex> lock(paper::mutex);
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
   paper::records.clear();
   paper::shapes.clear();
   paper::scope_of_node.clear();
@@ -136,7 +176,7 @@ void paper_stop() { paper::recording = false; }
 
 // Blocks born at or after the record `first` and alive now, oldest first; at most `room` of them.
 int64_t paper_born_alive(int64_t first, int64_t* out, int64_t room) {
-  std::lock_guard<std::mutex> lock(paper::mutex);
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
   std::vector<int64_t> born;
   std::unordered_set<int64_t> freed;
   for (size_t i = first; i < paper::records.size(); ++i) {
@@ -158,7 +198,7 @@ int32_t paper_name_count() { return static_cast<int32_t>(paper::names.size()); }
 const char* paper_name(int32_t index) { return paper::names[index].c_str(); }
 
 int32_t paper_name_index(const char* name) {
-  std::lock_guard<std::mutex> lock(paper::mutex);
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
   return paper::index_of(name);
 }
 
@@ -176,13 +216,13 @@ int32_t paper_enter_scope(int32_t scope) {
 }
 
 void paper_synchronize() {
-  std::lock_guard<std::mutex> lock(paper::mutex);
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
   if (paper::recording)
     paper::records.push_back({static_cast<int32_t>(paper::Kind::Synchronize), 0, 0, 0, -1, 0, -1, -1, 0});
 }
 
 void paper_empty_cache() {
-  std::lock_guard<std::mutex> lock(paper::mutex);
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
   if (paper::recording)
     paper::records.push_back({static_cast<int32_t>(paper::Kind::EmptyCache), 0, 0, 0, -1, 0, -1, -1, 0});
 }

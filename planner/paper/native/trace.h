@@ -7,9 +7,9 @@
 
 namespace paper {
 
-enum class Kind : int32_t { Alloc = 0, Free = 1, Use = 2, Synchronize = 3, EmptyCache = 4 };
+enum class Kind : int32_t { Alloc, Free, Use, Synchronize, EmptyCache };
 
-// Read from Python as a flat array: keep the layout in step with planner/paper/recorder.py.
+// Read from Python as a flat array of the format that `paper_record_format` says.
 struct Record {
   int32_t kind;
   int32_t op;      // index into the table of names

@@ -7,15 +7,15 @@
 namespace paper {
 namespace {
 
-std::mutex mutex;
-std::set<std::string> names;
+std::mutex workspace_mutex;
+std::set<std::string> workspace_names;
 std::string joined;
 
 }  // namespace
 
 void workspace_is_unknown(const std::string& kernel) {
-  std::lock_guard<std::mutex> lock(mutex);
-  names.insert(kernel);
+  std::lock_guard<std::mutex> lock(workspace_mutex);
+  workspace_names.insert(kernel);
 }
 
 }  // namespace paper
@@ -25,15 +25,15 @@ extern "C" {
 void paper_workspace_is_unknown(const char* kernel) { paper::workspace_is_unknown(kernel); }
 
 void paper_forget_unknown_workspaces() {
-  std::lock_guard<std::mutex> lock(paper::mutex);
-  paper::names.clear();
+  std::lock_guard<std::mutex> lock(paper::workspace_mutex);
+  paper::workspace_names.clear();
 }
 
 // Sorted, one per line; valid until the next call.
 const char* paper_unknown_workspaces() {
-  std::lock_guard<std::mutex> lock(paper::mutex);
+  std::lock_guard<std::mutex> lock(paper::workspace_mutex);
   std::ostringstream lines;
-  for (const auto& name : paper::names) lines << name << '\n';
+  for (const auto& name : paper::workspace_names) lines << name << '\n';
   paper::joined = lines.str();
   return paper::joined.c_str();
 }

@@ -1,4 +1,4 @@
-"""Capacity: what jobs asked for, what they will take and took, and how often a verdict was wrong."""
+"""Endpoint of capacity: bytes requested, predicted and measured, and how often a verdict was wrong."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.history.capacity import Capacity
-from planner.service.office import Office, office
+from planner.history.capacity_totals import Capacity
+from planner.job.gpu_names import look_up
+from planner.service.dependencies import Dependencies, dependencies_of
+from planner.service.openapi_capacity import AddedDocument, OnGpuDocument, QueueNeedDocument, what_if
 from planner.service.problems import RequestError
-from planner.service.what_if_documents import AddedDocument, OnGpuDocument, QueueNeedDocument, what_if
-from planner.spec.catalog import look_up
 
 router = APIRouter(tags=["capacity"])
 SCHEMA = "planner.capacity/1"
@@ -75,7 +75,7 @@ class CapacityDocument(BaseModel):
     response_model_exclude_none=True,
 )
 async def capacity(
-    here: Annotated[Office, Depends(office)],
+    deps: Annotated[Dependencies, Depends(dependencies_of)],
     since: Annotated[
         datetime | None,
         Query(description="leaves out verdicts of jobs that ended before this moment, such as 2026-01-31T12:00:00Z"),
@@ -100,9 +100,9 @@ async def capacity(
     if add_nodes is not None and not on:
         raise RequestError(422, "of which GPU the new nodes are is not said", remedy="name it", place="query.on")
     kinds = [look_up(name, place="query.on") for name in on]
-    found = document(await asyncio.to_thread(here.history.capacity, since), since)
+    found = document(await asyncio.to_thread(deps.history.capacity, since), since)
     if kinds:
-        needs, left_out = await asyncio.to_thread(here.history.needs, since)
+        needs, left_out = await asyncio.to_thread(deps.history.read_needs, since)
         more = await asyncio.to_thread(what_if, needs, kinds, add_nodes, gpus_per_node)
         found |= {**more, "left_out": left_out}
     return found

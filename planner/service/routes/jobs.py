@@ -1,4 +1,4 @@
-"""Jobs that run: which plan was made for them, where they run, and what they took."""
+"""Endpoints of jobs: which plan was made for each, where it runs, and what it took."""
 
 from __future__ import annotations
 
@@ -7,44 +7,46 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
-from planner.history.faults import HistoryError, HistoryUnavailableError
+from planner.history.history_errors import HistoryError, HistoryUnavailableError
 from planner.history.job_values import BoundJob, JobChange
-from planner.service import documents
+from planner.service import openapi_models
 from planner.service.bodies import object_of
-from planner.service.job_documents import change_of, job_document
-from planner.service.office import Office, office
+from planner.service.dependencies import Dependencies, dependencies_of
+from planner.service.job_reports import change_of, job_document
 from planner.service.problems import RequestError
 
 router = APIRouter(tags=["jobs"])
 
 
 # A job's id may hold a slash, which arrives decoded: the rest of the path is the id.
-@router.put("/v1/jobs/{system}/{job_id:path}", summary="Tell of a job", **documents.bind_a_job)
+@router.put("/v1/jobs/{system}/{job_id:path}", summary="Tell of a job", **openapi_models.bind_a_job)
 async def bind(
-    system: str, job_id: str, request: Request, here: Annotated[Office, Depends(office)]
-) -> documents.BoundJob:
+    system: str, job_id: str, request: Request, deps: Annotated[Dependencies, Depends(dependencies_of)]
+) -> openapi_models.BoundJob:
     """Merges what is newly known: the plan, team, queue, hosts, GPUs, start, end, and the peaks of ranks.
 
     Every rank may tell what it knows, in any order; telling the same again changes nothing.
     """
     change = change_of(await object_of(request), system, job_id)
-    bound = await asyncio.to_thread(_bind, here, system, job_id, change)
+    bound = await asyncio.to_thread(_bind, deps, system, job_id, change)
     request.state.plan_id = bound.plan_id
     return job_document(bound)
 
 
-@router.get("/v1/jobs/{system}/{job_id:path}", summary="What is known of a job", **documents.one_job)
-async def job_by_id(system: str, job_id: str, here: Annotated[Office, Depends(office)]) -> documents.BoundJob:
+@router.get("/v1/jobs/{system}/{job_id:path}", summary="What is known of a job", **openapi_models.one_job)
+async def job_by_id(
+    system: str, job_id: str, deps: Annotated[Dependencies, Depends(dependencies_of)]
+) -> openapi_models.BoundJob:
     """The job as all of its ranks have told it."""
-    found = await asyncio.to_thread(here.history.jobs.get, system, job_id)
+    found = await asyncio.to_thread(deps.history.jobs.get, system, job_id)
     if found is None:
         raise RequestError(404, "nothing was told of this job", remedy="PUT it")
     return job_document(found)
 
 
-def _bind(here: Office, system: str, job_id: str, change: JobChange) -> BoundJob:
+def _bind(deps: Dependencies, system: str, job_id: str, change: JobChange) -> BoundJob:
     try:
-        return here.history.jobs.bind(system, job_id, change)
+        return deps.history.jobs.bind(system, job_id, change)
     except HistoryUnavailableError:
         raise
     except HistoryError as error:

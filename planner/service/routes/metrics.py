@@ -1,4 +1,4 @@
-"""For Prometheus: everything that planner tells of itself, the same from every replica."""
+"""Endpoint of Prometheus metrics, the same from every replica."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from planner.metrics import exposition
-from planner.service.office import Office, office
+from planner.metrics.exposition import exposition
+from planner.service.dependencies import Dependencies, dependencies_of
 
 router = APIRouter(tags=["operations"])
 
@@ -19,11 +19,11 @@ router = APIRouter(tags=["operations"])
     response_class=Response,
     responses={200: {"content": {"text/plain": {}, "application/openmetrics-text": {}}}},
 )
-async def metrics(request: Request, here: Annotated[Office, Depends(office)]) -> Response:
+async def metrics(request: Request, deps: Annotated[Dependencies, Depends(dependencies_of)]) -> Response:
     """Text format 0.0.4, or OpenMetrics if `Accept` asks for it.
 
     It answers 200 also while the history cannot be read, with `planner_store_up 0`: a scrape that fails could not tell
     why.
     """
-    body, media_type = await asyncio.to_thread(exposition, here.history, request.headers.get("Accept", ""))
+    body, media_type = await asyncio.to_thread(exposition, deps.history, request.headers.get("Accept", ""))
     return Response(body, headers={"Content-Type": media_type})

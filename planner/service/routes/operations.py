@@ -1,4 +1,4 @@
-"""For whoever runs the service: is it alive, and is it ready?"""
+"""Endpoints of probes: is it alive, and is it ready?"""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from planner.errors import PlannerError
-from planner.service import documents
-from planner.service.office import Office, office
+from planner.service import openapi_models
+from planner.service.dependencies import Dependencies, dependencies_of
 from planner.service.problems import RequestError
 
 router = APIRouter(tags=["operations"])
@@ -19,36 +19,36 @@ PROBE_SECONDS = 3.0
 _log = logging.getLogger("planner.service")
 
 
-@router.get("/livez", summary="Is this replica alive?", **documents.alive)
-async def livez() -> documents.Health:
+@router.get("/livez", summary="Is this replica alive?", **openapi_models.alive)
+async def livez() -> openapi_models.Health:
     """Answers as long as the replica can answer at all."""
-    return documents.Health(status="alive")
+    return openapi_models.Health(status="alive")
 
 
-@router.get("/readyz", summary="Can jobs be planned?", **documents.ready)
-async def readyz(here: Annotated[Office, Depends(office)]) -> documents.Health:
+@router.get("/readyz", summary="Can jobs be planned?", **openapi_models.ready)
+async def readyz(deps: Annotated[Dependencies, Depends(dependencies_of)]) -> openapi_models.Health:
     """200 if the history and the tracing processes can be reached, else 503 that says which cannot."""
-    faults = [fault for fault in await asyncio.gather(_history(here), _tracers(here)) if fault]
+    faults = [fault for fault in await asyncio.gather(_history(deps), _tracers(deps)) if fault]
     if faults:
         raise RequestError(503, "; ".join(faults), place="readyz")
-    return documents.Health(status="ready")
+    return openapi_models.Health(status="ready")
 
 
-async def _history(here: Office) -> str:
+async def _history(deps: Dependencies) -> str:
     try:
-        await asyncio.wait_for(asyncio.to_thread(here.history.ping), PROBE_SECONDS)
+        await asyncio.wait_for(asyncio.to_thread(deps.history.probe), PROBE_SECONDS)
     except TimeoutError:
-        return f"the history {here.history.place} does not answer"
+        return f"the history {deps.history.place} does not answer"
     except PlannerError as error:
-        return f"the history {here.history.place} cannot be used: {error.problem}"
+        return f"the history {deps.history.place} cannot be used: {error.problem}"
     return ""
 
 
-async def _tracers(here: Office) -> str:
-    if here.tracers_ready is None:
+async def _tracers(deps: Dependencies) -> str:
+    if deps.tracers_ready is None:
         return ""
     try:
-        await asyncio.wait_for(here.tracers_ready(), PROBE_SECONDS)
+        await asyncio.wait_for(deps.tracers_ready(), PROBE_SECONDS)
     except TimeoutError:
         return "the tracing processes do not answer"
     except PlannerError as error:

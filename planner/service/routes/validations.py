@@ -1,4 +1,4 @@
-"""Validations: a job's step is measured on the cluster, beside its plan; and what was learnt from all of them."""
+"""Endpoints of validations: measures a job's step on the cluster; reads the calibration in use."""
 
 from __future__ import annotations
 
@@ -10,74 +10,77 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
-from planner import planning
 from planner.calibration import document as calibrations
 from planner.calibration.interval import Calibration
 from planner.errors import SpecError
 from planner.history.store import History
-from planner.history.validations import State
-from planner.service import validation_documents as described
+from planner.history.validation_table import State
+from planner.job.loading import BUNDLE_SCHEMA, load_bundle, load_document
+from planner.job.schema import Job
+from planner.planning import pipeline
+from planner.service import openapi_validations as described
+from planner.service.bearer import code_runners_only
 from planner.service.bodies import object_of
-from planner.service.faults import FactoryNotAllowedError
-from planner.service.office import Office, office
+from planner.service.dependencies import Dependencies, dependencies_of
 from planner.service.problems import RequestError
+from planner.service.user_code import refuse_code
 from planner.settings import Settings
-from planner.spec.job import Job
-from planner.spec.loading import BUNDLE_SCHEMA, load_bundle, load_document
-from planner.validation import documents
 from planner.validation import request as requests
+from planner.validation import validation_document
 
 router = APIRouter(tags=["validations"])
 VALIDATION_ID = re.compile(r"va-[a-z2-7]{26}")
-TheOffice = Annotated[Office, Depends(office)]
+InjectedDependencies = Annotated[Dependencies, Depends(dependencies_of)]
 
 
 @router.post("/v1/validations", status_code=202, summary="Measure a job's step", **described.validate)
-async def validate(request: Request, here: TheOffice) -> JSONResponse:
+async def validate(request: Request, deps: InjectedDependencies) -> JSONResponse:
     """Runs one step for real on a GPU of the job's kind, or on CPUs, and sets it beside the plan.
 
     Answers at once; the state is `refused` where the cluster has no such GPU, else `pending`: ask for it by its id.
     """
     body = await object_of(request)
-    asked = await asyncio.to_thread(_request, body, here.history, here.settings)
-    if here.validations is None:
+    asked = await asyncio.to_thread(_request, body, deps.history, deps.settings)
+    if asked.job.model.factory:
+        code_runners_only(request)
+    if deps.validations is None:
         raise RequestError(
             501, "this service measures nothing", remedy="deploy planner with its Validations deployment"
         )
-    started = await here.validations.start(asked)
+    started = await deps.validations.start(asked)
     request.state.plan_id = started["plan_id"]
     headers = {"Location": f"/v1/validations/{started['validation_id']}", "Retry-After": "2"}
     return JSONResponse(started, 202, headers)
 
 
 @router.get("/v1/validations/{validation_id}", summary="A validation", **described.one_validation)
-async def validation_by_id(validation_id: str, here: TheOffice) -> dict[str, Any]:
+async def validation_by_id(validation_id: str, deps: InjectedDependencies) -> dict[str, Any]:
     """Its state and, when it is done, predicted beside measured."""
     known = VALIDATION_ID.fullmatch(validation_id)
-    found = await asyncio.to_thread(here.history.validations.get, validation_id) if known else None
+    found = await asyncio.to_thread(deps.history.validations.get, validation_id) if known else None
     if found is None:
         raise RequestError(404, f"there is no validation {validation_id[:40]!a}", remedy="POST /v1/validations")
-    return documents.to_json(found)
+    return validation_document.to_json(found)
 
 
 @router.get("/v1/validations", summary="The newest validations", **described.validation_list)
 async def validations(
-    here: TheOffice,
+    deps: InjectedDependencies,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     plan_id: Annotated[str | None, Query(max_length=253)] = None,
     gpu: Annotated[str | None, Query(max_length=253)] = None,
     state: State | None = None,
 ) -> dict[str, Any]:
     """Newest first, without their results."""
-    found = await asyncio.to_thread(here.history.validations.newest, limit, plan_id=plan_id, state=state, gpu=gpu)
-    listed = [documents.to_json(each, with_result=False) for each in found]
-    return {"schema": documents.LIST_SCHEMA, "validations": listed}
+    found = await asyncio.to_thread(deps.history.validations.newest, limit, plan_id=plan_id, state=state, gpu=gpu)
+    listed = [validation_document.to_json(each, with_result=False) for each in found]
+    return {"schema": validation_document.LIST_SCHEMA, "validations": listed}
 
 
 @router.get("/v1/calibration", summary="What was learnt", **described.calibration)
-async def calibration(here: TheOffice) -> dict[str, Any]:
+async def calibration(deps: InjectedDependencies) -> dict[str, Any]:
     """The corrections in use, on how many measurements each stands; and which were set aside, and why."""
-    return await asyncio.to_thread(_calibration, here.history)
+    return await asyncio.to_thread(_calibration, deps.history)
 
 
 def _calibration(history: History) -> dict[str, Any]:
@@ -95,14 +98,8 @@ def _request(body: Mapping[str, Any], history: History, settings: Settings) -> r
     requests.check_keys(body)
     plan_id = body.get("plan_id", "")
     job = _job(body["job"]) if "job" in body else _job_of_plan(plan_id, history)
-    planning.refuse_unplannable(job)
-    if job.model.factory and not settings.allow_factories:
-        raise FactoryNotAllowedError(
-            "this service runs no code of its users",
-            allowed="model.hf_config or model.decoder",
-            remedy="measure it with planner measure, or ask the operator to set PLANNER_ALLOW_FACTORIES",
-            place="model.factory",
-        )
+    pipeline.refuse_unplannable(job)
+    refuse_code(job, settings)
     return requests.request_of(body, job, str(plan_id))
 
 

@@ -1,6 +1,6 @@
 """LoRA by peft itself: low-rank layers beside those of the base model, which is frozen.
 
-peft is an extra (`pip install planner[peft]`) and imported only for a job that names an adapter.
+peft is an extra (`peft`) and imported only for a job that names an adapter.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any
 
 from torch import nn
 
+from planner.distribution import install_command
 from planner.errors import SpecError
-from planner.spec import job
+from planner.job import schema
 from planner.training.models import four_bit
 
 _PLACE = "model.adapter"
 
 
-def adapted(model: nn.Module, spec: job.Adapter) -> nn.Module:
+def add_adapters(model: nn.Module, spec: schema.Adapter) -> nn.Module:
     """The model with the adapter's layers in place; they alone need gradients.
 
     Adapters of a bfloat16 or float16 model are float32, as `get_peft_model` makes them. Raises SpecError without peft,
@@ -28,7 +29,7 @@ def adapted(model: nn.Module, spec: job.Adapter) -> nn.Module:
         peft: Any = importlib.import_module("peft")
     except ImportError as missing:
         raise SpecError(
-            "an adapter needs peft, which is not installed here", remedy="pip install 'planner[peft]'", place=_PLACE
+            "an adapter needs peft, which is not installed here", remedy=install_command("peft"), place=_PLACE
         ) from missing
     config = peft.LoraConfig(
         r=spec.r,

@@ -1,4 +1,4 @@
-"""From the job's `model` to an `nn.Module` on the device, in the dtype of the parameters."""
+"""Builds the job's `model` as an `nn.Module` on the device, in the dtype of the parameters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from planner.errors import SpecError
-from planner.spec import job
+from planner.job import schema
 from planner.training.dtypes import floating
 from planner.training.materialize import materialize
 from planner.training.models import adapters, decoder, factory, four_bit
 
 
-def build(model: job.Model, device: torch.device) -> nn.Module:
+def build(model: schema.Model, device: torch.device) -> nn.Module:
     """The model in training mode.
 
     A transformers model and the built-in decoder are born on the device; a factory builds on the host, as programs
@@ -26,7 +26,7 @@ def build(model: job.Model, device: torch.device) -> nn.Module:
     if model.factory:
         with device if device.type == "meta" else nullcontext():
             module = factory.from_factory(model.factory, model.factory_arguments, model.factory_path)
-        return _moved(module, device, dtype).train()
+        return _move_module(module, device, dtype).train()
     if model.decoder is not None:
         with _born_on(device, dtype):
             return decoder.Decoder(model.decoder).train()
@@ -43,12 +43,12 @@ def build(model: job.Model, device: torch.device) -> nn.Module:
             materialize(module, device)
         module = module.to(device)  # a model may name the host for a parameter of its own
         if model.adapter is not None:
-            module = adapters.adapted(module, model.adapter)
+            module = adapters.add_adapters(module, model.adapter)
         return module.train()
     raise SpecError("the job names no model", allowed="one of hf_config, factory, decoder", place="model")
 
 
-def _moved(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def _move_module(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """By the model's own `to`, but for one with tables of complex numbers, which that would make real."""
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from planner.errors import SpecError
-from planner.spec import job
+from planner.job import schema
 
 ROTARY_BASE = 500_000.0
 
@@ -50,7 +50,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, spec: job.Decoder) -> None:
+    def __init__(self, spec: schema.Decoder) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(spec.hidden, eps=1e-5)
         self.attention = Attention(spec.hidden, spec.heads, spec.kv_heads)
@@ -75,7 +75,7 @@ class Decoder(nn.Module):
     token_shards: int = 1
     """The hidden states that a later stage takes are so small a part of the tokens: sequence parallelism."""
 
-    def __init__(self, spec: job.Decoder) -> None:
+    def __init__(self, spec: schema.Decoder) -> None:
         super().__init__()
         _check(spec)
         self.vocab = spec.vocab
@@ -110,7 +110,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
-def _check(spec: job.Decoder) -> None:
+def _check(spec: schema.Decoder) -> None:
     if spec.hidden % spec.heads or (spec.hidden // spec.heads) % 2:
         raise SpecError(
             f"hidden {spec.hidden} does not divide into {spec.heads} heads of an even size",

@@ -1,4 +1,4 @@
-"""A model from a factory: `module:callable`, any callable that returns an `nn.Module`.
+"""Builds a model by a factory: `module:callable`, any callable that returns an `nn.Module`.
 
 The factory runs here and now; whoever calls limits its time and memory.
 """
@@ -9,8 +9,9 @@ import difflib
 import importlib
 import importlib.machinery
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -31,7 +32,7 @@ def from_factory(factory: str, arguments: Mapping[str, Any], path: str = "") -> 
         build = _find(factory)
         try:
             module = build(**arguments)
-        except SpecError:
+        except (SpecError, MemoryError):
             raise
         except Exception as failure:
             raise SpecError(
@@ -46,6 +47,26 @@ def from_factory(factory: str, arguments: Mapping[str, Any], path: str = "") -> 
             place=_PLACE,
         )
     return module
+
+
+def refuse_foreign(factory: str, path: str, patterns: Sequence[str]) -> None:
+    """Raises SpecError for a callable that an allowed module has only imported: `models:os.system` is none of its own.
+
+    `patterns` are of module names, or of `module:callable`; without any, every callable may be called.
+    """
+    if not patterns:
+        return
+    with _importable(path):
+        _forget_namesake(factory.partition(":")[0], path)
+        found = _find(factory)
+    home = str(getattr(found, "__module__", "") or type(found).__module__)
+    if not any(fnmatchcase(home, pattern.partition(":")[0]) for pattern in patterns):
+        raise SpecError(
+            f"the factory {factory} is defined in {home[:200]}",
+            allowed=", ".join(patterns),
+            remedy="name a callable of the module itself",
+            place=_PLACE,
+        )
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class Linear4bit(nn.Linear):
 
     absmax: Tensor
 
-    def unpacked(self, dtype: torch.dtype) -> Tensor:
+    def unpack_weight(self, dtype: torch.dtype) -> Tensor:
         scales = torch.empty(self.absmax.shape, device=self.weight.device)  # the nested scales, unpacked first
         weight = torch.empty(self.out_features, self.in_features, dtype=dtype, device=self.weight.device)
         del scales
@@ -48,19 +48,19 @@ class Linear4bit(nn.Linear):
     def forward(self, given: Tensor) -> Tensor:
         kind = given.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else given.dtype
-        result: Tensor = _Unpacked.apply(given.to(dtype), self)  # type: ignore[no-untyped-call]
+        result: Tensor = _UnpackedLinear.apply(given.to(dtype), self)  # type: ignore[no-untyped-call]
         return result
 
 
-class _Unpacked(torch.autograd.Function):
+class _UnpackedLinear(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, given: Tensor, layer: Linear4bit) -> Tensor:
         context.layer = layer
-        return nn.functional.linear(given, layer.unpacked(given.dtype), layer.bias)
+        return nn.functional.linear(given, layer.unpack_weight(given.dtype), layer.bias)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient @ context.layer.unpacked(gradient.dtype), None
+        return gradient @ context.layer.unpack_weight(gradient.dtype), None
 
 
 def quantize(model: nn.Module) -> None:

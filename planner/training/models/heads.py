@@ -1,4 +1,4 @@
-"""Heads: what a transformers model is trained for, and how its class is found.
+"""Finds the class of a transformers model for what it is trained for: its head.
 
 The tables of classes are those of transformers' `models/auto/modeling_auto.py` (5.23), which knows for each model
 type the class with a given head.

@@ -1,4 +1,4 @@
-"""A model from the content of a transformers `config.json`: no weights, no network, no remote code."""
+"""Builds a model from a transformers `config.json`: no weights, no network, no remote code."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 import transformers
-from huggingface_hub import constants as hub
 from huggingface_hub.errors import OfflineModeIsEnabled
 from torch import nn
 
+from planner import upstream
 from planner.errors import SpecError
-from planner.spec import job
+from planner.job import schema
 from planner.training.models import heads
 
 _PLACE = "model.hf_config"
@@ -27,7 +26,7 @@ _REMOTE_CODE = ("auto_map", "trust_remote_code")
 """Where the code of a model lies on a hub. Published configs keep it although transformers has the model by now."""
 
 
-def from_config(model: job.Model, dtype: torch.dtype) -> nn.Module:
+def from_config(model: schema.Model, dtype: torch.dtype) -> nn.Module:
     """The model that the config describes, with random weights of `dtype`, on the current default device.
 
     The key-value cache is off, as transformers' Trainer has it (`use_cache` of TrainingArguments, 5.23): it would copy
@@ -72,7 +71,7 @@ def _quiet() -> Iterator[None]:
 @contextmanager
 def _offline() -> Iterator[None]:
     """Some configs name a backbone on a hub, which transformers would fetch."""
-    with mock.patch.object(hub, "HF_HUB_OFFLINE", True):
+    with upstream.patch_targets("hub offline", replaced={"huggingface_hub.constants:HF_HUB_OFFLINE": True}):
         yield
 
 

@@ -18,17 +18,17 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from planner.errors import SpecError
-from planner.spec import job
+from planner.job import schema
 from planner.training.inputs import MicroBatch
 
 if TYPE_CHECKING:
-    from planner.training.worlds import World
+    from planner.training.device_mesh import World
 
 Split = Callable[[MicroBatch], AbstractContextManager[None]]
 """Inside, a micro-batch is this rank's part of the sequence."""
 
 
-def splitting(spec: job.Cp, world: World) -> Split:
+def splitting(spec: schema.Cp, world: World) -> Split:
     """What forward and backward of each micro-batch run in; nothing where there is one rank."""
     if spec.degree == 1:
         return whole

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from planner.errors import SpecError
 from planner.events import Category
-from planner.spec import job
-from planner.training.observer import Observer, Silent
+from planner.job import schema
+from planner.training.observer import NullObserver, Observer
 
 COMM_HOOKS = ("", "fp16_compress", "bf16_compress", "power_sgd")
 
@@ -30,12 +30,12 @@ _POWER_SGD_STARTS = 2
 what it will hold from then on, errors as large as the gradients among it, has to be in a plan of a few iterations."""
 
 
-def fewest_iterations(spec: job.DpReplicate) -> int:
+def fewest_iterations(spec: schema.DpReplicate) -> int:
     """How many iterations show all that the job will hold: the one after the first that has everything."""
     return _POWER_SGD_STARTS + 2 if spec.degree > 1 and spec.comm_hook == "power_sgd" else 0
 
 
-class Replicated(DistributedDataParallel):
+class ObservedDdp(DistributedDataParallel):
     """DistributedDataParallel that tells an observer which storages are buckets and which serve communication."""
 
     _observer: Observer
@@ -44,7 +44,7 @@ class Replicated(DistributedDataParallel):
     def __init__(
         self,
         module: nn.Module,
-        spec: job.DpReplicate,
+        spec: schema.DpReplicate,
         observer: Observer,
         process_group: ProcessGroup | None = None,
     ) -> None:
@@ -76,8 +76,8 @@ class Replicated(DistributedDataParallel):
             )
         self._compression: power_sgd.PowerSGDState | None = None
         self._compress(spec.comm_hook)
-        if not isinstance(observer, Silent):
-            self.reducer: Any = _WatchedReducer(self.reducer, observer)
+        if not isinstance(observer, NullObserver):
+            self.reducer: Any = _ObservedReducer(self.reducer, observer)
 
     def account(self) -> dict[str, Any]:
         """The reducer's own account of itself: bucket sizes in bytes, rebuilt or not, the hook's name."""
@@ -117,10 +117,10 @@ class Replicated(DistributedDataParallel):
             self._register(None, default_hooks.bf16_compress_hook)
 
     def _register(self, state: Any, hook: Callable[..., Any]) -> None:
-        self.register_comm_hook(state, _watched(hook, self._observer))
+        self.register_comm_hook(state, _observe_hook(hook, self._observer))
 
 
-class _WatchedReducer:
+class _ObservedReducer:
     """The reducer, with a word to the observer while it rebuilds its buckets."""
 
     def __init__(self, reducer: Any, observer: Observer) -> None:
@@ -134,13 +134,13 @@ class _WatchedReducer:
             return self._reducer._rebuild_buckets()
 
 
-def _watched(hook: Callable[..., Any], observer: Observer) -> Callable[..., Any]:
-    def told(state: Any, bucket: Any) -> Any:
+def _observe_hook(hook: Callable[..., Any], observer: Observer) -> Callable[..., Any]:
+    def observed_hook(state: Any, bucket: Any) -> Any:
         with observer.region(Category.COMMUNICATION, hook.__name__):
             return hook(state, bucket)
 
     # DDP wants no annotations or its own, and logs the qualified name. By the plain name it would refuse bfloat16 where
     # torch was built without CUDA, whatever the device.
-    told.__annotations__ = {}
-    told.__qualname__ = hook.__qualname__
-    return told
+    observed_hook.__annotations__ = {}
+    observed_hook.__qualname__ = hook.__qualname__
+    return observed_hook

@@ -1,4 +1,4 @@
-"""DeepSpeed, imported only for a job that is run by it, and left as it was found: it keeps its world in globals."""
+"""Imports DeepSpeed only for a job that it runs, and restores its globals afterwards."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from unittest import mock
 
 import torch
 
+from planner import upstream
+from planner.distribution import install_command
 from planner.errors import SpecError
-from planner.spec import deepspeed
+from planner.job import deepspeed_config
 from planner.training import absent_peers
 
 _PLACE = "parallel.deepspeed"
@@ -29,15 +31,24 @@ _KEEP_A_WORLD = (
 _COUNTING = ("Init", "InsertPostInitMethodToModuleSubClasses", "AllGatherCoalescedHandle")
 """Classes of partition_parameters.py that count on themselves."""
 
-_COMPARE = ("partition_parameters", "partitioned_param_coordinator", "stage3")
-"""Modules of deepspeed.runtime.zero in which ranks ask whether they go the same way; absent peers agree."""
+_COMPARISONS = tuple(
+    f"deepspeed.runtime.zero.{module}:assert_ints_same_as_other_ranks"
+    for module in ("partition_parameters", "partitioned_param_coordinator", "stage3")
+)
+"""Where ranks ask whether they go the same way; absent peers agree."""
+_WORLD: dict[str, Callable[[Any], Any]] = {
+    # deepspeed.zero.Init leaves its own in the place of it.
+    "torch.nn.functional:linear": lambda real: real,
+    # Between CPUs it would compile a reduction of its own, at run time: what reduces is torch's process group.
+    "deepspeed.comm.torch:build_shm_op": lambda _real: lambda *_arguments: None,
+}
 
 
 @contextmanager
-def used(device: torch.device) -> Iterator[None]:
+def use_deepspeed(device: torch.device, stage: int) -> Iterator[None]:
     """Inside, DeepSpeed runs on this type of device, in the world of torch.distributed; afterwards all that it keeps
     for a process is as before. Raises SpecError where it is not installed."""
-    library(device.type)
+    require(device.type, stage)
     with ExitStack() as after:
         if not torch.distributed.is_initialized():
             after.enter_context(absent_peers.join(0, 1))  # a world of one, which nobody has made
@@ -46,31 +57,30 @@ def used(device: torch.device) -> Iterator[None]:
         partitions: Any = importlib.import_module("deepspeed.runtime.zero.partition_parameters")
         for name in _COUNTING:
             after.callback(_restoring(getattr(partitions, name)))
-        # zero.Init leaves its own in place of it.
-        after.enter_context(mock.patch.object(torch.nn.functional, "linear", torch.nn.functional.linear))
+        after.enter_context(upstream.patch_targets("deepspeed world", wrapped=_WORLD))
         # A launcher says which device of its node a process has: this one sees its own alone.
         after.enter_context(mock.patch.dict(os.environ, {"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}))
-        # Between CPUs it would compile a reduction of its own, at run time: what reduces is torch's process group.
-        torch_backend: Any = importlib.import_module("deepspeed.comm.torch")
-        after.enter_context(mock.patch.object(torch_backend, "build_shm_op", return_value=None))
         if torch.distributed.get_backend() == absent_peers.BACKEND:
-            for name in _COMPARE:
-                module: Any = importlib.import_module(f"deepspeed.runtime.zero.{name}")
-                after.enter_context(mock.patch.object(module, "assert_ints_same_as_other_ranks", _agree))
+            after.enter_context(upstream.patch_targets("deepspeed peers", replaced=dict.fromkeys(_COMPARISONS, _agree)))
         after.enter_context(quiet())
         _choose(device.type)
         yield
 
 
-def library(device_type: str = "cuda") -> Any:
-    """The package. Raises SpecError where it is not installed."""
+def library() -> Any:
+    """The package; see `require`."""
+    return importlib.import_module("deepspeed")
+
+
+def require(device_type: str, stage: int) -> None:
+    """Imports the package for this type of device. Raises SpecError where it is not installed."""
     try:
         with quiet(), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device_type}):
-            return importlib.import_module("deepspeed")
+            library()
     except ImportError as missing:
         raise SpecError(
-            f"ZeRO stage 3 is run by DeepSpeed {deepspeed.VERSION} itself, which is not installed here",
-            remedy="pip install 'planner[deepspeed]'",
+            f"ZeRO stage {stage} is run by DeepSpeed {deepspeed_config.VERSION} itself, which is not installed here",
+            remedy=install_command("deepspeed"),
             place=_PLACE,
         ) from missing
 

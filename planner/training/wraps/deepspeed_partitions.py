@@ -1,4 +1,4 @@
-"""Who owns which elements of the parameters that DeepSpeed lays one after the other (0.19.8, zero/stage_1_and_2.py).
+"""Computes which rank owns which elements of DeepSpeed's flat parameters (0.19.8, zero/stage_1_and_2.py).
 
 The parameters of a group are one flat buffer, padded to twice the number of ranks and cut into equal partitions,
 wherever in a parameter that may be: ranks differ in which parameters they own a piece of.
@@ -7,7 +7,6 @@ wherever in a parameter that may be: ranks differ in which parameters they own a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,7 +57,7 @@ class Partitions:
     def pieces(self) -> list[list[Piece]]:
         """For each parameter its pieces, in the order of ranks."""
         return [
-            list(self._cut(number, offset, size))
+            list(self._split_range(number, offset, size))
             for number, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True))
         ]
 
@@ -82,7 +81,7 @@ class Partitions:
             return tuple(0 if each == ordered[-1] else 1 if each == ordered[0] else 2 for each in shapes)
         return tuple(ordered.index(each) for each in shapes)
 
-    def _cut(self, number: int, offset: int, size: int) -> list[Piece]:
+    def _split_range(self, number: int, offset: int, size: int) -> list[Piece]:
         found, start = [], 0
         while start < size:
             rank = (offset + start) // self.size
@@ -90,13 +89,3 @@ class Partitions:
             found.append(Piece(number, rank, start, elements))
             start += elements
         return found
-
-
-def slices(pieces: Sequence[Piece], alone: int | None = None) -> list[list[Piece]]:
-    """The slices in which a bucket is sent: pieces of one rank that follow each other, those of rank `alone` one by
-    one."""
-    keys = ((each.rank, number if each.rank == alone else -1) for number, each in enumerate(pieces))
-    return [
-        [piece for _, piece in group]
-        for _, group in itertools.groupby(zip(keys, pieces, strict=True), lambda it: it[0])
-    ]

@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from planner.errors import SpecError
-from planner.spec import job
+from planner.job import schema
 from planner.training import absent_peers, routing
-from planner.training.worlds import World
+from planner.training.device_mesh import World
 from planner.training.wraps import fsdp2
 
 _PLACE = "parallel.ep.degree"
@@ -26,7 +26,7 @@ _DISPATCH = "ep_dispatch_experts"
 _BY_ALL_TO_ALL = "all_to_all"
 
 
-def split(model: nn.Module, spec: job.Ep, world: World) -> None:
+def split(model: nn.Module, spec: schema.Ep, world: World) -> None:
     """Split the experts of a transformers model over the ranks along `ep`, in place; it lies on the meta device.
 
     Raises SpecError for a model without experts, for one that transformers has no plan for, and for experts that do
@@ -45,10 +45,10 @@ def split(model: nn.Module, spec: job.Ep, world: World) -> None:
     # transformers takes seconds to import; this model is one of its own.
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
-    apply_expert_parallelism(model, world.expert_mesh["ep"], _alone(world), plan, _BY_ALL_TO_ALL)
+    apply_expert_parallelism(model, world.expert_mesh["ep"], _mesh_of_this_rank(world), plan, _BY_ALL_TO_ALL)
 
 
-def shard(model: nn.Module, spec: job.DpShard, world: World, *, mixed: bool) -> None:
+def shard(model: nn.Module, spec: schema.DpShard, world: World, *, mixed: bool) -> None:
     """Shard the experts over the ranks that hold the same ones, before their blocks are sharded.
 
     As transformers does it (5.23, distributed/fsdp.py): gradients are summed, and divided by the number of all ranks
@@ -114,7 +114,7 @@ def _plan(model: Any, ranks: int) -> dict[str, str]:
     return dict(plan)
 
 
-def _alone(world: World) -> DeviceMesh:
+def _mesh_of_this_rank(world: World) -> DeviceMesh:
     """The mesh of this rank alone: those that share its tokens, without tensor parallelism."""
     group = dist.new_group([world.rank], use_local_synchronization=True)
     return DeviceMesh.from_group(group, world.device_type)

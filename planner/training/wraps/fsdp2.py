@@ -6,10 +6,10 @@ shards are replicated (HSDP).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -21,20 +21,22 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 
+from planner import upstream
 from planner.errors import SpecError
 from planner.events import Category
-from planner.spec import job
+from planner.job import schema
 from planner.training.dtypes import floating
-from planner.training.observer import Observer, Silent
+from planner.training.observer import NullObserver, Observer
 
+_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam"
 _COMMUNICATING = ("foreach_all_gather", "foreach_reduce")
 """Functions that allocate what is sent and received (torch 2.13, fsdp/_fully_shard/_fsdp_collectives.py)."""
 
 
 def shard(
-    model: nn.Module, blocks: Sequence[nn.Module], spec: job.DpShard, mesh: DeviceMesh, *, mixed: bool
+    model: nn.Module, blocks: Sequence[nn.Module], spec: schema.DpShard, mesh: DeviceMesh, *, mixed: bool
 ) -> FSDPModule:
     """Shard each block, then what is left with the root, in place; `mesh` has one dim, or two for HSDP.
 
@@ -64,7 +66,7 @@ def sharded_dims(model: nn.Module) -> tuple[int, ...]:
 
 def tell_whole_gradients(model: nn.Module, observer: Observer) -> None:
     """Gradients of whole parameters, which accumulate there until they are reduced: those of a pipeline's stage."""
-    if isinstance(observer, Silent):
+    if isinstance(observer, NullObserver):
         return
     states = (module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule))
     for param in (param for state in states for group in _groups(state) for param in group.fsdp_params):
@@ -87,31 +89,29 @@ def syncs(model: nn.Module, *, last: bool, no_sync: bool) -> None:
 
 
 @contextmanager
-def told(observer: Observer) -> Iterator[None]:
+def observe_fsdp(observer: Observer) -> Iterator[None]:
     """Inside, the observer hears which storages fully_shard takes for communication and for whole parameters."""
-    if isinstance(observer, Silent):
+    if isinstance(observer, NullObserver):
         yield
         return
-    watched = {name: _in_region(getattr(_fsdp_param_group, name), observer) for name in _COMMUNICATING}
-    with (
-        mock.patch.multiple(_fsdp_param_group, **watched),
-        mock.patch.object(_fsdp_param.FSDPParam, "alloc_all_gather_outputs", _telling_whole(observer)),
-        mock.patch.object(_fsdp_param.FSDPParam, "to_sharded_post_forward", _telling_resharded(observer)),
-    ):
+    wrapped: dict[str, Callable[[Any], Any]] = {
+        f"{_GROUP}:{name}": partial(_in_region, observer=observer) for name in _COMMUNICATING
+    }
+    wrapped[f"{_PARAMETER}.alloc_all_gather_outputs"] = partial(_telling_whole, observer=observer)
+    wrapped[f"{_PARAMETER}.to_sharded_post_forward"] = partial(_telling_resharded, observer=observer)
+    with upstream.patch_targets("fsdp told", wrapped=wrapped):
         yield
 
 
 def _in_region(real: Any, observer: Observer) -> Any:
-    def watched(*arguments: Any, **named: Any) -> Any:
+    def wrapper(*arguments: Any, **named: Any) -> Any:
         with observer.region(Category.COMMUNICATION, real.__name__):
             return real(*arguments, **named)
 
-    return watched
+    return wrapper
 
 
-def _telling_whole(observer: Observer) -> Any:
-    real = _fsdp_param.FSDPParam.alloc_all_gather_outputs
-
+def _telling_whole(real: Any, observer: Observer) -> Any:
     def alloc(self: Any) -> None:
         real(self)
         for output in self.all_gather_outputs:
@@ -147,9 +147,7 @@ def _refuse_scalars(model: nn.Module) -> None:
         )
 
 
-def _telling_resharded(observer: Observer) -> Any:
-    real = _fsdp_param.FSDPParam.to_sharded_post_forward
-
+def _telling_resharded(real: Any, observer: Observer) -> Any:
     def reshard(self: Any) -> None:
         real(self)
         kept = self._sharded_post_forward_param_data
@@ -158,7 +156,7 @@ def _telling_resharded(observer: Observer) -> Any:
     return reshard
 
 
-def policy(spec: job.DpShard, mixed: bool) -> MixedPrecisionPolicy:
+def policy(spec: schema.DpShard, mixed: bool) -> MixedPrecisionPolicy:
     """The dtypes of gathered parameters and of reduced gradients."""
     if not mixed:
         return MixedPrecisionPolicy()
@@ -166,7 +164,7 @@ def policy(spec: job.DpShard, mixed: bool) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
 
 
-def offload_policy(spec: job.DpShard) -> OffloadPolicy:
+def offload_policy(spec: schema.DpShard) -> OffloadPolicy:
     """Where parameters rest."""
     return CPUOffloadPolicy() if spec.offload == "cpu" else OffloadPolicy()
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 
-class SteppedInBackward(Optimizer):
+class InBackwardOptimizer(Optimizer):
     """What the loop holds: the optimizers of all parameters."""
 
     def __init__(self, trained: list[nn.Parameter], inside: dict[Tensor, Optimizer]) -> None:
@@ -28,9 +28,9 @@ class SteppedInBackward(Optimizer):
         assert set_to_none
 
 
-def each_alone(kind: Any, trained: list[nn.Parameter], arguments: dict[str, Any]) -> SteppedInBackward:
+def each_alone(kind: Any, trained: list[nn.Parameter], arguments: dict[str, Any]) -> InBackwardOptimizer:
     """An optimizer of this kind for each parameter."""
-    return SteppedInBackward(trained, {each: kind([each], **arguments) for each in trained})
+    return InBackwardOptimizer(trained, {each: kind([each], **arguments) for each in trained})
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def stepping(optimizer: Optimizer, born: Callable[[Optimizer], None]) -> Iterato
     `born` hears of each optimizer that has just made its state: fully_shard steps within its reduction, whose
     communication the state is not.
     """
-    if not isinstance(optimizer, SteppedInBackward):
+    if not isinstance(optimizer, InBackwardOptimizer):
         yield
         return
 

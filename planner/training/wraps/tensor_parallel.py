@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from planner.errors import SpecError
-from planner.spec import job
+from planner.job import schema
 from planner.training.models.decoder import Decoder
 
 _PLACE = "parallel.tp.plan"
@@ -53,7 +53,7 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
 """torch's styles under the names that transformers gives its own; for the decoder and models of a factory."""
 
 
-def split(model: nn.Module, spec: job.Tp, mesh: DeviceMesh) -> None:
+def split(model: nn.Module, spec: schema.Tp, mesh: DeviceMesh) -> None:
     """Split the model over `mesh`, which has one dim, in place; its parameters are DTensors afterwards.
 
     Raises SpecError if nothing says how, or if the plan names a module or a style that does not exist.
@@ -74,7 +74,7 @@ def split(model: nn.Module, spec: job.Tp, mesh: DeviceMesh) -> None:
 
 
 @contextmanager
-def losses(spec: job.Tp) -> Iterator[None]:
+def losses(spec: schema.Tp) -> Iterator[None]:
     """Inside, the cross entropy of logits that are split along the vocabulary is taken by all ranks together."""
     if not (spec.loss_parallel and spec.degree > 1):
         yield
@@ -91,7 +91,7 @@ def losses(spec: job.Tp) -> Iterator[None]:
             raise
 
 
-def _split_decoder(model: Decoder, spec: job.Tp, mesh: DeviceMesh) -> None:
+def _split_decoder(model: Decoder, spec: schema.Tp, mesh: DeviceMesh) -> None:
     tokens = Shard(1) if spec.sequence_parallel else Replicate()
     block: dict[str, ParallelStyle] = {
         **{f"attention.{name}": ColwiseParallel() for name in ("q", "k", "v")},
@@ -124,7 +124,7 @@ def _split_decoder(model: Decoder, spec: job.Tp, mesh: DeviceMesh) -> None:
         model.head.weight = model.embedding.weight
 
 
-def _split_as_said(model: nn.Module, spec: job.Tp, mesh: DeviceMesh) -> None:
+def _split_as_said(model: nn.Module, spec: schema.Tp, mesh: DeviceMesh) -> None:
     paths = [path for path, _ in model.named_modules()]
     plan: dict[str, ParallelStyle] = {}
     for pattern, name in spec.plan.items():
@@ -143,7 +143,7 @@ def _split_as_said(model: nn.Module, spec: job.Tp, mesh: DeviceMesh) -> None:
         raise SpecError(f"torch {torch.__version__} refuses the plan: {refusal}", place=_PLACE) from refusal
 
 
-def _split_transformers(model: Any, spec: job.Tp, mesh: DeviceMesh) -> None:
+def _split_transformers(model: Any, spec: schema.Tp, mesh: DeviceMesh) -> None:
     """transformers' own styles on the modules, with DTensor underneath."""
     from transformers.distributed import tensor_parallel
     from transformers.distributed.configuration_utils import DistributedConfig
@@ -162,7 +162,7 @@ def _split_transformers(model: Any, spec: job.Tp, mesh: DeviceMesh) -> None:
         plan |= _as_logits(model, plan)
     norms = [name for name, style in plan.items() if style == _HEADS_FIRST]
     # As transformers itself finds them when it splits: it ties weights after they are loaded.
-    tied = _untied(model)
+    tied = _untie_parameters(model)
     try:
         tensor_parallel.apply_tensor_parallelism(model, mesh, {n: s for n, s in plan.items() if n not in norms})
     except ValueError as refusal:
@@ -201,7 +201,7 @@ def _check_heads(model: Any, plan: Mapping[str, str], degree: int) -> None:
             )
 
 
-def _untied(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+def _untie_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     """Who owned a parameter together; each has one of its own now."""
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
@@ -248,7 +248,7 @@ def _replicate(module: nn.Module, mesh: DeviceMesh, given: Placement) -> None:
     """Parameters replicated; what the module takes and returns are plain tensors, placed as `given` says inside."""
 
     def before(_module: nn.Module, arguments: Any, _mesh: Any) -> Any:
-        return tuple(_placed(each, mesh, given) for each in arguments)
+        return tuple(_place_value(each, mesh, given) for each in arguments)
 
     def after(_module: nn.Module, output: Any, _mesh: Any) -> Any:
         return output.to_local() if isinstance(output, DTensor) else output
@@ -256,7 +256,7 @@ def _replicate(module: nn.Module, mesh: DeviceMesh, given: Placement) -> None:
     distribute_module(module, mesh, None, before, after)
 
 
-def _placed(value: Any, mesh: DeviceMesh, placement: Placement) -> Any:
+def _place_value(value: Any, mesh: DeviceMesh, placement: Placement) -> Any:
     if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
         return DTensor.from_local(value, mesh, [placement], run_check=False)
     return value

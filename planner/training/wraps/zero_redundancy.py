@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 
-def divided(
+def divide_optimizer(
     kind: type[Optimizer], trained: Sequence[nn.Parameter], arguments: dict[str, Any], group: dist.ProcessGroup | None
 ) -> Optimizer:
     """An optimizer of this kind over this replica's part; `group` are the replicas (None: the whole world)."""

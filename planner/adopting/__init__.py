@@ -1,5 +1,0 @@
-"""Job specs out of what people already have: TrainingArguments, accelerate's and DeepSpeed's configs, launch lines.
-
-It never imports torch, transformers or accelerate, starts a shell, or reads a file outside of the folder of the one
-that names it; what it does not understand it refuses by name. Called by `planner spec --from-...`.
-"""

@@ -1,0 +1,103 @@
+"""`planner check`: the verdict in one line, and a command behind it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.cli.answering import exit_code, plan_job_file
+from planner.cli.exit_codes import DONE, EXCEEDS
+from planner.cli.options import common_options
+from planner.errors import PlannerError
+
+if TYPE_CHECKING:
+    from planner.admission.decision import Decision
+    from planner.admission.policy import Policy
+    from planner.cli.options import Commands
+
+
+def add(commands: Commands) -> None:
+    """Adds the parser of `planner check`."""
+    parser = commands.add_parser(
+        "check",
+        parents=[common_options()],
+        help="say in one line whether a job fits, and run a command only if it does",
+        usage="planner check [-h] [--server URL] [--policy FILE.ini] [--format text|json] JOB [-- COMMAND ...]",
+        description="Plans a job, here or by a planner service, and prints the verdict in one line. Exit code as for "
+        "plan. With a command it runs that command if the job may run; else it ends with 3.",
+    )
+    parser.add_argument("job", type=Path, metavar="JOB", help="a job spec (YAML) or a bundle (JSON)")
+    parser.add_argument("--server", metavar="URL", help="ask the planner service there; PyTorch is not needed then")
+    parser.add_argument("--policy", type=Path, metavar="FILE.ini", help="the operator's (default: docs/admission.md)")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`planner check`: 0 or 3, or what planning raises; or what the command ends with."""
+    if arguments.server is None and not arguments.command and arguments.format == "text":
+        return _checked_here(arguments.job)
+    from planner.admission import command_hook
+    from planner.admission.service_query import binds
+
+    policy = _policy(arguments)
+    decision = _decide(arguments, policy)
+    as_json = arguments.format == "json"
+    if as_json:
+        print(json.dumps(decision.to_json(), indent=2))
+    if decision.verdict == "unplannable":
+        raise PlannerError(decision.reason)
+    if not arguments.command:
+        if not as_json:
+            print(decision.text)
+        return EXCEEDS if decision.verdict == "exceeds" or not decision.admits else DONE
+    if not as_json:
+        print(decision.text, file=sys.stderr)
+    if not decision.admits:
+        return EXCEEDS
+    environment = command_hook.environment_of(decision, policy, os.environ)
+    if problem := command_hook.bind_to_plan(decision, policy, environment):
+        print(f"planner: warning: {problem}", file=sys.stderr)
+    sys.stdout.flush()
+    bound = bool(policy.server) and binds(decision) and not problem
+    code, problem = command_hook.launch(arguments.command, environment, policy, bound=bound)
+    if problem:
+        print(problem, file=sys.stderr)
+    return code
+
+
+def _policy(arguments: argparse.Namespace) -> Policy:
+    from planner.admission import command_hook
+    from planner.admission.policy import Policy
+
+    environment = dict(os.environ)
+    if arguments.server is not None:
+        environment["PLANNER_SERVER"] = arguments.server
+    policy = Policy.read(environment, arguments.policy, command_hook.USUAL)
+    # Only who names a server asks one: the environment's is for the callback, and for hooks.
+    return policy if arguments.server is not None else dataclasses.replace(policy, server="")
+
+
+def _decide(arguments: argparse.Namespace, policy: Policy) -> Decision:
+    from planner.admission import command_hook, service_query, specs
+    from planner.admission.decision import decide
+
+    if arguments.server is not None:
+        bundle = specs.bundle_of_file(arguments.job)
+        return service_query.ask(lambda: bundle, policy, command_hook.SYSTEM)
+    from planner.report.statement import to_json
+
+    return decide(to_json(plan_job_file(arguments.job, with_advice=True).plan), None, policy)
+
+
+def _checked_here(job_file: Path) -> int:
+    from planner.report.plan_text import one_line
+
+    found = plan_job_file(job_file, with_advice=False)
+    print(one_line(found.plan))
+    return exit_code(found)

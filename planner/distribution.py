@@ -1,0 +1,34 @@
+"""The distribution that planner is installed from: its name in package registries, its version, what extras bring.
+
+The registry's `planner` belongs to somebody else: only the command and the package are called so.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Sequence
+
+from planner.errors import PlannerError
+
+NAME = "gpu-memory-planner"
+
+
+def version() -> str:
+    """The version that is installed; `none` where planner runs without an installation."""
+    try:
+        return importlib.metadata.version(NAME)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def install_command(extra: str = "") -> str:
+    """What a person types to install planner, with an extra if one is named."""
+    return f"pip install '{NAME}[{extra}]'" if extra else f"pip install {NAME}"
+
+
+def refuse_without(modules: Sequence[str], *, extra: str, user: str) -> None:
+    """Raises PlannerError if one of the modules that `user` needs, all of one extra, is not installed."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PlannerError(f"{user} needs what is not installed: {', '.join(missing)}", remedy=install_command(extra))

@@ -1,0 +1,185 @@
+"""Reads FSDP's options of transformers and accelerate: those that decide memory, under version 2.
+
+Keys and what they do are those of accelerate 1.15.0 (utils/dataclasses.py FullyShardedDataParallelPlugin,
+utils/fsdp_utils.py, commands/config/cluster.py) and transformers 5.23.0 (training_args.py `_process_fsdp_args`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.errors import SpecError
+from planner.importers import foreign_keys, sharding
+from planner.importers.drafts import Draft
+from planner.importers.files import named_by, read_json_file
+from planner.importers.training_arguments import TrainingArguments
+from planner.job.nodes import Node, node_from_data
+
+_SHARD = "parallel.dp_shard"
+_TRUE, _FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
+_VERSION_2 = (
+    "write version 2; FULL_SHARD is reshard_after_forward true, SHARD_GRAD_OP is false, HYBRID_SHARD is"
+    " dp_replicate_size in parallelism_config"
+)
+
+KEYS: Mapping[str, foreign_keys.Key] = {
+    "version": foreign_keys.mapped_key(f"{_SHARD}.kind", "any", None, "2 alone; the default of accelerate is 1"),
+    "reshard_after_forward": foreign_keys.mapped_key(f"{_SHARD}.reshard_after_forward", "any", True),
+    "offload_params": foreign_keys.mapped_key(f"{_SHARD}.offload", "any", False, "true is cpu"),
+    "cpu_offload": foreign_keys.mapped_key(f"{_SHARD}.offload", "any", False, "true is cpu"),
+    "auto_wrap_policy": foreign_keys.mapped_key("model.blocks", "any", "TRANSFORMER_BASED_WRAP", "no other policy"),
+    "transformer_layer_cls_to_wrap": foreign_keys.mapped_key(
+        "model.blocks", "any", None, "the class of the layers alone"
+    ),
+    "activation_checkpointing": foreign_keys.mapped_key("train.recompute", "any", False, "true is full"),
+    "min_num_params": foreign_keys.fixed_key((0, None), "wrapping by size is not planned"),
+    "activation_checkpointing_offload": foreign_keys.fixed_key(
+        (False,), "activations on the host are not planned here"
+    ),
+    "ignored_modules": foreign_keys.fixed_key((None,), "modules that are not sharded are not planned"),
+    "mixed_precision_policy": foreign_keys.fixed_key((None,), "it follows mixed_precision, and others are not planned"),
+    "xla": foreign_keys.fixed_key((False,), "there is no GPU to plan for"),
+    "xla_fsdp_v2": foreign_keys.fixed_key((False,), "there is no GPU to plan for"),
+    "xla_fsdp_grad_ckpt": foreign_keys.fixed_key((False,), "there is no GPU to plan for"),
+    **foreign_keys.ignored_keys(
+        "sharding_strategy", "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states",
+        "cpu_ram_efficient_loading", "state_dict_type", "limit_all_gathers", "xla_fsdp_settings",
+    ),
+}  # fmt: skip
+"""Without the prefix `fsdp_`, which either program lets people write."""
+
+
+def of_training_arguments(arguments: TrainingArguments) -> dict[str, Node] | None:
+    """What they say of FSDP, checked, without prefixes; None where they do not ask for it. Raises SpecError."""
+    asked = arguments["fsdp"]
+    if not asked.value:
+        return None
+    config = arguments["fsdp_config"]
+    if isinstance(config.value, str):
+        config = read_json_file(named_by(config, arguments.folder), "fsdp_config names")
+    found = check_config({} if config.value is None else config.mapping())
+    found.setdefault("version", node_from_data(2, asked.place, "fsdp"))
+    for name, value in _legacy(asked).items():
+        found.setdefault(name, value)
+    return found
+
+
+def check_config(config: Mapping[str, Node]) -> dict[str, Node]:
+    """The keys without their prefix. Raises SpecError for what is unknown or not understood."""
+    found = {}
+    for written, node in config.items():
+        name = written.removeprefix("fsdp_")
+        foreign_keys.check(KEYS, name, node, "fsdp_config")
+        found[name] = node
+    return found
+
+
+def _legacy(asked: Node) -> dict[str, Node]:
+    """`full_shard auto_wrap offload`, as transformers still reads it."""
+    if asked.value is True:
+        return {}
+    words = asked.plain() if isinstance(asked.value, list) else str(asked.value).split()
+    meant: Mapping[str, tuple[str, Any]] = {
+        "full_shard": ("reshard_after_forward", True),
+        "shard_grad_op": ("reshard_after_forward", False),
+        "offload": ("cpu_offload", True),
+    }
+    found = {}
+    for word in words:
+        if word in ("auto_wrap", "true", "True"):
+            continue
+        if word not in meant:
+            raise SpecError(
+                f"fsdp is {asked.summary}: {word} is of FSDP 1, which is not planned",
+                allowed="true, or full_shard, shard_grad_op, offload, auto_wrap",
+                remedy=_VERSION_2,
+                place=asked.place,
+            )
+        name, value = meant[word]
+        found[name] = node_from_data(value, asked.place, "fsdp")
+    return found
+
+
+def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place: str) -> None:
+    """How accelerate shards: every layer, the embedding, norm and head together; gradients reduced at the end."""
+    _check_version(settings, place)
+    _check_wrapping(settings)
+    reshard = settings.get("reshard_after_forward")
+    if reshard is not None:
+        draft.say_value(f"{_SHARD}.reshard_after_forward", _truth(reshard), reshard.place)
+    for name in ("offload_params", "cpu_offload"):
+        offload = settings.get(name)
+        if offload is not None and _truth(offload):
+            draft.say_value(f"{_SHARD}.offload", "cpu", offload.place)
+    recompute = settings.get("activation_checkpointing")
+    if recompute is not None and _truth(recompute):
+        draft.say_value("train.recompute", "full", recompute.place)
+    draft.suppose(f"{_SHARD}.keep_last", True, place)
+    if mixed:
+        draft.say_value(f"{_SHARD}.reduce_dtype", "bfloat16", place)
+
+
+def tell_parts(draft: Draft, settings: Mapping[str, Node], config: Mapping[str, Any], place: str) -> list[str]:
+    """The groups beside the layers, by the model's config; what has to be said because nobody knows this model."""
+    missing = []
+    groups = sharding.groups_of(config)
+    head = draft.get("model.head")
+    if groups is not None and (head is None or head.value in ("", "causal_lm")):
+        draft.suppose(f"{_SHARD}.groups", groups, place)
+    elif not draft.has(f"{_SHARD}.groups"):
+        missing.append(
+            "parallel.dp_shard.groups: the embedding, and the last norm with the head, as accelerate gathers them"
+            ' (JOB.yaml: parallel: {dp_shard: {groups: [model.embed_tokens, "model.norm lm_head"]}})'
+        )
+    written = settings.get("transformer_layer_cls_to_wrap")
+    if written is not None and written.value is not None and not draft.has("model.blocks"):
+        names = written.plain() if isinstance(written.value, list) else str(written.value).split(",")
+        if names != [sharding.layer_of(config)]:
+            missing.append(
+                f"model.blocks: the paths of {', '.join(map(str, names))} (JOB.yaml: model: {{blocks: ...}})"
+            )
+    return missing
+
+
+def _check_version(settings: Mapping[str, Node], place: str) -> None:
+    version = settings.get("version")
+    if version is None:
+        raise SpecError(
+            "fsdp_version is not said, and accelerate then takes FSDP 1 (flat parameters), which is not planned",
+            allowed="fsdp_version: 2",
+            remedy=_VERSION_2,
+            place=place,
+        )
+    if str(version.value) != "2":
+        raise SpecError(
+            f"fsdp_version is {version.summary}: FSDP 1 (flat parameters) is not planned",
+            allowed="2",
+            remedy=_VERSION_2,
+            place=version.place,
+        )
+
+
+def _check_wrapping(settings: Mapping[str, Node]) -> None:
+    policy = settings.get("auto_wrap_policy")
+    if policy is None:
+        return
+    if str(policy.value).upper() != "TRANSFORMER_BASED_WRAP":
+        raise SpecError(
+            f"auto_wrap_policy is {policy.summary}, which is not planned",
+            allowed="TRANSFORMER_BASED_WRAP",
+            remedy="wrap by layers, or plan with a spec of your own",
+            place=policy.place,
+        )
+
+
+def _truth(node: Node) -> bool:
+    written = str(node.plain()).lower()
+    if written not in (*_TRUE, *_FALSE):
+        raise SpecError(
+            f"{node.name} is {node.summary}",
+            allowed="true or false",
+            remedy="FULL_SHARD is true, SHARD_GRAD_OP is false" if isinstance(node.value, str) else "write one of them",
+            place=node.place,
+        )
+    return written in _TRUE

@@ -1,0 +1,64 @@
+"""Jobs as plain data: the self-contained bundle, and the identity of a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from planner.job.json_text import canonical_json, without_floats
+from planner.job.loading import BUNDLE_SCHEMA
+from planner.job.schema import Gpu, Job, Optimizer
+
+
+def document(job: Job) -> dict[str, Any]:
+    """The job as the mapping that a spec would hold if it said everything; loads again to the same job."""
+    return typing.cast(dict[str, Any], _plain(job, Job))
+
+
+def bundle(job: Job) -> dict[str, Any]:
+    """The job as one self-contained JSON object, schema planner.bundle/1."""
+    return {"schema": BUNDLE_SCHEMA, **typing.cast(dict[str, Any], without_floats(document(job)))}
+
+
+def bundle_text(job: Job) -> str:
+    """The bundle as it is printed."""
+    return json.dumps(bundle(job), indent=2, allow_nan=False) + "\n"
+
+
+def trace_id(job: Job, software: Mapping[str, str]) -> str:
+    """What a trace is stored under: the SHA-256 of the bundle without metadata and of the software that traces it.
+
+    `software` names the versions of planner, torch and transformers.
+    """
+    parts = {key: value for key, value in bundle(job).items() if key != "metadata"}
+    identity = canonical_json({"bundle": parts, "software": dict(software)})
+    return hashlib.sha256(identity.encode("ascii")).hexdigest()
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    if value is None or (hint is not float and isinstance(value, str | int)):
+        return value
+    if isinstance(value, Optimizer):
+        return {"name": value.name, **value.arguments}
+    if isinstance(value, Gpu) and value == Gpu():
+        return None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        hints = _hints(type(value))
+        return {
+            field.name: _plain(getattr(value, field.name), hints[field.name]) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {key: _plain(item, None) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, None) for item in value]
+    return float(value) if hint is float else value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)

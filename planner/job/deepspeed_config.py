@@ -1,0 +1,353 @@
+"""DeepSpeed's ds_config.json: read, and what of it decides memory under ZeRO's stages.
+
+Keys, their defaults and what they do are those of DeepSpeed 0.19.8 (deepspeed/runtime/config.py, zero/config.py,
+zero/offload_config.py, precision_config.py, engine.py). Its bucket sizes are numbers of elements. `"auto"` is resolved
+from the job as transformers' Trainer does (integrations/deepspeed.py): its hidden size squared is a bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.errors import SpecError
+from planner.job import hf_config
+from planner.job.nearest import did_you_mean
+from planner.job.nodes import Node
+from planner.job.schema import Job, Optimizer
+
+VERSION = "0.19.8"
+_PLACE = "parallel.deepspeed"
+_BUCKET = 500_000_000
+_ADAMS = {"adam": "Adam", "adamw": "AdamW"}
+_TESTED = ("Adam", "AdamW", "Adagrad")
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bfp16": "bfloat16", "bf16": "bfloat16"}
+
+UNDERSTOOD = (
+    "zero_optimization", "bf16", "bfloat16", "fp16", "optimizer", "gradient_clipping", "train_batch_size",
+    "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "communication_data_type", "data_types",
+    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
+)  # fmt: skip
+WITHOUT_EFFECT = (
+    "aio", "checkpoint", "comet", "comms_logger", "csv_monitor", "dataloader_drop_last", "disable_allgather",
+    "dump_state", "flops_profiler", "gradient_predivide_factor", "load_universal_checkpoint", "memory_breakdown",
+    "monitor_config", "nebula", "prescale_gradients", "scheduler", "seed", "steps_per_print", "tensorboard", "timers",
+    "wall_clock_breakdown", "wandb",
+)  # fmt: skip
+"""Keys that change no tensor on the device."""
+ZERO_UNDERSTOOD = (
+    "stage", "reduce_bucket_size", "reduce_scatter", "overlap_comm", "offload_optimizer", "compute_grad_norm",
+)  # fmt: skip
+ZERO_WITHOUT_EFFECT = (
+    "allgather_bucket_size", "allgather_partitions", "elastic_checkpoint", "enable_sanity_checks",
+    "ignore_unused_parameters", "load_from_fp32_weights", "log_trace_cache_warnings", "memory_efficient_linear",
+    "override_module_apply", "pipeline_loading_checkpoint", "prefetch_bucket_size", "param_persistence_threshold",
+    "model_persistence_threshold", "max_live_parameters", "max_reuse_distance", "gather_16bit_weights_on_model_save",
+    "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential", "sub_group_size",
+    "leaf_module", "save_muon_momentum_buffer_in_memory",
+)  # fmt: skip
+"""Keys of other stages, and those that change no tensor: since torch has all_gather_into_tensor DeepSpeed gathers the
+updated parameters in place and at once, whatever `allgather_bucket_size` is (runtime/utils.py)."""
+ZERO_OF_STAGE_3 = ("contiguous_gradients", "offload_param")
+"""Keys that stage 3 is planned with, whatever their value."""
+_ZERO_AS_IT_IS: Mapping[str, Any] = {
+    "contiguous_gradients": True, "use_multi_rank_bucket_allreduce": True, "round_robin_gradients": False,
+    "parameter_alignment": False, "offload_param": None, "zenflow": None, "legacy_stage1": False,
+    "zero_hpz_partition_size": 1, "zero_quantized_weights": False, "zero_quantized_nontrainable_weights": False,
+    "zero_quantized_gradients": False, "cpu_offload": None, "cpu_offload_param": None,
+    "cpu_offload_use_pin_memory": None,
+}  # fmt: skip
+"""Keys that matter and are planned with this value alone, DeepSpeed's default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroConfig:
+    """What a config means for one job, with every default and every `"auto"` resolved."""
+
+    stage: int
+    dtype: str
+    """Of the parameters, and of their gradients."""
+    communication_dtype: str
+    reduce_bucket_elements: int = _BUCKET
+    reduce_scatter: bool = True
+    overlap_comm: bool = False
+    offload: bool = False
+    """The partition of the optimizer rests on the host."""
+    accumulates_in_fp32: bool = False
+    """In stage 2: the gradient of the partition is kept in fp32 from the first micro-batch on."""
+    pinned: bool = True
+    checks_overflow: bool = True
+    computes_norm: bool = True
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    """That of the config, or else of the job."""
+
+
+def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
+    """The content of a config: from a file relative to `folder`, or as it stands in the spec. Raises SpecError."""
+    if node.value is None:
+        return None
+    allowed = "the path of a ds_config.json, or its content as a mapping"
+    if isinstance(node.value, str):
+        path = hf_config.path_of(node, folder)
+        config = hf_config.content_of(path, node)
+        if not isinstance(config, dict):
+            raise SpecError("the config is no JSON object", allowed=allowed, place=str(path))
+        return config
+    if isinstance(node.value, dict):
+        return {key: child.plain() for key, child in node.value.items()}
+    raise node.is_error(allowed=allowed)
+
+
+def zero_of(job: Job, place: str = _PLACE) -> ZeroConfig:
+    """What the job's config means. Raises SpecError at `place` for what DeepSpeed or the planner refuses."""
+    config = Part(job.parallel.deepspeed or {}, "", place)
+    zero = config.part("zero_optimization")
+    bf16, fp16 = (config.part("bf16") if config.has("bf16") else config.part("bfloat16")), config.part("fp16")
+    is_bf16 = bf16.flag("enabled", False, auto=job.model.parameter_dtype == "bfloat16")
+    is_fp16 = fp16.flag("enabled", False, auto=job.model.parameter_dtype == "float16")
+    if is_bf16 and is_fp16:
+        raise fp16.error("enabled", "is true beside bf16", allowed="one of the two")
+    dtype = "bfloat16" if is_bf16 else "float16" if is_fp16 else "float32"
+    if dtype == "float32" and job.model.parameter_dtype != dtype:
+        raise config.error(
+            "bf16.enabled",
+            f"is not set, and model.parameter_dtype is {job.model.parameter_dtype}: DeepSpeed then takes float32 alone",
+            remedy='write {"bf16": {"enabled": true}}',
+        )
+    stage = _stage(zero)
+    offload, pinned = _offload(zero)
+    in_fp32 = _accumulates_in_fp32(config, dtype, stage, offload=offload)
+    chosen = _optimizer(config, job, offload=offload)
+    computes_norm = zero.flag("compute_grad_norm", True)
+    if not computes_norm and (offload or job.train.gradient_clipping):
+        raise zero.error("compute_grad_norm", "is false, and clipping or offload_optimizer needs the norm")
+    return ZeroConfig(
+        stage=stage,
+        dtype=dtype,
+        communication_dtype=_dtype(config, "communication_data_type") or dtype,
+        reduce_bucket_elements=elements(zero, "reduce_bucket_size", job),
+        reduce_scatter=zero.flag("reduce_scatter", True),
+        overlap_comm=zero.flag("overlap_comm", stage == 3),
+        offload=offload,
+        accumulates_in_fp32=in_fp32,
+        pinned=pinned,
+        checks_overflow=is_fp16 or (is_bf16 and bf16.flag("check_grad_overflow", True)),
+        computes_norm=computes_norm,
+        optimizer=chosen,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A mapping of the config, which knows its path for messages."""
+
+    values: Mapping[str, Any]
+    path: str
+    place: str
+
+    def has(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def name(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key
+
+    def error(self, key: str, problem: str, *, allowed: str = "", remedy: str = "") -> SpecError:
+        return SpecError(
+            f"the DeepSpeed config's {self.name(key)} {problem}", allowed=allowed, remedy=remedy, place=self.place
+        )
+
+    def part(self, key: str) -> Part:
+        found = self.values.get(key)
+        if found is not None and not isinstance(found, Mapping):
+            raise self.error(key, f"is {found!r}", allowed="a mapping")
+        return Part(found or {}, self.name(key), self.place)
+
+    def flag(self, key: str, default: bool, *, auto: bool | None = None) -> bool:
+        found = self.values.get(key)
+        if found is None:
+            return default
+        if found == "auto" and auto is not None:
+            return auto
+        if not isinstance(found, bool):
+            raise self.error(key, f"is {_format_value(found)}", allowed="true or false", remedy=_format_resolved(found))
+        return found
+
+
+def _format_value(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _format_resolved(value: Any) -> str:
+    return "write the value: nothing in a job says it, nor does transformers resolve it" if value == "auto" else ""
+
+
+def _stage(zero: Part) -> int:
+    stage = zero.values.get("stage", 0)
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        raise zero.error("stage", f"is {_format_value(stage)}", allowed="1, 2 or 3", remedy=_format_resolved(stage))
+    if stage == 0:
+        raise zero.error(
+            "stage",
+            "is 0: nothing is divided",
+            allowed="1, 2 or 3",
+            remedy="delete parallel.deepspeed: dp_replicate alone is data parallelism",
+        )
+    return int(stage)
+
+
+def _accumulates_in_fp32(config: Part, dtype: str, stage: int, *, offload: bool) -> bool:
+    types = config.part("data_types")
+    for key in sorted(types.values.keys() - {"grad_accum_dtype", "param_dtype", "buffer_dtype"}):
+        raise types.error(key, "is not planned", allowed="grad_accum_dtype")
+    accumulation = _dtype(types, "grad_accum_dtype")
+    if accumulation in (None, dtype):
+        return False
+    if stage == 3 and accumulation == "float32":
+        return True
+    if accumulation == "float32" and stage == 2 and not offload:
+        return True
+    where = "with offload_optimizer" if stage == 2 else "in stage 1 (of bfloat16: BF16_Optimizer)"
+    raise types.error(
+        "grad_accum_dtype",
+        f"is {accumulation} beside parameters in {dtype}, which {where} is not planned",
+        allowed=f"{dtype}, DeepSpeed's default; or fp32 in stage 2 on the device",
+    )
+
+
+def _dtype(part: Part, key: str) -> str | None:
+    found = part.values.get(key)
+    if found is None:
+        return None
+    if not isinstance(found, str) or found not in _DTYPES:
+        raise part.error(key, f"is {_format_value(found)}", allowed=", ".join(_DTYPES), remedy=_format_resolved(found))
+    return _DTYPES[found]
+
+
+def _offload(zero: Part) -> tuple[bool, bool]:
+    offload = zero.part("offload_optimizer")
+    device = offload.values.get("device", "none")
+    if device not in ("none", "cpu"):
+        raise offload.error("device", f"is {_format_value(device)}, which is not planned", allowed="none, cpu")
+    for key, only in (("ratio", 1.0), ("super_offload", False)):
+        if offload.values.get(key, only) != only:
+            raise offload.error(
+                key, f"is {_format_value(offload.values[key])}, which is not planned", allowed=str(only)
+            )
+    return device == "cpu", offload.flag("pin_memory", True)
+
+
+def elements(
+    zero: Part, key: str, job: Job, *, least: int = 1, automatic: Callable[[int], int] | None = lambda hidden: hidden**2
+) -> int:
+    """A size of the config; `automatic` is what `"auto"` is for a hidden size. Raises SpecError."""
+    found = zero.values.get(key, _BUCKET)
+    if found == "auto" and automatic is not None:
+        return automatic(_hidden_size(zero, key, job))
+    auto = ', or "auto"' if automatic is not None else ""
+    if isinstance(found, str) and found != "auto":
+        raise zero.error(
+            key,
+            f"is {_format_value(found)}: DeepSpeed's sizes are numbers of elements, without a unit",
+            allowed=f"a whole number such as 500000000 (of bfloat16: 1000000000 bytes){auto}",
+        )
+    if isinstance(found, bool | str) or not isinstance(found, int | float) or found < least or found != found // 1:
+        allowed = f"a whole number of elements from {least}{auto}"
+        raise zero.error(key, f"is {_format_value(found)}", allowed=allowed, remedy=_format_resolved(found))
+    return int(found)
+
+
+def _hidden_size(zero: Part, key: str, job: Job) -> int:
+    """As transformers' Trainer finds it: the model's own, the largest of several, or that of its text model."""
+    if job.model.decoder is not None:
+        return job.model.decoder.hidden
+    config = job.model.hf_config or {}
+    for found in (config.get("hidden_size"), config.get("hidden_sizes")):
+        if isinstance(found, int):
+            return found
+        if isinstance(found, list) and found and all(isinstance(each, int) for each in found):
+            return int(max(found))
+    text = config.get("text_config")
+    if isinstance(text, Mapping) and isinstance(text.get("hidden_size"), int):
+        return int(text["hidden_size"])
+    raise zero.error(key, 'is "auto", and the model has no hidden_size', remedy="write a number of elements")
+
+
+def _optimizer(config: Part, job: Job, *, offload: bool) -> Optimizer:
+    """DeepSpeed's FusedAdam keeps what torch's fused kernel keeps, and steps without temporaries as it does."""
+    written = config.part("optimizer")
+    if not written.values:
+        return _of_the_job(config, job.train.optimizer, offload=offload)
+    kind = written.values.get("type")
+    if not isinstance(kind, str) or kind.lower() not in _ADAMS:
+        raise written.error(
+            "type",
+            f"is {_format_value(kind)}, which is not planned",
+            allowed="Adam, AdamW; or no optimizer: train.optimizer",
+        )
+    known = ("lr", "betas", "eps", "weight_decay", "amsgrad")
+    params = written.part("params").values
+    arguments = {key: params[key] for key in known if params.get(key, "auto") != "auto"}
+    own = {key: value for key, value in job.train.optimizer.arguments.items() if key in known}
+    fused = not offload and params.get("torch_adam") is not True
+    return Optimizer(name=_ADAMS[kind.lower()], arguments={**own, **arguments, **({"fused": True} if fused else {})})
+
+
+def _of_the_job(config: Part, optimizer: Optimizer, *, offload: bool) -> Optimizer:
+    if offload and config.flag("zero_force_ds_cpu_optimizer", True):
+        raise config.error(
+            "optimizer",
+            "is missing: DeepSpeed refuses an optimizer of the program's own beside offload_optimizer",
+            remedy='add {"optimizer": {"type": "AdamW"}}, or {"zero_force_ds_cpu_optimizer": false}',
+        )
+    if optimizer.name not in _TESTED and not config.flag("zero_allow_untested_optimizer", False):
+        raise config.error(
+            "zero_allow_untested_optimizer",
+            f"is not true, and train.optimizer is {optimizer.name}",
+            allowed=", ".join(_TESTED),
+            remedy='add {"zero_allow_untested_optimizer": true}',
+        )
+    return optimizer
+
+
+def check_keys(config: Mapping[str, Any], place: str) -> None:
+    """Raises SpecError for keys whose effect is not known, and for values that are not planned."""
+    top = Part(config, "", place)
+    for key, value in config.items():
+        if key in UNDERSTOOD or key in WITHOUT_EFFECT or _is_off(value):
+            continue
+        raise top.error(
+            key,
+            "is not planned: what it changes in memory is not known here",
+            allowed=", ".join(UNDERSTOOD) + "; without effect: " + ", ".join(WITHOUT_EFFECT),
+            remedy=did_you_mean(key, [*UNDERSTOOD, *WITHOUT_EFFECT]),
+        )
+    zero = top.part("zero_optimization")
+    for key, value in zero.values.items():
+        plain = key.removeprefix("stage3_")
+        if key in ZERO_UNDERSTOOD or plain in ZERO_WITHOUT_EFFECT or key == "stage3_gather_fp16_weights_on_model_save":
+            continue
+        if key in ZERO_OF_STAGE_3 and zero.values.get("stage") == 3:
+            continue
+        if key in _ZERO_AS_IT_IS:
+            _check_as_it_is(zero, key, value)
+            continue
+        known = [*ZERO_UNDERSTOOD, *_ZERO_AS_IT_IS, *ZERO_WITHOUT_EFFECT]
+        raise zero.error(key, f"is no key of DeepSpeed {VERSION}", remedy=did_you_mean(key, known))
+
+
+def _check_as_it_is(zero: Part, key: str, value: Any) -> None:
+    only = _ZERO_AS_IT_IS[key]
+    if value == only or (_is_off(value) and _is_off(only)):
+        return
+    remedy = 'write {"offload_optimizer": {"device": "cpu"}}' if key == "cpu_offload" else _format_resolved(value)
+    shown = str(only).lower() if isinstance(only, bool) else "none" if only is None else str(only)
+    raise zero.error(key, "is not planned with this value", allowed=shown, remedy=remedy)
+
+
+def _is_off(value: Any) -> bool:
+    """Nothing, false, or a part that is disabled."""
+    if isinstance(value, Mapping):
+        return value.get("enabled") is False or value.get("device") == "none" or all(map(_is_off, value.values()))
+    return value is None or value is False

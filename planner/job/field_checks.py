@@ -1,0 +1,158 @@
+"""What each value of a job spec may be, as a table: one entry per field that holds a number or a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.job import schema
+from planner.job.size_limits import MOST_GPU_BYTES
+from planner.units import MIB
+
+_MOST = 2**40
+"""No count of a job is larger; torch's own integers end at 2**63."""
+_LONGEST_TEXT = 1000
+_LONGEST_VERSION = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a value may be: in words for messages, as a function, and by name where there are names."""
+
+    allowed: str
+    accepts: Callable[[Any], bool]
+    names: tuple[str, ...] = ()
+    size: bool = False
+    """Written as bytes with a unit (`79.1GiB`), held as whole bytes."""
+
+
+def _anything(_: Any) -> bool:
+    return True
+
+
+def _whole(least: int) -> Check:
+    return Check(f"a whole number from {least}", lambda value: least <= value <= _MOST)
+
+
+def _one_of(*names: str) -> Check:
+    return Check(", ".join(name or '""' for name in names), lambda value: value in names, names=names)
+
+
+def _like(pattern: str, allowed: str, longest: int = _LONGEST_TEXT) -> Check:
+    """Never matches a longer text: some patterns take time that grows faster than it."""
+    return Check(allowed, lambda value: len(value) <= longest and re.fullmatch(pattern, value) is not None)
+
+
+def _size(least: int, allowed: str) -> Check:
+    return Check(allowed, lambda value: least <= value <= MOST_GPU_BYTES, size=True)
+
+
+COUNT = _whole(1)
+COUNT_OR_NONE = _whole(0)
+TRUTH = Check("true or false", _anything)
+TEXT = Check(f"text of up to {_LONGEST_TEXT} characters", lambda value: len(value) <= _LONGEST_TEXT)
+PATH = Check("a path", lambda value: len(value) <= 4000 and "\0" not in value)
+FLOATING = _one_of("float64", "float32", "bfloat16", "float16")
+POSITIVE = Check("a number larger than 0", lambda value: 0 < value <= _MOST)
+NOT_NEGATIVE = Check("a number from 0", lambda value: 0 <= value <= _MOST)
+ANYTHING = Check("text, numbers, true, false, null, lists and mappings", _anything)
+
+CHECKS: dict[tuple[type, str], Check] = {
+    (schema.Metadata, "name"): TEXT,
+    (schema.Metadata, "team"): TEXT,
+    (schema.Metadata, "queue"): TEXT,
+    (schema.Decoder, "layers"): COUNT,
+    (schema.Decoder, "hidden"): COUNT,
+    (schema.Decoder, "heads"): COUNT,
+    (schema.Decoder, "kv_heads"): COUNT,
+    (schema.Decoder, "ffn"): COUNT,
+    (schema.Decoder, "vocab"): COUNT,
+    (schema.Decoder, "tie_embeddings"): TRUTH,
+    (schema.Model, "hf_config"): Check("the path of a config.json, or its content as a mapping", _anything),
+    (schema.Model, "factory"): _like(r"|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", "`module:callable`"),
+    (schema.Model, "factory_arguments"): ANYTHING,
+    (schema.Model, "factory_path"): PATH,
+    (schema.Model, "head"): _like(r"[a-z0-9_]*", "a name such as causal_lm"),
+    (schema.Model, "blocks"): TEXT,
+    (schema.Model, "parameter_dtype"): FLOATING,
+    (schema.Model, "attention"): _one_of("sdpa", "eager"),
+    (schema.Adapter, "kind"): _one_of("lora", "dora", "qlora"),
+    (schema.Adapter, "r"): COUNT,
+    (schema.Adapter, "alpha"): COUNT,
+    (schema.Adapter, "dropout"): Check("a number from 0 to 1", lambda value: 0 <= value <= 1),
+    (schema.Adapter, "target_modules"): _like(r"[\w.]+", "names of modules (q_proj)"),
+    (schema.Input, "shape"): COUNT,
+    (schema.Input, "dtype"): _one_of(*FLOATING.names, "int64", "int32", "int16", "int8", "uint8", "bool"),
+    (schema.Input, "maximum"): COUNT,
+    (schema.Loss, "name"): _one_of("cross_entropy", "mse", "sum", "model"),
+    (schema.Loss, "dtype"): FLOATING,
+    (schema.Loss, "chunks"): COUNT,
+    (schema.Loss, "keep_output"): TRUTH,
+    (schema.Optimizer, "name"): _like(
+        r"[^\W\d]\w*(\.\w+)?", "the name of a class of torch.optim, or such as bitsandbytes.AdamW8bit"
+    ),
+    (schema.Optimizer, "arguments"): ANYTHING,
+    (schema.Recompute, "mode"): replace(
+        _one_of("none", "full", "selective", "every"), allowed="none, full, selective or {every: 2}"
+    ),
+    (schema.Recompute, "every"): COUNT,
+    (schema.CheckpointLoad, "map_location"): _one_of("cpu", "device"),
+    (schema.CheckpointLoad, "keep_reference"): TRUTH,
+    (schema.Eval, "micro_batch_size"): COUNT,
+    (schema.Eval, "every"): COUNT,
+    (schema.Train, "micro_batch_size"): COUNT,
+    (schema.Train, "sequence_length"): COUNT_OR_NONE,
+    (schema.Train, "gradient_accumulation_steps"): COUNT,
+    (schema.Train, "precision"): _one_of("none", "bf16_autocast", "fp16_autocast", "fsdp_mixed"),
+    (schema.Train, "gradient_clipping"): NOT_NEGATIVE,
+    (schema.Train, "zero_grad_set_to_none"): TRUTH,
+    (schema.Train, "iterations"): COUNT,
+    (schema.Train, "optimizer_in_backward"): TRUTH,
+    (schema.Train, "activation_offload"): TRUTH,
+    (schema.Train, "compile"): TRUTH,
+    (schema.DpReplicate, "degree"): COUNT,
+    (schema.DpReplicate, "kind"): _one_of("ddp"),
+    (schema.DpReplicate, "bucket_cap_mb"): POSITIVE,
+    (schema.DpReplicate, "gradient_as_bucket_view"): TRUTH,
+    (schema.DpReplicate, "find_unused_parameters"): TRUTH,
+    (schema.DpReplicate, "static_graph"): TRUTH,
+    (schema.DpReplicate, "broadcast_buffers"): TRUTH,
+    (schema.DpReplicate, "init_sync"): TRUTH,
+    (schema.DpReplicate, "comm_hook"): _one_of("", "fp16_compress", "bf16_compress", "power_sgd"),
+    (schema.DpReplicate, "no_sync"): TRUTH,
+    (schema.DpReplicate, "zero_redundancy_optimizer"): TRUTH,
+    (schema.DpShard, "degree"): COUNT,
+    (schema.DpShard, "reshard_after_forward"): Check(
+        "true, false or a whole number from 1", lambda value: isinstance(value, bool) or 1 <= value <= _MOST
+    ),
+    (schema.DpShard, "keep_last"): TRUTH,
+    (schema.DpShard, "groups"): _like(r"[\w.]+( [\w.]+)*", 'paths of modules with spaces between them ("norm head")'),
+    (schema.DpShard, "kind"): replace(_one_of("fsdp2", "fsdp1"), allowed="fsdp2", names=("fsdp2",)),
+    (schema.DpShard, "reduce_dtype"): _one_of("float32", "bfloat16"),
+    (schema.DpShard, "offload"): _one_of("", "cpu"),
+    (schema.DpShard, "no_sync"): TRUTH,
+    (schema.DpShard, "prefetch"): COUNT_OR_NONE,
+    (schema.Tp, "degree"): COUNT,
+    (schema.Tp, "sequence_parallel"): TRUTH,
+    (schema.Tp, "loss_parallel"): TRUTH,
+    (schema.Tp, "plan"): ANYTHING,
+    (schema.Pp, "degree"): COUNT,
+    (schema.Pp, "schedule"): _like(r"\w+", "the name of a schedule of torch.distributed.pipelining"),
+    (schema.Pp, "split"): COUNT,
+    (schema.Cp, "degree"): COUNT,
+    (schema.Cp, "rotate"): _one_of("allgather", "alltoall"),
+    (schema.Ep, "degree"): COUNT,
+    (schema.Ep, "imbalance"): Check("a number from 1", lambda value: 1 <= value <= _MOST),
+    (schema.Parallel, "deepspeed"): Check("the path of a ds_config.json, or its content as a mapping", _anything),
+    (schema.Gpu, "name"): TEXT,
+    (schema.Gpu, "total_bytes"): _size(MIB, "a size from 1MiB to 4TiB, such as 79.1GiB"),
+    (schema.Gpu, "arch"): _like(r"sm_[1-9][0-9]{1,2}[a-z]?|gfx[0-9a-f]{3,4}", "such as sm_90 or gfx942"),
+    (schema.Cluster, "nodes"): COUNT,
+    (schema.Cluster, "gpus_per_node"): COUNT,
+    (schema.Cluster, "held_by_others_bytes"): _size(0, "a size from 0 to 4TiB, such as 2GiB"),
+    (schema.Software, "torch"): _like(r"[0-9]+\.[0-9]+\S*", "a version such as 2.13", _LONGEST_VERSION),
+    (schema.Software, "cuda"): _like(r"[0-9]+\.[0-9]+\S*", "a version such as 13.0", _LONGEST_VERSION),
+    (schema.Allocator, "conf"): TEXT,
+}

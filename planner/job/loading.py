@@ -1,0 +1,99 @@
+"""Job specs and bundles, from files and from what a service receives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from planner.errors import SpecError
+from planner.hardware import catalog
+from planner.job import consistency
+from planner.job.json_text import read_json
+from planner.job.nodes import Node, node_from_data
+from planner.job.reading import read_dataclass
+from planner.job.schema import Job
+from planner.job.size_limits import LARGEST_YAML
+from planner.job.text_files import file_text
+from planner.job.yaml_text import read_yaml
+
+BUNDLE_SCHEMA = "planner.bundle/1"
+
+
+def load_job(path: Path) -> Job:
+    """The job of a file: a spec in YAML, or a bundle in JSON as `planner spec --bundle` prints it.
+
+    Raises SpecError with file, line and column for whatever is wrong.
+    """
+    source = str(path)
+    text = file_text(path, source)
+    if path.suffix == ".json" or _is_json_object(text):
+        data = read_json(text, source)
+        if isinstance(data, dict) and "schema" in data:
+            return load_bundle(data, source)
+    return _job(read_yaml(text, source), path.parent)
+
+
+def load_bundle(document: Mapping[str, Any], source: str = "the bundle") -> Job:
+    """The job of a bundle that is parsed already; nothing outside of it is read. Raises SpecError."""
+    if document.get("schema") != BUNDLE_SCHEMA:
+        raise SpecError(f"the schema is {document.get('schema')!r}", allowed=BUNDLE_SCHEMA, place=source)
+    parts = {key: value for key, value in document.items() if key != "schema"}
+    return load_document(parts, source)
+
+
+def load_document(document: Mapping[str, Any], source: str = "the spec") -> Job:
+    """The job of a spec that is parsed already and refers to nothing outside. Raises SpecError."""
+    return _job(node_from_data(document, source), None)
+
+
+def load_yaml(text: str, source: str = "the spec") -> Job:
+    """The job of a spec in YAML that refers to nothing outside. Raises SpecError with line and column."""
+    if len(text) > LARGEST_YAML:
+        raise SpecError(
+            f"the spec has {len(text)} characters of YAML", allowed=f"at most {LARGEST_YAML}; or a bundle", place=source
+        )
+    return _job(read_yaml(text, source), None)
+
+
+def load_node(document: Node, folder: Path | None) -> Job:
+    """The job of a spec that somebody put together; relative paths start at `folder`. Raises SpecError at the nodes'
+    own places."""
+    return _job(document, folder)
+
+
+def _is_json_object(text: str) -> bool:
+    if not text.lstrip().startswith("{"):
+        return False
+    try:
+        read_json(text, "")
+    except SpecError:
+        return False  # a YAML mapping in braces, or broken: the YAML reader says where
+    return True
+
+
+def _job(document: Node, folder: Path | None) -> Job:
+    document.mapping("a mapping with model, train, parallel, cluster, ...")
+    job = cast(Job, read_dataclass(Job, document, folder))
+    if "gpu" not in document.nearest_to("cluster").mapping() or document.nearest_to("cluster") is document:
+        raise SpecError(
+            "cluster.gpu is missing",
+            allowed=", ".join(catalog.names()) + "; or {total_bytes: 79.1GiB, arch: sm_90}",
+            place=document.nearest_to("cluster").place,
+        )
+    consistency.check(job, document)
+    return _with_factory_path(job, document, folder)
+
+
+def _with_factory_path(job: Job, document: Node, folder: Path | None) -> Job:
+    """A factory is looked for beside the spec; a bundle carries the folder that was meant."""
+    if not job.model.factory or folder is None:
+        return job
+    path = (folder / job.model.factory_path).resolve()
+    if not path.is_dir():
+        node = document.nearest_to("model.factory_path")
+        raise node.error(
+            f"is {node.summary}, and there is no such folder", allowed="a folder with the factory's module"
+        )
+    return replace(job, model=replace(job.model, factory_path=str(path)))

@@ -1,0 +1,101 @@
+"""Short ways to write a part of a job spec, as rewritings to the long one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from planner.job import gpu_names, schema
+from planner.job.nodes import Node, below
+
+
+def written_out(kind: type, node: Node) -> Node:
+    """The node in the long form of the dataclass `kind`; itself if it is not in a short form."""
+    rewrite = _REWRITINGS.get(kind)
+    return rewrite(node) if rewrite else node
+
+
+def describe_allowed(kind: type) -> str:
+    """What may be written for the dataclass `kind`."""
+    return _ALLOWED.get(kind, "a mapping")
+
+
+def _single(key: str) -> Callable[[Node], Node]:
+    """A lone value stands for the mapping with this one key."""
+
+    def rewrite(node: Node) -> Node:
+        if node.value is None or isinstance(node.value, dict | list):
+            return node
+        return _mapping(node, {key: node})
+
+    return rewrite
+
+
+def _mapping(node: Node, children: dict[str, Node]) -> Node:
+    return replace(node, value=children)
+
+
+def _optimizer(node: Node) -> Node:
+    """All keys but `name` are the optimizer's own arguments."""
+    node = _single("name")(node)
+    if not isinstance(node.value, dict):
+        return node
+    arguments = {key: child for key, child in node.value.items() if key != "name"}
+    named = {"name": node.value["name"]} if "name" in node.value else {}
+    return _mapping(node, {**named, "arguments": _mapping(node, arguments)})
+
+
+def _recompute(node: Node) -> Node:
+    """`{every: 2}` needs no mode."""
+    node = _single("mode")(node)
+    if isinstance(node.value, dict) and "every" in node.value and "mode" not in node.value:
+        every = node.value["every"]
+        mode = replace(every, value="every", path=below(node.path, "mode"), written="")
+        return _mapping(node, {"mode": mode, **node.value})
+    return node
+
+
+def _gpu(node: Node) -> Node:
+    """A catalog name brings its figures along; what is written beside it wins."""
+    if node.value is None:
+        return _mapping(node, {})  # said aloud: there is none, and so no verdict
+    node = _single("name")(node)
+    if not isinstance(node.value, dict):
+        return node
+    given = node.value
+    if {"total_bytes", "arch"} <= given.keys():
+        return node
+    if "name" not in given or not isinstance(given["name"].value, str):
+        return node
+    entry = gpu_names.look_up(given["name"].value, place=given["name"].place)
+    facts: dict[str, str | int] = {"total_bytes": entry.total_bytes, "arch": entry.arch}
+    filled = {key: replace(node, value=value, path=below(node.path, key)) for key, value in facts.items()}
+    name = replace(given["name"], value=entry.name)
+    return _mapping(node, {**filled, **given, "name": name})
+
+
+_REWRITINGS: dict[type, Callable[[Node], Node]] = {
+    schema.Loss: _single("name"),
+    schema.Optimizer: _optimizer,
+    schema.Recompute: _recompute,
+    schema.DpReplicate: _single("degree"),
+    schema.DpShard: _single("degree"),
+    schema.Tp: _single("degree"),
+    schema.Pp: _single("degree"),
+    schema.Cp: _single("degree"),
+    schema.Ep: _single("degree"),
+    schema.Gpu: _gpu,
+}
+_ALLOWED: dict[type, str] = {
+    schema.Model: "a mapping with one of hf_config, factory and decoder",
+    schema.Loss: "the name of a loss, or a mapping",
+    schema.Optimizer: "the name of a class of torch.optim, or a mapping",
+    schema.Recompute: "none, full, selective or {every: 2}",
+    schema.DpReplicate: "a degree, or a mapping",
+    schema.DpShard: "a degree, or a mapping",
+    schema.Tp: "a degree, or a mapping",
+    schema.Pp: "a degree, or a mapping",
+    schema.Cp: "a degree, or a mapping",
+    schema.Ep: "a degree, or a mapping",
+    schema.Gpu: "a name of the catalog, or {total_bytes: 79.1GiB, arch: sm_90}",
+}

@@ -1,0 +1,41 @@
+"""What `planner measure` does: one job from a file, its step on a device, one more line in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from planner.errors import MeasureError
+from planner.job.loading import load_job
+from planner.measuring import store
+from planner.measuring.measure import measure
+from planner.measuring.measurement import Measurement
+
+MEASUREMENTS = Path("measurements.jsonl")
+
+
+def run_measure(
+    path: Path, *, device: str = "cuda", rank: int = 0, out: Path = MEASUREMENTS, snapshot: Path | None = None
+) -> Measurement:
+    """Measures the job of a YAML spec or a bundle and appends the line to `out`.
+
+    A world larger than one is measured with absent peers, unless the caller has initialised torch.distributed.
+    Raises SpecError, MeasureError.
+    """
+    job = load_job(path)
+    chosen = _device(device)
+    peers = "present" if torch.distributed.is_initialized() else "absent"
+    measured = measure(job, chosen, rank=rank, peers=peers, snapshot=snapshot)
+    store.append(out, [measured.measurement])
+    return measured.measurement
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise MeasureError(f"there is no device {name!r}", allowed="cuda, cuda:1, cpu", place="--device") from None
+    if device.type == "cuda":
+        return torch.device("cuda", device.index or 0)
+    return device

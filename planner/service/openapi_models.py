@@ -1,0 +1,265 @@
+"""What OpenAPI says of requests and answers. What is asked is read by planner.job, whose errors say more."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.report.statement import Verdict
+
+
+class Problem(BaseModel):
+    """RFC 9457, with what a person needs to go on."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "type": "urn:planner:problem:spec",
+                "title": "Unprocessable Content",
+                "status": 422,
+                "detail": "the body: train.precision is bf16\n  allowed: none, bf16_autocast, fp16_autocast",
+                "problem": "train.precision is bf16",
+                "allowed": "none, bf16_autocast, fp16_autocast",
+                "place": "the body",
+            }
+        }
+    )
+    type: str
+    title: str
+    status: int
+    detail: str
+    problem: str = ""
+    allowed: str = ""
+    remedy: str = ""
+    place: str = ""
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+    schema_: str = Field(alias="schema")
+
+
+class PendingPlan(_Answer):
+    """A plan that is being made: ask for it by its id, or send the job again."""
+
+    plan_id: str
+    trace_id: str
+    verdict: str = "pending"
+    check_id: str | None = None
+    least_bytes: int | None = None
+    """Of a check: the fullest rank will take at least so much of its GPU."""
+
+
+class Check(_Answer):
+    """Whether a job fits. Bytes are those of the rank class that decides.
+
+    With `basis` "lower_bound" the plan is not made yet, and the job exceeds whatever it will say: `device_bytes` are
+    what the fullest rank takes at least, and so are both ends of the interval.
+    """
+
+    check_id: str
+    plan_id: str
+    trace_id: str
+    verdict: Verdict
+    calibrated: bool
+    device_bytes: int
+    interval_bytes: tuple[int, int]
+    capacity_bytes: int
+    headroom_bytes: int
+    message: str
+    """One line for people, as `planner check` prints it."""
+    basis: Literal["lower_bound"] | None = None
+
+
+class Plan(_Answer):
+    """A plan, as `planner plan --format json` prints it; abridged here."""
+
+    model_config = ConfigDict(extra="allow")
+    plan_id: str
+    trace_id: str
+    verdict: Verdict
+    calibrated: bool
+    job: dict[str, Any]
+    rank_classes: list[dict[str, Any]]
+    advice: list[dict[str, Any]]
+    provenance: dict[str, str]
+    seconds: dict[str, float]
+
+
+class PlanSummary(BaseModel):
+    """A plan in a list. Bytes are sums over all ranks of the job."""
+
+    plan_id: str
+    trace_id: str
+    stored_at: datetime
+    verdict: Verdict
+    calibrated: bool
+    name: str
+    team: str
+    queue: str
+    gpu: str
+    ranks: int
+    requested_bytes: int
+    predicted_bytes: int
+
+
+class PlanList(_Answer):
+    plans: list[PlanSummary]
+
+
+class MeasuredRank(BaseModel):
+    """The peaks that one rank saw; null is not measured."""
+
+    rank: int
+    host: str = ""
+    gpu_uuid: str = ""
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    device_bytes: int | None = None
+
+
+class BoundJob(_Answer):
+    """A job and the plan that was made for it. Of a PUT, `measured` holds the ranks that it told of."""
+
+    system: str
+    id: str
+    plan_id: str
+    team: str
+    queue: str
+    hosts: list[str]
+    gpu_uuids: list[str]
+    started_at: str | None
+    ended_at: str | None
+    outcome: str
+    lapses_at: str | None = None
+    measured: list[MeasuredRank]
+
+
+class Health(BaseModel):
+    status: str
+
+
+EXAMPLE_JOB: dict[str, Any] = {
+    "metadata": {"name": "tiny", "team": "nlp", "queue": "h100"},
+    "model": {"decoder": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "vocab": 256}},
+    "train": {"micro_batch_size": 2, "sequence_length": 32, "optimizer": {"name": "AdamW"}},
+    "parallel": {"dp_replicate": 1},
+    "cluster": {"nodes": 1, "gpus_per_node": 1, "gpu": "H100-SXM-80GB"},
+}
+"""A job that is traced in a moment."""
+EXAMPLE_YAML = """\
+metadata: {name: tiny, team: nlp}
+model: {decoder: {layers: 2, hidden: 64, heads: 4, kv_heads: 4, ffn: 128, vocab: 256}}
+train: {micro_batch_size: 2, sequence_length: 32}
+cluster: {nodes: 1, gpus_per_node: 1, gpu: H100-SXM-80GB}
+"""
+EXAMPLE_BINDING: dict[str, Any] = {
+    "plan_id": "pl-aaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "team": "nlp",
+    "queue": "h100",
+    "hosts": ["node-17"],
+    "gpu_uuids": ["GPU-5c2b8b1e-0000-0000-0000-000000000000"],
+    "started_at": "2026-01-02T03:04:05Z",
+    "ended_at": None,
+    "outcome": "",
+    "measured": [{"rank": 0, "allocated_bytes": 1048576, "reserved_bytes": 2097152, "device_bytes": None}],
+}
+
+_SECTIONS = ("metadata", "model", "train", "parallel", "cluster", "software", "allocator")
+_JOB_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "A bundle (planner spec --bundle), or a job spec that refers to nothing outside.",
+    "properties": {
+        "schema": {"type": "string", "enum": ["planner.bundle/1"]},
+        **{name: {"type": "object"} for name in _SECTIONS},
+    },
+    "required": ["model", "cluster"],
+    "additionalProperties": False,
+    "example": EXAMPLE_JOB,
+}
+_TEXTS = {"type": "array", "items": {"type": "string"}, "nullable": True}
+_JOB_CHANGE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "What is newly known of a job, or the report of planner.measuring.callback (planner.job/1).",
+    "properties": {
+        "schema": {"type": "string", "enum": ["planner.job/1"]},
+        "system": {"type": "string"},
+        "id": {"type": "string"},
+        "plan_id": {"type": ["string", "null"]},
+        "team": {"type": ["string", "null"]},
+        "queue": {"type": ["string", "null"]},
+        "hosts": {"type": ["array", "null"], "items": {"type": "string"}},
+        "gpu_uuids": {"type": ["array", "null"], "items": {"type": "string"}},
+        "started_at": {"type": ["string", "null"], "format": "date-time"},
+        "ended_at": {"type": ["string", "null"], "format": "date-time"},
+        "outcome": {"type": ["string", "null"], "enum": ["", "finished", "failed", "out_of_memory", None]},
+        "lease_seconds": {
+            "type": ["integer", "null"],
+            "description": "without a further word the job counts as ended after so many seconds",
+        },
+        "measured": {"type": "array", "items": {"$ref": "#/components/schemas/MeasuredRank"}},
+        "ranks": {"type": "array", "items": {"type": "object"}, "description": "as docs/callback.md has them"},
+    },
+    "additionalProperties": False,
+    "example": EXAMPLE_BINDING,
+}
+
+_CODES = {
+    400: "the body cannot be read",
+    401: "a bearer token is needed",
+    403: "the job brings code, which this service does not take",
+    404: "there is none of that id",
+    408: "the body took too long to arrive",
+    409: "it contradicts what is stored",
+    413: "the body is too large",
+    415: "a content type that is not read here",
+    422: "the job, or a value, cannot be used",
+    429: "too much at once: come again after Retry-After",
+    503: "something that the service stands on is not there: come again after Retry-After",
+    504: "the plan was not ready in the time that `Prefer: wait` gave it",
+}
+
+
+def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """The errors that an endpoint documents; those that any request can meet are among them."""
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {code: {"description": _CODES[code], "content": content} for code in sorted({*codes, 429, 503})}
+
+
+def takes(schema: dict[str, Any], example: Any, yaml: str = "") -> dict[str, Any]:
+    """The body of an endpoint that reads it itself."""
+    content: dict[str, Any] = {"application/json": {"schema": schema, "example": example}}
+    if yaml:
+        content["application/yaml"] = {"schema": {"type": "string"}, "example": yaml}
+    return {"requestBody": {"required": True, "content": content}, "security": [{"bearer": []}, {}]}
+
+
+def _prefer(text: str) -> dict[str, Any]:
+    return {"name": "Prefer", "in": "header", "required": False, "schema": {"type": "string"}, "description": text}
+
+
+_WRITES = (400, 401, 408, 413, 415, 422)
+plan_a_job: dict[str, Any] = {
+    "response_model": Plan,
+    "responses": {202: {"model": PendingPlan, "description": "it is being made"}, **problems(*_WRITES, 403, 504)},
+    "openapi_extra": takes(_JOB_SCHEMA, EXAMPLE_JOB, EXAMPLE_YAML)
+    | {"parameters": [_prefer("`wait=N`: at most N seconds; `respond-async`: 202 instead of 504")]},
+}
+one_plan: dict[str, Any] = {"response_model": Plan, "responses": problems(404)}
+plan_list: dict[str, Any] = {"response_model": PlanList, "responses": problems(422)}
+check_a_job: dict[str, Any] = {
+    "response_model": Check,
+    "responses": {202: {"model": PendingPlan, "description": "it is being made"}, **problems(*_WRITES, 403)},
+    "openapi_extra": takes(_JOB_SCHEMA, EXAMPLE_JOB, EXAMPLE_YAML)
+    | {"parameters": [_prefer("`wait=N`: at most N seconds instead of the service's own")]},
+}
+bind_a_job: dict[str, Any] = {
+    "response_model": BoundJob,
+    "responses": problems(*_WRITES, 404, 409),
+    "openapi_extra": takes(_JOB_CHANGE_SCHEMA, EXAMPLE_BINDING),
+}
+one_job: dict[str, Any] = {"response_model": BoundJob, "responses": problems(404)}
+alive: dict[str, Any] = {"response_model": Health}
+ready: dict[str, Any] = {"response_model": Health, "responses": problems()}

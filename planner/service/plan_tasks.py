@@ -1,0 +1,90 @@
+"""Tasks of a tracing worker's child process: trace, judge and advise."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from planner.errors import PlannerError, SpecError
+from planner.job.schema import Job
+from planner.layout.mesh import Mesh
+from planner.layout.rank_classes import rank_classes
+from planner.planning import pipeline
+from planner.planning.answer import add_advice
+from planner.planning.pipeline import PlanningResult
+from planner.report.statement import Verdict
+from planner.runtime.channel import AnswerWriter
+from planner.service.ids import Order
+from planner.tracing import trace_text
+from planner.tracing.isolation import Isolation
+
+PLAN, TRACES, FURTHER, UNREADABLE = "plan", "traces", "further", "unreadable"
+"""Parts of the answer: a plan, traces as text by rank, ranks to be traced besides, that stored traces are damaged."""
+
+
+def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
+    """Trace every rank class, one after the other, judge, advise, and answer the plan and its traces."""
+    order, isolation = argument
+    with _code_at_fault(order.job):
+        made = pipeline.plan_with_traces(order.job, order.calibration, isolation=isolation)
+    _answer_plan(order, made, isolation, answer)
+    if not order.runs_code:
+        texts = {each.rank_class.representative: trace_text.dumps(each.trace) for each in made.traces}
+        answer.write(TRACES, pickle.dumps(texts))
+
+
+def trace_rank(argument: tuple[Job, int, Isolation], answer: AnswerWriter) -> None:
+    """Answer the trace of one rank, and which ranks of its class do otherwise."""
+    job, rank, isolation = argument
+    found = pipeline.trace_rank(job, rank, isolation)
+    parts = [
+        part.representative
+        for each in rank_classes(Mesh.of(job.parallel))
+        if each.representative == rank
+        for part in pipeline.parts_of_class(job, each, found)
+    ]
+    answer.write(FURTHER, pickle.dumps(tuple(parts[1:])))
+    answer.write(TRACES, pickle.dumps({rank: trace_text.dumps(found)}))
+
+
+def judge_traces(argument: tuple[Order, Mapping[int, str], Isolation], answer: AnswerWriter) -> None:
+    """Answer the plan that follows from traces by representative; UNREADABLE if they are not those of the job."""
+    order, texts, isolation = argument
+    try:
+        traces = pipeline.assign_ranks(order.job, {rank: trace_text.loads(text) for rank, text in texts.items()})
+    except (ValueError, KeyError):
+        answer.write(UNREADABLE, b"")
+        return
+    with _code_at_fault(order.job):
+        made = pipeline.judge_traces(order.job, traces, order.calibration)
+    _answer_plan(order, made, isolation, answer)
+
+
+def _answer_plan(order: Order, made: PlanningResult, isolation: Isolation, answer: AnswerWriter) -> None:
+    """The plan as soon as it is known: advice may take longer than there is time."""
+    answer.write(PLAN, pickle.dumps(made.plan))
+    if made.plan.verdict is not Verdict.EXCEEDS:
+        return
+    try:
+        found = add_advice(made, order.job, order.calibration, isolation=isolation)
+    except PlannerError:
+        return
+    answer.write(PLAN, pickle.dumps(found.plan))
+
+
+@contextmanager
+def _code_at_fault(job: Job) -> Iterator[None]:
+    """Inside, whatever a trace of code of users breaks is that code's fault, and not one of planner."""
+    try:
+        yield
+    except (PlannerError, MemoryError):
+        raise
+    except Exception as error:
+        if not job.model.factory:
+            raise
+        raise SpecError(
+            f"what {job.model.factory} did makes no plan: {type(error).__name__}: {error}",
+            allowed="a callable that returns an nn.Module and leaves its process alone",
+            place="model.factory",
+        ) from error

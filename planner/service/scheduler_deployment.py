@@ -1,0 +1,231 @@
+"""PlanScheduler as a Serve deployment with Ray actors as workers, and the handle that replicas call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from planner.history.counters import Counters
+from planner.history.store import History
+from planner.runtime.fork_server import ServerLostError
+from planner.runtime.limits import Limits
+from planner.service.ids import Order
+from planner.service.outcomes import Outcome
+from planner.service.plan_scheduler import PlanScheduler
+from planner.service.pool_metrics import PoolFigures
+from planner.service.service_errors import WorkerLostError
+from planner.service.tracing_worker import TracingWorker
+from planner.service.user_code import code_isolation
+from planner.service.worker_pool import WorkerDiedError, Workers
+from planner.settings import Settings
+from planner.tracing.isolation import Isolation
+
+TRACERS = "Tracers"
+MOST_WORKERS = 8
+WORKER_CPUS = 0.5
+"""Of a node: a trace keeps one busy, but for most of the time there is none."""
+WARMING_SECONDS = 60.0
+"""What a process takes at most to load PyTorch on a machine that is busy."""
+GRACE_SECONDS = 30.0
+SLACK_SECONDS = 2.0
+READY_SECONDS = 3.0
+AWAY = RayActorError, RayServeException, TaskCancelledError
+"""What Ray says of a deployment whose replica died, is ended, or is not there."""
+_log = logging.getLogger("planner.service")
+
+
+class RayWorker:
+    """A TracingWorker in an actor of its own; it ends with whoever hired it."""
+
+    def __init__(self, limits: Limits, isolation: Isolation) -> None:
+        self._work = 0
+        self._actor: Any = _actor_class().options(scheduling_strategy="SPREAD").remote(limits, isolation)
+
+    async def ready(self) -> None:
+        await self.process()
+
+    async def process(self) -> int:
+        """Its id; waits for its start, but not for what it does."""
+        found: int = await self._result(self._actor.process.options(concurrency_group="ask").remote())
+        return found
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        self._work += 1
+        return await self._result(getattr(self._actor, method).remote(self._work, *arguments))
+
+    async def wait_until_dead(self) -> None:
+        """Returns when the actor has died: until then its call goes on."""
+        with contextlib.suppress(WorkerDiedError):
+            await self._result(self._actor.live.options(concurrency_group="live").remote())
+
+    async def stop(self) -> None:
+        await self._result(self._actor.stop.options(concurrency_group="ask").remote(self._work))
+
+    def kill(self) -> None:
+        ray.kill(self._actor, no_restart=True)
+
+    async def _result(self, reference: Any) -> Any:
+        try:
+            return await reference
+        except RayTaskError as fault:
+            if isinstance(fault.cause, ChildProcessError | ServerLostError):
+                raise WorkerDiedError(str(fault.cause)) from fault
+            raise  # a fault of ours, with the place where it happened
+        except RayActorError as death:
+            raise WorkerDiedError(str(death)) from death
+
+
+def _actor_class() -> Any:
+    # What is asked beside the work has a thread of its own. The decorator's types know nothing of groups.
+    decorate: Any = ray.remote
+    return decorate(num_cpus=WORKER_CPUS, max_restarts=0, concurrency_groups={"live": 1, "ask": 1})(TracingWorker)
+
+
+class PlanSchedulerDeployment:
+    """One replica, whose loop is that of :class:`PlanScheduler`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._history = History.open(settings.database)
+        self._counters = Counters(self._history.totals)
+        self._figures = PoolFigures(self._counters)
+        self._telling: asyncio.Task[None] | None = None
+        self._tracers: PlanScheduler | None = None
+        self._starting = asyncio.Lock()
+
+    async def make(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
+        return await (await self._start_scheduler()).make(order, seconds, keep)
+
+    async def state(self) -> dict[str, int]:
+        return (await self._start_scheduler()).state()
+
+    async def end(self) -> None:
+        """Make no more plans: those that are being made have some seconds, those that wait for the rest are told."""
+        await (await self._start_scheduler()).finish(GRACE_SECONDS)
+
+    async def check_health(self) -> None:
+        """Called by Serve from the beginning: so the workers are warm before the first job."""
+        await self._start_scheduler()
+
+    async def __del__(self) -> None:
+        """Serve awaits this after the last answer: what goes on in the background is finished and stored."""
+        if self._tracers is not None:
+            await self._tracers.finish(GRACE_SECONDS)
+            self._figures.publish(self._tracers.state())
+        if self._telling is not None:
+            self._telling.cancel()
+        await asyncio.to_thread(self._counters.close)
+        self._history.close()
+
+    async def _start_scheduler(self) -> PlanScheduler:
+        async with self._starting:
+            if self._tracers is None:
+                count = await asyncio.to_thread(worker_count, self._settings)
+                self._tracers = tracers(self._settings, self._history, count)
+                self._tracers.start()
+                self._counters.start()
+                self._telling = asyncio.create_task(self._figures.keep_publishing(self._tracers.state))
+        return self._tracers
+
+
+def tracers(settings: Settings, history: History, count: int) -> PlanScheduler:
+    """PlanScheduler over Ray actors; not started."""
+    limits = Limits(seconds=settings.trace_seconds, memory_bytes=settings.trace_memory_bytes)
+    isolation = code_isolation(settings)
+    workers = Workers(
+        lambda: RayWorker(limits, isolation), count, most_wait_seconds=settings.trace_seconds * 2 + WARMING_SECONDS
+    )
+    return PlanScheduler(settings, history, workers)
+
+
+def worker_count(settings: Settings) -> int:
+    """As set; else one for every CPU of the cluster, up to a number."""
+    if settings.trace_workers:
+        return settings.trace_workers
+    resources: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return max(1, min(int(resources.get("CPU", 1)), MOST_WORKERS))
+
+
+def tracers_application(settings: Settings) -> Any:
+    """To be bound into the application as the argument from which :class:`TracingHandle` is made."""
+    deployment = serve.deployment(
+        name=TRACERS,
+        num_replicas=1,
+        max_ongoing_requests=10_000,  # they wait here, where equal jobs are known; the bound is Tracers' own
+        graceful_shutdown_timeout_s=GRACE_SECONDS,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=2,
+        ray_actor_options={"num_cpus": 0.1},
+    )(PlanSchedulerDeployment)
+    return deployment.bind(settings)
+
+
+class TracingHandle:
+    """PlanScheduler as a replica of the service sees them."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+
+    async def make(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
+        """As :class:`planner.service.outcomes.PlanMaker` says; once more if the one that all share has died."""
+        loop = asyncio.get_running_loop()
+        until = None if seconds is None else loop.time() + seconds
+        try:
+            return await self._ask(order, seconds, keep)
+        except AWAY as death:
+            _log.warning("the tracers died and are asked again: %s", type(death).__name__)
+        left = None if until is None else max(until - loop.time(), 0.001)
+        try:
+            return await self._ask(order, left, keep)
+        except AWAY as death:
+            raise WorkerLostError(
+                "the process that has plans made died, twice", remedy="try again; see the service's log"
+            ) from death
+
+    async def state(self) -> dict[str, int]:
+        """Figures for metrics, see :meth:`planner.service.plan_scheduler.PlanScheduler.state`."""
+        found: dict[str, int] = await self._handle.state.remote()
+        return found
+
+    async def ready(self) -> None:
+        """Returns when a process can trace. Raises WorkerLostError if none can."""
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                state = await self.state()
+        except (TimeoutError, *AWAY) as silence:
+            raise WorkerLostError(
+                "the process that has plans made does not answer", remedy="wait; it starts"
+            ) from silence
+        if not state["workers"]:
+            raise WorkerLostError("no tracing process is ready", remedy="wait; they load PyTorch")
+
+    async def _ask(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
+        response: Any = self._handle.make.remote(order, seconds, keep)
+        try:
+            # PlanScheduler keep the time themselves; this is for one that does not even answer.
+            async with asyncio.timeout(None if seconds is None else seconds + SLACK_SECONDS):
+                found: Outcome | None = await response
+                return found
+        except TimeoutError:
+            return None
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+
+
+def end_tracing(application: str) -> None:
+    """Have the tracers of that application answer everybody who waits for them, within :data:`GRACE_SECONDS`."""
+    try:
+        handle: Any = serve.get_deployment_handle(TRACERS, application)
+        handle.end.remote().result(timeout_s=GRACE_SECONDS + SLACK_SECONDS)
+    except (*AWAY, RayTaskError, TimeoutError) as away:
+        _log.warning("the tracers are ended without having answered: %s", away or type(away).__name__)

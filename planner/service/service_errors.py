@@ -1,0 +1,61 @@
+"""Errors of a service that did not plan a job now, or does not plan it at all."""
+
+from __future__ import annotations
+
+from planner.errors import PlannerError
+from planner.runtime.limits import Limit, LimitExceededError
+from planner.units import show_bytes
+
+
+class ServiceError(PlannerError):
+    """The service cannot do what was asked."""
+
+
+class BusyError(ServiceError):
+    """More jobs wait already than are let wait; `retry_after_seconds` is when it is worth while to ask again."""
+
+    def __init__(
+        self, problem: str, *, allowed: str = "", remedy: str = "", place: str = "", retry_after_seconds: int = 1
+    ) -> None:
+        super().__init__(problem, allowed=allowed, remedy=remedy, place=place)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class DeadlineError(ServiceError):
+    """The plan was not ready within the time that its caller gave it."""
+
+
+class TraceLimitError(ServiceError):
+    """The trace takes more time or memory than one job may take here: the same job will not do better later."""
+
+
+class WorkerLostError(ServiceError):
+    """The process that traced the job died, twice, or none can be started: the same job may succeed later."""
+
+
+class FactoryNotAllowedError(ServiceError):
+    """The job brings code (`model.factory`), and whoever runs this service has not allowed that."""
+
+
+_REMEDY = (
+    "fewer layers, micro-batches (train.gradient_accumulation_steps) or iterations: the figures of many micro-batches "
+    "are those of a few"
+)
+
+
+def trace_limit_error(exceeded: LimitExceededError) -> TraceLimitError:
+    """What its owner is told of a job whose trace took more than a limit of the service."""
+    limits = exceeded.limits
+    match exceeded.limit:
+        case Limit.SECONDS:
+            problem = f"the job was not traced within {limits.seconds:g} s"
+            allowed = f"at most {limits.seconds:g} s for a trace"
+        case Limit.MEMORY:
+            problem = f"the trace takes {show_bytes(round(exceeded.used))} of this machine's memory, which is too much"
+            allowed = f"{show_bytes(limits.memory_bytes)} (PLANNER_TRACE_MEMORY_BYTES)"
+        case Limit.TASKS:
+            problem, allowed = "the trace starts too many processes and threads", f"at most {limits.tasks}"
+        case Limit.ANSWER:
+            problem = "the trace of the job is too large"
+            allowed = f"at most {show_bytes(limits.answer_bytes)} of text"
+    return TraceLimitError(problem, allowed=allowed, remedy=_REMEDY, place="job")

@@ -1,0 +1,114 @@
+"""A worker that traces jobs: it forks a child for each piece of work and watches it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from planner.job.schema import Job
+from planner.runtime import answers, running
+from planner.runtime.fork_server import ForkServer
+from planner.runtime.limits import Limit, LimitExceededError, Limits
+from planner.runtime.supervision import StoppedError
+from planner.runtime.task import FAULT, MEMORY, Answer, Task
+from planner.service.ids import Order
+from planner.service.outcomes import PlanRefused, WorkerResult
+from planner.service.plan_tasks import FURTHER, PLAN, TRACES, UNREADABLE
+from planner.tracing.isolation import Isolation
+from planner.tracing.preload import PRELOAD
+
+_TASKS = "planner.service.plan_tasks"
+
+
+class TracingWorker:
+    """Does one piece of work at a time. What is wrong with a job is a value; an exception is a fault of ours.
+
+    A child of this process is trusted: it answers with pickles. Code of users runs in a child of that child, whose
+    answer it reads.
+    """
+
+    def __init__(self, limits: Limits, isolation: Isolation) -> None:
+        """`limits` are those of a child; `isolation` is for the process of a job's own code, which a child starts."""
+        self._limits, self._isolation = limits, isolation
+        self._server = ForkServer(PRELOAD)
+        self._stopped = 0
+        self._server.start()
+
+    def process(self) -> int:
+        """The id of this process; answered as soon as it can work, and while it does."""
+        return os.getpid()
+
+    def close(self) -> None:
+        """End the server, with what it does."""
+        self._server.close()
+
+    def live(self) -> None:
+        """Does not return: whoever waits for it hears of the end of this process."""
+        threading.Event().wait()
+
+    def stop(self, work: int) -> None:
+        """End this work, and any before it: nobody wants it any more. Work is numbered from 1 by its caller."""
+        self._stopped = max(self._stopped, work)
+
+    def plan(self, work: int, order: Order, seconds: float) -> WorkerResult | PlanRefused:
+        """Trace every rank class, one after the other, judge and advise."""
+        return self._run(work, "make_plan", (order, self._isolation), order.job, seconds)
+
+    def trace(self, work: int, job: Job, rank: int, seconds: float) -> WorkerResult | PlanRefused:
+        """The trace of one rank, and which ranks of its class do otherwise."""
+        return self._run(work, "trace_rank", (job, rank, self._isolation), job, seconds)
+
+    def judge(
+        self, work: int, order: Order, texts: Mapping[int, str], seconds: float
+    ) -> WorkerResult | PlanRefused | None:
+        """The plan that follows from traces by representative; None if they are not those of the job's ranks."""
+        found = self._run(work, "judge_traces", (order, texts, self._isolation), order.job, seconds)
+        unreadable = isinstance(found, WorkerResult) and found.plan is None and found.exceeded is None
+        return None if unreadable else found
+
+    def _run(self, work: int, function: str, argument: Any, job: Job, seconds: float) -> WorkerResult | PlanRefused:
+        limits = self._limits_of(job, seconds)
+        task = Task(f"{_TASKS}:{function}", argument)
+        answer = running.run(task, limits, server=self._server, stopped=lambda: work <= self._stopped)
+        error = answers.error_of(answer)
+        if error is not None:
+            return PlanRefused(error)
+        if FAULT in answer.parts:
+            raise RuntimeError(answer.parts[FAULT].decode(errors="replace"))
+        return _read_result(answer, limits)
+
+    def _limits_of(self, job: Job, seconds: float) -> Limits:
+        own = self._isolation.limits
+        if not job.model.factory:
+            return Limits(seconds=seconds, memory_bytes=self._limits.memory_bytes, tasks=self._limits.tasks)
+        # The job's own code is a child of the child, and counts with it.
+        return Limits(
+            seconds=seconds,
+            memory_bytes=self._limits.memory_bytes + own.memory_bytes,
+            tasks=self._limits.tasks + own.tasks,
+        )
+
+
+def _read_result(answer: Answer, limits: Limits) -> WorkerResult:
+    if isinstance(answer.exceeded, StoppedError):
+        return WorkerResult()
+    exceeded = answer.exceeded if isinstance(answer.exceeded, LimitExceededError) else None
+    if MEMORY in answer.parts:
+        exceeded = LimitExceededError(Limit.MEMORY, limits, limits.memory_bytes)
+    if exceeded is None and answer.exit_code:
+        raise ChildProcessError(f"the tracing process ended with {answers.ending(answer)}")
+    if not exceeded and UNREADABLE not in answer.parts and not {PLAN, TRACES} & answer.parts.keys():
+        raise ChildProcessError("the tracing process ended without an answer")
+    return WorkerResult(
+        plan=_unpickle_part(answer, PLAN),
+        traces=_unpickle_part(answer, TRACES) or {},
+        further=_unpickle_part(answer, FURTHER) or (),
+        exceeded=exceeded,
+    )
+
+
+def _unpickle_part(answer: Answer, part: str) -> Any:
+    return pickle.loads(answer.parts[part]) if part in answer.parts else None

@@ -1,0 +1,173 @@
+"""Writes and reads traces as text, for other processes and the history.
+
+Lines of JSON: what a trace is besides its events, then origins, then events, many to a line. A reader takes one line at
+a time and checks every value, so that a text of code of users costs no more than its length.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from planner.events import (
+    Alloc,
+    Category,
+    EmptyCache,
+    Event,
+    Free,
+    FreeCompleted,
+    Mark,
+    Origin,
+    Phase,
+    Role,
+    Synchronize,
+    Use,
+)
+from planner.tracing.traced import Trace
+
+_ROWS_PER_LINE = 500
+_MOST_LINE_CHARACTERS = 4 * 2**20
+_MOST_NUMBER = 2**62
+_MOST_TEXT = 10_000
+_MOST_DIMS = 64
+
+
+def dumps(trace: Trace) -> str:
+    """The text of a trace; every origin is written once. Equal traces have equal texts, but for `seconds`."""
+    origins: dict[Origin, int] = {}
+    events = [_row(event, origins) for event in trace.events]
+    about = {
+        "buckets": dict(trace.buckets),
+        "unknown_workspaces": list(trace.unknown_workspaces),
+        "sharded_dims": list(trace.sharded_dims),
+        "parts": list(trace.parts),
+        "origins": len(origins),
+        "events": len(events),
+        "seconds": trace.seconds,
+    }
+    rows: Iterable[list[Any]] = ([each.op, each.module, list(each.shape), each.dtype] for each in origins)
+    return "\n".join([_json(about), *map(_json, _batches(rows)), *map(_json, _batches(events))])
+
+
+def loads(text: str) -> Trace:
+    """The trace that was written. Raises ValueError for any other text."""
+    try:
+        return _read(text)
+    except (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"no trace: {error}") from None
+
+
+def _read(text: str) -> Trace:
+    lines = _lines(text)
+    about = json.loads(next(lines, ""))
+    rows = (row for line in lines for row in _rows(json.loads(line)))
+    origins = [_origin(row) for row in islice(rows, _number(about["origins"]))]
+    events = tuple(_events(islice(rows, _number(about["events"])), origins))
+    if len(origins) != about["origins"] or len(events) != about["events"] or next(rows, None) is not None:
+        raise ValueError("the trace is cut off, or something follows it")
+    return Trace(
+        events=events,
+        buckets=_buckets(about["buckets"]),
+        unknown_workspaces=tuple(_text(each) for each in about["unknown_workspaces"]),
+        sharded_dims=tuple(_number(each) for each in about["sharded_dims"]),
+        parts=tuple(_number(each) for each in about["parts"]),
+        seconds=float(about["seconds"]),
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _batches(rows: Iterable[list[Any]]) -> Iterator[list[list[Any]]]:
+    remaining = iter(rows)
+    while batch := list(islice(remaining, _ROWS_PER_LINE)):
+        yield batch
+
+
+def _lines(text: str) -> Iterator[str]:
+    at = 0
+    while at < len(text):
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        if end - at > _MOST_LINE_CHARACTERS:
+            raise ValueError("a line of the trace is too long")
+        yield text[at:end]
+        at = end + 1
+
+
+def _rows(value: Any) -> list[Any]:
+    if not isinstance(value, list) or len(value) > _ROWS_PER_LINE:
+        raise ValueError("no rows")
+    return value
+
+
+def _row(event: Event, origins: dict[Origin, int]) -> list[Any]:
+    match event:
+        case Alloc(block, size, stream, origin):
+            number = -1 if origin is None else origins.setdefault(origin, len(origins))
+            return ["a", block, size, stream, number]
+        case Free(block):
+            return ["f", block]
+        case Use(block, stream):
+            return ["u", block, stream]
+        case FreeCompleted(block):
+            return ["p", block]
+        case Role(block, category, name):
+            return ["r", block, category.value, name]
+        case Mark(phase, iteration):
+            return ["m", phase.value, iteration]
+        case Synchronize():
+            return ["s"]
+        case EmptyCache():
+            return ["e"]
+
+
+_READERS: dict[str, Callable[..., Event]] = {
+    "f": lambda block: Free(_number(block)),
+    "u": lambda block, stream: Use(_number(block), _number(stream)),
+    "p": lambda block: FreeCompleted(_number(block)),
+    "r": lambda block, category, name: Role(_number(block), Category(category), _text(name)),
+    "m": lambda phase, iteration: Mark(Phase(phase), _number(iteration)),
+    "s": Synchronize,
+    "e": EmptyCache,
+}
+
+
+def _events(rows: Iterable[Sequence[Any]], origins: Sequence[Origin]) -> Iterator[Event]:
+    for row in rows:
+        if row[0] == "a":
+            _, block, size, stream, number = row
+            origin = None if number == -1 else origins[_number(number)]
+            yield Alloc(_number(block), _number(size), _number(stream), origin)
+        elif (read := _READERS.get(row[0])) is not None:
+            yield read(*row[1:])
+        else:
+            raise ValueError(f"no event: {row[0]!r:.40}")
+
+
+def _origin(row: Sequence[Any]) -> Origin:
+    op, module, shape, dtype = row
+    if len(shape) > _MOST_DIMS:
+        raise ValueError("a shape of too many dims")
+    return Origin(_text(op), _text(module), tuple(_number(size) for size in shape), _text(dtype))
+
+
+def _buckets(value: Any) -> dict[str, Any]:
+    if not all(isinstance(each, str | int | float | bool) for each in value.values()):
+        raise ValueError("no account of buckets")
+    return dict(value)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MOST_NUMBER:
+        raise ValueError("no count, size or number of a block")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or len(value) > _MOST_TEXT:
+        raise ValueError("no name")
+    return value

@@ -1,0 +1,11 @@
+"""What planner relies on inside torch, transformers and DeepSpeed beyond their public interfaces, in one list.
+
+`table` lists every patch, overridden or called private name and mirrored constant, with its reason and its test;
+`patching` applies patches, which are in that list or are not applied; `checking` compares the installed packages with
+the sources that the list was written for. It imports no package that it describes, and never changes what they compute.
+The packages that run torch's code (paper, training, tracing, measuring) call it.
+"""
+
+from planner.upstream.patching import Wrapper, patch_targets
+
+__all__ = ["Wrapper", "patch_targets"]

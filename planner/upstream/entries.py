@@ -1,0 +1,70 @@
+"""One thing inside another package that planner relies on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """How planner relies on a target."""
+
+    PATCH = "patch"
+    """Replaced while a context manager is open."""
+    OVERRIDE = "override"
+    """A method, not documented for it, that a subclass of planner's overrides."""
+    PRIVATE = "private"
+    """A private name that is called or read."""
+    MIRROR = "mirror"
+    """A number or a rule, written down again in planner because nothing in the package can be asked for it."""
+
+
+class Change(StrEnum):
+    """What follows if the target is not the one that planner was written for."""
+
+    REFUSED = "refused"
+    """Plans could be wrong without a sign of it: nothing is planned."""
+    REPORTED = "reported"
+    """Plans name something less, or take longer: planning goes on after a warning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A target with the reason why planner needs it."""
+
+    target: str
+    """`package.module:Name.inside.it`."""
+    kind: Kind
+    why: str
+    test: str
+    """The file that fails without it, from the root of the repository."""
+    group: str = ""
+    """Patches of one group are applied together."""
+    change: Change = Change.REFUSED
+    has_source: bool = True
+    """Whether its Python source is compared; else only that the target is there."""
+    optional: bool = False
+    """Some of the known versions do not have it."""
+    created: bool = False
+    """Builds of torch without CUDA do not have it: a patch creates it."""
+
+    @property
+    def module(self) -> str:
+        return self.target.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """The qualified name inside the module."""
+        return self.target.partition(":")[2]
+
+    @property
+    def package(self) -> str:
+        return self.target.partition(".")[0].partition(":")[0]
+
+
+def entries(module: str, *names: str, kind: Kind, why: str, test: str, **rest: object) -> tuple[Entry, ...]:
+    """Entries for several names of a module that share everything else."""
+    return tuple(
+        Entry(target=f"{module}:{name}", kind=kind, why=why, test=test, **rest)  # type: ignore[arg-type]
+        for name in names
+    )

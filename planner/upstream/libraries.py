@@ -1,0 +1,87 @@
+"""What planner relies on in transformers and DeepSpeed beyond their public interfaces."""
+
+from __future__ import annotations
+
+from planner.upstream.entries import Change, Entry, Kind, entries
+
+_MIXTURES = "tests/traces/test_mixtures_on_paper.py"
+_STAGE_3 = "tests/traces/test_deepspeed_stage3.py"
+_STAGES_1_2 = "tests/traces/test_deepspeed.py"
+_ZERO = "deepspeed.runtime.zero"
+
+TRANSFORMERS = (
+    Entry(
+        target="huggingface_hub.constants:HF_HUB_OFFLINE", kind=Kind.PATCH, group="hub offline", has_source=False,
+        test="tests/traces/test_architectures.py", why="some configs name a backbone, which would be fetched",
+    ),
+    Entry(
+        target="transformers.integrations.deepspeed:_hf_deepspeed_config_weak_ref", kind=Kind.PATCH,
+        group="trainer's deepspeed config", has_source=False, test=_STAGE_3,
+        why="under its Trainer a model divides itself while it is made",
+    ),
+    Entry(
+        target="transformers.integrations.deepspeed:is_deepspeed_zero3_enabled", kind=Kind.MIRROR, test=_STAGE_3,
+        why="reads the config that is put in the place of the Trainer's",
+    ),
+    *entries(
+        "transformers.modeling_utils", "PreTrainedModel._from_config", "PreTrainedModel._resolve_parallel_plans",
+        kind=Kind.PRIVATE, optional=True, has_source=False, test="tests/traces/test_architectures.py",
+        why="a model from its config alone; its own plans for tensor and expert parallelism",
+    ),
+    *entries(
+        "transformers.integrations.moe", "grouped_mm_experts_forward",
+        kind=Kind.MIRROR, optional=True, test=_MIXTURES,
+
+        why="whole numbers that it copies to the host are found by the names of its variables (paper/routed.py)",
+    ),
+)  # fmt: skip
+
+DEEPSPEED = (
+    Entry(
+        target="torch.nn.functional:linear", kind=Kind.PATCH, group="deepspeed world", has_source=False, test=_STAGE_3,
+        why="deepspeed.zero.Init leaves its own in its place: afterwards torch's is put back",
+    ),
+    Entry(
+        target="deepspeed.comm.torch:build_shm_op", kind=Kind.PATCH, group="deepspeed world", test=_STAGE_3,
+        why="compiles a reduction between CPUs at run time; what reduces is torch's process group",
+    ),
+    Entry(
+        target=f"{_ZERO}.partition_parameters:assert_ints_same_as_other_ranks", kind=Kind.PATCH,
+        group="deepspeed peers", has_source=False, test=_STAGE_3,
+        why="ranks ask whether they go the same way; absent peers agree",
+    ),
+    Entry(
+        target=f"{_ZERO}.partitioned_param_coordinator:assert_ints_same_as_other_ranks", kind=Kind.PATCH,
+        group="deepspeed peers", has_source=False, test=_STAGE_3, why="as above",
+    ),
+    Entry(
+        target=f"{_ZERO}.stage3:assert_ints_same_as_other_ranks", kind=Kind.PATCH,
+        group="deepspeed peers", has_source=False, test=_STAGE_3, why="as above",
+    ),
+    Entry(
+        target="deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_memory", kind=Kind.PATCH,
+        group="deepspeed memory", test=_STAGES_1_2,
+        why="asks NVML of the machine that plans; stages 1 and 2 flatten on the device if the GPU that is planned for "
+        "has the memory",
+    ),
+    Entry(
+        target=f"{_ZERO}.partitioned_param_coordinator:PartitionedParameterCoordinator."
+        "_PartitionedParameterCoordinator__all_gather_params_",
+        kind=Kind.PATCH, group="deepspeed roles", change=Change.REPORTED, test=_STAGE_3,
+        why="allocates what is gathered, which is told as communication",
+    ),
+    *entries(
+        f"{_ZERO}.stage3",
+        "DeepSpeedZeroOptimizer_Stage3._DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads",
+        "DeepSpeedZeroOptimizer_Stage3._DeepSpeedZeroOptimizer_Stage3__avg_scatter_contiguous_grads",
+        kind=Kind.PATCH, group="deepspeed roles", change=Change.REPORTED, test=_STAGE_3,
+        why="allocates what is reduced, which is told as communication",
+    ),
+    *entries(
+        f"{_ZERO}.stage_1_and_2",
+        "DeepSpeedZeroOptimizer.setup_buckets", "DeepSpeedZeroOptimizer.copy_grads_in_partition",
+        "DeepSpeedZeroOptimizer._build_compact_grad_partition_buffer", "DeepSpeedZeroOptimizer._optimizer_step",
+        kind=Kind.PATCH, group="deepspeed roles", change=Change.REPORTED, test=_STAGES_1_2,
+        why="allocates buckets and gradients of the partition, which are told by what they are for",
+    ),
+)  # fmt: skip

@@ -1,0 +1,63 @@
+"""Patches of other packages, applied by the groups of the table and taken back at the end."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from planner.errors import TraceError
+from planner.upstream import table
+from planner.upstream.entries import Entry
+
+Wrapper = Callable[[Any], Any]
+
+
+@contextmanager
+def patch_targets(
+    group: str, *, replaced: Mapping[str, Any] | None = None, wrapped: Mapping[str, Wrapper] | None = None
+) -> Iterator[None]:
+    """Inside, every target of the table's `group` is another one; afterwards all are as before.
+
+    `replaced`: what stands for a target. `wrapped`: a function that makes it from the target. Both are keyed by
+    targets, and together name those of the group, no more and no fewer. Raises TraceError for a target that is not
+    there, and ValueError for keys that are not those of the group.
+    """
+    given = {**(replaced or {}), **(wrapped or {})}
+    expected = {entry.target: entry for entry in table.patches(group)}
+    if given.keys() != expected.keys():
+        raise ValueError(f"patches of {group!r} differ from the table: {sorted(given.keys() ^ expected.keys())}")
+    with ExitStack() as stack:
+        for target, entry in expected.items():
+            owner, name = owner_of(entry)
+            if owner is None or not (hasattr(owner, name) or entry.created):
+                if entry.optional:
+                    continue
+                raise _missing(entry)
+            new = wrapped[target](getattr(owner, name)) if wrapped and target in wrapped else given[target]
+            stack.enter_context(mock.patch.object(owner, name, new, create=entry.created))
+        yield
+
+
+def owner_of(entry: Entry) -> tuple[Any, str]:
+    """The module or class that has the target, imported where it has to be, and the target's name in it.
+
+    None for an owner that is not there.
+    """
+    *path, name = entry.name.split(".")
+    try:
+        owner: Any = importlib.import_module(entry.module)
+    except ImportError:
+        return None, name
+    for each in path:
+        owner = getattr(owner, each, None)
+    return owner, name
+
+
+def _missing(entry: Entry) -> TraceError:
+    return TraceError(
+        f"{entry.package} has no {entry.target.replace(':', '.')}, which planner replaces: {entry.why}",
+        remedy=f"install a version of {entry.package} that planner knows (docs/torch.md)",
+    )

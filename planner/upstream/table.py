@@ -1,0 +1,30 @@
+"""The list: everything inside other packages that planner replaces, overrides, calls by a private name or mirrors."""
+
+from __future__ import annotations
+
+from planner.upstream import libraries, torch_device, torch_distributed
+from planner.upstream.entries import Entry, Kind
+
+TABLE: tuple[Entry, ...] = (
+    *torch_device.CUDA_FACE,
+    *torch_device.CPU_TARGET,
+    *torch_device.PRIVATE,
+    *torch_distributed.ABSENT_PEERS,
+    *torch_distributed.COLLECTIVES,
+    *torch_distributed.DTENSOR_SPEED,
+    *torch_distributed.FSDP2,
+    *torch_distributed.DDP,
+    *torch_distributed.PIPELINES,
+    *libraries.TRANSFORMERS,
+    *libraries.DEEPSPEED,
+)
+
+
+def patches(group: str) -> tuple[Entry, ...]:
+    """The patches that are applied together."""
+    return tuple(entry for entry in TABLE if entry.kind is Kind.PATCH and entry.group == group)
+
+
+def groups() -> tuple[str, ...]:
+    """The names of all groups of patches, in the order of the table."""
+    return tuple(dict.fromkeys(entry.group for entry in TABLE if entry.kind is Kind.PATCH))

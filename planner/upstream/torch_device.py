@@ -1,0 +1,88 @@
+"""What the paper GPU relies on in torch's single-device code."""
+
+from __future__ import annotations
+
+from planner.upstream.entries import Change, Entry, Kind, entries
+
+_ON_PAPER = "tests/traces/test_architectures.py"
+_KERNELS = "tests/traces/test_kernels_attention.py"
+_PROGRAMS = "tests/traces/test_recorded_programs.py"
+_CPU_RUNS = "tests/traces/test_against_cpu_runs.py"
+
+CUDA_FACE = (
+    *entries(
+        "torch.cuda",
+        "_lazy_init", "is_initialized", "is_available", "device_count", "current_device", "set_device",
+        "_exchange_device", "_maybe_exchange_device", "get_device_name", "get_device_capability",
+        "get_device_properties", "is_bf16_supported", "is_current_stream_capturing", "synchronize", "empty_cache",
+        "Stream", "Event", "stream", "StreamContext", "current_stream", "default_stream", "set_stream", "manual_seed",
+        "manual_seed_all", "get_rng_state", "set_rng_state", "mem_get_info", "memory_allocated",
+        "max_memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats", "memory_stats",
+        kind=Kind.PATCH, group="cuda face", has_source=False, created=True, test=_ON_PAPER,
+        why="asks the CUDA runtime, which a paper GPU does not have",
+    ),
+    *entries(
+        "torch.cuda.nvtx", "range_push", "range_pop",
+        kind=Kind.PATCH, group="cuda face", has_source=False, test="tests/traces/test_deepspeed_stage3.py",
+        why="calls the profiler's library of CUDA, which is not there",
+    ),
+    Entry(
+        target="torch:UntypedStorage.resize_", kind=Kind.PATCH, group="cuda face", has_source=False,
+        test="tests/traces/test_sharded_cpu_runs.py",
+        why="torch built without CUDA cannot resize a storage on a GPU (torch/csrc/StorageMethods.cpp), as FSDP2 does",
+    ),
+    Entry(
+        target="torch._tensor_str:_str", kind=Kind.PATCH, group="cuda face", change=Change.REPORTED,
+        test="tests/house/test_upstream.py", why="prints the values of a tensor, and a tensor on paper has none",
+    ),
+    Entry(
+        target="torch.cuda.amp.common:amp_definitely_not_available", kind=Kind.PATCH, group="cuda face",
+        test=_PROGRAMS, why="turns autocast and GradScaler off with a mere warning where torch was built without CUDA",
+    ),
+    *entries(
+        "torch.backends.cudnn", "is_available", "is_acceptable", "version",
+        kind=Kind.PATCH, group="cuda face", has_source=False, test="tests/traces/test_kernels_convolution.py",
+        why="asks cuDNN, which a CPU build lacks; the GPU that is planned for has it",
+    ),
+    Entry(
+        target="torch.backends.cudnn.rnn:get_cudnn_mode", kind=Kind.PATCH, group="cuda face", test=_ON_PAPER,
+        why="reads an enumeration that only builds with cuDNN have",
+    ),
+)  # fmt: skip
+
+CPU_TARGET = (
+    Entry(
+        target="torch.optim.optimizer:_get_foreach_kernels_supported_devices", kind=Kind.PATCH, group="cpu target",
+        has_source=False, test=_CPU_RUNS,
+        why="optimizers loop over parameters on a CPU, and decide by the type of the device",
+    ),
+    Entry(
+        target="torch.nn.functional:rms_norm", kind=Kind.PATCH, group="cpu target", test=_CPU_RUNS,
+        why="a composite operator that chooses a fused kernel on CUDA",
+    ),
+)  # fmt: skip
+
+PRIVATE = (
+    Entry(
+        target="torch._C:_current_autograd_node", kind=Kind.PRIVATE, has_source=False,
+        test="tests/traces/test_kernels_sized_by_data.py",
+        why="which backward reads a value that a tensor on paper lacks",
+    ),
+    Entry(
+        target="torch._C:DisableTorchFunction", kind=Kind.PRIVATE, has_source=False, test=_KERNELS,
+        why="a kernel's own call of an operator is not the program's",
+    ),
+    Entry(
+        target="torch.library:Library._destroy", kind=Kind.PRIVATE, test=_CPU_RUNS,
+        why="gives the operators of the target `cpu` back to CUDA's kernels",
+    ),
+    Entry(
+        target="torch.utils._pytree:tree_map", kind=Kind.PRIVATE, has_source=False, test=_KERNELS,
+        why="arguments of kernels in lists and tuples",
+    ),
+    *entries(
+        "torch.utils._device", "_device_constructors",
+        kind=Kind.PRIVATE, test="tests/traces/test_deepspeed_stage3.py",
+        why="remembers functions on its first call, which must not be while DeepSpeed has replaced them",
+    ),
+)  # fmt: skip

@@ -1,0 +1,189 @@
+"""What training in a world of ranks relies on in torch: process groups, DDP, FSDP2, DTensor, pipelines."""
+
+from __future__ import annotations
+
+from planner.upstream.entries import Change, Entry, Kind, entries
+
+_ABSENT = "tests/measuring/test_absent_peers.py"
+_SHARDED = "tests/traces/test_sharded_cpu_runs.py"
+_SPLIT = "tests/traces/test_split_cpu_runs.py"
+_SPEED = "tests/traces/test_dtensor_speed.py"
+_PIPELINES = "tests/traces/test_pipelined_cpu_runs.py"
+_REPLICATED = "tests/traces/test_against_cpu_runs.py"
+_FSDP = "torch.distributed.fsdp._fully_shard"
+_DTENSOR = "torch.distributed.tensor"
+
+ABSENT_PEERS = (
+    Entry(
+        target="torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook", kind=Kind.PATCH,
+        group="absent peers", test=_ABSENT, why="asks for NCCL before it takes a hook that compresses to bfloat16",
+    ),
+    Entry(
+        target="torch.amp.grad_scaler:GradScaler._unscale_grads_", kind=Kind.PATCH, group="every step is taken",
+        test=_ABSENT,
+        why="what absent peers did not send must not skip the step in which the optimizer's state is born",
+    ),
+    *entries(
+        "torch._C._distributed_c10d", "FakeProcessGroup._create_internal", "_create_work_from_future",
+        kind=Kind.PRIVATE, has_source=False, test=_ABSENT,
+        why="gathers and scatters are torch's own fake group's; the reducer takes its bucket from the work's future",
+    ),
+    Entry(
+        target="torch.testing._internal.distributed.fake_pg:FakeStore", kind=Kind.PRIVATE, has_source=False,
+        test=_ABSENT, why="a store in which nobody waits for anybody",
+    ),
+    *entries(
+        "torch.distributed", "ProcessGroup._set_group_name", "ProcessGroup._set_group_desc",
+        kind=Kind.OVERRIDE, has_source=False, test=_ABSENT,
+        why="a group in Python has no backends, which keep its name since torch 2.13 (c10d/ProcessGroup.cpp)",
+    ),
+    Entry(
+        target=f"{_DTENSOR}.debug:_clear_sharding_prop_cache", kind=Kind.PRIVATE, test=_SPLIT,
+        why="DTensor remembers results by mesh, and the groups of an equal mesh have other names in the next world",
+    ),
+    Entry(
+        target=f"{_DTENSOR}._redistribute:clear_redistribute_planner_cache", kind=Kind.PRIVATE, optional=True,
+        test=_SPLIT, why="as above, for plans of redistribution",
+    ),
+)  # fmt: skip
+
+COLLECTIVES = entries(
+    "torch",
+    *(
+        f"ops._c10d_functional.{name}"
+        for name in (
+            "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast",
+            "all_gather_single", "reduce_scatter_single",
+        )
+    ),
+    kind=Kind.PATCH, group="collectives", has_source=False, optional=True, change=Change.REPORTED, test=_SPLIT,
+    why="what a functional collective returns is told as communication; the last two are new names of torch 2.13",
+)  # fmt: skip
+
+DTENSOR_SPEED = (
+    Entry(
+        target="torch.distributed.device_mesh:DeviceMesh._concatenate", kind=Kind.PATCH, group="mesh speed",
+        test=_SPEED,
+        why="fully_shard joins the meshes of sharding and tensor parallelism again for every parameter",
+    ),
+    Entry(
+        target="torch.distributed.device_mesh:DeviceMesh.__eq__", kind=Kind.PATCH, group="mesh speed", test=_SPEED,
+        why="compares two meshes rank by rank, which is asked for every operator",
+    ),
+    *entries(
+        f"{_DTENSOR}._sharding_prop", "_expand_single_dim_strategy_to_mesh", "_propagate_use_strided_shard_flag",
+        kind=Kind.PATCH, group="list speed", optional=True, has_source=False, change=Change.REPORTED, test=_SPEED,
+        why="asks for every tensor of a list (`_foreach_`, `_fused_`) what each of all placements costs",
+    ),
+    Entry(
+        target=f"{_DTENSOR}._ops.utils:expand_to_full_mesh_op_strategy", kind=Kind.PATCH, group="list speed",
+        change=Change.REPORTED, test=_SPEED, why="as above",
+    ),
+    *entries(
+        f"{_DTENSOR}._sharding_prop", "LocalLRUCache", "ShardingPropagator.propagate_op_sharding_non_cached",
+        kind=Kind.PRIVATE, has_source=False, test=_SPLIT,
+        why="one cache to each thread: a new one forgets what was found in the last world",
+    ),
+    *entries(
+        f"{_DTENSOR}._redistribute", "_gen_transform_infos", "_planner_cache",
+        kind=Kind.PRIVATE, has_source=False, optional=True, test=_SPLIT, why="as above",
+    ),
+    Entry(
+        target="torch._C:_clear_DTensor_sharding_propagator_cache", kind=Kind.PRIVATE, has_source=False, test=_SPLIT,
+        why="as above, of each thread in C++",
+    ),
+    Entry(
+        target=f"{_DTENSOR}.experimental._attention:set_rotate_method", kind=Kind.PRIVATE, has_source=False,
+        test=_SPLIT, why="how the ring of context parallelism passes keys and values on",
+    ),
+    *entries(
+        f"{_DTENSOR}.parallel.loss", "_disable_custom_loss_ops", "_enable_custom_loss_ops",
+        kind=Kind.PRIVATE, test=_SPLIT, why="torch's own context does not clean up after an error",
+    ),
+)  # fmt: skip
+
+FSDP2 = (
+    *entries(
+        f"{_FSDP}._fsdp_param_group", "foreach_all_gather", "foreach_reduce",
+        kind=Kind.PATCH, group="fsdp told", has_source=False, test=_SHARDED,
+        why="allocates what is sent and received, which is told as communication (_fsdp_collectives.py)",
+    ),
+    Entry(
+        target=f"{_FSDP}._fsdp_collectives:foreach_all_gather", kind=Kind.MIRROR, change=Change.REPORTED, test=_SHARDED,
+        why="its buffers lie in one region of the trace",
+    ),
+    Entry(
+        target=f"{_FSDP}._fsdp_param:FSDPParam.alloc_all_gather_outputs", kind=Kind.PATCH, group="fsdp told",
+        test=_SHARDED, why="allocates whole parameters, which are told by their names",
+    ),
+    Entry(
+        target=f"{_FSDP}._fsdp_param:FSDPParam.to_sharded_post_forward", kind=Kind.PATCH, group="fsdp told",
+        test=_SHARDED, why="allocates what stays after the forward where a part is resharded to fewer ranks",
+    ),
+    Entry(
+        target=f"{_FSDP}._fsdp_param:FSDPParam.reset_sharded_param", kind=Kind.PATCH, group="host not pinned",
+        test="tests/traces/test_optimizer_variants.py",
+        why="pins parameters that rest on the host, which would take their real memory where it is planned",
+    ),
+    Entry(
+        target="torch:Tensor.is_pinned", kind=Kind.PATCH, group="said to be pinned", has_source=False,
+        test="tests/traces/test_optimizer_variants.py", why="as above: what is said to be pinned is not pinned again",
+    ),
+    *entries(
+        f"{_FSDP}._fully_shard", "FSDPModule._get_fsdp_state",
+        kind=Kind.PRIVATE, test=_SHARDED,
+        why="sizes that do not divide, gathered parameters and waiting gradients are read from fully_shard's own state",
+    ),
+    *entries(
+        f"{_FSDP}._fsdp_param_group", "FSDPParamGroup.__init__",
+        kind=Kind.PRIVATE, change=Change.REPORTED, test="tests/traces/test_folding.py",
+        why="names what a group keeps between two micro-batches (planner/training/folding.py)",
+    ),
+    *entries(
+        f"{_FSDP}._fsdp_state", "FSDPState.__init__", "FSDPState._init_shared_state",
+        kind=Kind.PRIVATE, change=Change.REPORTED, test="tests/traces/test_folding.py", why="as above, of a module",
+    ),
+)  # fmt: skip
+
+DDP = (
+    *entries(
+        "torch.nn.parallel.distributed", "DistributedDataParallel._build_params_for_reducer",
+        "DistributedDataParallel._ddp_init_helper", "DistributedDataParallel._sync_buffers",
+        kind=Kind.OVERRIDE, test=_REPLICATED, change=Change.REPORTED,
+        why="the constructor's first exchange, its buckets and the broadcast of buffers are told apart",
+    ),
+    *entries(
+        "torch.nn.parallel.distributed", "DistributedDataParallel._get_ddp_logging_data",
+        kind=Kind.PRIVATE, test=_REPLICATED, why="the reducer's own account of its buckets",
+    ),
+    Entry(
+        target="torch.distributed.optim.zero_redundancy_optimizer:ZeroRedundancyOptimizer._partition_parameters",
+        kind=Kind.PRIVATE, test="tests/traces/test_divided_optimizers.py",
+        why="which replica has which part of the state",
+    ),
+    *entries(
+        "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook", "powerSGD_hook", "PowerSGDState.__init__",
+        kind=Kind.PRIVATE, change=Change.REPORTED, test=_REPLICATED,
+        why="factors and errors are found in its dictionaries; two iterations are the fewest before it compresses",
+    ),
+)  # fmt: skip
+
+PIPELINES = (
+    *entries(
+        "torch.distributed.pipelining.stage",
+        "PipelineStage._warmup_backward_result", "_PipelineStageBase.forward_one_chunk",
+        "_PipelineStageBase.backward_one_chunk", "_PipelineStageBase.backward_weight_one_chunk",
+        "_PipelineStageBase.backward_maybe_with_nosync", "PipelineStage._setup_forward_recv_info",
+        "_PipelineStageBase._setup_backward_recv_info",
+        kind=Kind.OVERRIDE, optional=True, test=_PIPELINES,
+        why="a stage tells of its buffers and phases, and gives told micro-batches what it would have left",
+    ),
+    Entry(
+        target="torch.distributed.pipelining._backward:_get_grad_fn_or_grad_acc", kind=Kind.PRIVATE, test=_PIPELINES,
+        why="parameters whose gradients are still to be computed are put in the module's order",
+    ),
+    Entry(
+        target="torch.distributed.pipelining._backward:get_param_groups", kind=Kind.MIRROR, test=_PIPELINES,
+        why="walks over sets, whose order hinges on addresses: the order that is put in its place reads its results",
+    ),
+)  # fmt: skip

@@ -1,0 +1,188 @@
+"""Reads measurements of the history as observations, and learns the calibration from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from planner.calibration import document
+from planner.calibration.interval import Calibration
+from planner.calibration.learning import learn
+from planner.calibration.observation import Observation, make_observation
+from planner.calibration.quarantine import QuarantinedObservation
+from planner.errors import PlannerError
+from planner.history.job_values import BoundJob, MeasuredRank
+from planner.history.store import History
+from planner.job.loading import load_bundle
+from planner.job.schema import Job, Software
+from planner.layout.mesh import Mesh
+from planner.layout.rank_sets import RankSet
+from planner.overhead.estimate import OutsideEstimate
+from planner.planning import pipeline
+from planner.report.statement import Plan, RankClassStatement, Verdict
+from planner.units import show_bytes
+from planner.validation.rank_comparison import ALIKE
+
+MOST = 10_000
+"""Observations, the newest."""
+MOST_QUARANTINED = 500
+"""Kept in a calibration for people to read, the newest."""
+FEWEST_STEPS = 3
+"""Before its third iteration a job has not held all that it will hold."""
+
+_log = logging.getLogger("planner.validation")
+
+
+class CalibrationLearner:
+    """Reads each measurement of a history once, and puts what follows from all of them back into it."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._validations: dict[str, tuple[Observation, ...]] = {}
+        self._jobs: dict[tuple[str, str, datetime], tuple[Observation | QuarantinedObservation, ...]] = {}
+
+    def refresh(self) -> Calibration | None:
+        """The calibration if it is a new one, stored as the current one; None if nothing new follows.
+
+        Raises HistoryError if the history cannot be read or written; then the next call goes on from there.
+        """
+        if not self._read_what_is_new():
+            return None
+        found = learn_calibration([*self._from_validations(), *self._from_jobs()])
+        current = self._history.calibrations.current()
+        told = document.to_json(found)
+        if not (found.corrections or found.quarantined) or (current is not None and current.document == told):
+            return None
+        measurements = sum(each.reserved.measurements for each in found.corrections)
+        self._history.calibrations.put(found.id, told, measurements)
+        return found
+
+    def _read_what_is_new(self) -> bool:
+        validations = self._history.measured_validations(MOST)
+        jobs = [(each.system, each.job_id, each.updated_at) for each in self._history.measured_jobs(MOST)]
+        if validations == tuple(self._validations) and jobs == list(self._jobs):
+            return False
+        self._validations = {
+            each: self._validations[each] if each in self._validations else self._of_validation(each)
+            for each in validations
+        }
+        self._jobs = {key: self._jobs[key] if key in self._jobs else self._of_job(*key[:2]) for key in jobs}
+        return True
+
+    def _from_validations(self) -> Iterator[Observation]:
+        for each in self._validations.values():
+            yield from each
+
+    def _from_jobs(self) -> Iterator[Observation | QuarantinedObservation]:
+        for each in self._jobs.values():
+            yield from each
+
+    def _of_validation(self, validation_id: str) -> tuple[Observation, ...]:
+        found = self._history.validations.get(validation_id)
+        return tuple(observations_of(found.result)) if found is not None else ()
+
+    def _of_job(self, system: str, job_id: str) -> tuple[Observation | QuarantinedObservation, ...]:
+        job = self._history.jobs.get(system, job_id)
+        plan = self._history.plans.get(job.plan_id) if job is not None else None
+        if job is None or plan is None:
+            return ()
+        try:
+            return tuple(observe_job(job, self._history.jobs.reports(system, job_id), plan))
+        except (PlannerError, ValueError, TypeError, AttributeError, KeyError) as error:
+            _log.warning("the reports of job %s of %s teach nothing: %s", job_id, system, error)
+            return ()
+
+
+def learn_calibration(seen: list[Observation | QuarantinedObservation]) -> Calibration:
+    """What the newest of these teach; what was set aside before stands with what learning sets aside."""
+    newest = sorted(seen, key=_date, reverse=True)[:MOST]
+    found = learn(each for each in newest if isinstance(each, Observation))
+    aside = {*found.quarantined, *(each for each in newest if isinstance(each, QuarantinedObservation))}
+    kept = sorted(sorted(aside, key=_date, reverse=True)[:MOST_QUARANTINED], key=repr)
+    found = dataclasses.replace(found, quarantined=tuple(kept))
+    return dataclasses.replace(found, id=document.digest(found)) if found.corrections else found
+
+
+def observations_of(result: Mapping[str, Any]) -> Iterator[Observation]:
+    """What the result of a validation teaches: nothing if it ran on a CPU."""
+    for rank in result.get("ranks", ()):
+        figures = rank.get("observation")
+        if figures is None:
+            continue
+        try:
+            yield Observation(**figures)
+        except TypeError:  # another planner wrote it
+            _log.warning("an observation of an earlier validation cannot be read, and teaches nothing")
+
+
+def observe_job(
+    job: BoundJob, reports: Mapping[int, Any], plan: Plan
+) -> Iterator[Observation | QuarantinedObservation]:
+    """What the reports of a job's ranks teach: of each rank class the rank that reserved the most.
+
+    Predicted figures are those of an uncalibrated plan: reserved bytes never hinge on a calibration, and what lives
+    outside is asked for anew. Raises SpecError, or what a report of a wrong form raises.
+    """
+    planned = load_bundle(plan.job)
+    for statement in plan.rank_classes:
+        ranks = RankSet.parse(statement.ranks)
+        told = [each for each in job.measured if each.rank in ranks and each.reserved_bytes and each.rank in reports]
+        if told:
+            highest = max(told, key=lambda each: (each.reserved_bytes or 0, -each.rank))
+            yield _of_rank(job, planned, statement, highest, reports[highest.rank])
+
+
+def _of_rank(
+    job: BoundJob, planned: Job, statement: RankClassStatement, measured: MeasuredRank, report: Mapping[str, Any]
+) -> Observation | QuarantinedObservation:
+    software = {str(name): str(version) for name, version in report.get("software", {}).items()}
+    ran = Software(
+        torch=software.get("torch") or planned.software.torch, cuda=software.get("cuda") or planned.software.cuda
+    )
+    world_size = int(report.get("world_size", 1))
+    outside: OutsideEstimate = pipeline.outside_of(dataclasses.replace(planned, software=ran))
+    out_of_memory = bool(report.get("out_of_memory"))
+    seen = make_observation(
+        gpu=planned.cluster.gpu.name,
+        torch=ran.torch,
+        cuda=ran.cuda,
+        world_size=world_size,
+        case=f"{job.system}/{job.job_id}#{measured.rank}",
+        reserved_bytes=(statement.peak.reserved_bytes, measured.reserved_bytes or 0),
+        predicted_context_bytes=outside.cuda_context_bytes,
+        predicted_nccl_bytes=outside.nccl_bytes,
+        device_bytes=measured.device_bytes or 0,
+        device_bytes_by=str(report.get("device_bytes_by", "")),
+        device_total_bytes=int(report.get("gpu", {}).get("total_bytes", 0)),
+        peers="present" if world_size > 1 else "none",
+        predicted_out_of_memory=statement.verdict is Verdict.EXCEEDS,
+        measured_out_of_memory=out_of_memory,
+        date=job.ended_at.isoformat() if job.ended_at else (job.started_at.isoformat() if job.started_at else ""),
+    )
+    reason = "" if out_of_memory else _unlike(planned, seen, report)
+    return QuarantinedObservation(observation=seen, reason=reason) if reason else seen
+
+
+def _unlike(planned: Job, seen: Observation, report: Mapping[str, Any]) -> str:
+    """Why what ran is not what was planned; empty if it may be."""
+    total, steps = seen.device_total_bytes, int(report.get("steps", 0))
+    conf = str(report.get("allocator_conf", ""))
+    if steps < FEWEST_STEPS:
+        return f"the job has done {steps} iterations; from {FEWEST_STEPS} on it holds all that it will hold"
+    if total and abs(total - planned.cluster.gpu.total_bytes) > ALIKE * planned.cluster.gpu.total_bytes:
+        there = show_bytes(planned.cluster.gpu.total_bytes)
+        return f"it ran on a GPU of {show_bytes(total)}, planned was one of {there}"
+    if conf != planned.allocator.conf:
+        return f"it ran with PYTORCH_ALLOC_CONF {conf!r}, planned was {planned.allocator.conf!r}"
+    world_size = Mesh.of(planned.parallel).world_size
+    if seen.world_size != world_size:
+        return f"it ran with {seen.world_size} ranks, planned were {world_size}"
+    return ""
+
+
+def _date(seen: Observation | QuarantinedObservation) -> tuple[str, str]:
+    figures = seen.observation if isinstance(seen, QuarantinedObservation) else seen
+    return figures.date, repr(figures)

@@ -1,0 +1,135 @@
+"""Jobs that take more than their GPU has whatever their plan says: refused at once, at every hook."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from planner.admission.client import Client, ExceedsByBound, UnreachableError
+from planner.admission.decision import Action, Decision, decide
+from planner.admission.policy import Answer, Policy
+from planner.admission.service_query import ask, bind
+from planner.bound.lower_bound import lower_bound
+from planner.job.bundle import bundle
+from planner.job.loading import load_document
+from planner.units import GIB
+
+JOB = load_document(
+    {
+        "metadata": {"name": "sft-8b"},
+        "model": {"decoder": {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256}},
+        "train": {"sequence_length": 8192},
+        "parallel": {"dp_replicate": 8},
+        "cluster": {"gpus_per_node": 8, "gpu": "H100-SXM-80GB"},
+    }
+)
+"""An 8B model by DistributedDataParallel with AdamW in float32: 150 GiB without a single activation."""
+BUNDLE = bundle(JOB)
+CAPACITY = JOB.cluster.gpu.total_bytes
+LEAST = lower_bound(JOB).least_bytes
+BY_BOUND = {
+    "plan_id": "pl-x", "verdict": "exceeds", "basis": "lower_bound", "device_bytes": LEAST, "capacity_bytes": CAPACITY,
+}  # fmt: skip
+REASON = (
+    "sft-8b does not fit: a rank needs at least 150.93 GiB, 71.83 GiB more than the 79.10 GiB of H100-SXM-80GB "
+    "(parameters, gradients, optimizer state and CUDA context, without any activation)"
+)
+
+
+def test_the_service_says_so_at_once(answering: Any) -> None:
+    answering.says(200, BY_BOUND)
+
+    found = Client(answering.url).plan(BUNDLE, 60)
+
+    assert found == ExceedsByBound(plan_id="pl-x", least_bytes=LEAST, capacity_bytes=CAPACITY)
+    assert [each.path for each in answering.asked] == ["/v1/checks"]  # no plan is asked for, nor waited for
+
+
+def test_a_bound_without_its_bytes_is_no_answer(answering: Any) -> None:
+    answering.says(200, {**BY_BOUND, "device_bytes": "many"})
+
+    with pytest.raises(UnreachableError, match="a lower bound without its bytes"):
+        Client(answering.url).plan(BUNDLE, 0)
+
+
+@pytest.mark.parametrize(("exceeds", "action"), [(Answer.REFUSE, Action.REFUSE), (Answer.WARN, Action.WARN)])
+@pytest.mark.parametrize("refuse_uncalibrated", [False, True])
+def test_a_hopeless_job_is_refused_or_warned_of_as_the_site_has_it(
+    answering: Any, exceeds: Answer, action: Action, refuse_uncalibrated: bool
+) -> None:
+    """Whether or not anything was measured: what is counted needs no calibration."""
+    answering.says(200, BY_BOUND)
+    policy = Policy(server=answering.url, exceeds=exceeds, refuse_uncalibrated=refuse_uncalibrated)
+
+    found = ask(lambda: BUNDLE, policy, "ray")
+
+    assert found == Decision(action=action, reason=REASON, plan_id="pl-x", verdict="exceeds", by_bound=True)
+
+
+@pytest.mark.parametrize("answer", [Answer.ADMIT, Answer.HOLD])
+def test_a_service_that_knows_no_bounds_is_no_way_around(answering: Any, answer: Answer) -> None:
+    answering.says(202, {"plan_id": "pl-x", "verdict": "pending"})
+    policy = Policy(server=answering.url, wait_seconds=0, pending=answer)
+
+    found = ask(lambda: BUNDLE, policy, "ray")
+
+    assert (found.action, found.verdict, found.reason, found.plan_id) == (Action.REFUSE, "exceeds", REASON, "pl-x")
+
+
+def test_a_service_that_is_away_is_no_way_around() -> None:
+    found = ask(lambda: BUNDLE, Policy(server="http://127.0.0.1:1", unreachable=Answer.ADMIT), "ray")
+
+    assert (found.action, found.verdict, found.reason, found.plan_id) == (Action.REFUSE, "exceeds", REASON, "")
+
+
+def test_a_job_whose_trace_takes_too_long_is_no_way_around(answering: Any) -> None:
+    """The service remembers that it cannot be planned, and tells it at once."""
+    answering.says(422, {"type": "urn:planner:problem:trace-limit", "problem": "the trace takes more than 120 s"})
+
+    found = ask(lambda: BUNDLE, Policy(server=answering.url, unplannable=Answer.ADMIT), "ray")
+
+    assert (found.action, found.verdict, found.reason) == (Action.REFUSE, "exceeds", REASON)
+
+
+def test_on_another_gpu_the_bound_is_held_against_its_capacity(answering: Any) -> None:
+    answering.says(200, BY_BOUND)
+    policy = Policy(server=answering.url, wait_seconds=0)
+
+    assert ask(lambda: BUNDLE, policy, "ray", capacity=LEAST).verdict == "pending"
+    assert ask(lambda: BUNDLE, policy, "ray", capacity=LEAST - 1).verdict == "exceeds"
+
+
+def test_who_is_warned_of_a_bound_is_bound_to_no_plan_yet(answering: Any) -> None:
+    decision = Decision(action=Action.WARN, reason=REASON, plan_id="pl-x", verdict="exceeds", by_bound=True)
+
+    assert bind(Policy(server=answering.url), "slurm", "1", decision) == ""
+    assert answering.asked == []
+
+
+def test_a_plan_of_a_hopeless_job_refuses_it_without_a_calibration_too(
+    make_plan: Callable[..., Any], make_rank_class: Callable[..., Any]
+) -> None:
+    """Or the same job would be refused while its plan is made, and admitted when it is there."""
+    uncalibrated = {**make_plan(make_rank_class(160 * GIB, "exceeds"), calibrated=False), "job": BUNDLE}
+    small = {**uncalibrated, "job": bundle(dataclasses.replace(JOB, parallel=JOB.parallel.__class__()))}
+    small["job"]["model"]["decoder"]["layers"] = 1
+
+    assert decide(uncalibrated, None, Policy()).action is Action.REFUSE
+    assert decide(small, None, Policy()).action is Action.WARN
+    assert decide(uncalibrated, None, Policy(exceeds=Answer.WARN)).action is Action.WARN
+
+
+def test_the_real_service_refuses_an_8b_job_before_its_plan_is_made(service: Any) -> None:
+    """The finding: new to the service, it was pending, and admitted unchecked."""
+    service.plan_provider.slow.add("sft-8b")
+    policy = Policy(server=service.url, token=service.token, wait_seconds=20)
+    began = time.monotonic()
+
+    found = ask(lambda: BUNDLE, policy, "slurm")
+
+    assert (found.action, found.verdict, found.reason) == (Action.REFUSE, "exceeds", REASON)
+    assert time.monotonic() - began < policy.wait_seconds / 2

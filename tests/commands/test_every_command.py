@@ -1,0 +1,57 @@
+"""`planner` lists every command and explains each on an installation that has PyYAML alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+COMMANDS = [
+    "plan", "check", "spec", "replay", "measure", "compare", "validate", "gpu-truth", "serve", "capacity", "webhook",
+    "kueue",
+]  # fmt: skip
+ABSENT = [
+    "alembic", "fastapi", "kubernetes", "numpy", "prometheus_client", "pydantic", "ray", "sqlalchemy", "starlette",
+    "torch", "transformers", "uvicorn",
+]  # fmt: skip
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line where none of the extras is installed."""
+    code = f"import sys; sys.modules.update(dict.fromkeys({ABSENT})); from planner.cli import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_help_lists_the_commands() -> None:
+    ended = run("--help")
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    listed = [line.split()[0] for line in ended.stdout.splitlines() if line.startswith("    ") and line[4] != " "]
+    assert listed == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself(command: str) -> None:
+    ended = run(command, "--help")
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith(f"usage: planner {command}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["webhook", "--certificate", "tls.crt", "--key", "tls.key"], "kubernetes"),
+        (["kueue"], "kubernetes"),
+        (["gpu-truth", "--out", "truth"], "plan"),
+        (["validate", "job.yaml"], "service"),
+        (["serve"], "service"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else each[0],
+)
+def test_a_command_without_its_packages_says_how_to_install_them(arguments: list[str], extra: str) -> None:
+    ended = run(*arguments)
+
+    assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
+    assert f"pip install 'gpu-memory-planner[{extra}]'" in ended.stderr

@@ -1,0 +1,179 @@
+"""What children of a test do; imported by them, so it needs nothing but the standard library and planner.runtime."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from planner.errors import SpecError
+from planner.runtime.channel import AnswerWriter
+
+MIB = 2**20
+
+
+def echoes(argument: Any, answer: AnswerWriter) -> None:
+    print("what a program prints is no answer")
+    answer.write("first", b"1")
+    answer.write("second", repr(argument).encode())
+
+
+def refuses(problem: str, _: AnswerWriter) -> None:
+    raise SpecError(problem, allowed="something else", remedy="change it", place="there")
+
+
+def breaks(_: Any, __: AnswerWriter) -> None:
+    raise LookupError("a fault")
+
+
+def exits(code: int, _: AnswerWriter) -> None:
+    print("its last words")
+    sys.exit(code)
+
+
+def aborts(_: Any, __: AnswerWriter) -> None:
+    os.abort()
+
+
+def sleeps(folder: str, _: AnswerWriter) -> None:
+    """With a child of its own, and one that has left its session and its parent."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    deserter = os.fork()
+    if deserter == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        Path(folder, "deserter").write_text(str(os.getpid()))
+        time.sleep(600)
+    os.waitpid(deserter, 0)
+    while not Path(folder, "deserter").exists():
+        time.sleep(0.01)
+    Path(folder, "started.tmp").write_text(f"{os.getpid()} {child.pid} {Path(folder, 'deserter').read_text()}")
+    Path(folder, "started.tmp").rename(Path(folder, "started"))
+    time.sleep(600)
+
+
+def eats(mebibytes: int, _: AnswerWriter) -> None:
+    hoard = [b"x" * MIB * 16 for _ in range(mebibytes // 16)]
+    time.sleep(600 + len(hoard))
+
+
+def fills_a_memory_file(mebibytes: int, answer: AnswerWriter) -> None:
+    """Written, never mapped: no page of the process shows it."""
+    try:
+        file = os.memfd_create("hoard")
+    except OSError as error:
+        answer.write("refused", type(error).__name__.encode())
+        return
+    for _ in range(mebibytes):
+        os.write(file, b"x" * MIB)
+    time.sleep(600)
+
+
+def starts_threads(count: int, _: AnswerWriter) -> None:
+    for _ in range(count):
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    time.sleep(600)
+
+
+def forks(count: int, _: AnswerWriter) -> None:
+    for _ in range(count):
+        if os.fork() == 0:
+            time.sleep(600)
+    time.sleep(600)
+
+
+def answers_much(mebibytes: int, answer: AnswerWriter) -> None:
+    for _ in range(mebibytes):
+        answer.write("part", b"[" * MIB)
+
+
+def writes_beside_its_answer(text: str, _: AnswerWriter) -> None:
+    for number in range(3, 20):
+        try:
+            os.write(number, text.encode())
+        except OSError:
+            continue
+    os._exit(0)
+
+
+def asks_for_one_large_block(gibibytes: int, answer: AnswerWriter) -> None:
+    """As C code does: the whole at once, then every page of it."""
+    size = gibibytes * 2**30
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    block = libc.malloc(size)
+    if not block:
+        answer.write("refused", b"no memory")
+        return
+    ctypes.memset(block, 1, size)
+    time.sleep(600)
+
+
+def tries(argument: dict[str, Any], answer: AnswerWriter) -> None:
+    """One try after the other at what is outside: each by its name with what came of it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def told(what: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return str(what(*arguments))[:200]
+        except Exception as error:
+            return type(error).__name__
+
+    def unshares() -> int:
+        if libc.unshare(0x10000000) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+        return 0
+
+    def mounts() -> int:
+        if libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) != 0:
+            raise OSError(ctypes.get_errno(), "mount")
+        return 0
+
+    def traces_its_parent() -> int:
+        if libc.ptrace(16, 1, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "ptrace")
+        return 0
+
+    def fills_its_disk() -> None:
+        with open("/tmp/large", "wb") as file:
+            for _ in range(300):
+                file.write(b"x" * MIB)
+
+    found = {
+        "user": os.getuid(),
+        "environment": sorted(os.environ),
+        "environment of its init": told(Path("/proc/1/environ").read_text),
+        "processes": sorted(int(each) for each in os.listdir("/proc") if each.isdigit()) == sorted({1, *_own_tree()}),
+        "connects": told(socket.create_connection, ("127.0.0.1", argument["port"]), 5),
+        "listens to the kernel": told(socket.socket, socket.AF_PACKET, socket.SOCK_RAW),
+        "reads": {path: told(Path(path).read_text) for path in argument["reads"]},
+        "writes": {path: told(Path(path).write_text, "x") for path in argument["writes"]},
+        "kernel settings": os.listdir("/proc/sys"),
+        "signals its parent": told(os.kill, argument["process"], signal.SIGTERM),
+        "makes a namespace": told(unshares),
+        "mounts": told(mounts),
+        "traces its init": told(traces_its_parent),
+        "changes its root": told(os.chroot, "/tmp"),
+        "becomes root": told(os.setuid, 0),
+        "fills its disk": told(fills_its_disk),
+    }
+    answer.write("found", json.dumps(found).encode())
+
+
+def _own_tree() -> set[int]:
+    """This process and those above it in its namespace."""
+    found, process = set(), os.getpid()
+    while process > 0:
+        found.add(process)
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return found

@@ -1,0 +1,132 @@
+"""Any process of a service is killed: it is ready again soon, on the same port, and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.service.instances import LOCK, VARIABLE
+from planner.service.local_ray import free_ports
+
+pytestmark = pytest.mark.cluster
+
+NewJob = Callable[..., dict[str, Any]]
+READY_SECONDS = 60.0
+"""What a start takes on a machine that has little else to do; on a busier one, some times the first start."""
+VITAL = ("planner", "gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Without these it ends. `planner` is `planner serve` itself; the others end with one of these."""
+MENDED = (
+    "haproxy", "ray::ServeReplica:planner:Planner", "ray::ServeReplica:planner:Tracers", "ray::ServeController",
+    "ray::ServeReplica:planner:Validations", "ray::ProxyActor", "ray::TracingWorker",
+)  # fmt: skip
+
+
+class Port:
+    """One service after the other, at one address and over one store."""
+
+    def __init__(self, start: Callable[..., Any], database: str, stack: ExitStack) -> None:
+        self._start, self._database, self._stack = start, database, stack
+        (self._port,) = free_ports(1)
+        self.most_seconds = READY_SECONDS
+        began = time.monotonic()
+        self.service = self.started()
+        self.most_seconds = max(READY_SECONDS, 3 * (time.monotonic() - began))
+
+    def started(self) -> Any:
+        limits = {"trace_workers": 1, "trace_seconds": 600}
+        self.service = self._stack.enter_context(self._start(self._database, port=self._port, **limits))
+        return self.service
+
+    def folder(self) -> Path:
+        (gcs,) = self.service.processes.named("gcs_server")
+        words = Path(f"/proc/{gcs}/environ").read_text().split("\0")
+        return Path(next(word.partition("=")[2] for word in words if word.startswith(f"{VARIABLE}=")))
+
+    def kill(self, name: str) -> None:
+        if name == "planner":
+            self.service.processes.main.kill()
+            self.service.processes.main.wait()
+        else:
+            self.service.processes.kill(name)
+
+
+@pytest.fixture(scope="module")
+def port(planner_serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Port]:
+    with ExitStack() as stack:
+        database = f"sqlite:///{tmp_path_factory.mktemp('again') / 'planner.sqlite'}"
+        yield Port(planner_serve, database, stack)
+
+
+@pytest.mark.parametrize("name", VITAL)
+def test_one_without_which_it_ends_is_killed_and_it_starts_again(
+    port: Port, new_job: NewJob, eventually: Any, name: str
+) -> None:
+    job = new_job()
+    before, folder, gone = port.service.insist(job), port.folder(), port.service
+    port.kill(name)
+    gone.processes.main.wait(port.most_seconds)
+    began = time.monotonic()
+    again = port.started()
+    seconds = time.monotonic() - began
+    print(f"{name}: ready {seconds:.1f} s after the next start")
+
+    assert seconds < port.most_seconds
+    assert not folder.exists()
+    eventually(lambda: not gone.processes.commands(), f"left: {gone.processes.commands()}", 10)
+    assert again.insist(job).content == before.content
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_one_that_is_mended_is_killed_and_it_is_ready_again(port: Port, name: str) -> None:
+    killed = port.service.processes.kill(name)
+    began = time.monotonic()
+    port.service.processes.wait_for(name, besides=killed)
+    port.service.wait_until_ready(port.most_seconds)
+    print(f"{name}: ready after {time.monotonic() - began:.1f} s")
+
+    assert time.monotonic() - began < port.most_seconds
+
+
+def test_whatever_else_belongs_to_it_is_killed_and_it_goes_on(port: Port) -> None:
+    """What Ray starts besides, in this version or the next."""
+    known = {pid for name in (*MENDED, *VITAL) for pid in port.service.processes.named(name)}
+    rest = set(port.service.processes.named("python", "python3", "ray::")) - known - {port.service.processes.main.pid}
+    for pid in rest:
+        os.kill(pid, signal.SIGKILL)
+    port.service.wait_until_ready(port.most_seconds)
+
+    assert port.service.processes.main.poll() is None
+
+
+def test_another_service_that_runs_is_left_alone(port: Port) -> None:
+    from planner.service.instances import sweep_dead_instances
+
+    folder, processes = port.folder(), port.service.processes.commands()
+
+    assert folder not in sweep_dead_instances()
+    assert (folder / LOCK).exists()
+    assert port.service.processes.commands() == processes
+    assert port.service.readiness()[0] == 200
+
+
+def test_sigterm_while_a_trace_takes_minutes_ends_it_soon_and_its_caller_is_told_to_come_again(
+    port: Port, new_job: NewJob
+) -> None:
+    asked = port.service.begin(new_job(48, gradient_accumulation_steps=100_000))
+    began = time.monotonic()
+    port.service.processes.main.send_signal(signal.SIGTERM)
+    answer = asked.result(port.most_seconds + 60)
+    code = port.service.processes.main.wait(port.most_seconds + 60)
+    print(f"it ended after {time.monotonic() - began:.1f} s")
+
+    assert (answer.status_code, code) == (503, 0), answer.text
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert answer.json()["problem"] == "the service ends"
+    assert port.service.processes.commands() == []

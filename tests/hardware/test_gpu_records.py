@@ -1,0 +1,120 @@
+"""Each GPU has one record, found by whatever jobs, schedulers and clusters call it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from planner.errors import SpecError
+from planner.hardware import catalog
+from planner.hardware.architectures import ARCHITECTURES as KNOWN
+from planner.job import gpu_names
+
+ARCHITECTURES = {
+    "V100-SXM2-16GB": "sm_70",
+    "V100-SXM2-32GB": "sm_70",
+    "V100-PCIE-16GB": "sm_70",
+    "V100-PCIE-32GB": "sm_70",
+    "T4-16GB": "sm_75",
+    "A10G-24GB": "sm_86",
+    "L4-24GB": "sm_89",
+    "L40S-48GB": "sm_89",
+    "A40-48GB": "sm_86",
+    "RTX3090-24GB": "sm_86",
+    "RTX4090-24GB": "sm_89",
+    "RTX6000-Ada-48GB": "sm_89",
+    "RTX5090-32GB": "sm_120",
+    "A100-SXM-40GB": "sm_80",
+    "A100-PCIE-40GB": "sm_80",
+    "A100-SXM-80GB": "sm_80",
+    "A100-PCIE-80GB": "sm_80",
+    "H100-PCIE-80GB": "sm_90",
+    "H100-SXM-80GB": "sm_90",
+    "H100-NVL-94GB": "sm_90",
+    "H200-SXM-141GB": "sm_90",
+    "B200-SXM-180GB": "sm_100",
+    "MI300X-192GB": "gfx942",
+}
+
+
+def test_the_catalog_has_these_gpus_with_these_architectures() -> None:
+    assert {gpu.name: gpu.arch for gpu in catalog.gpus().values()} == ARCHITECTURES
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_gpu_gives_to_cuda_what_its_name_says_less_what_driver_and_ecc_take(name: str) -> None:
+    """The GB of a name are GiB for GDDR and older HBM, 10^9 bytes for others: between them the figure must lie."""
+    gpu = gpu_names.look_up(name)
+    named = re.search(r"(\d+)GB$", name)
+
+    assert named is not None
+    assert 0.9 * int(named[1]) * 2**30 < gpu.total_bytes <= int(named[1]) * 2**30
+    assert len(gpu.provenance) > 20
+    assert gpu.aliases
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_gpu_is_of_an_architecture_whose_kernels_are_known(name: str) -> None:
+    assert gpu_names.look_up(name).arch in KNOWN
+
+
+@pytest.mark.parametrize("arch", KNOWN)
+def test_an_architecture_has_the_multiprocessors_of_its_reference_gpu(arch: str) -> None:
+    reference = catalog.gpus()[KNOWN[arch].reference_gpu]
+
+    assert (reference.arch, reference.multiprocessors) == (arch, KNOWN[arch].multiprocessors)
+
+
+def test_no_two_gpus_have_one_product() -> None:
+    products = [gpu.product for gpu in catalog.gpus().values() if gpu.product]
+
+    assert len(products) == len(set(products)) == len(ARCHITECTURES) - 1  # the MI300X is not NVIDIA's
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "found"),
+    [
+        ("H100-NVL-94GB", "H100", True),
+        ("h100-sxm-80gb", "H100", True),
+        ("RTX3090-24GB", "RTX-3090", True),
+        ("H100-of-another-vendor", "H100", True),
+        ("RTX-3090Ti", "RTX-3090", False),
+        ("H200-SXM-141GB", "H100", False),
+    ],
+)
+def test_a_gpu_is_of_the_model_of_its_record_or_of_its_name(name: str, model: str, found: bool) -> None:
+    assert catalog.is_model(name, model) is found
+
+
+def test_a_name_is_found_in_any_case() -> None:
+    assert gpu_names.look_up("mi300x-192gb") is catalog.gpus()["MI300X-192GB"]
+
+
+@pytest.mark.parametrize(
+    ("alias", "names"),
+    [
+        ("h200", ["H200-SXM-141GB"]),
+        ("H100", ["H100-PCIE-80GB", "H100-SXM-80GB", "H100-NVL-94GB"]),
+        ("A100-80G", ["A100-SXM-80GB", "A100-PCIE-80GB"]),
+        ("4090", ["RTX4090-24GB"]),
+        ("tpu", []),
+    ],
+)
+def test_schedulers_names_lead_to_all_gpus_that_they_may_mean(alias: str, names: list[str]) -> None:
+    assert [gpu.name for gpu in catalog.by_alias(alias)] == names
+
+
+def test_an_unknown_gpu_is_answered_with_the_nearest_ones() -> None:
+    with pytest.raises(SpecError) as caught:
+        gpu_names.look_up("L40-48GB")
+
+    assert caught.value.remedy == "did you mean `L40S-48GB`?"
+    assert caught.value.allowed.startswith("L40S-48GB, ")
+
+
+def test_a_name_that_is_like_nothing_is_answered_with_the_whole_catalog() -> None:
+    with pytest.raises(SpecError) as caught:
+        gpu_names.look_up("?")
+
+    assert caught.value.allowed.startswith(", ".join(ARCHITECTURES))

@@ -1,0 +1,38 @@
+"""The page that says where to change things names files that are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = (REPOSITORY / "docs/where-to-change.md").read_text(encoding="utf-8")
+ROWS = [line.strip("| ").split(" | ", 1) for line in PAGE.splitlines() if line.startswith("| ")][1:]
+QUESTIONS = [
+    "a GPU",
+    "a kernel's workspace",
+    "an optimizer",
+    "a parallelism",
+    "a launcher hook",
+    "a metric",
+    "an HTTP endpoint",
+    "a command",
+    "a key of the spec, with its check",
+    "an allocator rule",
+    "an importer of another tool's config",
+    "a patch of torch",
+]
+
+
+def test_it_answers_twelve_questions() -> None:
+    assert [question for question, _ in ROWS] == QUESTIONS
+
+
+@pytest.mark.parametrize(("question", "answer"), ROWS, ids=[question for question, _ in ROWS])
+def test_every_answer_names_files_that_exist(question: str, answer: str) -> None:
+    named = re.findall(r"`((?:planner|docs|tests)/[^`]*)`", answer)
+
+    assert named, question
+    assert [path for path in named if not (REPOSITORY / path).exists()] == []

@@ -1,0 +1,112 @@
+"""Every key that the installed programs know has its fate in our tables, and our tables know no other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+from accelerate import ParallelismConfig
+from accelerate.commands.config.config_args import ClusterConfig
+from accelerate.commands.launch import launch_command_parser
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch.distributed.run import get_args_parser
+from transformers import TrainingArguments
+from transformers.training_args import OptimizerNames
+
+from planner.importers import accelerate, fsdp, launch_lines, trainer_optimizer
+from planner.importers.foreign_keys import Key
+from planner.importers.training_argument_keys import KEYS, RETIRED
+
+FIELDS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
+
+
+def test_every_field_of_training_arguments_is_mapped_ignored_or_refused() -> None:
+    assert KEYS.keys() - FIELDS.keys() == set()
+    assert FIELDS.keys() - KEYS.keys() == set()
+
+
+def test_no_retired_field_is_back() -> None:
+    assert RETIRED.keys() & FIELDS.keys() == set()
+
+
+@pytest.mark.parametrize("name", [name for name, key in KEYS.items() if key.to])
+def test_the_default_of_a_mapped_field_is_that_of_transformers(name: str) -> None:
+    assert KEYS[name].default == FIELDS[name].default
+
+
+@pytest.mark.parametrize("name", [name for name, key in KEYS.items() if key.only])
+def test_the_default_of_transformers_is_never_refused(name: str) -> None:
+    assert any(FIELDS[name].default == value for value in KEYS[name].only)
+
+
+def test_what_is_planned_of_optimizers_exists() -> None:
+    assert set(trainer_optimizer.PLANNED) <= {each.value for each in OptimizerNames}
+
+
+def test_every_key_of_accelerates_config_has_its_fate() -> None:
+    fields = {field.name for field in dataclasses.fields(ClusterConfig)}
+
+    assert fields - accelerate.KEYS.keys() == set()
+    assert accelerate.KEYS.keys() - fields == {"fp16", "dynamo_backend"}  # of older configs, which accelerate reads
+
+
+def _missing(known: Mapping[str, Key], names: set[str]) -> set[str]:
+    return names - known.keys()
+
+
+def test_every_option_of_accelerate_launch_is_read_ignored_or_refused() -> None:
+    options = {
+        action.option_strings[-1].lstrip("-").replace("-", "_")
+        for action in launch_command_parser()._actions
+        if action.option_strings and action.dest != "help"
+    }
+    by_prefix = {
+        "fsdp": fsdp.KEYS, "dynamo": accelerate.DYNAMO_KEYS, "parallelism_config": accelerate.PARALLELISM_KEYS,
+    }  # fmt: skip
+    for prefix, known in by_prefix.items():
+        names = {name.removeprefix(f"{prefix}_") for name in options if name.startswith(f"{prefix}_")}
+        assert _missing(known, names) == set(), prefix
+        options -= {name for name in options if name.startswith(f"{prefix}_")}
+    known_options = (
+        launch_lines.ACCELERATE_ALONE
+        | launch_lines.ACCELERATE_READ
+        | launch_lines.ACCELERATE_IGNORED
+        | accelerate.DEEPSPEED_KEYS.keys()
+    )
+    assert {name for name in options - known_options if not name.startswith(("fp8_", "megatron_lm_"))} == set()
+
+
+def test_options_of_accelerate_launch_that_stand_alone_do() -> None:
+    alone = {
+        option.lstrip("-").replace("-", "_")
+        for action in launch_command_parser()._actions
+        if action.nargs == 0 and action.dest != "help"
+        for option in action.option_strings
+    }
+    assert alone == launch_lines.ACCELERATE_ALONE
+
+
+def test_every_option_of_torchrun_is_known_with_or_without_a_value() -> None:
+    alone, valued = set(), set()
+    for action in get_args_parser()._actions:
+        names = {option.lstrip("-").replace("-", "_") for option in action.option_strings}
+        (alone if action.nargs == 0 else valued).update(names - {"h", "help"})
+
+    assert alone == launch_lines.TORCHRUN_ALONE
+    assert valued == launch_lines.TORCHRUN_WITH_VALUE
+
+
+def test_every_field_of_accelerates_fsdp_plugin_has_its_fate() -> None:
+    renamed = {"fsdp_version": "version", "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap"}
+    not_in_files = {"param_init_fn", "state_dict_config", "optim_state_dict_config"}
+    fields = {renamed.get(field.name, field.name) for field in dataclasses.fields(FullyShardedDataParallelPlugin)}
+
+    assert fields - fsdp.KEYS.keys() == not_in_files
+
+
+def test_every_size_of_accelerates_parallelism_has_its_fate() -> None:
+    fields = {field.name for field in dataclasses.fields(ParallelismConfig)}
+    in_files = {name for name in fields if name.endswith(("_size", "_backend"))}
+
+    assert in_files - accelerate.PARALLELISM_KEYS.keys() == set()

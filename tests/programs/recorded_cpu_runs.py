@@ -1,0 +1,107 @@
+"""Real runs on a CPU, kept beside the tests: measured once, with the software that they were measured with.
+
+A recording stands for the runs of the same jobs with the same software. Other jobs or other software are measured again
+where they are asked for. PLANNER_CPU_RUNS=record measures all and writes what it finds; PLANNER_CPU_RUNS=measure does
+not look at what is recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import lzma
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import small_models
+
+from planner.job.schema import Job
+from planner.measuring import store
+from planner.measuring.measurement import from_json
+from planner.tracing import trace_text
+from planner.tracing.traced import Trace
+
+FOLDER = Path(__file__).parents[1] / "data" / "cpu_runs"
+MODE = os.environ.get("PLANNER_CPU_RUNS", "")
+_PACKAGES = ("torch", "transformers", "deepspeed", "peft")
+_HERE = str(Path(__file__).parent)
+
+Worlds = Sequence[tuple[Sequence[Job], int]]
+Answers = dict[tuple[str, int], dict[str, Any]]
+"""By the job's name and the rank: events, the reducer's account of its buckets, the measurement."""
+
+
+def read(name: str, worlds: Worlds) -> Answers | None:
+    """What was recorded under this name; None if it was not measured of these jobs with this software."""
+    path = _path(name)
+    if MODE or not path.exists():
+        return None
+    lines = iter(_text(path).splitlines())
+    if json.loads(next(lines)) != _software():
+        return None
+    found: Answers = {}
+    digests = {}
+    for about in map(json.loads, lines):
+        trace = trace_text.loads("\n".join(next(lines) for _ in range(about["lines"])))
+        which = about["job"], about["rank"]
+        digests[which] = about["digest"]
+        found[which] = {
+            "events": list(trace.events), "ddp": about["ddp"], "measurement": from_json(about["measurement"]),
+        }  # fmt: skip
+    return found if digests == _digests(worlds) else None
+
+
+def write(name: str, worlds: Worlds, answers: Answers) -> None:
+    """Keep what was measured, if that is asked for."""
+    if MODE != "record":
+        return
+    FOLDER.mkdir(exist_ok=True)
+    text = "\n".join(_lines(worlds, answers)) + "\n"
+    _path(name).write_bytes(lzma.compress(text.encode(), preset=9))
+
+
+def _lines(worlds: Worlds, answers: Answers) -> Iterator[str]:
+    yield json.dumps(_software())
+    for (job, rank), digest in _digests(worlds).items():
+        answer = answers[job, rank]
+        events = trace_text.dumps(Trace(events=tuple(answer["events"])))
+        measurement = json.loads(store.line(answer["measurement"]))
+        about = {"job": job, "rank": rank, "digest": digest, "lines": events.count("\n") + 1}
+        yield json.dumps({**about, "ddp": answer["ddp"], "measurement": measurement})
+        yield events
+
+
+def software_of(path: Path) -> dict[str, str]:
+    """What a recording was measured with."""
+    found: dict[str, str] = json.loads(_text(path).partition("\n")[0])
+    return found
+
+
+def _text(path: Path) -> str:
+    return lzma.decompress(path.read_bytes()).decode()
+
+
+def _path(name: str) -> Path:
+    return FOLDER / f"{name}.jsonl.xz"
+
+
+def _software() -> Mapping[str, str]:
+    """Versions without what they were built for."""
+    return {each: importlib.metadata.version(each).partition("+")[0] for each in _PACKAGES}
+
+
+def _digests(worlds: Worlds) -> dict[tuple[str, int], str]:
+    return {
+        (job.metadata.name, rank): _digest(job, world)
+        for jobs, world in worlds for job in jobs for rank in range(world)
+    }  # fmt: skip
+
+
+def _digest(job: Job, world: int) -> str:
+    """Of all that makes the step what it is: the job, its world, and the models of tests that it may name."""
+    models = Path(small_models.__file__).read_text(encoding="utf-8") if job.model.factory else ""
+    said = f"{job!r}".replace(_HERE, "")
+    return hashlib.sha256(f"{said} {world} {models}".encode()).hexdigest()[:16]

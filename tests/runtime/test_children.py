@@ -1,0 +1,175 @@
+"""A child is fresh, does one thing, and ends with all that it started; what it takes is bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from runtime_children import all_end, task, wait_for
+
+from planner.errors import SpecError
+from planner.runtime import answers, running
+from planner.runtime.fork_server import ForkServer
+from planner.runtime.limits import Limit, LimitExceededError, Limits
+from planner.runtime.supervision import StoppedError
+from planner.runtime.task import FAULT, PROBLEM, Answer
+from planner.units import MIB
+
+LIMITS = Limits(seconds=60, memory_bytes=1024 * MIB, tasks=40, answer_bytes=8 * MIB)
+
+
+@pytest.fixture(params=["spawned", "forked"])
+def server(request: pytest.FixtureRequest, at_hand: Path) -> object:  # noqa: ARG001
+    """None for a fresh interpreter, or a server that forks."""
+    if request.param == "spawned":
+        yield None
+        return
+    found = ForkServer("planner.runtime.limits:Limits")
+    yield found
+    found.close()
+
+
+def run(server: ForkServer | None, function: str, argument: object = None, **limits: object) -> Answer:
+    return running.run(task(function, argument), dataclasses.replace(LIMITS, **limits), server=server)
+
+
+def test_it_answers_in_parts_and_what_it_prints_is_none(server: ForkServer | None) -> None:
+    assert run(server, "echoes", {"a": 1}) == Answer(
+        parts={"first": b"1", "second": b"{'a': 1}"}, last_line="what a program prints is no answer"
+    )
+
+
+def test_what_is_wrong_with_its_input_comes_back_as_the_error_that_it_is(server: ForkServer | None) -> None:
+    answer = run(server, "refuses", "it is\ud800wrong")
+
+    error = answers.error_of(answer)
+    assert isinstance(error, SpecError)
+    assert (error.problem, error.allowed, error.remedy, error.place) == (
+        "it is\ud800wrong", "something else", "change it", "there",
+    )  # fmt: skip
+
+
+def test_a_fault_comes_back_with_its_place(server: ForkServer | None) -> None:
+    answer = run(server, "breaks")
+
+    assert b"LookupError: a fault" in answer.parts[FAULT]
+    assert answers.error_of(answer) is None
+
+
+def test_one_that_exits_has_not_answered(server: ForkServer | None) -> None:
+    assert answers.ending(run(server, "exits", 0)) == "exit code 0: its last words"
+    assert answers.ending(run(server, "aborts")) == "signal SIGABRT: without a word"
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "limit"),
+    [
+        ("eats", 2000, Limit.MEMORY),
+        ("fills_a_memory_file", 2000, Limit.MEMORY),
+        ("starts_threads", 100, Limit.TASKS),
+        ("forks", 100, Limit.TASKS),
+        ("answers_much", 100, Limit.ANSWER),
+    ],
+)
+def test_what_it_takes_is_bounded(server: ForkServer | None, function: str, argument: int, limit: Limit) -> None:
+    exceeded = run(server, function, argument).exceeded
+
+    assert isinstance(exceeded, LimitExceededError)
+    assert exceeded.limit is limit
+
+
+def test_at_its_time_it_is_ended_with_all_that_it_started(server: ForkServer | None, tmp_path: Path) -> None:
+    exceeded = run(server, "sleeps", str(tmp_path), seconds=5.0).exceeded
+
+    assert isinstance(exceeded, LimitExceededError)
+    assert exceeded.limit is Limit.SECONDS
+    processes = [int(each) for each in (tmp_path / "started").read_text().split()]
+    assert len(processes) == 3
+    assert all_end(processes)
+
+
+def test_one_that_nobody_wants_any_more_is_ended(server: ForkServer | None, tmp_path: Path) -> None:
+    stop = threading.Event()
+    threading.Thread(target=lambda: (wait_for(tmp_path / "started"), stop.set()), daemon=True).start()
+
+    answer = running.run(task("sleeps", str(tmp_path)), LIMITS, server=server, stopped=stop.is_set)
+
+    assert isinstance(answer.exceeded, StoppedError)
+    assert all_end([int(each) for each in (tmp_path / "started").read_text().split()])
+
+
+def test_bytes_that_are_no_answer_are_known_for_it(server: ForkServer | None) -> None:
+    answer = run(server, "writes_beside_its_answer", '{"trace": 1}' + "[" * 1_000_000)
+
+    assert (answer.whole, answer.parts, answer.exit_code) == (False, {}, 0)
+
+
+def test_a_server_that_was_killed_takes_its_children_along_and_is_started_anew(at_hand: Path, tmp_path: Path) -> None:  # noqa: ARG001
+    server = ForkServer("planner.runtime.limits:Limits")
+    server.start()
+
+    def kills() -> None:
+        wait_for(tmp_path / "started")
+        os.kill(server.pid, signal.SIGKILL)
+
+    threading.Thread(target=kills, daemon=True).start()
+    answer = run(server, "sleeps", str(tmp_path))
+
+    assert answer.exit_code == -signal.SIGKILL
+    assert all_end([int((tmp_path / "started").read_text().split()[0])])
+    assert run(server, "echoes").parts["first"] == b"1"
+    server.close()
+
+
+def test_several_threads_have_children_of_one_server_at_a_time(at_hand: Path) -> None:  # noqa: ARG001
+    server = ForkServer("planner.runtime.limits:Limits")
+    found: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda n=n: found.append(run(server, "echoes", n).parts["second"])) for n in range(8)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    server.close()
+
+    assert sorted(found) == [str(n).encode() for n in range(8)]
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_when_its_owner_is_killed_nothing_stays(at_hand: Path, tmp_path: Path, forked: bool) -> None:  # noqa: ARG001
+    program = (
+        "import sys; from planner.runtime import running; from planner.runtime.fork_server import ForkServer\n"
+        "from planner.runtime.task import Task\n"
+        f"server = ForkServer('planner.runtime.limits:Limits') if {forked} else None\n"
+        "running.run(Task('child_programs:sleeps', sys.argv[1]), server=server)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], start_new_session=True)
+    child, *others = map(int, wait_for(tmp_path / "started").split())
+    time.sleep(0.2)
+    owner.kill()
+    owner.wait()
+
+    assert all_end([child])
+    for each in others:  # what it had started is its own affair where no walls stand
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+def test_an_error_that_a_program_made_up_is_cut_and_of_a_known_kind() -> None:
+    text = b'{"kind": "os.system", "problem": "' + b"x" * 100_000 + b'", "allowed": "", "remedy": "", "place": ""}'
+
+    error = answers.error_of(Answer(parts={PROBLEM: text}))
+    assert error is not None
+    assert type(error).__name__ == "PlannerError"
+    assert 1000 < len(error.problem) <= 8000
+    for other in (b"[" * 500_000, b"{}", b'{"kind": 1}', b"\xff", b"null", b'{"kind":"SpecError","problem":[]}'):
+        assert answers.error_of(Answer(parts={PROBLEM: other})) is None

@@ -1,0 +1,213 @@
+"""A user's code runs behind walls, as root and as an ordinary user: it reaches nothing, and takes what is allowed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_children import task
+
+from planner.errors import SpecError
+from planner.job.schema import Cluster, Gpu, Input, Job, Model, Train
+from planner.runtime import running, walls
+from planner.runtime.limits import Limit, LimitExceededError, Limits
+from planner.runtime.task import Answer, Task
+from planner.runtime.walls import Walls, WallsError
+from planner.tracing.isolated import trace_isolated
+from planner.tracing.isolation import Isolation
+from planner.units import GIB, MIB
+
+ROOT = Path(__file__).parents[2]
+LIMITS = Limits(seconds=60, memory_bytes=GIB, tasks=64, answer_bytes=8 * MIB)
+ASKED = """
+import pickle, sys
+sys.path.append(sys.argv[1])
+from planner.runtime import running
+sys.stdout.buffer.write(pickle.dumps(running.run(**pickle.load(sys.stdin.buffer))))
+"""
+
+
+def run_as_root(asked: Task, limits: Limits, folder: Path) -> Answer:
+    return running.run(
+        asked, limits, walls=Walls(readable=(str(folder),), as_root=True), environment={"PYTHONPATH": str(folder)}
+    )
+
+
+def run_as_user(asked: Task, limits: Limits, folder: Path) -> Answer:
+    """From a process that is nobody of importance, and may read what an interpreter needs."""
+    request = {
+        "task": asked, "limits": limits, "walls": Walls(readable=(str(folder),)),
+        "environment": {"PYTHONPATH": str(folder)},
+    }  # fmt: skip
+    ended = subprocess.run(
+        [*as_user(folder), sys.executable, "-P", "-c", ASKED, str(ROOT)],
+        input=pickle.dumps(request), capture_output=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr.decode()
+    return pickle.loads(ended.stdout)
+
+
+def as_user(folder: Path) -> list[str]:
+    """Where root's home is closed to others, its interpreter is shown at the same place."""
+    interpreter = [sys.prefix, sys.base_prefix, str(walls._cache()), str(ROOT), str(folder)]
+    shown = [part for path in interpreter if os.path.exists(path) for part in ("--ro-bind", path, path)]
+    parents = walls._parents(interpreter)
+    opened = [part for path in parents if path in ("/root", "/tmp") for part in ("--perms", "1777", "--tmpfs", path)]
+    made = [part for path in parents for part in ("--perms", "0755", "--dir", path)]
+    return [
+        "bwrap", "--dev-bind", "/", "/", *opened, *made, *shown, "--",
+        "setpriv", "--reuid=4321", "--regid=4321", "--clear-groups", "--inh-caps=-all", "--no-new-privs", "--",
+        "env", "HOME=/nonexistent",
+    ]  # fmt: skip
+
+
+WHO = pytest.mark.parametrize("run", [run_as_root, run_as_user], ids=["root", "user"])
+
+
+@WHO
+def test_it_reaches_nothing_outside(run: Any, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANNER_DATABASE", "postgresql://planner:secret@db/planner")
+    reads = ["/etc/shadow", "/etc/passwd", "/root/.profile", __file__]
+    package = str(Path(running.__file__).with_name("x"))
+    writes = ["/usr/x", "/x", "/etc/x", "/dev/x", package, "/proc/sys/kernel/core_pattern", "/proc/1/oom_score_adj"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        asked = {"port": server.getsockname()[1], "reads": reads, "writes": writes, "process": os.getpid()}
+        answer = run(task("tries", asked), LIMITS, programs)
+
+    found = json.loads(answer.parts["found"])
+    init = found.pop("environment of its init")
+    assert "secret" not in init
+    assert "PLANNER" not in init
+    assert found.pop("becomes root") in ("PermissionError", "OSError")  # there is no root in a user namespace
+    written = found.pop("writes")
+    assert set(written.values()) <= {"OSError", "PermissionError", "FileNotFoundError"}
+    assert found == {
+        "user": 65534,
+        "environment": [
+            "HF_HUB_OFFLINE", "HOME", "LANG", "OMP_NUM_THREADS", "PATH", "PWD", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH",
+            "XDG_CACHE_HOME",
+        ],
+        "processes": True,
+        "connects": "ConnectionRefusedError",
+        "listens to the kernel": "OSError",
+        "reads": dict.fromkeys(reads, "FileNotFoundError"),
+        "kernel settings": [],
+        "signals its parent": "ProcessLookupError",
+        "makes a namespace": "PermissionError",
+        "mounts": "PermissionError",
+        "traces its init": "PermissionError",
+        "changes its root": "PermissionError",
+        "fills its disk": "OSError",
+    }  # fmt: skip
+
+
+@WHO
+@pytest.mark.parametrize(
+    ("function", "argument", "limit"),
+    [
+        ("starts_threads", 100, Limit.TASKS),  # of 8 MiB each: less than the memory
+        ("forks", 200, Limit.TASKS),
+        ("answers_much", 100, Limit.ANSWER),
+        ("sleeps", "/tmp", Limit.SECONDS),
+    ],
+)
+def test_what_it_takes_is_bounded(run: Any, programs: Path, function: str, argument: object, limit: Limit) -> None:
+    limits = LIMITS if limit is not Limit.SECONDS else Limits(seconds=5)
+    exceeded = run(task(function, argument), limits, programs).exceeded
+
+    assert isinstance(exceeded, LimitExceededError)
+    assert exceeded.limit is limit
+
+
+@WHO
+def test_memory_beyond_its_limit_is_not_given_at_all(run: Any, programs: Path) -> None:
+    small = run(task("eats", 4000), LIMITS, programs)
+    large = run(task("asks_for_one_large_block", 4), LIMITS, programs)
+    memory_file = run(task("fills_a_memory_file", 3000), LIMITS, programs)
+
+    # Whichever comes first: the kernel gives no more, or whoever watches sees too much.
+    assert "memory" in small.parts or isinstance(small.exceeded, LimitExceededError)
+    assert large.parts == {"refused": b"no memory"}
+    assert memory_file.parts == {"refused": b"PermissionError"}
+
+
+def test_root_runs_no_code_unless_it_is_meant(programs: Path) -> None:
+    with pytest.raises(WallsError, match="the service runs as root"):
+        running.run(task("echoes"), LIMITS, walls=Walls(readable=(str(programs),)))
+
+
+@pytest.mark.parametrize("missing", ["bwrap", "prlimit", "setpriv"])
+def test_where_there_are_no_walls_code_is_refused(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tool in {"bwrap", "prlimit", "setpriv"} - {missing}:
+        (tmp_path / tool).symlink_to(f"/usr/bin/{tool}")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    walls._problem_here.cache_clear()
+    try:
+        with pytest.raises(WallsError, match=f"code of users is not run here: not installed: {missing}"):
+            running.run(task("echoes"), LIMITS, walls=Walls(as_root=True))
+    finally:
+        walls._problem_here.cache_clear()
+
+
+def test_a_folder_that_nobody_may_read_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+
+    with pytest.raises(WallsError, match="is not readable by everybody"):
+        running.run(task("echoes"), LIMITS, walls=Walls(readable=(str(tmp_path),), as_root=True))
+
+
+FACTORIES = """
+import os
+from torch import nn
+
+def mlp():
+    return nn.Linear(16, 4)
+
+def eats():
+    return bytearray(b"x") * (20 * 2**30)
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(FACTORIES)
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+def factory_job(folder: Path, name: str) -> Job:
+    model = Model(factory=f"shop:{name}", factory_path=str(folder))
+    inputs = {"x": Input(shape=(16,)), "labels": Input(shape=(), dtype="int64", maximum=4)}
+    return Job(model=model, train=Train(inputs=inputs), cluster=Cluster(gpu=Gpu(total_bytes=GIB, arch="sm_90")))
+
+
+def isolation(folder: Path) -> Isolation:
+    limits = Limits(seconds=120, memory_bytes=2 * GIB)
+    return Isolation(limits=limits, walls=Walls(readable=(str(folder),), as_root=True), factories=("shop",))
+
+
+def test_a_factory_is_traced_there_as_anywhere(shop: Path) -> None:
+    there = trace_isolated(factory_job(shop, "mlp"), isolation=isolation(shop))
+
+    assert sum(getattr(event, "requested_bytes", 0) == 16 * 4 * 4 for event in there.events) > 0
+
+
+def test_a_callable_that_an_allowed_module_has_only_imported_is_refused(shop: Path) -> None:
+    with pytest.raises(SpecError, match=r"the factory shop:os\.system is defined in posix"):
+        trace_isolated(factory_job(shop, "os.system"), isolation=isolation(shop))
+
+
+def test_a_factory_that_takes_twenty_gibibytes_is_told_its_limit(shop: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        trace_isolated(factory_job(shop, "eats"), isolation=isolation(shop))
+
+    assert caught.value.problem == "shop:eats takes more than 2.00 GiB of the host's memory"

@@ -1,0 +1,218 @@
+"""Tracing processes as they are: Ray actors that have traced many jobs, take too long, and are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.calibration.interval import Calibration
+from planner.history.store import History
+from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Train
+from planner.runtime.limits import Limit, Limits
+from planner.service.calibration_in_use import CalibrationInUse
+from planner.service.ids import order_of
+from planner.service.outcomes import PlanMade, PlanRefused, WorkerResult
+from planner.service.plan_provider import PlanAnswer, PlanProvider
+from planner.service.plan_scheduler import PlanScheduler
+from planner.service.service_errors import TraceLimitError, WorkerLostError
+from planner.settings import Settings
+from planner.tracing import trace_text
+from planner.tracing.isolated import trace_isolated
+from planner.tracing.isolation import Isolation
+from planner.tracing.traced import Trace
+from planner.units import GIB
+
+GPU = Cluster(gpu=Gpu(name="H100-SXM-80GB", total_bytes=80 * GIB, arch="sm_90"))
+DECODER = Job(
+    model=Model(decoder=Decoder(layers=2, hidden=64, heads=2, kv_heads=2, ffn=128, vocab=256)),
+    train=Train(sequence_length=64, precision="bf16_autocast"),
+    cluster=GPU,
+)
+DDP = dataclasses.replace(
+    DECODER,
+    parallel=Parallel(dp_replicate=DpReplicate(degree=8)),
+    cluster=dataclasses.replace(GPU, gpus_per_node=8),
+)
+CONVOLUTIONS = Job(
+    model=Model(
+        hf_config={
+            "model_type": "resnet", "architectures": ["ResNetForImageClassification"], "num_labels": 10,
+            "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic",
+        }
+    ),
+    train=Train(micro_batch_size=2, inputs={"pixel_values": Input(shape=(3, 32, 32))}),
+    cluster=GPU,
+)  # fmt: skip
+UNTRACEABLE = Job(
+    model=Model(hf_config={"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": "wide"}),
+    train=Train(sequence_length=16),
+    cluster=GPU,
+)
+AN_HOUR = dataclasses.replace(
+    DECODER,
+    model=Model(decoder=Decoder(layers=48, hidden=64, heads=2, kv_heads=2, ffn=128, vocab=256)),
+    train=Train(sequence_length=64, gradient_accumulation_steps=100_000),
+)
+
+
+def events(trace: Trace) -> Trace:
+    return dataclasses.replace(trace, seconds=0.0)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_worker_that_has_traced_many_jobs_gives_the_events_of_a_fresh_process() -> None:
+    from planner.service.scheduler_deployment import RayWorker
+
+    async def story() -> dict[str, list[Any]]:
+        worker = RayWorker(Limits(), Isolation())
+        await worker.ready()
+        found: dict[str, list[Any]] = {}
+        for _ in range(2):
+            for name, job in jobs.items():
+                found.setdefault(name, []).append(await worker.call("trace", job, 0, 120.0))
+        worker.kill()
+        return found
+
+    jobs = {"decoder": DECODER, "convolutions": CONVOLUTIONS, "untraceable": UNTRACEABLE, "ddp": DDP}
+    found = asyncio.run(story())
+
+    assert all(isinstance(each, PlanRefused) for each in found.pop("untraceable"))
+    for name, texts in found.items():
+        fresh = events(trace_isolated(jobs[name]))
+        assert [events(trace_text.loads(each.traces[0])) for each in texts] == [fresh, fresh], name
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_worker_ends_what_takes_too_long_or_too_much_and_does_the_next() -> None:
+    from planner.service.scheduler_deployment import RayWorker
+
+    async def story() -> tuple[Any, Any, Any]:
+        worker = RayWorker(Limits(memory_bytes=2 * GIB), Isolation())
+        long = await worker.call("trace", AN_HOUR, 0, 3.0)
+        small = RayWorker(Limits(memory_bytes=100 * 2**20), Isolation())
+        much = await small.call("trace", AN_HOUR, 0, 60.0)
+        unwanted = asyncio.ensure_future(worker.call("trace", AN_HOUR, 0, 60.0))
+        await asyncio.sleep(1)
+        await worker.stop()
+        assert await unwanted == WorkerResult()
+        after = await worker.call("trace", DECODER, 0, 60.0)
+        worker.kill()
+        small.kill()
+        return long, much, after
+
+    long, much, after = asyncio.run(story())
+
+    assert long.exceeded.limit is Limit.SECONDS
+    assert much.exceeded.limit is Limit.MEMORY
+    assert set(after.traces) == {0}
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_killed_in_the_middle_and_past_its_limit_it_is_replaced_and_every_job_answered(tmp_path: Path) -> None:
+    from planner.service.scheduler_deployment import tracers
+
+    async def process_at_work(made: PlanScheduler) -> int:
+        while made.state()["busy"] == 0:
+            await asyncio.sleep(0.05)
+        (member,) = made._workers._busy
+        return await member.worker.process()
+
+    async def story(history: History) -> None:
+        made = tracers(settings, history, 1)
+        made.start()
+        plan_provider = PlanProvider(settings, history, made, CalibrationInUse(history))
+        while not made.state()["workers"]:
+            await asyncio.sleep(0.05)
+
+        asked = asyncio.create_task(plan_provider.plan(AN_HOUR))
+        process = await process_at_work(made)
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(TraceLimitError):  # the second worker traced it as long as it may
+            await asked
+        assert time.monotonic() - began >= 4
+        found = await plan_provider.plan(DECODER)
+        await made.finish()
+
+        assert isinstance(found, PlanAnswer)
+        assert history.plans.text(found.plan_id) == found.text
+        figures = made.state()
+        assert (figures["retried_total"], figures["killed_time_total"]) == (1, 1)
+
+    settings = Settings(database=f"sqlite:///{tmp_path / 'history.db'}", trace_workers=1, trace_seconds=4.0)
+    with History.open(settings.database) as history:
+        asyncio.run(story(history))
+
+
+class HandOfTracers:
+    """In the place of a Serve handle: dies as often as it is told, then answers."""
+
+    def __init__(self, deaths: int) -> None:
+        self.asked: list[float | None] = []
+        self.cancelled = 0
+        self._deaths = deaths
+
+    @property
+    def make(self) -> HandOfTracers:
+        return self
+
+    def remote(self, _order: Any, seconds: float | None, _keep: bool) -> HandOfTracers:
+        self.asked.append(seconds)
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def __await__(self) -> Any:
+        from ray.exceptions import ActorDiedError
+
+        yield from asyncio.sleep(0.05).__await__()
+        if len(self.asked) <= self._deaths:
+            raise ActorDiedError
+        return PlanMade(text="{}")
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_replica_asks_once_more_where_the_tracers_died_within_the_time_that_is_left() -> None:
+    from planner.service.scheduler_deployment import TracingHandle
+
+    hand: Any = HandOfTracers(deaths=1)
+    found = asyncio.run(TracingHandle(hand).make(order_of(DECODER, Calibration.none()), 10.0, keep=False))
+
+    assert found == PlanMade(text="{}")
+    assert hand.asked[0] == 10.0
+    assert 9.0 < hand.asked[1] < 10.0
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_replica_gives_up_where_the_tracers_died_twice() -> None:
+    from planner.service.scheduler_deployment import TracingHandle
+
+    hand: Any = HandOfTracers(deaths=2)
+    with pytest.raises(WorkerLostError):
+        asyncio.run(TracingHandle(hand).make(order_of(DECODER, Calibration.none()), None, keep=False))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_caller_that_goes_is_told_to_the_tracers() -> None:
+    from planner.service.scheduler_deployment import TracingHandle
+
+    async def story(handle: TracingHandle) -> None:
+        asked = asyncio.create_task(handle.make(order_of(DECODER, Calibration.none()), None, keep=False))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    hand: Any = HandOfTracers(deaths=0)
+    asyncio.run(story(TracingHandle(hand)))
+
+    assert hand.cancelled == 1

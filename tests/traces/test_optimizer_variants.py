@@ -1,0 +1,137 @@
+"""Optimizers that keep few bits, or step in the backward: for real on a CPU beside paper, and to the byte by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+from cpu_runs import Both, assert_alike, both_ways
+
+from planner.events import Category, Role
+from planner.job.schema import Cluster, Decoder, DpShard, Gpu, Job, Metadata, Model, Optimizer, Parallel, Train
+from planner.measuring.event_phases import most_by_category, phases_of
+from planner.tracing.trace import trace
+
+_NAMES = ("bitsandbytes.AdamW8bit", "torchao.AdamW8bit", "torchao.AdamW4bit", "torchao.AdamWFp8")
+
+
+SHAPES = [(1000, 128), (1000, 128), (128,), *2 * [(128,), (128, 128), (64, 128), (64, 128), (128, 128), (128,),
+          (384, 128), (384, 128), (128, 384)]]  # fmt: skip
+"""Of the decoder below."""
+
+
+def small(name: str = "", *, ranks: int = 1, optimizer: str = "AdamW", **train: Any) -> Job:
+    return Job(
+        metadata=Metadata(name=name or optimizer),
+        model=Model(decoder=Decoder(layers=2, hidden=128, heads=4, kv_heads=2, ffn=384, vocab=1000)),
+        train=Train(micro_batch_size=8, sequence_length=64, iterations=2, optimizer=Optimizer(name=optimizer), **train),
+        parallel=Parallel(dp_shard=DpShard(degree=ranks)),
+        cluster=Cluster(gpus_per_node=ranks, gpu=Gpu(total_bytes=80 * 2**30, arch="sm_90")),
+    )
+
+
+REAL = [small("in-backward", optimizer_in_backward=True), *(small(optimizer=name) for name in _NAMES)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    return both_ways(tmp_path_factory.mktemp("runs"), [(REAL, 1)], "optimizer_variants")
+
+
+@pytest.mark.parametrize("name", [job.metadata.name for job in REAL])
+def test_what_is_kept_is_exact(runs: Both, name: str) -> None:
+    assert_alike(*runs[name, 0])
+
+
+def states(job: Job) -> int:
+    return most_by_category(trace(job).events)[Category.OPTIMIZER_STATE]
+
+
+def by_hand(whole: int, block: int, codes_per_byte: int, tables: int) -> int:
+    """Two states: codes, a scale of float32 for each block, tables of what codes mean; small tensors in float32."""
+    total = 0
+    for shape in SHAPES:
+        elements = math.prod(shape)
+        if elements < 4096:
+            total += 2 * 4 * elements
+        else:
+            total += 2 * (elements // codes_per_byte + 4 * -(-elements // block) + tables)
+    return total + whole
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("bitsandbytes.AdamW8bit", by_hand(whole=2 * 256 * 4, block=256, codes_per_byte=1, tables=0)),
+        ("torchao.AdamW8bit", by_hand(whole=0, block=256, codes_per_byte=1, tables=256 * 4)),
+        ("torchao.AdamW4bit", by_hand(whole=0, block=128, codes_per_byte=2, tables=16 * 4)),
+        ("torchao.AdamWFp8", by_hand(whole=0, block=256, codes_per_byte=1, tables=0)),
+    ],
+)
+def test_few_bits_take_what_their_package_allocates(name: str, expected: int) -> None:
+    assert states(small(optimizer=name)) == expected
+
+
+def test_what_is_paged_lies_in_no_memory_of_the_allocator() -> None:
+    """The embedding and the head have more than 100,000 elements each; their scales are not paged."""
+    assert (
+        states(small(optimizer="bitsandbytes.AdamW8bit")) - states(small(optimizer="bitsandbytes.PagedAdamW8bit"))
+        == 2 * 2 * 128_000
+    )
+
+
+def test_torchao_takes_shards_and_bitsandbytes_refuses_them() -> None:
+    assert states(small(optimizer="torchao.AdamW8bit", ranks=2)) < states(small(optimizer="torchao.AdamW8bit"))
+    with pytest.raises(Exception, match="bitsandbytes take whole tensors, not the shards"):
+        trace(small(optimizer="bitsandbytes.AdamW8bit", ranks=2))
+
+
+def test_in_the_backward_never_all_gradients_are_there() -> None:
+    after, within = (trace(small(optimizer_in_backward=flag)).events for flag in (False, True))
+
+    whole = most_by_category(after)
+    assert whole[Category.GRADIENT] == whole[Category.PARAMETER]
+    assert most_by_category(within)[Category.GRADIENT] == 1000 * 128 * 4
+    assert most_by_category(within)[Category.OPTIMIZER_STATE] == whole[Category.OPTIMIZER_STATE]
+
+
+def test_a_state_that_is_born_within_a_reduction_is_no_communication() -> None:
+    """fully_shard steps there: the hook of a shard is called by `foreach_reduce`."""
+    after, within = (trace(small(optimizer_in_backward=flag, ranks=2)).events for flag in (False, True))
+
+    assert _named(after, Category.COMMUNICATION) == _named(within, Category.COMMUNICATION) != Counter()
+    assert _named(after, Category.OPTIMIZER_STATE) == _named(within, Category.OPTIMIZER_STATE) != Counter()
+
+
+def _named(events: Any, category: Category) -> Counter[str]:
+    """How often a block took on the category, by what it is called."""
+    blocks = {(each.block, each.name) for each in events if isinstance(each, Role) and each.category is category}
+    return Counter(name for _, name in blocks)
+
+
+@pytest.mark.parametrize("arguments", [{"fused": True}, {"capturable": True}])
+def test_fused_and_capturable_keep_their_steps_on_the_device(arguments: dict[str, Any]) -> None:
+    job = small()
+    on_device = Job(
+        model=job.model,
+        train=Train(micro_batch_size=8, sequence_length=64, iterations=2, optimizer=Optimizer(arguments=arguments)),
+        cluster=job.cluster,
+    )
+
+    born = [len(_state_blocks(trace(each).events)) for each in (job, on_device)]
+    assert born == [2 * len(SHAPES), 3 * len(SHAPES)]
+
+
+def _state_blocks(events: Any) -> set[int]:
+    return {each.block for each in events if isinstance(each, Role) and each.category is Category.OPTIMIZER_STATE}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_offloaded_activations_are_gone_when_the_forward_ends(ranks: int) -> None:
+    kept, offloaded = (phases_of(trace(small(ranks=ranks, activation_offload=flag)).events) for flag in (False, True))
+
+    ends = [(each.phase, here.end.requested_bytes - each.end.requested_bytes) for here, each in zip(
+        kept, offloaded, strict=True) if each.phase == "forward"]  # fmt: skip
+    assert all(saved > 2 * 8 * 64 * 384 * 4 * 4 for _, saved in ends), ends
