@@ -87,7 +87,7 @@ def _lock_of_the_dead(folder: Path) -> Iterator[None]:
 
 
 def _processes(folder: Path) -> list[int]:
-    """Those that have the folder in their environment, or write to a log in it; never this process."""
+    """Those that have the folder in their environment, or write to a file in it; never this process."""
     return [int(each.name) for each in Path("/proc").glob("[0-9]*") if _belongs(each, folder)]
 
 
@@ -97,10 +97,17 @@ def _belongs(process: Path, folder: Path) -> bool:
             return False
         if f"{VARIABLE}={folder}".encode() in (process / "environ").read_bytes().split(b"\0"):
             return True
-        # Ray's workers write their title over their environment.
-        return any(os.readlink(process / "fd" / each).startswith(f"{folder}/") for each in ("1", "2"))
+        # Ray's workers and agents write their title over their environment.
+        return any(_is_written(each, folder) for each in (process / "fd").iterdir())
     except OSError:  # it has ended, or is not ours
         return False
+
+
+def _is_written(descriptor: Path, folder: Path) -> bool:
+    """Whether it is a file in the folder that is open for writing: who only reads a log is somebody else."""
+    with contextlib.suppress(FileNotFoundError):  # closed since
+        return bool(descriptor.lstat().st_mode & stat.S_IWUSR) and os.readlink(descriptor).startswith(f"{folder}/")
+    return False
 
 
 def _runs(process: Path) -> bool:

@@ -27,9 +27,13 @@ PROGRAM = textwrap.dedent("""
         sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
         by_environment = subprocess.Popen(sleeps, env={**os.environ, VARIABLE: str(folder)})
         with open(folder / "worker.out", "w") as log:
-            by_log = subprocess.Popen(sleeps, stdout=log)
+            by_output = subprocess.Popen(sleeps, stdout=log)
+            by_log = subprocess.Popen(sleeps, stdout=subprocess.PIPE, pass_fds=[log.fileno()])
+        with open(folder / "worker.out") as log:
+            reader = subprocess.Popen(sleeps, stdin=log)
         stranger = subprocess.Popen([*sleeps, str(folder)])
-        print(folder, by_environment.pid, by_log.pid, stranger.pid, flush=True)
+        children = by_environment, by_output, by_log, reader, stranger
+        print(folder, *[child.pid for child in children], flush=True)
         time.sleep(600)
 """)
 
@@ -44,7 +48,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def killed(parent: Path) -> Iterator[tuple[Path, list[int]]]:
-    """The folder of a service that was killed, two processes of its own, and one that only names the folder."""
+    """The folder of a service that was killed, three processes of its own, one that reads its log, and a stranger."""
     main = subprocess.Popen([sys.executable, "-c", PROGRAM, str(parent)], stdout=subprocess.PIPE, text=True)
     assert main.stdout is not None
     folder, *processes = main.stdout.readline().split()
@@ -65,13 +69,12 @@ def runs(process: int) -> bool:
 
 
 def test_folder_and_processes_of_a_dead_service_are_swept(killed: tuple[Path, list[int]]) -> None:
-    folder, (by_environment, by_log, stranger) = killed
-    assert runs(by_environment)
-    assert runs(by_log)
+    folder, processes = killed
+    assert all(map(runs, processes))
 
     assert sweep_dead_instances() == [folder]
     assert not folder.exists()
-    assert [runs(each) for each in (by_environment, by_log, stranger)] == [False, False, True]
+    assert list(map(runs, processes)) == [False, False, False, True, True]
     assert sweep_dead_instances() == []
 
 
