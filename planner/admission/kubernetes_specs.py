@@ -6,7 +6,6 @@ in the job's own namespace.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,7 @@ from planner.admission.kubernetes import BUNDLE, CONFIGMAP, GPU, ConfigMapKey, P
 from planner.admission.kubernetes_api import NOT_FOUND, ApiError, path_of
 from planner.errors import SpecError
 from planner.hardware import catalog
-from planner.job import gpu_names
-from planner.job.schema import Gpu, Job
+from planner.job.schema import Job
 
 if TYPE_CHECKING:
     from planner.admission.kubernetes_api import Api
@@ -70,13 +68,6 @@ def _config_map_text(named: ConfigMapKey, namespace: str, api: Callable[[], Api]
             place=CONFIGMAP,
         )
     return text
-
-
-def on_gpu(job: Job, name: str) -> Job:
-    """The same job on a GPU of the catalog. Raises SpecError if the catalog does not have it."""
-    entry = gpu_names.look_up(name)
-    gpu = Gpu(name=entry.name, total_bytes=entry.total_bytes, arch=entry.arch)
-    return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, gpu=gpu))
 
 
 def differences(pods: Sequence[Pods], job: Job, *, products: Sequence[str] = ()) -> list[str]:

@@ -1,11 +1,14 @@
-"""Finds the GPU that a job names."""
+"""Finds GPUs by name, and puts a job on one."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.hardware.records import GpuRecord
 from planner.job.nearest import did_you_mean, nearest
+from planner.job.schema import Gpu, Job
 
 
 def look_up(name: str, *, place: str = "") -> GpuRecord:
@@ -18,6 +21,13 @@ def look_up(name: str, *, place: str = "") -> GpuRecord:
         remedy=did_you_mean(name, catalog.names()),
         place=place,
     )
+
+
+def job_on_gpu(job: Job, name: str, *, place: str = "") -> Job:
+    """The same job on the GPU of that name. Raises SpecError as :func:`look_up` does."""
+    known = look_up(name, place=place)
+    gpu = Gpu(name=known.name, total_bytes=known.total_bytes, arch=known.arch)
+    return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, gpu=gpu))
 
 
 def _near(name: str) -> list[str]:

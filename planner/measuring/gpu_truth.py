@@ -24,7 +24,7 @@ from planner.measuring.matrix import Case, cases
 from planner.measuring.measurement import DeviceFacts, Measurement
 from planner.runtime import answers, running
 from planner.runtime.limits import UNLIMITED
-from planner.runtime.task import FAULT, Answer, Task
+from planner.runtime.task import Answer, Task
 from planner.units import MIB
 
 MEASUREMENTS, SNAPSHOTS = "measurements.jsonl", "snapshots.tar.xz"
@@ -116,12 +116,10 @@ def _trouble(ended: Answer) -> str:
     """What went wrong in the process of a case; empty if nothing did."""
     if ended.exceeded is not None:
         return f"not done after {_LIMITS.seconds:g} s"
-    if FAULT in ended.parts:
-        return ended.parts[FAULT].decode(errors="replace").strip().splitlines()[-1][:500]
     error = answers.error_of(ended)
     if error is not None:
         return error.problem[:500]
-    return answers.ending(ended) if ended.exit_code else ""
+    return answers.fault_line(ended) or (answers.ending(ended) if ended.exit_code else "")
 
 
 def _write_failure(case: Case, trouble: str) -> str:

@@ -17,12 +17,12 @@ from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import RankClass, rank_classes
 from planner.planning import pipeline
 from planner.planning.pipeline import PlannedClass, PlanningInputs, Progress
+from planner.planning.preload import PRELOAD
 from planner.runtime import answers, running
 from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
-from planner.runtime.task import FAULT, Task
-from planner.tracing.preload import PRELOAD
+from planner.runtime.task import Task
 
 FEWEST = 4
 """Rank classes of a job that is worth a second process: one takes as long to start as to plan one or two of them."""
@@ -62,11 +62,7 @@ def _plan_in_children(work: PlanningInputs, shares: Sequence[range]) -> dict[int
     def ask(share: range) -> dict[int, PlannedClass]:
         task = Task("planner.planning.child_processes:plan_share", (work, share))
         answer = running.run(task, UNLIMITED, server=server)
-        error = answers.error_of(answer)
-        if error is not None:
-            raise error
-        if FAULT in answer.parts:
-            raise RuntimeError(answer.parts[FAULT].decode(errors="replace"))
+        answers.raise_failure(answer)
         return {int(name): pickle.loads(content) for name, content in answer.parts.items()}
 
     try:

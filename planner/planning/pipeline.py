@@ -205,12 +205,10 @@ def judge_traces(
     job: Job,
     rank_traces: Sequence[RankTrace],
     calibration: Calibration | None = None,
-    progress: Progress = lambda _: None,
 ) -> PlanningResult:
     """The plan that follows from traces already made: replay, verdict, identity."""
     began = time.perf_counter()
     known = Calibration.none() if calibration is None else calibration
-    progress("replaying through the allocator")
     pairs = [judge_trace(job, each, known) for each in rank_traces]
     replayed = time.perf_counter() - began
     traced = sum(each.trace.seconds for each in rank_traces)

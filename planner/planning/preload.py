@@ -1,19 +1,19 @@
-"""Imports what every trace needs, in a process that then forks for each trace."""
+"""Imports what every plan needs, in a process that then forks for each piece of work."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 
-PRELOAD = "planner.tracing.preload:load"
+PRELOAD = "planner.planning.preload:load"
 _MODULES = (
-    "planner.advice",
-    "planner.tracing.trace",
     "torch._dynamo",
     "torch._inductor.utils",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
     "torch.distributed._tools.mem_tracker",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
+    "torch.distributed.tensor.debug",
     "torch.distributed.tensor.parallel",
     "torch.nn.utils",
     "torch.testing._internal.distributed.fake_pg",
@@ -23,12 +23,16 @@ _MODULES = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
 )
-"""Loaded by most traces after `planner.tracing.trace` itself; a job's own modules are loaded by its child."""
+"""Of other projects, loaded by most traces besides what planner imports; a job's own are loaded by its child."""
 
 
 def load() -> None:
     """Import, and register the paper GPU's kernels. No step is run: autograd's threads do not survive a fork."""
     from planner import paper  # before torch
+    from planner.planning import answer  # noqa: F401
+    from planner.tracing import trace  # noqa: F401
+    from planner.training import folded_stage, pipelined_loop  # noqa: F401
+    from planner.training.models import transformers_models  # noqa: F401
 
     for name in _MODULES:
         with contextlib.suppress(ImportError):  # not in every supported torch, or not installed

@@ -7,10 +7,11 @@ import signal
 
 from planner import errors
 from planner.errors import PlannerError
-from planner.runtime.task import PROBLEM, Answer
+from planner.runtime.task import FAULT, PROBLEM, Answer
 
 _FIELDS = ("problem", "allowed", "remedy", "place")
 _MOST_CHARACTERS = 8000
+_MOST_FAULT_CHARACTERS = 500
 _MOST_PROBLEM_BYTES = 1 << 20
 _KINDS = {each.__name__: each for each in vars(errors).values() if isinstance(each, type)}
 
@@ -27,6 +28,23 @@ def error_of(answer: Answer) -> PlannerError | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return kind(said.pop("problem"), **said) if issubclass(kind, PlannerError) else None
+
+
+def raise_failure(answer: Answer) -> None:
+    """Raise what the child's function raised: a PlannerError as itself, anything else as RuntimeError."""
+    error = error_of(answer)
+    if error is not None:
+        raise error
+    if FAULT in answer.parts:
+        raise RuntimeError(answer.parts[FAULT].decode(errors="replace"))
+
+
+def fault_line(answer: Answer) -> str | None:
+    """The last line of the traceback of a fault in the child's function; None if it reports none."""
+    if FAULT not in answer.parts:
+        return None
+    lines = answer.parts[FAULT].decode(errors="replace").strip().splitlines() or ["without a word"]
+    return lines[-1][:_MOST_FAULT_CHARACTERS]
 
 
 def ending(answer: Answer) -> str:

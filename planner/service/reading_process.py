@@ -12,7 +12,7 @@ from planner.runtime import answers, running
 from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
-from planner.runtime.task import FAULT, Answer, Task
+from planner.runtime.task import Answer, Task
 from planner.service.problems import RequestError
 from planner.units import GIB
 
@@ -73,13 +73,10 @@ def _result(answer: Answer) -> Any:
             remedy="send a bundle, as planner spec --bundle prints it",
             place="the body",
         )
-    error = answers.error_of(answer)
-    if error is not None:
-        raise error
+    answers.raise_failure(answer)
     if _REFUSED in answer.parts:
         status, problem, allowed, remedy, place = pickle.loads(answer.parts[_REFUSED])
         raise RequestError(status, problem, allowed=allowed, remedy=remedy, place=place)
-    if FAULT in answer.parts or _RESULT not in answer.parts:
-        fault = answer.parts.get(FAULT, b"").decode(errors="replace") or answers.ending(answer)
-        raise RuntimeError(f"a body was not read: {fault}")
+    if _RESULT not in answer.parts:
+        raise RuntimeError(f"a body was not read: {answers.ending(answer)}")
     return pickle.loads(answer.parts[_RESULT])

@@ -160,7 +160,7 @@ def tracers_application(settings: Settings) -> Any:
     deployment = serve.deployment(
         name=TRACERS,
         num_replicas=1,
-        max_ongoing_requests=10_000,  # they wait here, where equal jobs are known; the bound is Tracers' own
+        max_ongoing_requests=10_000,  # they wait here, where equal jobs are known; its own bound is lower
         graceful_shutdown_timeout_s=GRACE_SECONDS,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2,
@@ -170,7 +170,7 @@ def tracers_application(settings: Settings) -> Any:
 
 
 class TracingHandle:
-    """PlanScheduler as a replica of the service sees them."""
+    """Calls PlanScheduler from a replica of the service."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
@@ -211,7 +211,7 @@ class TracingHandle:
     async def _ask(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
         response: Any = self._handle.make.remote(order, seconds, keep)
         try:
-            # PlanScheduler keep the time themselves; this is for one that does not even answer.
+            # PlanScheduler ends the wait itself; this is for one that does not even answer.
             async with asyncio.timeout(None if seconds is None else seconds + SLACK_SECONDS):
                 found: Outcome | None = await response
                 return found

@@ -8,17 +8,18 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from planner.errors import PlannerError
 from planner.job.schema import Job
+from planner.planning.preload import PRELOAD
 from planner.runtime import answers, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.supervision import StoppedError
-from planner.runtime.task import FAULT, MEMORY, Answer, Task
+from planner.runtime.task import MEMORY, Answer, Task
 from planner.service.ids import Order
 from planner.service.outcomes import PlanRefused, WorkerResult
 from planner.service.plan_tasks import FURTHER, PLAN, TRACES, UNREADABLE
 from planner.tracing.isolation import Isolation
-from planner.tracing.preload import PRELOAD
 
 _TASKS = "planner.service.plan_tasks"
 
@@ -73,11 +74,10 @@ class TracingWorker:
         limits = self._limits_of(job, seconds)
         task = Task(f"{_TASKS}:{function}", argument)
         answer = running.run(task, limits, server=self._server, stopped=lambda: work <= self._stopped)
-        error = answers.error_of(answer)
-        if error is not None:
+        try:
+            answers.raise_failure(answer)
+        except PlannerError as error:
             return PlanRefused(error)
-        if FAULT in answer.parts:
-            raise RuntimeError(answer.parts[FAULT].decode(errors="replace"))
         return _read_result(answer, limits)
 
     def _limits_of(self, job: Job, seconds: float) -> Limits:

@@ -8,7 +8,7 @@ from planner.runtime import answers, running
 from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError
-from planner.runtime.task import FAULT, MEMORY, Answer, Task
+from planner.runtime.task import MEMORY, Answer, Task
 from planner.tracing import trace_text
 from planner.tracing.isolation import USUAL_ISOLATION, Isolation
 from planner.tracing.traced import Trace
@@ -37,9 +37,9 @@ def trace_isolated(
         raise _limit_error(answer.exceeded, job)
     if MEMORY in answer.parts:
         raise _limit_error(LimitExceededError(Limit.MEMORY, limits), job)
-    problem = answers.error_of(answer)
-    if problem is not None:
-        raise problem
+    error = answers.error_of(answer)
+    if error is not None:
+        raise error
     if answer.whole and (answer.exit_code or _TRACE not in answer.parts):
         raise _ended_error(answer, job)
     try:
@@ -91,9 +91,9 @@ def _limit_error(exceeded: LimitExceededError, job: Job) -> SpecError:
 
 
 def _ended_error(answer: Answer, job: Job) -> SpecError:
-    if FAULT in answer.parts:
-        last = answer.parts[FAULT].decode(errors="replace").strip().splitlines()[-1:]
-        return _error(f"{_subject(job)} broke its process: {last[0][:300] if last else 'without a word'}")
+    fault = answers.fault_line(answer)
+    if fault is not None:
+        return _error(f"{_subject(job)} broke its process: {fault}")
     return _error(
         f"{_subject(job)} ended its process with {answers.ending(answer)}",
         remedy="run the factory by itself and see where it ends",

@@ -8,8 +8,7 @@ clipped by a norm that is summed over the stages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +35,7 @@ from planner.training.folded_stage import (
     MicroBatchHistory,
 )
 from planner.training.folding import folder_of
+from planner.training.log_levels import raise_log_level
 from planner.training.loop import Loop
 from planner.training.observer import Observer, RoleAssigner
 from planner.training.stages import Part
@@ -77,7 +77,8 @@ class PipelinedLoop(Loop):
     def _iterate(self, iteration: int) -> None:
         self.iteration = iteration
         self.observer.mark(Phase.FORWARD, iteration)
-        with _errors_said_once():
+        # Before it raises, a schedule logs all of its actions, which are thousands.
+        with raise_log_level("torch.distributed.pipelining.schedules", logging.CRITICAL):
             self._run_micro_batches()
         ownership.tell_gradients(self.bare_model, self.observer)
         self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
@@ -264,18 +265,6 @@ def _put_in_order(groups: list[dict[str, Any]], module: nn.Module) -> None:
             )
             group["intermediates"], group["grads"] = ([pair[side] for pair in pairs] for side in (0, 1))
     groups.sort(key=lambda group: min((place.get(node, len(place)) for node in group["params"]), default=len(place)))
-
-
-@contextmanager
-def _errors_said_once() -> Iterator[None]:
-    """Before it raises, a schedule logs all of its actions, which are thousands: not inside."""
-    logger = logging.getLogger("torch.distributed.pipelining.schedules")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _nothing() -> None: ...

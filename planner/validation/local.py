@@ -6,7 +6,6 @@ RAY_ADDRESS it goes to that cluster instead.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -31,14 +30,10 @@ from planner.validation.validation_run import Conditions
 _OBJECT_STORE_BYTES = 200 * 10**6
 
 
-def job_on_gpu(path: Path, gpu: str) -> Job:
+def load_job_on_gpu(path: Path, gpu: str) -> Job:
     """The job of a file, on the GPU of that name; on its own if the name is empty. Raises SpecError."""
     job = load_job(path)
-    if not gpu:
-        return job
-    known = gpu_names.look_up(gpu, place="--gpu")
-    named = Gpu(name=known.name, total_bytes=known.total_bytes, arch=known.arch)
-    return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, gpu=named))
+    return gpu_names.job_on_gpu(job, gpu, place="--gpu") if gpu else job
 
 
 def validate(request: Request, *, seconds: float, rehearsal: bool) -> Result:

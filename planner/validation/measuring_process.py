@@ -13,7 +13,7 @@ from planner.errors import PlannerError
 from planner.measuring import measurement
 from planner.runtime import answers, running
 from planner.runtime.limits import Limit, LimitExceededError, Limits
-from planner.runtime.task import FAULT, MEMORY, Answer, Task
+from planner.runtime.task import MEMORY, Answer, Task
 from planner.runtime.walls import Walls
 from planner.units import show_bytes
 from planner.validation.measuring_child import FAILURE, MEASUREMENT
@@ -105,7 +105,7 @@ def _too_much(exceeded: LimitExceededError) -> str:
 def _describe_ending(answer: Answer) -> str:
     if answer.exit_code == -signal.SIGKILL:
         return "the measuring process was killed (SIGKILL), as the kernel does where a host's memory runs out"
-    if FAULT in answer.parts:
-        lines = answer.parts[FAULT].decode(errors="replace").strip().splitlines() or ["without a word"]
-        return f"a fault of planner itself in the measuring process: {lines[-1][:_MOST_CHARACTERS]}"
+    fault = answers.fault_line(answer)
+    if fault is not None:
+        return f"a fault of planner itself in the measuring process: {fault}"
     return f"the measuring process ended with {answers.ending(answer)}"

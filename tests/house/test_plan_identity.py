@@ -27,10 +27,10 @@ trace_id = identity.trace_id_of(Job(model=Model(decoder=decoder)))
 print(trace_id, identity.plan_id(trace_id, identity.provenance_of(Calibration.none())))
 """
 OF_NO_FIGURE = {
-    "planner", "planner.calibration", "planner.distribution", "planner.errors", "planner.provenance",
+    "planner", "planner.calibration", "planner.distribution", "planner.errors", "planner.planning.provenance",
     "planner.report", "planner.tracing", "planner.tracing.isolated", "planner.tracing.isolation",
 }  # fmt: skip
-"""What planning imports and what decides nothing: charters, texts for people, in which process a trace is made."""
+"""What planning imports and what decides nothing: package docstrings, texts for people, the choice of a process."""
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from planner.admission.kubernetes import BUNDLE, CONFIGMAP, ConfigMapKey, Pods, find_spec, read_submission
-from planner.admission.kubernetes_specs import differences, on_gpu, read
+from planner.admission.kubernetes_specs import differences, read
 from planner.errors import SpecError
 from planner.hardware import catalog
+from planner.job.gpu_names import job_on_gpu
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 
@@ -175,4 +176,4 @@ def test_a_part_of_a_gpu_is_no_gpu_of_the_catalog(product: str, name: str) -> No
 def test_the_same_job_on_another_gpu(spec_text: Callable[..., str]) -> None:
     there, here = read(spec_text(gpu="T4-16GB"), "spec"), read(spec_text(gpu="H100-SXM-80GB"), "spec")
 
-    assert on_gpu(here, "T4-16GB") == there
+    assert job_on_gpu(here, "T4-16GB") == there

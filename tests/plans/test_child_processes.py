@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +14,12 @@ from planner.planning import child_processes, pipeline
 from planner.planning.answer import plan_and_advise
 from planner.planning.child_processes import ChildProcesses
 from planner.planning.pipeline import PlanningResult
+from planner.planning.preload import PRELOAD
 from planner.report.statement import Seconds
 from planner.runtime import running
+from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
-from planner.runtime.limits import Limits
+from planner.runtime.limits import UNLIMITED, Limits
 from planner.runtime.task import Answer, Task
 
 JOB = Job(
@@ -55,6 +58,24 @@ def test_with_the_traces_if_they_are_kept(alone: PlanningResult) -> None:
     assert [each.rank_class for each in found.traces] == [each.rank_class for each in alone.traces]
     assert [each.trace.events for each in found.traces] == [each.trace.events for each in alone.traces]
     assert [each.allocated_bytes for each in found.timelines] == [each.allocated_bytes for each in alone.timelines]
+
+
+def imported_late(job: Job, answer: AnswerWriter) -> None:
+    """In a child: which modules of planner itself a plan imports that the server has not loaded before."""
+    before = set(sys.modules)
+    plan_and_advise(job)
+    answer.write("late", "\n".join(sorted(set(sys.modules) - before)).encode())
+
+
+def test_a_child_finds_everything_of_planner_loaded() -> None:
+    server = ForkServer(PRELOAD)
+    try:
+        answer = running.run(Task(f"{__name__}:imported_late", JOB), UNLIMITED, server=server)
+    finally:
+        server.close()
+
+    late = answer.parts["late"].decode().split("\n")
+    assert [name for name in late if name.partition(".")[0] in ("planner", "transformers")] == []
 
 
 def killed(_: Task, __: Limits, *, server: ForkServer) -> Answer:  # noqa: ARG001

@@ -70,7 +70,7 @@ token_file = /etc/planner/token/token
 {{- end -}}
 
 {{/* What a hook mounts: its policy, and the token it sends to the service. Takes: root, config. */}}
-{{- define "planner.doorVolumes" -}}
+{{- define "planner.hookVolumes" -}}
 - name: policy
   configMap: {name: {{ .config }}}
 {{- if .root.Values.token.enabled }}
@@ -84,7 +84,7 @@ token_file = /etc/planner/token/token
   emptyDir: {sizeLimit: 64Mi}
 {{- end -}}
 
-{{- define "planner.doorMounts" -}}
+{{- define "planner.hookMounts" -}}
 - {name: policy, mountPath: /etc/planner/policy, readOnly: true}
 {{- if .Values.token.enabled }}
 - {name: token, mountPath: /etc/planner/token, readOnly: true}

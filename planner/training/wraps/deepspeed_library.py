@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from planner.distribution import install_command
 from planner.errors import SpecError
 from planner.job import deepspeed_config
 from planner.training import absent_peers
+from planner.training.log_levels import raise_log_level
 
 _PLACE = "parallel.deepspeed"
 _KEEP_A_WORLD = (
@@ -62,7 +62,7 @@ def use_deepspeed(device: torch.device, stage: int) -> Iterator[None]:
         after.enter_context(mock.patch.dict(os.environ, {"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}))
         if torch.distributed.get_backend() == absent_peers.BACKEND:
             after.enter_context(upstream.patch_targets("deepspeed peers", replaced=dict.fromkeys(_COMPARISONS, _agree)))
-        after.enter_context(quiet())
+        after.enter_context(raise_log_level("DeepSpeed"))  # it logs its whole config
         _choose(device.type)
         yield
 
@@ -75,7 +75,7 @@ def library() -> Any:
 def require(device_type: str, stage: int) -> None:
     """Imports the package for this type of device. Raises SpecError where it is not installed."""
     try:
-        with quiet(), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device_type}):
+        with raise_log_level("DeepSpeed"), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device_type}):
             library()
     except ImportError as missing:
         raise SpecError(
@@ -118,15 +118,3 @@ def _refill(container: Any, content: Any) -> None:
         container.extend(content)
     else:
         container.update(content)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """DeepSpeed logs its whole config."""
-    logger = logging.getLogger("DeepSpeed")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
