@@ -13,7 +13,8 @@ from planner.service import problems
 from planner.service.bearer import writers_only
 from planner.service.bodies import LimitedBodies
 from planner.service.dependencies import Dependencies
-from planner.service.openapi_models import MeasuredRank, Problem
+from planner.service.job_bodies import JobBody
+from planner.service.openapi_models import Problem
 from planner.service.request_log import MOST_AT_ONCE, RequestLog
 from planner.service.routes import capacity, checks, jobs, metrics, operations, plans, validations
 
@@ -51,8 +52,9 @@ def _describe_api(app: FastAPI) -> dict[str, Any]:
         found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         parts = found.setdefault("components", {})
         schemas = parts.setdefault("schemas", {})
-        for model in (Problem, MeasuredRank):
-            schemas[model.__name__] = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        for model in (Problem, JobBody):
+            described = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= described.pop("$defs", {}) | {model.__name__: described}
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
         parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}

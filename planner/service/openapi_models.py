@@ -8,6 +8,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.report.statement import Verdict
+from planner.service.job_bodies import EXAMPLE as JOB_EXAMPLE
+from planner.service.job_bodies import BoundJobBody
 
 
 class Problem(BaseModel):
@@ -109,34 +111,6 @@ class PlanList(_Answer):
     plans: list[PlanSummary]
 
 
-class MeasuredRank(BaseModel):
-    """The peaks that one rank saw; null is not measured."""
-
-    rank: int
-    host: str = ""
-    gpu_uuid: str = ""
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-    device_bytes: int | None = None
-
-
-class BoundJob(_Answer):
-    """A job and the plan that was made for it. Of a PUT, `measured` holds the ranks that it told of."""
-
-    system: str
-    id: str
-    plan_id: str
-    team: str
-    queue: str
-    hosts: list[str]
-    gpu_uuids: list[str]
-    started_at: str | None
-    ended_at: str | None
-    outcome: str
-    lapses_at: str | None = None
-    measured: list[MeasuredRank]
-
-
 class Health(BaseModel):
     status: str
 
@@ -155,17 +129,6 @@ model: {decoder: {layers: 2, hidden: 64, heads: 4, kv_heads: 4, ffn: 128, vocab:
 train: {micro_batch_size: 2, sequence_length: 32}
 cluster: {nodes: 1, gpus_per_node: 1, gpu: H100-SXM-80GB}
 """
-EXAMPLE_BINDING: dict[str, Any] = {
-    "plan_id": "pl-aaaaaaaaaaaaaaaaaaaaaaaaaa",
-    "team": "nlp",
-    "queue": "h100",
-    "hosts": ["node-17"],
-    "gpu_uuids": ["GPU-5c2b8b1e-0000-0000-0000-000000000000"],
-    "started_at": "2026-01-02T03:04:05Z",
-    "ended_at": None,
-    "outcome": "",
-    "measured": [{"rank": 0, "allocated_bytes": 1048576, "reserved_bytes": 2097152, "device_bytes": None}],
-}
 
 _SECTIONS = ("metadata", "model", "train", "parallel", "cluster", "software", "allocator")
 _JOB_SCHEMA: dict[str, Any] = {
@@ -179,33 +142,6 @@ _JOB_SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
     "example": EXAMPLE_JOB,
 }
-_TEXTS = {"type": "array", "items": {"type": "string"}, "nullable": True}
-_JOB_CHANGE_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "description": "What is newly known of a job, or the report of planner.measuring.callback (planner.job/1).",
-    "properties": {
-        "schema": {"type": "string", "enum": ["planner.job/1"]},
-        "system": {"type": "string"},
-        "id": {"type": "string"},
-        "plan_id": {"type": ["string", "null"]},
-        "team": {"type": ["string", "null"]},
-        "queue": {"type": ["string", "null"]},
-        "hosts": {"type": ["array", "null"], "items": {"type": "string"}},
-        "gpu_uuids": {"type": ["array", "null"], "items": {"type": "string"}},
-        "started_at": {"type": ["string", "null"], "format": "date-time"},
-        "ended_at": {"type": ["string", "null"], "format": "date-time"},
-        "outcome": {"type": ["string", "null"], "enum": ["", "finished", "failed", "out_of_memory", None]},
-        "lease_seconds": {
-            "type": ["integer", "null"],
-            "description": "without a further word the job counts as ended after so many seconds",
-        },
-        "measured": {"type": "array", "items": {"$ref": "#/components/schemas/MeasuredRank"}},
-        "ranks": {"type": "array", "items": {"type": "object"}, "description": "as docs/callback.md has them"},
-    },
-    "additionalProperties": False,
-    "example": EXAMPLE_BINDING,
-}
-
 _CODES = {
     400: "the body cannot be read",
     401: "a bearer token is needed",
@@ -256,10 +192,10 @@ check_a_job: dict[str, Any] = {
     | {"parameters": [_prefer("`wait=N`: at most N seconds instead of the service's own")]},
 }
 bind_a_job: dict[str, Any] = {
-    "response_model": BoundJob,
+    "response_model": BoundJobBody,
     "responses": problems(*_WRITES, 404, 409),
-    "openapi_extra": takes(_JOB_CHANGE_SCHEMA, EXAMPLE_BINDING),
+    "openapi_extra": takes({"$ref": "#/components/schemas/JobBody"}, JOB_EXAMPLE),
 }
-one_job: dict[str, Any] = {"response_model": BoundJob, "responses": problems(404)}
+one_job: dict[str, Any] = {"response_model": BoundJobBody, "responses": problems(404)}
 alive: dict[str, Any] = {"response_model": Health}
 ready: dict[str, Any] = {"response_model": Health, "responses": problems()}

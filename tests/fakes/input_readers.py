@@ -28,7 +28,7 @@ from planner.measuring import store
 from planner.planning.pipeline import refuse_unplannable
 from planner.service.bodies import JSON, YAML, read_job, read_object
 from planner.service.ids import order_of
-from planner.service.job_reports import change_of
+from planner.service.job_bodies import change_of
 from planner.service.problems import MOST_BYTES, problem
 from planner.validation import request as requests
 

@@ -83,7 +83,7 @@ def test_a_job_is_bound_to_its_plan_and_told_more_of_later(client_of_jobs: TestC
         ({"schema": "planner.job/9"}, 422, "schema"),
         ({"system": "ray"}, 409, "system"),
         ({"hosts": "node"}, 422, "hosts"),
-        ({"hosts": [1]}, 422, "hosts"),
+        ({"hosts": [1]}, 422, "hosts[0]"),
         ({"started_at": "soon"}, 422, "started_at"),
         ({"plan_id": "{plan}", "started_at": "2026-01-02T03:04:05"}, 422, "started_at"),
         ({"outcome": "lost"}, 422, "outcome"),

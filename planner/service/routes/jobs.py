@@ -12,7 +12,7 @@ from planner.history.job_values import BoundJob, JobChange
 from planner.service import openapi_models
 from planner.service.bodies import object_of
 from planner.service.dependencies import Dependencies, dependencies_of
-from planner.service.job_reports import change_of, job_document
+from planner.service.job_bodies import BoundJobBody, change_of, job_document
 from planner.service.problems import RequestError
 
 router = APIRouter(tags=["jobs"])
@@ -22,7 +22,7 @@ router = APIRouter(tags=["jobs"])
 @router.put("/v1/jobs/{system}/{job_id:path}", summary="Tell of a job", **openapi_models.bind_a_job)
 async def bind(
     system: str, job_id: str, request: Request, deps: Annotated[Dependencies, Depends(dependencies_of)]
-) -> openapi_models.BoundJob:
+) -> BoundJobBody:
     """Merges what is newly known: the plan, team, queue, hosts, GPUs, start, end, and the peaks of ranks.
 
     Every rank may tell what it knows, in any order; telling the same again changes nothing.
@@ -34,9 +34,7 @@ async def bind(
 
 
 @router.get("/v1/jobs/{system}/{job_id:path}", summary="What is known of a job", **openapi_models.one_job)
-async def job_by_id(
-    system: str, job_id: str, deps: Annotated[Dependencies, Depends(dependencies_of)]
-) -> openapi_models.BoundJob:
+async def job_by_id(system: str, job_id: str, deps: Annotated[Dependencies, Depends(dependencies_of)]) -> BoundJobBody:
     """The job as all of its ranks have told it."""
     found = await asyncio.to_thread(deps.history.jobs.get, system, job_id)
     if found is None:

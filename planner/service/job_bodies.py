@@ -1,0 +1,193 @@
+"""The JSON of a job: what a PUT tells of it, by a scheduler's hook or the callback, and how it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+)
+
+from planner.history.job_values import BoundJob, JobChange, MeasuredRank, Outcome
+from planner.service.body_errors import error_of_body
+from planner.service.problems import RequestError
+
+MOST_RANKS = 4096
+"""In one request; a larger job tells of its ranks in several."""
+_SEEN_ITS_PEAK = 2
+"""Iterations: the peak is in the first or second one."""
+EXAMPLE: dict[str, Any] = {
+    "plan_id": "pl-aaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "team": "nlp",
+    "queue": "h100",
+    "hosts": ["node-17"],
+    "gpu_uuids": ["GPU-5c2b8b1e-0000-0000-0000-000000000000"],
+    "started_at": "2026-01-02T03:04:05Z",
+    "ended_at": None,
+    "outcome": "",
+    "measured": [{"rank": 0, "allocated_bytes": 1048576, "reserved_bytes": 2097152, "device_bytes": None}],
+}
+
+
+def _read_moment(said: object) -> datetime | None:
+    if said is None or said == "":
+        return None
+    return said if isinstance(said, datetime) else datetime.fromisoformat(str(said))
+
+
+Whole = Annotated[int, Field(gt=-(2**62), lt=2**62)]
+Moment = Annotated[
+    datetime | None,
+    BeforeValidator(_read_moment, json_schema_input_type=str),
+    PlainSerializer(lambda moment: moment.isoformat() if moment else None),
+    WithJsonSchema({"type": ["string", "null"], "format": "date-time"}),
+]
+
+
+class MeasuredRankBody(BaseModel):
+    """The peaks that one rank saw; null is not measured."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, from_attributes=True)
+    rank: Whole
+    host: str | None = ""
+    gpu_uuid: str | None = ""
+    allocated_bytes: Whole | None = None
+    reserved_bytes: Whole | None = None
+    device_bytes: Whole | None = None
+
+    def value(self) -> MeasuredRank:
+        return MeasuredRank(**self.model_dump() | {"host": self.host or "", "gpu_uuid": self.gpu_uuid or ""})
+
+
+class _CallbackPeak(BaseModel):
+    model_config = ConfigDict(strict=True)
+    allocated_bytes: Whole | None = None
+    reserved_bytes: Whole | None = None
+
+
+class _CallbackGpu(BaseModel):
+    model_config = ConfigDict(strict=True)
+    uuid: str | None = None
+
+
+class CallbackRankBody(BaseModel):
+    """What the callback tells of its rank (docs/callback.md); only what is read here is checked."""
+
+    model_config = ConfigDict(strict=True)
+    rank: Whole
+    host: str | None = None
+    gpu: _CallbackGpu = _CallbackGpu()
+    peak: _CallbackPeak = _CallbackPeak()
+    device_bytes: Whole | None = None
+    device_bytes_by: Any = None
+    out_of_memory: Any = None
+    steps: Whole | None = None
+
+    def value(self) -> MeasuredRank:
+        """The peaks. What is in use on the whole device says nothing of this job."""
+        own = self.device_bytes_by == "process"
+        return MeasuredRank(
+            rank=self.rank,
+            host=self.host or "",
+            gpu_uuid=self.gpu.uuid or "",
+            allocated_bytes=self.peak.allocated_bytes,
+            reserved_bytes=self.peak.reserved_bytes,
+            device_bytes=self.device_bytes or None if own else None,
+        )
+
+
+class JobBody(BaseModel):
+    """What is newly known of a job, or the report of planner.measuring.callback."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"example": EXAMPLE})
+    schema_: Literal["planner.job/1"] = Field("planner.job/1", alias="schema")
+    system: str | None = None
+    id: str | None = None
+    plan_id: Annotated[str, Field(pattern=r"^(pl-[a-z2-7]{26})?$")] | None = None
+    team: str | None = None
+    queue: str | None = None
+    hosts: list[str] | None = None
+    gpu_uuids: list[str] | None = None
+    started_at: Moment = None
+    ended_at: Moment = None
+    outcome: Annotated[Outcome, Field(strict=False)] | None = None
+    lease_seconds: Whole | None = None
+    """Without a further word the job counts as ended after so many seconds."""
+    measured: list[MeasuredRankBody] | None = None
+    ranks: list[CallbackRankBody] | None = None
+
+
+class BoundJobBody(BaseModel):
+    """A job and the plan that was made for it. Of a PUT, `measured` holds the ranks that it told of."""
+
+    model_config = ConfigDict(populate_by_name=True, from_attributes=True)
+    schema_: str = Field("planner.bound_job/1", alias="schema")
+    system: str
+    id: str = Field(validation_alias=AliasChoices("id", "job_id"))
+    plan_id: str
+    team: str
+    queue: str
+    hosts: list[str]
+    gpu_uuids: list[str]
+    started_at: Moment
+    ended_at: Moment
+    outcome: str
+    lapses_at: Moment = None
+    measured: list[MeasuredRankBody]
+
+
+def change_of(document: Mapping[str, Any], system: str, job_id: str) -> JobChange:
+    """What the document says is new of the job. Raises RequestError (422) where it cannot be read."""
+    try:
+        body = JobBody.model_validate(document)
+    except ValidationError as error:
+        raise error_of_body(error, JobBody) from None
+    _refuse_another_job(body, system, job_id)
+    measured, ranks = body.measured or [], body.ranks or []
+    if len(ranks) + len(measured) > MOST_RANKS:
+        raise RequestError(422, "it tells of too many ranks at once", allowed=f"at most {MOST_RANKS}", place="measured")
+    return JobChange(
+        plan_id=body.plan_id or None,
+        team=body.team or None,
+        queue=body.queue or None,
+        # A rank that knows no host or GPU by name does not say that there is none.
+        hosts=tuple(body.hosts or ()) or None,
+        gpu_uuids=tuple(body.gpu_uuids or ()) or None,
+        started_at=body.started_at,
+        ended_at=body.ended_at,
+        outcome=_outcome(body),
+        lease_seconds=body.lease_seconds,
+        measured=(*(each.value() for each in measured), *(each.value() for each in ranks)),
+        reports={each.rank: said for each, said in zip(ranks, document.get("ranks") or [], strict=True)},
+    )
+
+
+def job_document(job: BoundJob) -> BoundJobBody:
+    """The job as it is answered."""
+    return BoundJobBody.model_validate(job)
+
+
+def _refuse_another_job(body: JobBody, system: str, job_id: str) -> None:
+    for name, said, here in (("system", body.system, system), ("id", body.id, job_id)):
+        if said not in (None, here):
+            raise RequestError(409, f"the body is of another job: {name} is {ascii(said)[:80]}", place=name)
+
+
+def _outcome(body: JobBody) -> Outcome | None:
+    if body.outcome is not None:
+        return body.outcome or None
+    ranks = body.ranks or []
+    if any(each.out_of_memory for each in ranks):
+        return Outcome.OUT_OF_MEMORY
+    steps = [each.steps or 0 for each in ranks]
+    # Of a job that ended before its peak nobody knows whether it would have fitted.
+    return Outcome.FINISHED if body.ended_at and steps and min(steps) >= _SEEN_ITS_PEAK else None
