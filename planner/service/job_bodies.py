@@ -41,7 +41,9 @@ EXAMPLE: dict[str, Any] = {
 def _read_moment(said: object) -> datetime | None:
     if said is None or said == "":
         return None
-    return said if isinstance(said, datetime) else datetime.fromisoformat(str(said))
+    if isinstance(said, datetime):
+        return said
+    return datetime.fromisoformat(said if isinstance(said, str) else "no text")
 
 
 Whole = Annotated[int, Field(gt=-(2**62), lt=2**62)]
