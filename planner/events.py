@@ -7,6 +7,7 @@ is known about a block travels as an :class:`Origin` or as a :class:`Role`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -107,3 +108,58 @@ class Mark:
 
 
 Event = Alloc | Free | Use | FreeCompleted | Synchronize | EmptyCache | Role | Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """The events from `first` to before `after` happen `times` more times after `after`, where nobody wrote them.
+
+    Such a stretch gives up every block that is born in it, and no other: it can happen any number of times.
+    """
+
+    first: int
+    after: int
+    times: int
+
+
+def rename_blocks(event: Event, names: Mapping[int, int], iterations: int = 0) -> Event:
+    """The event with other blocks, so many iterations later; a block without a new name keeps its own."""
+    # Most of the time of writing repetition out goes here: exact types are the fastest question.
+    kind = type(event)
+    if kind is Alloc:
+        return Alloc(names[event.block], event.requested_bytes, event.stream, event.origin)  # type: ignore[union-attr]
+    if kind is Free:
+        return Free(names.get(event.block, event.block))  # type: ignore[union-attr]
+    if isinstance(event, Role):
+        return Role(names.get(event.block, event.block), event.category, event.name)
+    if isinstance(event, Use):
+        return Use(names.get(event.block, event.block), event.stream)
+    if isinstance(event, FreeCompleted):
+        return FreeCompleted(names.get(event.block, event.block))
+    if isinstance(event, Mark):
+        return Mark(event.phase, event.iteration + iterations)
+    return event
+
+
+def first_unused_block(events: Sequence[Event]) -> int:
+    """A number from which on no block of these has its name."""
+    return max((event.block for event in events if isinstance(event, Alloc)), default=-1) + 1
+
+
+def copy_stretch(stretch: Sequence[Event], unused: int, iterations: int = 0) -> tuple[list[Event], int]:
+    """The stretch once more, with blocks named from `unused` on; and what is unused then."""
+    born = [event.block for event in stretch if isinstance(event, Alloc)]
+    names = dict(zip(born, range(unused, unused + len(born)), strict=True))
+    return [rename_blocks(event, names, iterations) for event in stretch], unused + len(born)
+
+
+def write_out_repeats(events: Sequence[Event], repeats: Sequence[Repeat]) -> Iterator[Event]:
+    """Everything that happens, one event after the other. `repeats` come in order and do not overlap."""
+    unused, written = first_unused_block(events), 0
+    for repeat in repeats:
+        yield from events[written : repeat.after]
+        for _ in range(repeat.times):
+            copied, unused = copy_stretch(events[repeat.first : repeat.after], unused)
+            yield from copied
+        written = repeat.after
+    yield from events[written:]

@@ -135,6 +135,17 @@ class CachingAllocator:
         """The pool of a stream, made on its first use."""
         return self._pools.setdefault((stream, small), Pool(stream, small))
 
+    def state(self) -> tuple[object, ...] | None:
+        """All that decides what comes of further events, but for the names of blocks; None if their age does too."""
+        if self._collects:
+            return None
+        blocks = [
+            (each.address, each.size, each.requested, each.free, each.mapped, each.pool.stream, each.pool.small,
+             frozenset(each.uses or ()))
+            for each in self.blocks()
+        ]  # fmt: skip
+        return (blocks, self.active, self.allocated, *self.device.state())
+
     def blocks(self) -> Iterator[Block]:
         """Every block of every segment, segment by segment in order of address, each segment from its start."""
         heads: dict[int, Block] = {}

@@ -23,6 +23,10 @@ class Device:
         self._ranges_end = self.FIRST_RANGE
         self._holes: list[tuple[int, int]] = []
 
+    def state(self) -> tuple[object, ...]:
+        """All that decides which addresses come next, and how many."""
+        return self.taken_bytes, self._end, self._ranges_end, tuple(self._holes)
+
     def fits(self, size: int) -> bool:
         """Whether `size` more bytes are there."""
         return self.capacity_bytes is None or self.taken_bytes + size <= self.capacity_bytes

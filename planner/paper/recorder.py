@@ -22,12 +22,14 @@ from planner.events import (
     Mark,
     Origin,
     Phase,
+    Repeat,
     Role,
     Synchronize,
     Use,
+    write_out_repeats,
 )
 from planner.paper import library
-from planner.paper.repetition import Copy, Place, Repetition, write_out
+from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
 
 # as native/kernels.cpp names it
 _CUBLAS_WORKSPACE = "cublas::workspace"
@@ -53,7 +55,7 @@ class _RecordKinds:
         return cls(*(native.paper_kind(field.name.encode()) for field in fields(cls)))
 
 
-_Placed = Event | Place | Repetition | Copy
+_Placed = Event | Place | Repetition | Again | Copy
 
 
 class Recorder:
@@ -98,6 +100,22 @@ class Recorder:
     def repeat(self, first: int, after: int, times: int) -> None:
         """What happened between two places happens here again, so many times, with iterations counted on."""
         self._place(Repetition(first, after, times))
+
+    def repeat_stretch(self, first: int, after: int, times: int, iterations: int = 0) -> None:
+        """What happened between two places happens here so many times, `iterations` later, and leaves nothing."""
+        self._place(Again(first, after, times, iterations))
+
+    def is_closed(self, since: int) -> bool:
+        """Whether exactly those blocks were given up since then (`now`) that were born since then."""
+        alive: set[int] = set()
+        for record in self._records(since):
+            if record[0] == self._kinds.alloc:
+                alive.add(record[4])
+            elif record[0] == self._kinds.free:
+                if record[4] not in alive:
+                    return False
+                alive.remove(record[4])
+        return not alive
 
     def copy(
         self,
@@ -176,12 +194,16 @@ class Recorder:
 
         Raises DoesNotFoldError if something that was told to be a repetition is none.
         """
+        return list(write_out_repeats(*self.folded_events()))
+
+    def folded_events(self) -> tuple[list[Event], list[Repeat]]:
+        """As `events`, with stretches that repeat written once. Raises DoesNotFoldError."""
         records = self._records()
         # The device counts its blocks for as long as the process lives; a trace tells the same story every time.
         first = next((record[4] for record in records if record[0] == self._kinds.alloc), 0)
         events = list(self._in_order(records, first))
         if not self._told:
-            return events  # type: ignore[return-value]
+            return events, []  # type: ignore[return-value]
         return write_out(events, max((each.block for each in events if isinstance(each, Alloc)), default=-1) + 1)
 
     def _in_order(self, records: list[tuple[int, ...]], first: int) -> Iterator[_Placed]:
@@ -224,12 +246,13 @@ class Recorder:
             self._born_as[block] = role
         self._category[block] = category
 
-    def _records(self) -> list[tuple[int, ...]]:
-        count = self._native.paper_count()
-        if count == 0:
+    def _records(self, since: int = 0) -> list[tuple[int, ...]]:
+        count = self._native.paper_count() - since
+        if count <= 0:
             return []
         record = struct.Struct(self._native.paper_record_format().decode())
-        return list(record.iter_unpack(ctypes.string_at(self._native.paper_records(), count * record.size)))
+        begin = self._native.paper_records() + since * record.size
+        return list(record.iter_unpack(ctypes.string_at(begin, count * record.size)))
 
     def _born_alive(self, first: int) -> list[int]:
         room = self._native.paper_count() - first

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from planner.events import Alloc, Event, Free, Mark, Role, Use
+from planner.events import Alloc, Event, Free, FreeCompleted, Repeat, Role, Use, copy_stretch, rename_blocks
 
 
 class DoesNotFoldError(Exception):
@@ -34,6 +34,16 @@ class Repetition:
 
 
 @dataclass(frozen=True, slots=True)
+class Again:
+    """What happened between two places happens here `times` times, so many `iterations` later, and leaves nothing."""
+
+    first: int
+    after: int
+    times: int
+    iterations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """A stretch happens once more, for something else of its kind, under the name `key`.
 
@@ -48,17 +58,24 @@ class Copy:
     bound: tuple[tuple[int, int], ...] = ()
 
 
-def write_out(events: Iterable[Event | Place | Repetition | Copy], unused: int) -> list[Event]:
-    """The plain sequence; blocks from `unused` on have no name yet. Raises DoesNotFoldError."""
+Folded = Event | Place | Repetition | Again | Copy
+
+
+def write_out(events: Iterable[Folded], unused: int) -> tuple[list[Event], list[Repeat]]:
+    """The plain sequence, and which of its stretches repeat without being written again.
+
+    Blocks from `unused` on have no name yet. Raises DoesNotFoldError.
+    """
     writing = _EventWriter(unused)
     for event in events:
         writing.take(event)
-    return writing.out
+    return writing.out, writing.repeats
 
 
 class _EventWriter:
     def __init__(self, unused: int) -> None:
         self.out: list[Event] = []
+        self.repeats: list[Repeat] = []
         self._unused = unused
         self._at: dict[int, int] = {}
         self._now: dict[int, int] = {}
@@ -69,7 +86,7 @@ class _EventWriter:
         """By key: the stretch, and its blocks with their names in the copy."""
         self._stand_for: dict[tuple[int, int], frozenset[int]] = {}
 
-    def take(self, event: Event | Place | Repetition | Copy) -> None:
+    def take(self, event: Folded) -> None:
         if isinstance(event, Alloc):
             if event.block not in self._announced:
                 self.out.append(event)
@@ -79,7 +96,9 @@ class _EventWriter:
         elif isinstance(event, Place):
             self._at[event.number] = len(self.out)
         elif isinstance(event, Repetition):
-            self._again(event)
+            self._repeat_whole(event)
+        elif isinstance(event, Again):
+            self._repeat_stretch(event)
         elif isinstance(event, Copy):
             self._copy(event)
         else:
@@ -97,7 +116,17 @@ class _EventWriter:
     def _stretch(self, first: int, after: int) -> list[Event]:
         return self.out[self._at[first] : self._at[after]]
 
-    def _again(self, again: Repetition) -> None:
+    def _repeat_stretch(self, again: Again) -> None:
+        stretch, times = self._stretch(again.first, again.after), again.times
+        _refuse_open(stretch)
+        if again.iterations or self._at[again.after] != len(self.out):
+            copied, self._unused = copy_stretch(stretch, self._unused, again.iterations)
+            self.out += copied
+            times -= 1
+        if times:
+            self.repeats.append(Repeat(len(self.out) - len(stretch), len(self.out), times))
+
+    def _repeat_whole(self, again: Repetition) -> None:
         stretch = self._stretch(again.first, again.after)
         born = {event.block: event for event in stretch if isinstance(event, Alloc)}
         freed = {event.block for event in stretch if isinstance(event, Free)}
@@ -108,11 +137,15 @@ class _EventWriter:
             raise DoesNotFoldError("it does not leave what it found")
         heirs = dict(zip((each.block for each in found), left, strict=True))
         latest = {block: block for block in left}
+        began = self._at[again.first]
+        inside = [each for each in self.repeats if each.first >= began]
         for time in range(1, again.times + 1):
             names = {block: self._fresh() for block in born}
             old = {block: latest[heir] for block, heir in heirs.items()}
+            moved = len(self.out) - began
+            self.repeats += [Repeat(each.first + moved, each.after + moved, each.times) for each in inside]
             for event in stretch:
-                self.out.append(_rename_blocks(event, {**old, **names} if old else names, time))
+                self.out.append(rename_blocks(event, {**old, **names} if old else names, time))
             latest = {block: names[block] for block in left}
         self._now.update({block: name for block, name in latest.items() if block != name})
 
@@ -147,7 +180,7 @@ class _EventWriter:
                     continue
                 if event.block not in known:
                     raise DoesNotFoldError("it frees what is not its own")
-            self.out.append(_rename_blocks(event, known, 0))
+            self.out.append(rename_blocks(event, known, 0))
 
     def _of_parent(self, first: int, after: int, key: int) -> tuple[Mapping[int, int], frozenset[int]]:
         """The blocks of a stretch with their names in a copy, and those of them that the program itself tells of."""
@@ -167,17 +200,17 @@ def _kind(event: Alloc) -> tuple[object, ...]:
     return (event.requested_bytes, event.stream, event.origin)
 
 
-def _rename_blocks(event: Event, names: Mapping[int, int], iterations: int) -> Event:
-    # By far the most time goes here: exact types are the fastest question.
-    kind = type(event)
-    if kind is Alloc:
-        return Alloc(names[event.block], event.requested_bytes, event.stream, event.origin)  # type: ignore[union-attr]
-    if kind is Free:
-        return Free(names.get(event.block, event.block))  # type: ignore[union-attr]
-    if isinstance(event, Role):
-        return Role(names.get(event.block, event.block), event.category, event.name)
-    if isinstance(event, Use):
-        return Use(names.get(event.block, event.block), event.stream)
-    if isinstance(event, Mark):
-        return Mark(event.phase, event.iteration + iterations)
-    return event
+def _refuse_open(stretch: list[Event]) -> None:
+    """Raises DoesNotFoldError for a stretch that leaves a block, or gives up one that was there before."""
+    alive: set[int] = set()
+    for event in stretch:
+        if isinstance(event, Alloc):
+            alive.add(event.block)
+        elif isinstance(event, Free):
+            if event.block not in alive:
+                raise DoesNotFoldError("it gives up what is not its own")
+            alive.remove(event.block)
+        elif isinstance(event, FreeCompleted):
+            raise DoesNotFoldError("the host waits in it for the device")
+    if alive:
+        raise DoesNotFoldError("it leaves something")

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
+from planner.allocator.settled import replay_until_settled
 from planner.allocator.timeline import Timeline
 from planner.calibration.correction import AppliedCorrection
 from planner.calibration.interval import Calibration, interval
@@ -59,7 +59,7 @@ class PlanningResult:
 
     def events_of(self, rank: int) -> tuple[Event, ...]:
         """What was predicted for a rank, by the trace of its class; nothing for a rank that the job does not have."""
-        return next((each.trace.events for each in self.traces if rank in each.rank_class.ranks), ())
+        return next((each.trace.written_out() for each in self.traces if rank in each.rank_class.ranks), ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +136,10 @@ def plan_class(work: PlanningInputs, rank_class: RankClass, progress: Progress =
     replay_seconds = 0.0
     for each in trace_class(work.job, rank_class, progress, work.isolation, work.target):
         began = time.perf_counter()
-        judgements.append(judge_trace(work.job, each, work.calibration))
+        judged = judge_trace(work.job, each, work.calibration)
         replay_seconds += time.perf_counter() - began
-        rank_traces.append(each)
+        judgements.append((judged.statement, judged.timeline))
+        rank_traces.append(judged.rank_trace)
     return PlannedClass(tuple(rank_traces), tuple(judgements), replay_seconds)
 
 
@@ -209,12 +210,12 @@ def judge_traces(
     """The plan that follows from traces already made: replay, verdict, identity."""
     began = time.perf_counter()
     known = Calibration.none() if calibration is None else calibration
-    pairs = [judge_trace(job, each, known) for each in rank_traces]
+    judged = [judge_trace(job, each, known) for each in rank_traces]
     replayed = time.perf_counter() - began
     traced = sum(each.trace.seconds for each in rank_traces)
-    return assemble_plan(
-        job, rank_traces, pairs, known, Seconds(trace=traced, replay=replayed, total=traced + replayed)
-    )
+    seconds = Seconds(trace=traced, replay=replayed, total=traced + replayed)
+    pairs = [(each.statement, each.timeline) for each in judged]
+    return assemble_plan(job, [each.rank_trace for each in judged], pairs, known, seconds)
 
 
 def assemble_plan(
@@ -240,27 +241,38 @@ def assemble_plan(
     return PlanningResult(finished, tuple(rank_traces), tuple(timeline for _, timeline in judgements), notes)
 
 
-def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> tuple[RankClassStatement, Timeline]:
+@dataclass(frozen=True, slots=True)
+class JudgedTrace:
+    """What follows from a trace. The events of `rank_trace` are those of the timeline: what repeats is in both until it
+    changes nothing any more."""
+
+    rank_trace: RankTrace
+    statement: RankClassStatement
+    timeline: Timeline
+
+
+def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
     """One trace's replay and what follows from it."""
     with garbage_collection.pause_collection():
         return _judge(job, rank_trace, calibration)
 
 
-def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> tuple[RankClassStatement, Timeline]:
+def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
     rules = Rules.from_conf(job.allocator.conf)
     held = _apply_calibration(calibration, job).correct_outside(outside_of(job))
     capacity = job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes
-    events: Sequence[Event] = rank_trace.trace.events
-    capped = replay(events, rules, max(capacity - held.total_bytes, 0), device_bytes=job.cluster.gpu.total_bytes)
+    trace, room = rank_trace.trace, max(capacity - held.total_bytes, 0)
+    capped = replay_until_settled(trace.events, trace.repeats, rules, room, device_bytes=job.cluster.gpu.total_bytes)
     # What it would have taken is asked for only where it does not get it.
-    timeline = replay(events, rules) if capped.out_of_memory is not None else capped
+    runs_out = capped.timeline.out_of_memory is not None
+    found = replay_until_settled(trace.events, trace.repeats, rules) if runs_out else capped
     statement = state_rank_class(
         representative=rank_trace.rank_class.representative,
         ranks=str(rank_trace.rank_class.ranks),
         coordinates=rank_trace.rank_class.coordinates,
-        events=events,
-        unlimited=timeline,
-        capped=capped,
+        events=found.events,
+        unlimited=found.timeline,
+        capped=capped.timeline,
         outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
         interval=lambda device_bytes: interval(
             device_bytes,
@@ -272,7 +284,8 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> tuple[R
         ),
         capacity_bytes=capacity,
     )
-    return statement, timeline
+    settled = replace(trace, events=found.events, repeats=found.repeats)
+    return JudgedTrace(replace(rank_trace, trace=settled), statement, found.timeline)
 
 
 def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:

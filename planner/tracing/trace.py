@@ -48,14 +48,14 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
             with absent_peers.join(rank, world_size), absent_host.left_out() as host, engine, quick:
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
                 buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
-                events = tuple(gpu.recorder.events())
+                events, repeats = gpu.recorder.folded_events()
                 unknown = gpu.unknown_workspaces()
                 del outcome
         except (PlannerError, DoesNotFoldError, NoExampleError, MemoryError):
             raise
         except Exception as error:
             raise trace_failures.untraceable(error) from error
-    return Trace(events, buckets, unknown, dims, parts=parts)
+    return Trace(tuple(events), buckets, unknown, dims, parts=parts, repeats=tuple(repeats))
 
 
 def _account(logged: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from planner.events import (
     Mark,
     Origin,
     Phase,
+    Repeat,
     Role,
     Synchronize,
     Use,
@@ -45,6 +46,7 @@ def dumps(trace: Trace) -> str:
         "parts": list(trace.parts),
         "origins": len(origins),
         "events": len(events),
+        "repeats": [[each.first, each.after, each.times] for each in trace.repeats],
         "seconds": trace.seconds,
     }
     rows: Iterable[list[Any]] = ([each.op, each.module, list(each.shape), each.dtype] for each in origins)
@@ -73,6 +75,7 @@ def _read(text: str) -> Trace:
         unknown_workspaces=tuple(_text(each) for each in about["unknown_workspaces"]),
         sharded_dims=tuple(_number(each) for each in about["sharded_dims"]),
         parts=tuple(_number(each) for each in about["parts"]),
+        repeats=_repeats(about["repeats"], len(events)),
         seconds=float(about["seconds"]),
     )
 
@@ -153,6 +156,14 @@ def _origin(row: Sequence[Any]) -> Origin:
     if len(shape) > _MOST_DIMS:
         raise ValueError("a shape of too many dims")
     return Origin(_text(op), _text(module), tuple(_number(size) for size in shape), _text(dtype))
+
+
+def _repeats(rows: Sequence[Sequence[Any]], events: int) -> tuple[Repeat, ...]:
+    found = tuple(Repeat(*map(_number, row)) for row in rows)
+    ends = [0, *(each.after for each in found)]
+    if any(not before <= each.first < each.after <= events for before, each in zip(ends, found, strict=False)):
+        raise ValueError("what repeats is not there")
+    return found
 
 
 def _buckets(value: Any) -> dict[str, Any]:

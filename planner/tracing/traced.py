@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.events import Event
+from planner.events import Event, Repeat, write_out_repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,5 +21,11 @@ class Trace:
     sharded_dims: tuple[int, ...] = ()
     """Sizes of the dims that are split along `dp_shard`."""
     seconds: float = 0.0
+    repeats: tuple[Repeat, ...] = ()
+    """Stretches of `events` that happen more often than they are written, in order."""
     parts: tuple[int, ...] = ()
     """For each replica the number of the part of the optimizer that it has; empty where each has all of it."""
+
+    def written_out(self) -> tuple[Event, ...]:
+        """Everything that happens, one event after the other."""
+        return tuple(write_out_repeats(self.events, self.repeats)) if self.repeats else self.events

@@ -37,6 +37,15 @@ class Folder(Protocol):
     def repeat(self, first: int, after: int, times: int) -> None:
         """What happened between two places happens here again, so many times."""
 
+    def now(self) -> int:
+        """How much has happened so far."""
+
+    def is_closed(self, since: int) -> bool:
+        """Whether exactly those blocks were given up since then (`now`) that were born since then."""
+
+    def repeat_stretch(self, first: int, after: int, times: int, iterations: int = 0) -> None:
+        """What happened between two places happens here so many times, `iterations` later, and leaves nothing."""
+
     def copy(
         self,
         first: int,

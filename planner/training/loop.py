@@ -19,12 +19,15 @@ from planner.events import Category, Phase
 from planner.job import schema
 from planner.training import clipping, folding, inputs, ownership
 from planner.training.feed import Feed
+from planner.training.folded_accumulation import accumulation_folder_of
 from planner.training.host import Host
 from planner.training.loss import Objective
 from planner.training.observer import NullObserver, Observer
 from planner.training.precision import Precision
 from planner.training.wraps import context_parallel, fsdp2, in_backward, zero_redundancy
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
+
+_PLAIN = nullcontext()
 
 
 @dataclass(kw_only=True)
@@ -43,6 +46,9 @@ class Loop:
     observer: Observer
     host: Host
     splitting: context_parallel.Split = field(default=context_parallel.whole)
+
+    def __post_init__(self) -> None:
+        self._accumulation = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
 
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
@@ -70,10 +76,14 @@ class Loop:
         ownership.tell_optimizer_state(optimizer, self.bare_model, self.observer)
 
     def _iterate(self, iteration: int) -> None:
-        steps = self.train.gradient_accumulation_steps
-        for micro_batch in range(1, steps + 1):
-            with self._syncing(last=micro_batch == steps):
+        steps, folded, micro_batch = self.train.gradient_accumulation_steps, self._accumulation, 1
+        while micro_batch <= steps:
+            if folded and (told := folded.tell(iteration, micro_batch)):
+                micro_batch += told
+                continue
+            with self._syncing(last=micro_batch == steps), folded.watch(iteration, micro_batch) if folded else _PLAIN:
                 self._micro_batch(iteration)
+            micro_batch += 1
         self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
         self._step()
 

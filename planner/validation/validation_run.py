@@ -195,7 +195,7 @@ def _beside(job: Job, traces: Sequence[RankTrace], measured: Measurement) -> Ran
     trace = next(each for each in traces if measured.rank in each.rank_class.ranks)
     return RankComparison(
         plan=pipeline.judge_traces(job, [trace]).plan,
-        events=trace.trace.events,
+        events=trace.trace.written_out(),
         measurement=measured,
         outside=pipeline.outside_of(dataclasses.replace(job, software=as_it_ran(job, measured.software))),
         gpu=job.cluster.gpu,
