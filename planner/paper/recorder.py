@@ -106,7 +106,9 @@ class Recorder:
         self._place(Again(first, after, times, iterations))
 
     def is_closed(self, since: int) -> bool:
-        """Whether exactly those blocks were given up since then (`now`) that were born since then."""
+        """Whether since then (`now`) exactly those blocks were given up that were born since, and nobody waited."""
+        if any(isinstance(each, _WaitMark) for at, placed in self._placed.items() if at >= since for each in placed):
+            return False
         alive: set[int] = set()
         for record in self._records(since):
             if record[0] == self._kinds.alloc:

@@ -25,7 +25,7 @@ class EngineLoop(Loop):
 
     def _iterate(self, iteration: int) -> None:
         steps, watched = self.train.gradient_accumulation_steps, not isinstance(self.observer, NullObserver)
-        for micro_batch in range(1, steps + 1):
+        for micro_batch in self._micro_batches(iteration):
             self._micro_batch(iteration)
             if watched:
                 deepspeed_roles.tell_whole(self._engine, self.observer)
@@ -34,6 +34,10 @@ class EngineLoop(Loop):
             self._engine.step()
         if watched:
             deepspeed_roles.tell_state(self._engine, self.observer)
+
+    def _leave_out(self, micro_batches: int) -> None:
+        """The engine counts them, and steps after the last."""
+        self._engine.micro_steps += micro_batches
 
     def _of_one(self, loss: Tensor) -> Tensor:
         return loss

@@ -30,10 +30,11 @@ class AccumulationFolder:
 
     def __init__(self, folder: Folder, module: nn.Module, train: schema.Train, parallel: schema.Parallel) -> None:
         self._folder, self._states = folder, AllocationState(module)
-        self._replicated = parallel.dp_replicate.degree > 1
-        no_sync = (parallel.dp_replicate if self._replicated else parallel.dp_shard).no_sync
         # What is reduced in the last one only makes that one another kind.
-        self._equal = train.gradient_accumulation_steps - (no_sync or parallel.dp_shard.no_sync)
+        last_differs = parallel.dp_replicate.no_sync or parallel.dp_shard.no_sync or parallel.deepspeed is not None
+        self._equal = train.gradient_accumulation_steps - last_differs
+        # The reducer of DistributedDataParallel and DeepSpeed's engine remember earlier iterations.
+        self._one_iteration = parallel.dp_replicate.degree > 1 or parallel.deepspeed is not None
         self._example: _MicroBatchExample | None = None
 
     def tell(self, iteration: int, micro_batch: int) -> int:
@@ -41,8 +42,7 @@ class AccumulationFolder:
         example, times = self._example, self._equal - micro_batch + 1
         if example is None or times < 1 or micro_batch == 1 or self._state() != example.state:
             return 0
-        # The reducer of DistributedDataParallel remembers earlier iterations.
-        if self._replicated and example.iteration != iteration:
+        if self._one_iteration and example.iteration != iteration:
             return 0
         self._folder.repeat_stretch(example.first, example.after, times, iteration - example.iteration)
         return times

@@ -27,8 +27,6 @@ from planner.training.precision import Precision
 from planner.training.wraps import context_parallel, fsdp2, in_backward, zero_redundancy
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
 
-_PLAIN = nullcontext()
-
 
 @dataclass(kw_only=True)
 class Loop:
@@ -48,7 +46,7 @@ class Loop:
     splitting: context_parallel.Split = field(default=context_parallel.whole)
 
     def __post_init__(self) -> None:
-        self._accumulation = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
+        self._folder = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
 
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
@@ -76,16 +74,27 @@ class Loop:
         ownership.tell_optimizer_state(optimizer, self.bare_model, self.observer)
 
     def _iterate(self, iteration: int) -> None:
-        steps, folded, micro_batch = self.train.gradient_accumulation_steps, self._accumulation, 1
-        while micro_batch <= steps:
-            if folded and (told := folded.tell(iteration, micro_batch)):
-                micro_batch += told
-                continue
-            with self._syncing(last=micro_batch == steps), folded.watch(iteration, micro_batch) if folded else _PLAIN:
+        steps = self.train.gradient_accumulation_steps
+        for micro_batch in self._micro_batches(iteration):
+            with self._syncing(last=micro_batch == steps):
                 self._micro_batch(iteration)
-            micro_batch += 1
         self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
         self._step()
+
+    def _micro_batches(self, iteration: int) -> Iterator[int]:
+        """Those of an accumulation that have to be run, counted from 1; of the others the observer is told."""
+        steps, folder, micro_batch = self.train.gradient_accumulation_steps, self._folder, 1
+        while micro_batch <= steps:
+            told = folder.tell(iteration, micro_batch) if folder else 0
+            if told:
+                self._leave_out(told)
+            else:
+                with folder.watch(iteration, micro_batch) if folder else nullcontext():
+                    yield micro_batch
+            micro_batch += told or 1
+
+    def _leave_out(self, micro_batches: int) -> None:
+        """So many micro-batches are not run."""
 
     def _micro_batch(self, iteration: int) -> None:
         self.observer.mark(Phase.FORWARD, iteration)
