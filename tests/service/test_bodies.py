@@ -158,12 +158,12 @@ def test_a_body_that_trickles_is_not_waited_for(asgi: Asgi, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_hundred_megabytes_are_refused_by_a_service_that_does_not_hold_them(service: Any, chunked: bool) -> None:
+def test_a_gigabyte_is_refused_by_a_service_that_does_not_hold_it(service: Any, chunked: bool) -> None:
     before = replica_bytes()
     where = urlsplit(service.base_url)
     head = (
         f"POST /v1/plans HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: application/json\r\n"
-        + ("Transfer-Encoding: chunked" if chunked else f"Content-Length: {100 * MIB}")
+        + ("Transfer-Encoding: chunked" if chunked else f"Content-Length: {1000 * MIB}")
         + "\r\n\r\n"
     )
     with socket.create_connection((where.hostname, where.port), timeout=30) as connection:
@@ -171,7 +171,8 @@ def test_a_hundred_megabytes_are_refused_by_a_service_that_does_not_hold_them(se
         answer = send_until_answered(connection, chunked)
 
     assert answer.startswith(b"HTTP/1.1 413 ")
-    assert replica_bytes() - before < 40 * MIB
+    # Ray reads ahead of what the replica checks, for as long as the refusal takes (direct_ingress_http_util.py).
+    assert replica_bytes() - before < 200 * MIB
     assert httpx.get(f"{service.base_url}/livez").status_code == 200
 
 
@@ -179,7 +180,7 @@ def send_until_answered(connection: socket.socket, chunked: bool) -> bytes:
     """A client that does not listen while it sends, as curl's and others'."""
     part = bytes(MIB)
     try:
-        for _ in range(100):
+        for _ in range(1000):
             connection.sendall(b"%x\r\n%s\r\n" % (len(part), part) if chunked else part)
         connection.sendall(b"0\r\n\r\n" if chunked else b"")
     except OSError:
