@@ -28,9 +28,9 @@ def every_plan_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     real = pipeline._judge
 
     def judge(*arguments: Any) -> Any:
-        statement, timeline = real(*arguments)
-        adds_up(statement)
-        return statement, timeline
+        judged = real(*arguments)
+        adds_up(judged.statement)
+        return judged
 
     monkeypatch.setattr(pipeline, "_judge", judge)
 

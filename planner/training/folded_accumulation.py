@@ -16,6 +16,10 @@ from planner.training.observer import Observer, RoleAssigner
 _COUNTS_MICRO_BATCHES = ("power_sgd",)
 """Communication hooks that take other memory after some reductions."""
 
+_SETTLED_REDUCTIONS = 3
+"""The reducer rebuilds its buckets in the second, and with a static graph takes its map of used parameters in the third
+(torch 2.13, torch/csrc/distributed/c10d/reducer.cpp)."""
+
 
 @dataclass(frozen=True, slots=True)
 class _MicroBatchExample:
@@ -35,6 +39,8 @@ class AccumulationFolder:
         self._equal = train.gradient_accumulation_steps - last_differs
         # The reducer of DistributedDataParallel and DeepSpeed's engine remember earlier iterations.
         self._one_iteration = parallel.dp_replicate.degree > 1 or parallel.deepspeed is not None
+        reduced_each_time = parallel.dp_replicate.degree > 1 and not parallel.dp_replicate.no_sync
+        self._first_reduced = _SETTLED_REDUCTIONS + 1 if reduced_each_time else 2
         self._example: _MicroBatchExample | None = None
 
     def tell(self, iteration: int, micro_batch: int) -> int:
@@ -50,7 +56,8 @@ class AccumulationFolder:
     @contextmanager
     def watch(self, iteration: int, micro_batch: int) -> Iterator[None]:
         """Around a micro-batch that is run: it becomes the example if it leaves everything as it was."""
-        if not 1 < micro_batch <= self._equal:
+        earliest = self._first_reduced if iteration == 1 else 2
+        if not earliest <= micro_batch <= self._equal:
             yield
             return
         state, since, first = self._state(), self._folder.now(), self._folder.place()

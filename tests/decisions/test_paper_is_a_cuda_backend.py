@@ -118,3 +118,13 @@ def test_paper_needs_no_large_part_of_the_address_space_in_one() -> None:
 
     refused = f"the paper GPU has no address space for {100 << 40} bytes"
     assert (run.stdout, run.returncode) == (f"{refused}\n3\n", 0), run.stderr
+
+
+def test_addresses_are_taken_again_however_much_was_ever_allocated() -> None:
+    """A process has 128 TiB of them."""
+    with paper.gpu("sm_90"):
+        kept = torch.empty(1, device="cuda")
+        given = {torch.empty(1 << 40, dtype=torch.uint8, device="cuda").data_ptr() for _ in range(1000)}
+
+    assert len(given) == 1
+    assert kept.data_ptr() not in given

@@ -26,8 +26,14 @@ struct Piece {
 class AddressSpace {
  public:
   char* take(size_t bytes) {
-    const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    const size_t rounded = round(bytes);
     TORCH_CHECK(rounded >= bytes, "the paper GPU has no address space for ", bytes, " bytes");
+    auto& given_back = given_back_[rounded];
+    if (!given_back.empty()) {
+      char* address = given_back.back();
+      given_back.pop_back();
+      return address;
+    }
     while (current_ < pieces_.size() && rounded > pieces_[current_].bytes - next_) {
       ++current_;
       next_ = 0;
@@ -38,9 +44,17 @@ class AddressSpace {
     return address;
   }
 
-  void begin_again() { current_ = next_ = 0; }
+  // To be taken again for as many bytes: a step asks for the same sizes over and over.
+  void give_back(char* address, size_t bytes) { given_back_[round(bytes)].push_back(address); }
+
+  void begin_again() {
+    current_ = next_ = 0;
+    given_back_.clear();
+  }
 
  private:
+  static size_t round(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
   static Piece reserve(size_t bytes) {
     void* mapped = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     TORCH_CHECK(mapped != MAP_FAILED, "the paper GPU has no address space for ", bytes, " bytes");
@@ -48,6 +62,7 @@ class AddressSpace {
   }
 
   std::vector<Piece> pieces_;
+  std::unordered_map<size_t, std::vector<char*>> given_back_;
   size_t current_ = 0;
   size_t next_ = 0;
 };
@@ -70,8 +85,10 @@ void release(void* address) {
     auto found = blocks.find(address);
     if (found == blocks.end()) return;
     block = found->second.block;
-    requested -= found->second.bytes;
+    const size_t bytes = found->second.bytes;
+    requested -= bytes;
     blocks.erase(found);
+    space.give_back(static_cast<char*>(address), bytes);
     if (blocks.empty()) space.begin_again();  // nothing is in use
   }
   record_free(block);

@@ -1,0 +1,164 @@
+"""Micro-batches of an accumulation that are told of rather than run: the same events, whatever there is around them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+import planner.paper  # noqa: F401
+from planner.allocator.replay import replay
+from planner.allocator.rules import Rules
+from planner.allocator.settled import replay_until_settled
+from planner.events import Alloc, Event, Free, Repeat, Role, rename_blocks
+from planner.job.schema import (
+    Adapter,
+    Cluster,
+    Decoder,
+    DpReplicate,
+    DpShard,
+    Gpu,
+    Job,
+    Model,
+    Parallel,
+    Recompute,
+    Tp,
+    Train,
+)
+from planner.layout.mesh import Mesh
+from planner.planning import pipeline
+from planner.planning.pipeline import JudgedTrace, RankTrace
+from planner.report.statement import RankClassStatement
+from planner.tracing import trace as tracing
+from planner.tracing.traced import Trace
+from planner.training.loop import Loop
+
+DECODER = Decoder(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
+STEPS = (1, 2, 3, 4, 5, 8, 16)
+
+
+def job(parallel: Parallel, *, adapter: Adapter | None = None, **train: Any) -> Job:
+    return Job(
+        model=Model(decoder=DECODER, adapter=adapter),
+        train=Train(**{"micro_batch_size": 1, "sequence_length": 32, "gradient_clipping": 1.0, **train}),
+        parallel=parallel,
+        cluster=Cluster(gpus_per_node=Mesh.of(parallel).world_size, gpu=Gpu(total_bytes=80 << 30, arch="sm_90")),
+    )
+
+
+def accumulating(of: Job, steps: int) -> Job:
+    return dataclasses.replace(of, train=dataclasses.replace(of.train, gradient_accumulation_steps=steps))
+
+
+def replicated(**keys: Any) -> Parallel:
+    return Parallel(dp_replicate=DpReplicate(degree=2, **keys))
+
+
+def sharded(**keys: Any) -> Parallel:
+    return Parallel(dp_shard=DpShard(degree=4, **keys))
+
+
+CASES = {
+    "alone": job(Parallel()),
+    "alone, gradients kept": job(Parallel(), zero_grad_set_to_none=False, iterations=3),
+    "alone, scaled": job(Parallel(), precision="fp16_autocast"),
+    "alone, in the backward": job(Parallel(), optimizer_in_backward=True, gradient_clipping=0.0),
+    "adapter": job(
+        Parallel(), adapter=Adapter(r=4, target_modules=("q_proj", "down_proj")), recompute=Recompute(mode="full")
+    ),
+    "replicated": job(replicated()),
+    "replicated, reduced each time": job(replicated(no_sync=False)),
+    "replicated, views": job(replicated(gradient_as_bucket_view=True), precision="bf16_autocast"),
+    "replicated, static": job(replicated(static_graph=True, no_sync=False)),  # torch refuses it under no_sync
+    "replicated, unused": job(replicated(find_unused_parameters=True, no_sync=False)),
+    "replicated, compressed": job(replicated(comm_hook="bf16_compress")),
+    "replicated, power": job(replicated(comm_hook="power_sgd", no_sync=False)),
+    "sharded": job(sharded(), precision="fsdp_mixed", recompute=Recompute(mode="full")),
+    "sharded, gathered": job(sharded(reshard_after_forward=False)),
+    "sharded, not reduced": job(sharded(no_sync=True), precision="fsdp_mixed"),
+    "sharded and replicated": job(
+        Parallel(dp_replicate=DpReplicate(degree=2), dp_shard=DpShard(degree=2)), precision="fsdp_mixed"
+    ),
+    "split": job(Parallel(tp=Tp(degree=2, sequence_parallel=True))),
+}
+NEVER_FOLD = ("replicated, power",)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_event_is_as_if_all_had_been_run(name: str) -> None:
+    for steps in STEPS:
+        folded, run = (tracing.trace(accumulating(CASES[name], steps), folded=each) for each in (True, False))
+
+        assert in_order(folded.written_out()) == in_order(run.written_out()), steps
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_statement_is_that_of_a_job_that_runs_them_all(name: str) -> None:
+    folded, run = (stated(accumulating(CASES[name], 8), folded=each) for each in (True, False))
+
+    assert folded == run
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in NEVER_FOLD])
+def test_no_more_are_run_for_a_thousand_than_for_eight(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    real = Loop._micro_batch
+    monkeypatch.setattr(Loop, "_micro_batch", lambda loop, iteration: (ran.append(iteration), real(loop, iteration)))
+
+    tracing.trace(accumulating(CASES[name], 8))
+    few = ran.copy()
+    ran.clear()
+    traced = tracing.trace(accumulating(CASES[name], 1000))
+
+    assert ran == few
+    assert traced.repeats
+    assert all(each.times >= 990 for each in traced.repeats)
+
+
+def test_repetition_is_replayed_until_the_allocator_is_as_it_was() -> None:
+    """The first time takes a segment that the second finds; the second leaves everything as it was."""
+    events = (Alloc(0, 5 << 20), Alloc(1, 3 << 20), Free(1), Free(0))
+    found = replay_until_settled(events, [Repeat(1, 3, 1000)])
+
+    assert len(found.events) == 6
+    assert found.repeats == (Repeat(3, 5, 999),)
+    assert found.timeline.peak_reserved_bytes == replay(found.events).peak_reserved_bytes
+
+
+def test_repetition_that_leaves_the_allocator_another_each_time_is_replayed_to_its_end() -> None:
+    rules = Rules.from_conf("garbage_collection_threshold:0.5,per_process_memory_fraction:0.9")
+    events = (Alloc(0, 5 << 20), Alloc(1, 3 << 20), Free(1), Free(0))
+    found = replay_until_settled(events, [Repeat(1, 3, 10)], rules, 1 << 30)
+
+    assert (len(found.events), found.repeats) == (4 + 2 * 10, ())
+
+
+def in_order(events: Sequence[Event]) -> list[Event]:
+    """With blocks named as they come. What is given up in one go comes in the order of addresses in one process."""
+    born = (event.block for event in events if isinstance(event, Alloc))
+    names = {block: number for number, block in enumerate(born)}
+    found: list[Event] = []
+    for kind, group in groupby((rename_blocks(each, names) for each in events), type):
+        together = list(group)
+        found += sorted(together, key=_block) if kind in (Free, Role) else together
+    return found
+
+
+def _block(event: Event) -> int:
+    assert isinstance(event, Free | Role)
+    return event.block
+
+
+def stated(of: Job, *, folded: bool) -> RankClassStatement:
+    (rank_class,) = pipeline.rank_classes(Mesh.of(of.parallel))
+    judged: JudgedTrace = pipeline.judge_trace(
+        of, RankTrace(rank_class, _whole(tracing.trace(of, folded=folded))), pipeline.Calibration.none()
+    )
+    return judged.statement
+
+
+def _whole(traced: Trace) -> Trace:
+    return dataclasses.replace(traced, seconds=0.0)
