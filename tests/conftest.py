@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 
 import planner.paper  # noqa: F401  before anything imports torch
-from planner.planning import pipeline
+from planner.planning import pipeline, trace_cache
 from planner.report.statement import RankClassStatement
+
+# A trace that was kept would be no test of tracing.
+os.environ["PLANNER_CACHE"] = trace_cache.NONE
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     from planner.planning.pipeline import PlanningResult
 
 
-def plan_job_file(job_file: Path, *, with_advice: bool, keep_traces: bool = False) -> PlanningResult:
+def plan_job_file(
+    job_file: Path, *, with_advice: bool, keep_traces: bool = False, cached: bool = True
+) -> PlanningResult:
     """The answer for the job of a file; raises what loading and planning raise."""
     from planner.job.loading import load_job
     from planner.planning.answer import plan_and_advise
     from planner.planning.child_processes import ChildProcesses, usable
+    from planner.planning.trace_cache import TraceCache
+    from planner.planning.trace_source import TraceSource
 
     job = load_job(job_file)
     with show_progress() as progress:
@@ -28,6 +32,7 @@ def plan_job_file(job_file: Path, *, with_advice: bool, keep_traces: bool = Fals
             progress=progress,
             executor=ChildProcesses(usable()),
             keep_traces=keep_traces,
+            source=TraceSource(cache=TraceCache.of_user() if cached else None),
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from planner.cli.answering import exit_code, plan_job_file
 from planner.cli.exit_codes import DONE, EXCEEDS
-from planner.cli.options import common_options
+from planner.cli.options import common_options, tracing_options
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
     """Adds the parser of `planner check`."""
     parser = commands.add_parser(
         "check",
-        parents=[common_options()],
+        parents=[common_options(), tracing_options()],
         help="say in one line whether a job fits, and run a command only if it does",
         usage="planner check [-h] [--server URL] [--policy FILE.ini] [--format text|json] JOB [-- COMMAND ...]",
         description="Plans a job, here or by a planner service, and prints the verdict in one line. Exit code as for "
@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """`planner check`: 0 or 3, or what planning raises; or what the command ends with."""
     if arguments.server is None and not arguments.command and arguments.format == "text":
-        return _checked_here(arguments.job)
+        return _checked_here(arguments.job, cached=not arguments.no_cache)
     from planner.admission import command_hook
     from planner.admission.service_query import binds
 
@@ -92,12 +92,14 @@ def _decide(arguments: argparse.Namespace, policy: Policy) -> Decision:
         return service_query.ask(lambda: bundle, policy, command_hook.SYSTEM)
     from planner.report.statement import to_json
 
-    return decide(to_json(plan_job_file(arguments.job, with_advice=True).plan), None, policy)
+    return decide(
+        to_json(plan_job_file(arguments.job, with_advice=True, cached=not arguments.no_cache).plan), None, policy
+    )
 
 
-def _checked_here(job_file: Path) -> int:
+def _checked_here(job_file: Path, *, cached: bool) -> int:
     from planner.report.plan_text import one_line
 
-    found = plan_job_file(job_file, with_advice=False)
+    found = plan_job_file(job_file, with_advice=False, cached=cached)
     print(one_line(found.plan))
     return exit_code(found)

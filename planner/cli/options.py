@@ -19,3 +19,14 @@ def common_options() -> argparse.ArgumentParser:
         help="show where an error comes from (also: PLANNER_DEBUG=1)",
     )
     return options
+
+
+def tracing_options() -> argparse.ArgumentParser:
+    """What every command takes that may trace a job."""
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument(
+        "--no-cache",
+        action="store_true",
+        help="trace anew, and keep nothing (traces are kept in $XDG_CACHE_HOME/planner/traces, or in PLANNER_CACHE)",
+    )
+    return options

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.answering import exit_code, plan_job_file
-from planner.cli.options import common_options
+from planner.cli.options import common_options, tracing_options
 from planner.cli.terminal import style
 from planner.errors import PlannerError
 
@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
     """Adds the parser of `planner plan`."""
     parser = commands.add_parser(
         "plan",
-        parents=[common_options()],
+        parents=[common_options(), tracing_options()],
         help="say what every rank will hold, phase by phase, and whether it fits",
         description="Plans a job: traces its training step without a GPU and says what memory every rank will take. "
         "Ends with 0 if it fits (also tightly), 3 if it does not, 2 if the input is wrong.",
@@ -41,7 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     from planner.report.statement import to_json
 
     drawn = bool(arguments.timeline or arguments.snapshot)
-    found = plan_job_file(arguments.job, with_advice=not arguments.no_advice, keep_traces=drawn)
+    found = plan_job_file(
+        arguments.job, with_advice=not arguments.no_advice, keep_traces=drawn, cached=not arguments.no_cache
+    )
     if arguments.timeline:
         _write_timeline(found, arguments.timeline)
     if arguments.snapshot:

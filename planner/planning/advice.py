@@ -12,8 +12,8 @@ from planner.errors import PlannerError
 from planner.events import Phase
 from planner.job.schema import Job, Optimizer, Recompute
 from planner.planning.pipeline import Progress, RankTrace, judge_traces, trace_job
+from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import Advice, Plan, RankClassStatement, Verdict
-from planner.tracing.isolation import USUAL_ISOLATION, Isolation
 
 Change = dict[str, Any]
 Candidate = tuple[Change, Job]
@@ -27,13 +27,13 @@ def advise(
     made_from: tuple[RankTrace, ...],
     calibration: Calibration | None = None,
     progress: Progress = lambda _: None,
-    isolation: Isolation = USUAL_ISOLATION,
+    source: TraceSource = USUAL_SOURCE,
 ) -> tuple[Advice, ...]:
     """The single changes that make a job fit that does not; where none does alone, the shortest row of them that does.
 
     `made_from` are the traces of the job as it stands: a change of the allocator alone is replayed, not traced again.
     """
-    trial = _Trial(job, made_from, calibration, progress, isolation)
+    trial = _Trial(job, made_from, calibration, progress, source)
     if trial.is_hopeless():
         return ()
     found = [advice for each in _single(job) if (advice := trial.of(*each)) is not None]
@@ -51,7 +51,7 @@ class _Trial:
     made_from: tuple[RankTrace, ...]
     calibration: Calibration | None
     progress: Progress
-    isolation: Isolation
+    source: TraceSource
     refused: set[str] = dataclasses.field(default_factory=set)
     """Keys whose change this job cannot be run with at any size: a model without blocks has none to recompute."""
 
@@ -80,7 +80,7 @@ class _Trial:
 
     def _traces(self, changed: Job) -> tuple[RankTrace, ...]:
         same_step = dataclasses.replace(changed, allocator=self.job.allocator) == self.job
-        return self.made_from if same_step else trace_job(changed, isolation=self.isolation)
+        return self.made_from if same_step else trace_job(changed, source=self.source)
 
 
 def _standing_bytes(statement: RankClassStatement) -> int:

@@ -9,8 +9,8 @@ from planner.calibration.interval import Calibration
 from planner.job.schema import Job
 from planner.planning.advice import advise
 from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, Progress, plan_by, plan_here, trace_job
+from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import Verdict
-from planner.tracing.isolation import USUAL_ISOLATION, Isolation
 
 
 def plan_and_advise(
@@ -20,18 +20,18 @@ def plan_and_advise(
     executor: Executor = plan_here,
     with_advice: bool = True,
     progress: Progress = lambda _: None,
-    isolation: Isolation = USUAL_ISOLATION,
+    source: TraceSource = USUAL_SOURCE,
     keep_traces: bool = True,
 ) -> PlanningResult:
     """Plan the job and, if it exceeds its GPUs, say what would make it fit.
 
-    `isolation` is that of a factory's process. The executor may leave traces and timelines away that need not be kept.
+    `source` gives the traces. The executor may leave traces and timelines away that need not be kept.
     Raises SpecError, TraceError or AllocatorConfError for what cannot be planned.
     """
     known = Calibration.none() if calibration is None else calibration
-    work = PlanningInputs(job=job, calibration=known, isolation=isolation, keep_traces=keep_traces)
+    work = PlanningInputs(job=job, calibration=known, source=source, keep_traces=keep_traces)
     found = plan_by(executor, work, progress)
-    return add_advice(found, job, known, progress=progress, isolation=isolation) if with_advice else found
+    return add_advice(found, job, known, progress=progress, source=source) if with_advice else found
 
 
 def add_advice(
@@ -40,14 +40,14 @@ def add_advice(
     calibration: Calibration | None = None,
     *,
     progress: Progress = lambda _: None,
-    isolation: Isolation = USUAL_ISOLATION,
+    source: TraceSource = USUAL_SOURCE,
 ) -> PlanningResult:
     """The plan with advice if it exceeds its GPUs; `job` and `calibration` are those that it was made from."""
     if found.plan.verdict is not Verdict.EXCEEDS:
         return found
     began = time.perf_counter()
-    traces = found.traces or trace_job(job, progress, isolation)
-    advice = advise(job, traces, calibration, progress, isolation)
+    traces = found.traces or trace_job(job, progress, source)
+    advice = advise(job, traces, calibration, progress, source)
     total = found.plan.seconds.total + time.perf_counter() - began
     seconds = dataclasses.replace(found.plan.seconds, total=round(total, 3))
     return dataclasses.replace(found, plan=dataclasses.replace(found.plan, advice=advice, seconds=seconds))

@@ -45,7 +45,8 @@ class ChildProcesses:
         self, work: PlanningInputs, classes: Sequence[RankClass], progress: Progress
     ) -> Sequence[PlannedClass]:
         several = min(self.most, len(classes) // 2)
-        if several < 2 or len(classes) < FEWEST:
+        known = work.source.knows(work.job, [each.representative for each in classes])
+        if several < 2 or len(classes) < FEWEST or known:
             return pipeline.plan_here(work, classes, progress)
         progress(f"planning {len(classes)} rank classes in {several} processes")
         found = _plan_in_children(work, [range(len(classes))[first::several] for first in range(several)])

@@ -22,11 +22,10 @@ from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import RankClass, parts_of, rank_classes
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
+from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, RankClassStatement, Seconds
 from planner.tracing import garbage_collection
-from planner.tracing.isolated import trace_isolated
-from planner.tracing.isolation import USUAL_ISOLATION, Isolation
 from planner.tracing.traced import Trace
 
 Progress = Callable[[str], None]
@@ -64,12 +63,12 @@ class PlanningResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningInputs:
-    """What is planned and how. `isolation` is that of a factory's process; `target` says whose kernels are traced
+    """What is planned and how. `source` gives the traces; `target` says whose kernels are traced
     (default: the job's GPU)."""
 
     job: Job
     calibration: Calibration
-    isolation: Isolation = USUAL_ISOLATION
+    source: TraceSource = USUAL_SOURCE
     target: str = ""
     keep_traces: bool = True
     """Whether events and timelines are wanted: they are large where they travel between processes."""
@@ -99,12 +98,12 @@ def plan_with_traces(
     job: Job,
     calibration: Calibration | None = None,
     progress: Progress = lambda _: None,
-    isolation: Isolation = USUAL_ISOLATION,
+    source: TraceSource = USUAL_SOURCE,
     target: str = "",
 ) -> PlanningResult:
     """The plan with its traces and timelines, made in this process."""
     known = Calibration.none() if calibration is None else calibration
-    return plan_by(plan_here, PlanningInputs(job=job, calibration=known, isolation=isolation, target=target), progress)
+    return plan_by(plan_here, PlanningInputs(job=job, calibration=known, source=source, target=target), progress)
 
 
 def plan_by(executor: Executor, work: PlanningInputs, progress: Progress = lambda _: None) -> PlanningResult:
@@ -134,7 +133,7 @@ def plan_class(work: PlanningInputs, rank_class: RankClass, progress: Progress =
     rank_traces: list[RankTrace] = []
     judgements: list[tuple[RankClassStatement, Timeline]] = []
     replay_seconds = 0.0
-    for each in trace_class(work.job, rank_class, progress, work.isolation, work.target):
+    for each in trace_class(work.job, rank_class, progress, work.source, work.target):
         began = time.perf_counter()
         judged = judge_trace(work.job, each, work.calibration)
         replay_seconds += time.perf_counter() - began
@@ -155,27 +154,27 @@ def refuse_unplannable(job: Job) -> None:
 
 
 def trace_job(
-    job: Job, progress: Progress = lambda _: None, isolation: Isolation = USUAL_ISOLATION, target: str = ""
+    job: Job, progress: Progress = lambda _: None, source: TraceSource = USUAL_SOURCE, target: str = ""
 ) -> tuple[RankTrace, ...]:
     """One trace for each rank class; where shards do not divide, one for each part of the class besides."""
     classes = rank_classes(Mesh.of(job.parallel))
-    return tuple(trace for each in classes for trace in trace_class(job, each, progress, isolation, target))
+    return tuple(trace for each in classes for trace in trace_class(job, each, progress, source, target))
 
 
 def trace_class(
     job: Job,
     rank_class: RankClass,
     progress: Progress = lambda _: None,
-    isolation: Isolation = USUAL_ISOLATION,
+    source: TraceSource = USUAL_SOURCE,
     target: str = "",
 ) -> Iterator[RankTrace]:
     """The trace of one rank class, or of each of its parts."""
     progress(f"tracing ranks {rank_class.ranks}")
-    trace = trace_rank(job, rank_class.representative, isolation, target)
+    trace = source.trace_rank(job, rank_class.representative, target)
     for part in parts_of_class(job, rank_class, trace):
         if part.representative != rank_class.representative:
             progress(f"tracing ranks {part.ranks}, whose part is of another size")
-            trace = trace_rank(job, part.representative, isolation, target)
+            trace = source.trace_rank(job, part.representative, target)
         yield RankTrace(part, trace)
 
 
@@ -191,15 +190,6 @@ def assign_ranks(job: Job, by_representative: Mapping[int, Trace]) -> tuple[Rank
         for each in rank_classes(Mesh.of(job.parallel))
         for part in parts_of_class(job, each, by_representative[each.representative])
     )
-
-
-def trace_rank(job: Job, rank: int, isolation: Isolation = USUAL_ISOLATION, target: str = "") -> Trace:
-    """What one rank does: traced here, or, if the job brings code, in a process of its own."""
-    if job.model.factory:
-        return trace_isolated(job, rank, target, isolation)
-    from planner.tracing.trace import trace
-
-    return trace(job, rank, target)
 
 
 def judge_traces(

@@ -13,6 +13,7 @@ from planner.layout.rank_classes import rank_classes
 from planner.planning import pipeline
 from planner.planning.answer import add_advice
 from planner.planning.pipeline import PlanningResult
+from planner.planning.trace_source import TraceSource
 from planner.report.statement import Verdict
 from planner.runtime.channel import AnswerWriter
 from planner.service.ids import Order
@@ -27,7 +28,7 @@ def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
     """Trace every rank class, one after the other, judge, advise, and answer the plan and its traces."""
     order, isolation = argument
     with _code_at_fault(order.job):
-        made = pipeline.plan_with_traces(order.job, order.calibration, isolation=isolation)
+        made = pipeline.plan_with_traces(order.job, order.calibration, source=TraceSource(isolation))
     _answer_plan(order, made, isolation, answer)
     if not order.runs_code:
         texts = {each.rank_class.representative: trace_text.dumps(each.trace) for each in made.traces}
@@ -37,7 +38,7 @@ def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
 def trace_rank(argument: tuple[Job, int, Isolation], answer: AnswerWriter) -> None:
     """Answer the trace of one rank, and which ranks of its class do otherwise."""
     job, rank, isolation = argument
-    found = pipeline.trace_rank(job, rank, isolation)
+    found = TraceSource(isolation).trace_rank(job, rank)
     parts = [
         part.representative
         for each in rank_classes(Mesh.of(job.parallel))
@@ -67,7 +68,7 @@ def _answer_plan(order: Order, made: PlanningResult, isolation: Isolation, answe
     if made.plan.verdict is not Verdict.EXCEEDS:
         return
     try:
-        found = add_advice(made, order.job, order.calibration, isolation=isolation)
+        found = add_advice(made, order.job, order.calibration, source=TraceSource(isolation))
     except PlannerError:
         return
     answer.write(PLAN, pickle.dumps(found.plan))

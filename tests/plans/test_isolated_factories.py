@@ -13,8 +13,9 @@ import pytest
 
 from planner.errors import SpecError, TraceError
 from planner.job.schema import Cluster, Gpu, Input, Job, Model, Train
-from planner.planning import pipeline
+from planner.planning import trace_source
 from planner.planning.pipeline import plan_with_traces
+from planner.planning.trace_source import TraceSource
 from planner.runtime.limits import Limits
 from planner.tracing.isolated import trace_isolated
 from planner.tracing.isolation import Isolation
@@ -183,9 +184,9 @@ def test_a_plan_of_a_factory_runs_it_in_its_own_process_under_the_limits_given(
         seen.append(isolation)
         return trace(job, rank)
 
-    monkeypatch.setattr(pipeline, "trace_isolated", watched)
+    monkeypatch.setattr(trace_source, "trace_isolated", watched)
 
     given = Isolation(limits=Limits(seconds=1, memory_bytes=2))
-    plan_with_traces(job_of("mlp"), isolation=given)
+    plan_with_traces(job_of("mlp"), source=TraceSource(given))
 
     assert seen == [given]

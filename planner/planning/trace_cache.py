@@ -1,0 +1,107 @@
+"""Keeps traces on disk, so that a job that was traced before is not traced again.
+
+A trace is kept by the job, the code of planner that makes traces, torch and transformers, without what no trace depends
+on: the allocator's settings, the GPU's memory, the calibration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from planner.job.schema import Allocator, Gpu, Job
+from planner.planning import identity
+from planner.tracing import trace_text
+from planner.tracing.traced import Trace
+from planner.units import GIB, MIB
+
+MOST_BYTES = GIB
+"""Of all traces together: thousands of them, the ones used longest ago go first."""
+_LARGEST_TEXT_BYTES = 512 * MIB
+_SUFFIX = ".trace"
+NONE = "none"
+"""In place of a folder: nothing is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCache:
+    """A folder of traces that several processes may use at a time. What cannot be read or written is not kept."""
+
+    folder: Path
+    most_bytes: int = MOST_BYTES
+
+    @classmethod
+    def of_user(cls, environment: Mapping[str, str] = os.environ) -> TraceCache | None:
+        """The one in PLANNER_CACHE, by default in the user's cache folder; None where that says `none`."""
+        folder = environment.get("PLANNER_CACHE")
+        if folder == NONE:
+            return None
+        usual = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "planner" / "traces"
+        return cls(Path(folder) if folder else usual)
+
+    def has(self, job: Job, rank: int, target: str = "") -> bool:
+        return self._path(job, rank, target).is_file()
+
+    def load(self, job: Job, rank: int, target: str = "") -> Trace | None:
+        """The trace that was stored; None if there is none, or it is damaged."""
+        path = self._path(job, rank, target)
+        try:
+            text = _decompress(path.read_bytes())
+            found = trace_text.loads(text)
+            os.utime(path)
+        except (OSError, ValueError, zlib.error):
+            return None
+        return found
+
+    def store(self, job: Job, rank: int, target: str, trace: Trace) -> None:
+        """Keep the trace, and no more than `most_bytes` with the others."""
+        path = self._path(job, rank, target)
+        content = zlib.compress(trace_text.dumps(trace).encode(), 1)
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _temporary(self.folder) as new:
+                new.write_bytes(content)
+                new.replace(path)
+            self._forget_oldest()
+
+    def _path(self, job: Job, rank: int, target: str) -> Path:
+        traced = identity.trace_id_of(_traced_part(job))
+        return self.folder / f"{traced}-{target or job.cluster.gpu.arch}-{rank}{_SUFFIX}"
+
+    def _forget_oldest(self) -> None:
+        kept = [(each, each.stat()) for each in self.folder.glob(f"*{_SUFFIX}")]
+        room = self.most_bytes
+        for path, about in sorted(kept, key=lambda each: each[1].st_mtime, reverse=True):
+            room -= about.st_size
+            if room < 0:
+                path.unlink(missing_ok=True)
+
+
+def _traced_part(job: Job) -> Job:
+    """The job without what no trace depends on: how much memory there is, and what the allocator makes of it."""
+    gpu = Gpu(name="", total_bytes=0, arch=job.cluster.gpu.arch)
+    return replace(job, allocator=Allocator(), cluster=replace(job.cluster, gpu=gpu, held_by_others_bytes=0))
+
+
+def _decompress(content: bytes) -> str:
+    unpacking = zlib.decompressobj()
+    text = unpacking.decompress(content, _LARGEST_TEXT_BYTES)
+    if not unpacking.eof:
+        raise ValueError("the trace is cut off, or too large")
+    return text.decode()
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[Path]:
+    """A file that is gone at the end, unless it was renamed."""
+    descriptor, name = tempfile.mkstemp(dir=folder)
+    os.close(descriptor)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)

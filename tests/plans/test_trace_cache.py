@@ -1,0 +1,141 @@
+"""A trace that was made before is found again, wherever and however often it is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from planner.job.schema import Allocator, Cluster, Decoder, Gpu, Job, Metadata, Model, Train
+from planner.planning import identity
+from planner.planning.answer import plan_and_advise
+from planner.planning.trace_cache import NONE, TraceCache
+from planner.planning.trace_source import TraceSource
+from planner.report.statement import Plan, Seconds
+from planner.tracing import trace as tracing
+from planner.tracing.trace import trace
+
+JOB = Job(
+    model=Model(decoder=Decoder(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=64)),
+    train=Train(micro_batch_size=1, sequence_length=16),
+    cluster=Cluster(gpu=Gpu(total_bytes=80 << 30, arch="sm_90")),
+)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> TraceCache:
+    return TraceCache(tmp_path / "traces")
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that were traced."""
+    found: list[Job] = []
+    real = tracing._trace
+
+    def watched(job: Job, *arguments: object, folded: bool) -> object:
+        found.append(job)
+        return real(job, *arguments, folded=folded)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tracing, "_trace", watched)
+    return found
+
+
+def planned(job: Job, cache: TraceCache) -> Plan:
+    made = plan_and_advise(job, source=TraceSource(cache=cache)).plan
+    return dataclasses.replace(made, seconds=Seconds(trace=0, replay=0, total=0))
+
+
+def test_the_same_job_is_traced_once_and_has_the_same_plan(cache: TraceCache, traced: list[Job]) -> None:
+    assert planned(JOB, cache) == planned(JOB, cache)
+    assert traced == [JOB]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        dataclasses.replace(JOB, allocator=Allocator(conf="expandable_segments:True")),
+        dataclasses.replace(JOB, cluster=Cluster(gpu=Gpu(total_bytes=40 << 30, arch="sm_90"))),
+        dataclasses.replace(JOB, metadata=Metadata(name="another")),
+    ],
+    ids=["allocator", "memory", "name"],
+)
+def test_what_no_trace_depends_on_needs_no_other(cache: TraceCache, traced: list[Job], changed: Job) -> None:
+    planned(JOB, cache)
+
+    assert planned(changed, cache) == dataclasses.replace(
+        plan_and_advise(changed).plan, seconds=Seconds(trace=0, replay=0, total=0)
+    )
+    assert traced == [JOB, changed]  # the second is that of the plan without a cache
+
+
+def test_another_gpu_or_another_code_needs_another(
+    cache: TraceCache, traced: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(JOB, cache)
+    older = dataclasses.replace(JOB, cluster=Cluster(gpu=Gpu(total_bytes=80 << 30, arch="sm_80")))
+    planned(older, cache)
+    monkeypatch.setattr(identity.code, "trace_code", lambda: "another")
+    planned(JOB, cache)
+
+    assert traced == [JOB, older, JOB]
+
+
+@pytest.mark.parametrize("content", [b"", b"no trace", None], ids=["empty", "other", "cut off"])
+def test_a_damaged_one_is_made_again(cache: TraceCache, traced: list[Job], content: bytes | None) -> None:
+    first = planned(JOB, cache)
+    (path,) = cache.folder.iterdir()
+    path.write_bytes(path.read_bytes()[:-20] if content is None else content)
+
+    assert planned(JOB, cache) == first
+    assert traced == [JOB, JOB]
+    assert cache.load(JOB, 0) is not None
+
+
+def test_the_ones_used_longest_ago_go_first(cache: TraceCache) -> None:
+    made = trace(JOB)
+    jobs = [dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, sequence_length=n)) for n in (8, 16, 32)]
+    for age, each in zip((300, 200, 100), jobs, strict=True):
+        cache.store(each, 0, "", made)
+        path = cache._path(each, 0, "")
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age))
+    assert cache.load(jobs[0], 0) == made
+    other = dataclasses.replace(JOB, train=dataclasses.replace(JOB.train, sequence_length=64))
+    dataclasses.replace(cache, most_bytes=3 * path.stat().st_size).store(other, 0, "", made)
+
+    assert [cache.has(each, 0) for each in (*jobs, other)] == [True, False, True, True]
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path, traced: list[Job]) -> None:
+    (tmp_path / "file").touch()
+    cache = TraceCache(tmp_path / "file")
+
+    assert planned(JOB, cache) == planned(JOB, cache)
+    assert traced == [JOB, JOB]
+
+
+def test_several_may_write_and_read_it_at_a_time(cache: TraceCache) -> None:
+    made, found = trace(JOB), []
+
+    def use() -> None:
+        for _ in range(20):
+            cache.store(JOB, 0, "", made)
+            found.append(cache.load(JOB, 0))
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+    assert found == [made] * 80
+    assert len(list(cache.folder.iterdir())) == 1
+
+
+def test_the_users_own_is_where_caches_are_or_nowhere() -> None:
+    assert TraceCache.of_user({"XDG_CACHE_HOME": "/cache"}) == TraceCache(Path("/cache/planner/traces"))
+    assert TraceCache.of_user({"PLANNER_CACHE": "/scratch/traces"}) == TraceCache(Path("/scratch/traces"))
+    assert TraceCache.of_user({"PLANNER_CACHE": NONE}) is None
