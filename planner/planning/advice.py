@@ -34,7 +34,7 @@ def advise(
     `made_from` are the traces of the job as it stands: a change of the allocator alone is replayed, not traced again.
     """
     trial = _Trial(job, made_from, calibration, progress, source)
-    if trial.is_hopeless():
+    if trial.is_hopeless() or trial.nothing_helps():
         return ()
     found = [advice for each in _single(job) if (advice := trial.of(*each)) is not None]
     smaller = trial.first_that_fits(_smaller_micro_batches(job))
@@ -65,15 +65,28 @@ class _Trial:
         plan = judge_traces(self.job, self.made_from, self.calibration).plan
         return any(_standing_bytes(each) > each.capacity_bytes for each in plan.rank_classes)
 
+    def nothing_helps(self) -> bool:
+        """With all changes at once more is allocated at the peak than there is: so it is with any of them."""
+        *_, everything = (None, *_rows(self))
+        plan = None if everything is None else self._plan(*everything)
+        return plan is not None and any(
+            each.peak.allocated_bytes + each.outside_allocator.total_bytes > each.capacity_bytes
+            for each in plan.rank_classes
+        )
+
     def of(self, change: Change, changed: Job) -> Advice | None:
         """What to say of this change; None if the job does not fit with it, or cannot be run with it."""
+        plan = self._plan(change, changed)
+        if plan is None:
+            self.refused.update(change)
+        return None if plan is None or plan.verdict is Verdict.EXCEEDS else _advice(change, plan)
+
+    def _plan(self, change: Change, changed: Job) -> Plan | None:
         self.progress("trying " + ", ".join(f"{key}: {value}" for key, value in change.items()))
         try:
-            plan = judge_traces(changed, self._traces(changed), self.calibration).plan
+            return judge_traces(changed, self._traces(changed), self.calibration).plan
         except PlannerError:
-            self.refused.update(change)
             return None
-        return None if plan.verdict is Verdict.EXCEEDS else _advice(change, plan)
 
     def first_that_fits(self, candidates: Iterator[Candidate]) -> Advice | None:
         return next((advice for each in candidates if (advice := self.of(*each)) is not None), None)

@@ -47,7 +47,22 @@ def add_advice(
         return found
     began = time.perf_counter()
     traces = found.traces or trace_job(job, progress, source)
-    advice = advise(job, traces, calibration, progress, source)
+    tried: list[str] = []
+
+    def follow(step: str) -> None:
+        tried.append(step)
+        progress(step)
+
+    advice = advise(job, traces, calibration, follow, source)
+    notes = (
+        found.notes if advice or not tried else (*found.notes, f"Nothing was found that makes it fit: {_list(tried)}.")
+    )
     total = found.plan.seconds.total + time.perf_counter() - began
     seconds = dataclasses.replace(found.plan.seconds, total=round(total, 3))
-    return dataclasses.replace(found, plan=dataclasses.replace(found.plan, advice=advice, seconds=seconds))
+    plan = dataclasses.replace(found.plan, advice=advice, seconds=seconds)
+    return dataclasses.replace(found, plan=plan, notes=notes)
+
+
+def _list(steps: list[str]) -> str:
+    """What was tried, without saying so each time."""
+    return "tried " + "; ".join(dict.fromkeys(step.removeprefix("trying ") for step in steps))

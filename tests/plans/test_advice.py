@@ -276,5 +276,17 @@ def test_what_is_tried_is_told_while_it_goes_on(job_of: JobOf, told: Told, needs
 
     advise(on(job, needs(job) - 4 * MIB), told(job).planned.traces, progress=said.append)
 
-    assert said[0] == "trying parallel.dp_replicate.gradient_as_bucket_view: True"
+    assert "trying parallel.dp_replicate.gradient_as_bucket_view: True" in said
     assert "trying train.recompute: full" in said
+
+
+def test_of_what_all_changes_at_once_cannot_mend_only_that_is_tried_and_said(
+    job_of: JobOf, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "trace_class", lambda job, *_: told(job).planned.traces)
+    said: list[str] = []
+    found = plan_and_advise(barely(roomy(job_of, micro_batch_size=2), told), progress=said.append)
+
+    tried = [each for each in said if each.startswith("trying ")]
+    assert (found.plan.advice, len(tried)) == ((), 1)
+    assert found.notes[-1] == f"Nothing was found that makes it fit: tried {tried[0].removeprefix('trying ')}."
