@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
-from planner.training import signatures, transformers_inputs
+from planner.training import signatures
 from planner.training.dtypes import any_dtype
 from planner.training.feed import Feed
 from planner.training.observer import Observer
@@ -38,6 +38,9 @@ def feed_of(model: nn.Module, spec: schema.Job) -> Feed:
     """What this model takes. Raises SpecError if neither the model nor the job says so."""
     given = dict(spec.train.inputs)
     if hasattr(model, "config") and hasattr(model, "main_input_name") and spec.model.hf_config is not None:
+        # Jobs of transformers' models alone pay for its import.
+        from planner.training import transformers_inputs
+
         return _override(transformers_inputs.feed_of(model, spec), given, model)
     length = spec.train.sequence_length
     if not given and length:

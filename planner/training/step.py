@@ -222,8 +222,7 @@ def _load_pipeline(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[st
 @contextmanager
 def _collecting_by_hand() -> Iterator[None]:
     was_enabled = gc.isenabled()
-    gc.collect()
-    # What was there before is not looked at again: a collection then takes milliseconds.
+    # What was there before, garbage or not, is not looked at: a collection then takes milliseconds.
     gc.freeze()
     gc.disable()
     try:
