@@ -37,10 +37,15 @@ MORE_SECONDS = 0.3
 LINEAR = 1.3
 """At most this much more for each event, or layer, in the longest run than in the shortest."""
 
-SHARDED_SECONDS, PIPELINE_SECONDS = 6.0, 30.0
+SHARDED_SECONDS, PIPELINE_SECONDS = 6.0, 20.0
 """A plan of FSDP2 over 64 ranks, of processor time; one of 16,384 ranks in a pipeline, by the clock, on two cores."""
 TWICE_THE_LAYERS, TWICE_THE_SHARDS = 1.25, 1.1
 """At most so much longer for a rank class; shards should cost nothing, and the rest of their line is noise."""
+
+NEW_SECONDS, AGAIN_SECONDS, HOPELESS_SECONDS = 5.0, 0.5, 30.0
+"""Of a command in a cold process: a job that was never planned, one that was, one that nothing makes fit."""
+MOST_ACCUMULATION = 1.1
+"""At most so much longer for 256 micro-batches than for one."""
 
 BOUND_SECONDS = 0.005
 ASKED_SECONDS = 0.1
@@ -168,6 +173,28 @@ def laying_out(repetitions: int) -> Iterator[Row]:
         yield Row(what, f"{ratio:.2f}", f"<= {most}", ratio <= most)
 
 
+def commanding(repetitions: int) -> Iterator[Row]:
+    """What a person waits for: whole commands, each in a process of its own."""
+
+    def spent(*arguments: str) -> tuple[float, float]:
+        runs = [_child("command_speed.py", *arguments) for _ in range(repetitions)]
+        return median(run["wall_seconds"] for run in runs), median(run["processor_seconds"] for run in runs)
+
+    for what, case, most in (
+        ("a new job, Llama-3-8B by FSDP2", "new", NEW_SECONDS),
+        ("the same job again", "again", AGAIN_SECONDS),
+        ("Llama-3-8B by DDP, and nothing makes it fit", "hopeless", HOPELESS_SECONDS),
+    ):
+        seconds, _ = spent(case)
+        yield Row(what, f"{seconds:.2f} s", f"<= {most:g} s", seconds <= most)
+    each = {count: spent("new", "--accumulation", str(count))[1] for count in (1, 8, 32, 256)}
+    for count, seconds in each.items():
+        ratio = seconds / each[1]
+        line = f"<= {MOST_ACCUMULATION}" if count > 1 else ""
+        what = f"with {count} micro-batches in a step, processor time"
+        yield Row(what, f"{seconds:.2f} s, {ratio:.2f} of 1", line, ratio <= MOST_ACCUMULATION)
+
+
 def answering(repetitions: int) -> Iterator[Row]:
     runs = [_child("answer_stages.py", str(EXAMPLE)) for _ in range(repetitions)]
     stages = {name: median(run[name] for run in runs) for name in runs[0]}
@@ -211,6 +238,7 @@ def main() -> int:
         ("Lower bound of a job that is read", bounding(repetitions)),
         ("Plans from the store over HTTP", serving(repetitions)),
         ("Plans that are new to the service, Llama-3-8B", making(repetitions)),
+        ("Commands from a cold process: planner plan", commanding(repetitions)),
         ("Large layouts: Llama-3.1-405B's shape, TP 8, PP 16, dp_shard 128, 32 micro-batches", laying_out(repetitions)),
         (f"Start to answer: planner plan {EXAMPLE.name}, by the clock", answering(repetitions)),
         ("Growth of the trace with the layers, Llama-3-8B's otherwise", growth(repetitions)),

@@ -27,5 +27,5 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.fixture
 def golden() -> Callable[[str], str]:
-    """The text of a file in tests/golden/adopted."""
-    return lambda name: (Path(__file__).parents[1] / "golden" / "adopted" / name).read_text(encoding="utf-8")
+    """The text of a file in tests/golden/imported."""
+    return lambda name: (Path(__file__).parents[1] / "golden" / "imported" / name).read_text(encoding="utf-8")

@@ -54,7 +54,7 @@ def sharded_with_tied_weights(folder: Folder) -> Job:
     return folder.import_job(accelerate=config, job=folder.own_loop(), model=model).job
 
 
-@pytest.mark.parametrize("adopted", [of_the_trainer, by_deepspeed, sharded_with_tied_weights])
+@pytest.mark.parametrize("imported", [of_the_trainer, by_deepspeed, sharded_with_tied_weights])
 def test_what_is_printed_loads_again(folder: Folder, adopted: Callable[[Folder], Job], tmp_path: Path) -> None:
     job = adopted(folder)
     (tmp_path / "printed.yaml").write_text(job_yaml(job), encoding="utf-8")
@@ -71,7 +71,7 @@ def test_the_trainers_job_plans_as_the_spec_that_says_the_same(folder: Folder) -
     assert plan(adopted).rank_classes == plan(by_hand).rank_classes
 
 
-@pytest.mark.parametrize(("adopted", "ranks"), [(by_deepspeed, ["0", "1"]), (sharded_with_tied_weights, ["0-1"])])
+@pytest.mark.parametrize(("imported", "ranks"), [(by_deepspeed, ["0", "1"]), (sharded_with_tied_weights, ["0-1"])])
 def test_small_jobs_plan(folder: Folder, adopted: Callable[[Folder], Job], ranks: list[str]) -> None:
     found = plan(adopted(folder))
 

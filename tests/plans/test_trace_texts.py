@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.events import Alloc, Category, EmptyCache, Free, FreeCompleted, Mark, Origin, Phase, Role, Synchronize, Use
+from planner.events import (
+    Alloc,
+    Category,
+    EmptyCache,
+    Free,
+    FreeCompleted,
+    Mark,
+    Origin,
+    Phase,
+    Repeat,
+    Role,
+    Synchronize,
+    Use,
+)
 from planner.tracing import trace_text
 from planner.tracing.traced import Trace
 
@@ -36,7 +50,13 @@ traces = st.builds(
 )
 
 
-@given(traces)
+def repeated(trace: Trace, times: int) -> Trace:
+    """With its second half, and before that its first, happening more often than they are written."""
+    half, whole = len(trace.events) // 2, len(trace.events)
+    return dataclasses.replace(trace, repeats=(Repeat(0, half, 1), Repeat(half, whole, times)) if half else ())
+
+
+@given(st.builds(repeated, traces, numbers))
 @settings(max_examples=150, deadline=None)
 def test_what_is_written_is_read_again(trace: Trace) -> None:
     assert trace_text.loads(trace_text.dumps(trace)) == trace
@@ -61,6 +81,9 @@ def test_what_is_no_event_is_refused() -> None:
     [
         "", "{}", "[" * 1_000_000, "\n" * 1000, '{"events":1e400}', "null", "\ud800", '{"origins":0,"events":-1}',
         trace_text.dumps(Trace((Free(1),))) + "\n[[]]",
+        trace_text.dumps(Trace((Free(1),), repeats=(Repeat(0, 2, 1),))),
+        trace_text.dumps(Trace((Free(1),), repeats=(Repeat(1, 1, 1),))),
+        trace_text.dumps(Trace((Free(1), Free(2)), repeats=(Repeat(0, 2, 1), Repeat(1, 2, 1)))),
         trace_text.dumps(Trace((Free(1), Free(2)))).replace('"f",1', '"f",true'),
         trace_text.dumps(Trace((Free(1),))).replace("[[\"f\",1]]", "[[\"f\"," + "9" * 5000 + "]]"),
         trace_text.dumps(Trace((Alloc(0, 8, 0, Origin("mm")),))).replace("0]]", "7]]"),
