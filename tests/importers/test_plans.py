@@ -55,8 +55,8 @@ def sharded_with_tied_weights(folder: Folder) -> Job:
 
 
 @pytest.mark.parametrize("imported", [of_the_trainer, by_deepspeed, sharded_with_tied_weights])
-def test_what_is_printed_loads_again(folder: Folder, adopted: Callable[[Folder], Job], tmp_path: Path) -> None:
-    job = adopted(folder)
+def test_what_is_printed_loads_again(folder: Folder, imported: Callable[[Folder], Job], tmp_path: Path) -> None:
+    job = imported(folder)
     (tmp_path / "printed.yaml").write_text(job_yaml(job), encoding="utf-8")
 
     assert load_job(tmp_path / "printed.yaml") == job
@@ -64,16 +64,16 @@ def test_what_is_printed_loads_again(folder: Folder, adopted: Callable[[Folder],
 
 
 def test_the_trainers_job_plans_as_the_spec_that_says_the_same(folder: Folder) -> None:
-    adopted = of_the_trainer(folder)
+    imported = of_the_trainer(folder)
     by_hand = load_job(folder.write("by_hand.yaml", BY_HAND))
 
-    assert replace(adopted, metadata=Metadata()) == by_hand
-    assert plan(adopted).rank_classes == plan(by_hand).rank_classes
+    assert replace(imported, metadata=Metadata()) == by_hand
+    assert plan(imported).rank_classes == plan(by_hand).rank_classes
 
 
 @pytest.mark.parametrize(("imported", "ranks"), [(by_deepspeed, ["0", "1"]), (sharded_with_tied_weights, ["0-1"])])
-def test_small_jobs_plan(folder: Folder, adopted: Callable[[Folder], Job], ranks: list[str]) -> None:
-    found = plan(adopted(folder))
+def test_small_jobs_plan(folder: Folder, imported: Callable[[Folder], Job], ranks: list[str]) -> None:
+    found = plan(imported(folder))
 
     assert found.verdict == Verdict.FITS
     assert [each.ranks for each in found.rank_classes] == ranks
