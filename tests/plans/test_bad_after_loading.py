@@ -15,7 +15,7 @@ import transformers
 
 from planner.errors import PlannerError
 from planner.job.loading import load_job
-from planner.planning import pipeline
+from planner.planning import trace_source
 from planner.planning.pipeline import plan_with_traces
 from planner.tracing.trace import trace
 
@@ -26,7 +26,7 @@ SPECS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "trace_isolated", lambda job, rank, *_: trace(job, rank))
+    monkeypatch.setattr(trace_source, "trace_isolated", lambda job, rank, *_: trace(job, rank))
 
 
 def message_of(spec: Path) -> str:

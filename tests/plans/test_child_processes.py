@@ -16,7 +16,7 @@ from planner.planning.child_processes import ChildProcesses
 from planner.planning.pipeline import PlanningResult
 from planner.planning.preload import PRELOAD
 from planner.report.statement import Seconds
-from planner.runtime import running
+from planner.runtime import answers, running
 from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED, Limits
@@ -74,6 +74,7 @@ def test_a_child_finds_everything_of_planner_loaded() -> None:
     finally:
         server.close()
 
+    answers.raise_failure(answer)
     late = answer.parts["late"].decode().split("\n")
     assert [name for name in late if name.partition(".")[0] in ("planner", "transformers")] == []
 

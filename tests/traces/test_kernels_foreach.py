@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from planner.training import stages
+
 NUMBER = {"number": 2.0, "List[number]": [1.0, 1.0, 1.0], "bool": False}
 EVERY = sorted(
     name.removeprefix("aten::")
@@ -93,6 +95,9 @@ def test_gradients_are_unscaled_in_place(taken: Any) -> None:
 
 @pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "SGD", "Adagrad"])
 def test_a_fused_step_takes_nothing_once_its_state_is_there(optimizer: str, taken: Any) -> None:
+    if optimizer == "Adagrad" and not stages.ARE_PLANNED:
+        pytest.skip("torch below 2.13 fuses Adagrad on the CPU only")
+
     def make() -> tuple[Any, ...]:
         parameters = [torch.nn.Parameter(t) for t in tensors()]
         for parameter in parameters:
