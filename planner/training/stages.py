@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import stage as torch_stage
+from torch.torch_version import TorchVersion
 
 from planner.errors import SpecError
 from planner.job import pipeline_schedules, schema
@@ -23,7 +23,7 @@ from planner.training.dtypes import floating
 from planner.training.feed import Feed
 from planner.training.models.build import build
 
-ARE_PLANNED = hasattr(torch_stage, "_StageMeta")
+ARE_PLANNED = TorchVersion(torch.__version__) >= (2, 13)
 """Whether torch's stages are those that are followed here: since torch 2.13 (pipelining/stage.py) they agree on their
 shapes before the first step."""
 
