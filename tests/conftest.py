@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
-import planner.paper  # noqa: F401  before anything imports torch
+from planner import paper  # before anything imports torch
 from planner.errors import SpecError
 from planner.planning import pipeline, trace_cache
 from planner.report.statement import RankClassStatement
 from planner.training import stages
+
+# Autograd counts the devices with the first backward, which in some process is one on the CPU.
+with paper.gpu("sm_90"):
+    pass
 
 # A trace that was kept would be no test of tracing.
 os.environ["PLANNER_CACHE"] = trace_cache.NONE

@@ -23,7 +23,7 @@ from planner.training.dtypes import floating
 from planner.training.feed import Feed
 from planner.training.models.build import build
 
-ARE_PLANNED = TorchVersion(torch.__version__) >= (2, 13)
+ARE_PLANNED = TorchVersion(torch.__version__) >= "2.13"
 """Whether torch's stages are those that are followed here: since torch 2.13 (pipelining/stage.py) they agree on their
 shapes before the first step."""
 

@@ -192,9 +192,9 @@ def _load_pipeline(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[st
     # Pipelines alone pay for the import of torch.distributed.pipelining.
     from planner.training import pipelined_loop, stages
 
-    stages.refuse_older_torch()
     world = place.world
     parts = stages.parts(spec, world.coordinate("pp"))
+    stages.refuse_older_torch()
     recomputed = []
     for part in parts:
         if world.degree("tp") > 1:
