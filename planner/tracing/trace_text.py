@@ -75,7 +75,7 @@ def _read(text: str) -> Trace:
         unknown_workspaces=tuple(_text(each) for each in about["unknown_workspaces"]),
         sharded_dims=tuple(_number(each) for each in about["sharded_dims"]),
         parts=tuple(_number(each) for each in about["parts"]),
-        repeats=_repeats(about["repeats"], len(events)),
+        repeats=_repeats(about.get("repeats", ()), len(events)),
         seconds=float(about["seconds"]),
     )
 

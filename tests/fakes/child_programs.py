@@ -52,7 +52,8 @@ def sleeps(folder: str, _: AnswerWriter) -> None:
         os.setsid()
         if os.fork():
             os._exit(0)
-        Path(folder, "deserter").write_text(str(os.getpid()))
+        Path(folder, "deserter.tmp").write_text(str(os.getpid()))
+        Path(folder, "deserter.tmp").rename(Path(folder, "deserter"))  # whole, when it is there
         time.sleep(600)
     os.waitpid(deserter, 0)
     while not Path(folder, "deserter").exists():

@@ -87,7 +87,7 @@ def test_what_it_takes_is_bounded(server: ForkServer | None, function: str, argu
 
 
 def test_at_its_time_it_is_ended_with_all_that_it_started(server: ForkServer | None, tmp_path: Path) -> None:
-    exceeded = run(server, "sleeps", str(tmp_path), seconds=10.0).exceeded
+    exceeded = run(server, "sleeps", str(tmp_path), seconds=5.0).exceeded
 
     assert isinstance(exceeded, LimitExceededError)
     assert exceeded.limit is Limit.SECONDS
