@@ -10,6 +10,9 @@ import httpx
 
 from planner.service.openapi_models import EXAMPLE_JOB
 
+COUNTING = {"name": "RAdam"}
+"""An optimizer that counts its steps: every iteration is traced."""
+
 
 def named(name: str, **train: Any) -> dict[str, Any]:
     """The small example under a name, and trained in another way if a test needs a job of its own."""
@@ -44,7 +47,7 @@ def test_two_who_send_the_same_job_at_the_same_moment_get_the_same_plan_of_one_t
 
 
 def test_who_does_not_wait_is_told_and_finds_the_plan_later(client: httpx.Client) -> None:
-    job = named("later", micro_batch_size=6, gradient_accumulation_steps=8)
+    job = named("later", micro_batch_size=6, iterations=30, optimizer=COUNTING)
     answer = client.post("/v1/checks", json=job, headers={"Prefer": "wait=0"})
     assert (answer.status_code, answer.json()["verdict"]) == (202, "pending")
 
@@ -58,7 +61,7 @@ def test_who_does_not_wait_is_told_and_finds_the_plan_later(client: httpx.Client
 
 
 def test_a_deadline_that_passes_is_504_and_frees_the_process(client: httpx.Client) -> None:
-    job = named("slow", micro_batch_size=7, gradient_accumulation_steps=64)
+    job = named("slow", micro_batch_size=7, iterations=100, optimizer=COUNTING)
     late = client.post("/v1/plans", json=job, headers={"Prefer": "wait=0"})
     assert (late.status_code, late.json()["type"]) == (504, "urn:planner:problem:deadline")
 

@@ -14,7 +14,7 @@ import pytest
 
 from planner.calibration.interval import Calibration
 from planner.history.store import History
-from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Train
+from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Optimizer, Parallel, Train
 from planner.runtime.limits import Limit, Limits
 from planner.service.calibration_in_use import CalibrationInUse
 from planner.service.ids import order_of
@@ -58,7 +58,7 @@ UNTRACEABLE = Job(
 AN_HOUR = dataclasses.replace(
     DECODER,
     model=Model(decoder=Decoder(layers=48, hidden=64, heads=2, kv_heads=2, ffn=128, vocab=256)),
-    train=Train(sequence_length=64, gradient_accumulation_steps=100_000),
+    train=Train(sequence_length=64, iterations=100_000, optimizer=Optimizer(name="RAdam")),
 )
 
 
