@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.allocator.replay import Replay
+from planner.allocator.replay import Replay, replay
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
 from planner.events import Event, Repeat, copy_stretch, first_unused_block
@@ -36,6 +36,9 @@ def replay_until_settled(
 
     Raises ValueError for events that no program could have caused.
     """
+    if not repeats:
+        timeline = replay(events, rules, capacity_bytes, device_bytes=device_bytes)
+        return SettledReplay(timeline, events, ())
     run = _Run(Replay(rules, capacity_bytes, device_bytes=device_bytes), events)
     written = 0
     for repeat in repeats:
@@ -44,7 +47,7 @@ def replay_until_settled(
         written = repeat.after
     run.take(events[written:])
     timeline = replace(run.replay.timeline(), cache_releases=run.replay.allocator.cache_releases + run.releases)
-    return SettledReplay(timeline, tuple(run.events) if repeats else events, tuple(run.repeats))
+    return SettledReplay(timeline, tuple(run.events), tuple(run.repeats))
 
 
 class _Run:
