@@ -22,6 +22,7 @@ from subprocess import PIPE
 
 from planner.distribution import install_command
 from planner.errors import TraceError
+from planner.runtime.user_cache import user_cache
 
 _SOURCES = Path(__file__).parent / "native"
 _MOST_UNITS = 4
@@ -81,7 +82,7 @@ def _torch_folder() -> Path:
 
 def _build_library(torch_folder: Path) -> Path:
     sources = {path: path.read_bytes() for path in sorted(_SOURCES.iterdir()) if path.suffix in (".cpp", ".h")}
-    folder = _cache() / f"paper-{_digest(*sources.values())}"
+    folder = user_cache() / f"paper-{_digest(*sources.values())}"
     library = folder / "libpaper.so"
     if library.exists():
         return library
@@ -91,10 +92,6 @@ def _build_library(torch_folder: Path) -> Path:
         if not library.exists():
             _build([path for path in sources if path.suffix == ".cpp"], torch_folder, library)
     return library
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "planner"
 
 
 def _digest(*parts: bytes) -> str:

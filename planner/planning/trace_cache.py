@@ -16,6 +16,7 @@ from pathlib import Path
 
 from planner.job.schema import Allocator, Gpu, Job
 from planner.planning import identity
+from planner.runtime.user_cache import user_cache
 from planner.tracing import trace_text
 from planner.tracing.traced import Trace
 from planner.units import GIB, MIB
@@ -41,8 +42,7 @@ class TraceCache:
         folder = environment.get("PLANNER_CACHE")
         if folder == NONE:
             return None
-        usual = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "planner" / "traces"
-        return cls(Path(folder) if folder else usual)
+        return cls(Path(folder) if folder else user_cache(environment) / "traces")
 
     def has(self, job: Job, rank: int, target: str = "") -> bool:
         return self._path(job, rank, target).is_file()

@@ -20,6 +20,7 @@ from pathlib import Path
 from planner.errors import PlannerError
 from planner.runtime import seccomp
 from planner.runtime.limits import Limits
+from planner.runtime.user_cache import user_cache
 from planner.units import MIB
 
 FILE_BYTES = 512 * MIB
@@ -91,7 +92,9 @@ class Walls:
             yield WalledStart(command, environment(), (program,))
 
     def _bubblewrap(self, program: int) -> tuple[str, ...]:
-        readable = [*_SYSTEM, *_ETC, *_python(), str(_cache()), *self.readable]
+        # Of the cache the native libraries alone: beside them lie traces of other jobs.
+        libraries = map(str, user_cache().glob("paper-*"))
+        readable = [*_SYSTEM, *_ETC, *_python(), *libraries, *self.readable]
         there = _outermost(readable)
         parents = [part for path in _parents(there) for part in ("--perms", "0755", "--dir", path)]
         binds = [part for path in there for part in ("--ro-bind", path, path)]
@@ -124,7 +127,7 @@ def environment() -> dict[str, str]:
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": "/tmp",
         "LANG": "C.UTF-8",
-        "XDG_CACHE_HOME": str(_cache().parent),
+        "XDG_CACHE_HOME": str(user_cache().parent),
         "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "HF_HUB_OFFLINE": "1",
@@ -222,8 +225,3 @@ def _parents(paths: list[str]) -> list[str]:
     """The folders above them, outermost first: bubblewrap by itself would make them for root only."""
     above = {str(parent) for path in paths for parent in Path(path).parents} - {"/"}
     return sorted(above, key=lambda path: path.count("/"))
-
-
-def _cache() -> Path:
-    """Where the native library of the paper GPU was built."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "planner"

@@ -28,9 +28,10 @@ print(trace_id, identity.plan_id(trace_id, identity.provenance_of(Calibration.no
 """
 OF_NO_FIGURE = {
     "planner", "planner.calibration", "planner.distribution", "planner.errors", "planner.planning.provenance",
-    "planner.report", "planner.tracing", "planner.tracing.isolated", "planner.tracing.isolation",
+    "planner.report", "planner.runtime", "planner.runtime.user_cache", "planner.tracing", "planner.tracing.isolated",
+    "planner.tracing.isolation",
 }  # fmt: skip
-"""What planning imports and what decides nothing: package docstrings, texts for people, the choice of a process."""
+"""What planning imports and what decides nothing: package docstrings, texts for people, processes, places of files."""
 
 
 @pytest.fixture

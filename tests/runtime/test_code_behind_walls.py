@@ -8,6 +8,7 @@ import pickle
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from planner.job.schema import Cluster, Gpu, Input, Job, Model, Train
 from planner.runtime import running, walls
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.task import Answer, Task
+from planner.runtime.user_cache import user_cache
 from planner.runtime.walls import Walls, WallsError
 from planner.tracing.isolated import trace_isolated
 from planner.tracing.isolation import Isolation
@@ -56,7 +58,7 @@ def run_as_user(asked: Task, limits: Limits, folder: Path) -> Answer:
 
 def as_user(folder: Path) -> list[str]:
     """Where root's home is closed to others, its interpreter is shown at the same place."""
-    interpreter = [sys.prefix, sys.base_prefix, str(walls._cache()), str(ROOT), str(folder)]
+    interpreter = [sys.prefix, sys.base_prefix, str(user_cache()), str(ROOT), str(folder)]
     shown = [part for path in interpreter if os.path.exists(path) for part in ("--ro-bind", path, path)]
     parents = walls._parents(interpreter)
     opened = [part for path in parents if path in ("/root", "/tmp") for part in ("--perms", "1777", "--tmpfs", path)]
@@ -68,13 +70,25 @@ def as_user(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.fixture
+def kept_trace() -> Iterator[Path]:
+    """A file beside the native libraries, which code behind walls runs on, that everybody might read."""
+    path = user_cache() / "traces" / "test_code_behind_walls.trace"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o644)
+    yield path
+    path.unlink()
+
+
 WHO = pytest.mark.parametrize("run", [run_as_root, run_as_user], ids=["root", "user"])
 
 
 @WHO
-def test_it_reaches_nothing_outside(run: Any, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_reaches_nothing_outside(
+    run: Any, programs: Path, kept_trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PLANNER_DATABASE", "postgresql://planner:secret@db/planner")
-    reads = ["/etc/shadow", "/etc/passwd", "/root/.profile", __file__]
+    reads = ["/etc/shadow", "/etc/passwd", "/root/.profile", __file__, str(kept_trace)]
     package = str(Path(running.__file__).with_name("x"))
     writes = ["/usr/x", "/x", "/etc/x", "/dev/x", package, "/proc/sys/kernel/core_pattern", "/proc/1/oom_score_adj"]
     with socket.create_server(("127.0.0.1", 0)) as server:
