@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from rendered_chart import REPOSITORY, only, pods, rendered
 
-from planner.paper import library
+from planner.runtime.user_cache import user_cache
 from planner.runtime.walls import Walls
 
 USER = "10001"
@@ -69,7 +69,7 @@ def head() -> dict[str, Any]:
 
 
 def test_the_service_runs_in_the_pod_that_the_chart_describes(tmp_path: Path) -> None:
-    cache = library._cache()
+    cache = user_cache()
     chart = head()
     environment = {
         **chart["environment"],
