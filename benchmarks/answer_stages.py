@@ -89,7 +89,7 @@ def _advise(advice: Any, job: Any, traces: Any, clock: Clock) -> None:
 
         return run
 
-    advice.traces = timed(advice.traces, "advice: traces")
+    advice.trace_job = timed(advice.trace_job, "advice: traces")
     advice.advise(job, traces)
     clock.lap("advice: replays, statements")
 

@@ -172,7 +172,7 @@ def sqlite() -> Iterator[str]:
 @contextmanager
 def postgresql() -> Iterator[str | None]:
     """The URL of a new database of the machine's own server, as the tests start it; None where there is none."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "history"))
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "fakes"))
     try:
         import postgresql_server as server
     except ImportError:  # no driver

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parent / "peer_jobs"
+PROGRAMS = FOLDER.parent.parent / "tests" / "programs"
+CONTEXT = 128
+"""Tokens of the recorded program lm24-train-ctx128."""
 TOOLS = ("planner", "MemTracker", "accelerate", "DeepSpeed", "SimuMax")
 
 
@@ -53,3 +57,8 @@ def read() -> list[PeerJob]:
 
 def find(name: str) -> PeerJob:
     return next(job for job in read() if job.name == name)
+
+
+def recorded_programs() -> None:
+    """Makes tests/programs importable."""
+    sys.path.insert(0, str(PROGRAMS))

@@ -1,8 +1,8 @@
-"""What torch's MemTracker says of a job of benchmarks/peers.py, under FakeTensorMode: two iterations, "Total" at the peak.
+"""What torch's MemTracker says of a job of benchmarks/peers.py: "Total" at the peak of two iterations.
 
-Its FSDPMemTracker for jobs under fully_shard, over torch's fake process group. Tensors are on the CPU, since without a
-GPU FakeTensorMode has no backward on cuda; planner's training rooms make model, inputs and loss. It counts storages,
-rounded up to 512 bytes, and knows no allocator.
+It runs under FakeTensorMode, its FSDPMemTracker for jobs under fully_shard, over torch's fake process group. Tensors are
+on the CPU, since without a GPU FakeTensorMode has no backward on cuda; planner's training rooms make model, inputs and
+loss. It counts storages, rounded up to 512 bytes, and knows no allocator.
 
 Two of its traits are kept away from it. Under FakeTensorMode it also counts the unsharded shapes that DTensor makes to
 find the shape of a result (torch 2.13: 93 instead of 23 GiB for Llama-2-7B), so its optimizers of DTensors work on one
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import peer_jobs
 import peer_models
 import torch
 from peer_jobs import PeerJob
@@ -56,7 +57,9 @@ def estimate(job: PeerJob) -> int:
     spec = load_job(job.spec_path)
     with _mesh(spec.parallel.dp_shard.degree) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
         training = _of_spec(spec, mesh)
-        return _peak(training, MemTracker if mesh is None else lambda: FSDPMemTracker(training.model, training.optimizer))
+        return _peak(
+            training, MemTracker if mesh is None else lambda: FSDPMemTracker(training.model, training.optimizer)
+        )
 
 
 def _peak(training: Training, made: Callable[[], MemTracker]) -> int:
@@ -116,7 +119,7 @@ def _of_program(job: PeerJob) -> Training:
     model = peer_models.module_of(job)
     from recorded_language_models import VOCABULARY, MediumAdam, medium_loss
 
-    tokens = torch.randint(0, VOCABULARY, (4, peer_models.CONTEXT))
+    tokens = torch.randint(0, VOCABULARY, (4, peer_jobs.CONTEXT))
     return Training(
         model=model, optimizer=MediumAdam(model.parameters()), loss=lambda: medium_loss(model(tokens), tokens)
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import peer_jobs
 import torch
 from peer_jobs import PeerJob
 from torch import nn
@@ -14,30 +12,21 @@ from planner.job.schema import Model
 from planner.training.dtypes import floating
 from planner.training.models.factory import from_factory
 
-PROGRAMS = Path(__file__).parent.parent / "tests" / "programs"
-CONTEXT = 128
-"""Tokens of the recorded program lm24-train-ctx128."""
-
-
-def recorded_programs() -> None:
-    """Makes tests/programs importable."""
-    sys.path.insert(0, str(PROGRAMS))
-
 
 def module_of(job: PeerJob) -> nn.Module:
     """The whole model of a job, on whichever device is the default here, or where a mode around it puts it."""
     if job.program:
-        recorded_programs()
+        peer_jobs.recorded_programs()
         from recorded_language_models import MediumModel
 
-        return MediumModel(CONTEXT)
+        return MediumModel(peer_jobs.CONTEXT)
     return of_spec(load_job(job.spec_path).model)
 
 
 def of_spec(model: Model) -> nn.Module:
     """The model of a spec in the dtype of its parameters, in training mode.
 
-    Not `planner.training.models.build`, which moves it in the end: modules of fake tensors cannot be moved (torch 2.13).
+    Not `planner.training.models.build`, which moves it in the end: torch 2.13 moves no module of fake tensors.
     """
     if model.factory:
         return from_factory(model.factory, model.factory_arguments, model.factory_path).train()

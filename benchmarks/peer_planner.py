@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import peer_jobs
 from peer_jobs import PeerJob
 
 
@@ -18,18 +19,21 @@ def _of_spec(job: PeerJob) -> int:
 
 
 def _of_program(job: PeerJob) -> int:
-    """A recorded program as tests/traces/test_recorded_programs.py runs it; the GPU was neither Hopper nor Blackwell."""
+    """The stretch that was recorded, as tests/traces/test_recorded_programs.py runs it; the GPU was no Hopper."""
     import planner.paper as paper  # before torch
     from planner.allocator.replay import replay
     from planner.events import Alloc, Free
 
-    import peer_models
-
-    peer_models.recorded_programs()
+    peer_jobs.recorded_programs()
     import recorded_language_models as models
 
-    assert job.program == "lm24-train-ctx128" and job.measured.figure == "allocated"
+    if (job.program, job.measured.figure) != ("lm24-train-ctx128", "allocated"):
+        raise ValueError(f"{job.name}: only lm24-train-ctx128 is run here, and its allocated bytes told")
     with paper.gpu("sm_86") as gpu:
-        models.run_medium_training(peer_models.CONTEXT, False, lambda: None, lambda: None)
-        events = [event for event in gpu.recorder.events() if isinstance(event, Alloc | Free)]
-    return replay(events).peak_allocated_bytes
+        before: list[int] = []
+
+        def events() -> list[Alloc | Free]:
+            return [event for event in gpu.recorder.events() if isinstance(event, Alloc | Free)]
+
+        models.run_medium_training(peer_jobs.CONTEXT, False, lambda: before.append(len(events())), lambda: None)
+        return max(replay(events()).allocated_bytes[before[0] :])

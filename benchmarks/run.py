@@ -21,10 +21,12 @@ from statistics import median
 from typing import Any
 
 import history_speed
+import peers
 import replay_speed
 import service_load
 
 from planner.allocator.rules import Rules
+from planner.units import GIB
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent / "examples" / "nemotron-4b-ddp.yaml"  # what `make plan` plans
@@ -195,6 +197,19 @@ def commanding(repetitions: int) -> Iterator[Row]:
         yield Row(what, f"{seconds:.2f} s, {ratio:.2f} of 1", line, ratio <= MOST_ACCUMULATION)
 
 
+def beside_peers() -> Iterator[Row]:
+    """Once each: an error has no noise, and the seconds are whole processes of seconds to minutes."""
+    found = []
+    for each in peers.estimates():
+        measured = each.job.measured
+        if each.tool == peers.TOOLS[0]:
+            yield Row(each.job.name, f"{measured.bytes / GIB:.2f} GiB {measured.figure}")
+        yield Row(f"    {each.tool}", each.show())
+        found.append(each)
+    for what, figure in peers.medians(found):
+        yield Row(what, figure)
+
+
 def answering(repetitions: int) -> Iterator[Row]:
     runs = [_child("answer_stages.py", str(EXAMPLE)) for _ in range(repetitions)]
     stages = {name: median(run[name] for run in runs) for name in runs[0]}
@@ -240,6 +255,7 @@ def main() -> int:
         ("Plans that are new to the service, Llama-3-8B", making(repetitions)),
         ("Commands from a cold process: planner plan", commanding(repetitions)),
         ("Large layouts: Llama-3.1-405B's shape, TP 8, PP 16, dp_shard 128, 32 micro-batches", laying_out(repetitions)),
+        ("Eight jobs that were measured, beside other tools: said, error, processor seconds", beside_peers()),
         (f"Start to answer: planner plan {EXAMPLE.name}, by the clock", answering(repetitions)),
         ("Growth of the trace with the layers, Llama-3-8B's otherwise", growth(repetitions)),
         ("Trace of a Llama-3-8B-shaped step, 8,192 tokens, 3 iterations, AdamW", tracing(repetitions)),
