@@ -1,8 +1,8 @@
 """What torch's MemTracker says of a job of benchmarks/peers.py: "Total" at the peak of two iterations.
 
-It runs under FakeTensorMode, its FSDPMemTracker for jobs under fully_shard, over torch's fake process group. Tensors are
-on the CPU, since without a GPU FakeTensorMode has no backward on cuda; planner's training rooms make model, inputs and
-loss. It counts storages, rounded up to 512 bytes, and knows no allocator.
+It runs under FakeTensorMode, or its FSDPMemTracker for jobs under fully_shard, over torch's fake process group. Tensors
+are on the CPU, since without a GPU FakeTensorMode has no backward on cuda; planner's training rooms make model, inputs
+and loss. It counts storages, rounded up to 512 bytes, and knows no allocator.
 
 Two of its traits are kept away from it. Under FakeTensorMode it also counts the unsharded shapes that DTensor makes to
 find the shape of a result (torch 2.13: 93 instead of 23 GiB for Llama-2-7B), so its optimizers of DTensors work on one
