@@ -15,7 +15,7 @@ from planner.layout.mesh import Mesh
 from planner.paper.repetition import DoesNotFoldError
 from planner.tracing import absent_host, deepspeed_on_paper, garbage_collection, quiet_libraries, trace_failures
 from planner.tracing.traced import Trace
-from planner.training import absent_peers, dtensor_speed, step
+from planner.training import absent_peers, dtensor_speed, shard_chunks, step
 from planner.training.folding import NoExampleError
 from planner.training.wraps import deepspeed_engine
 
@@ -44,8 +44,8 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
         gpu.recorder.folds = folded
         try:
             engine = deepspeed_on_paper.planned_for(job, gpu.recorder) if by_engine else nullcontext()
-            quick = dtensor_speed.once_for_all_parameters()
-            with absent_peers.join(rank, world_size), absent_host.left_out() as host, engine, quick:
+            quick, chunks = dtensor_speed.once_for_all_parameters(), shard_chunks.made_when_asked_for()
+            with absent_peers.join(rank, world_size), absent_host.left_out() as host, engine, quick, chunks:
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
                 buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
                 events, repeats = gpu.recorder.folded_events()

@@ -27,18 +27,12 @@ _UNSCALE = "torch.amp.grad_scaler:GradScaler._unscale_grads_"
 
 # The value of the work's future is the first argument: the tensors that the collective fills.
 _IN_PLACE = ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource")
-# What torch's fake group calls it: torch 2.13 has new names for some of them, its fake group has not.
-_FILLED_BY_FAKE = {
-    "allgather": "allgather", "allgather_coalesced": "allgather_coalesced", "reduce_scatter": "reduce_scatter",
-    "alltoall": "alltoall", "gather": "gather", "scatter": "scatter",
-    "_allgather_base": "_allgather_base", "all_gather_single": "_allgather_base",
-    "_reduce_scatter_base": "_reduce_scatter_base", "reduce_scatter_single": "_reduce_scatter_base",
-}  # fmt: skip
-_ONE_BY_ONE = {
-    "allgather_into_tensor_coalesced": "_allgather_base", "all_gather_single_coalesced": "_allgather_base",
-    "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
-    "reduce_scatter_single_coalesced": "_reduce_scatter_base",
-}  # fmt: skip
+_FILLED_BY_FAKE = ("allgather", "allgather_coalesced", "reduce_scatter", "alltoall", "gather", "scatter")
+# Several names for one: torch 2.13 has new ones.
+_INTO_ONE = ("_allgather_base", "all_gather_single")
+_OUT_OF_ONE = ("_reduce_scatter_base", "reduce_scatter_single")
+_INTO_SEVERAL = ("allgather_into_tensor_coalesced", "all_gather_single_coalesced")
+_OUT_OF_SEVERAL = ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced")
 
 
 @contextmanager
@@ -144,6 +138,9 @@ class AbsentPeers(WithoutBackends):
         return _make_finished_work([])
 
 
+_Filling = Callable[[AbsentPeers, Tensor, Tensor], None]
+
+
 def _in_place(_self: AbsentPeers, tensors: Any, *_options: Any, **_named: Any) -> Any:
     return _make_finished_work(tensors)
 
@@ -152,6 +149,25 @@ def _make_filling_collective(name: str) -> Callable[..., Any]:
     def collective(self: AbsentPeers, outputs: Any, *arguments: Any, **named: Any) -> Any:
         getattr(self._fake, name)(outputs, *arguments, **named)
         return _make_finished_work(outputs)
+
+    return collective
+
+
+def _gather(self: AbsentPeers, output: Tensor, given: Tensor) -> None:
+    """Each part of the output is what this rank gives. As torch's fake group fills it, which copies part by part."""
+    with torch.no_grad():
+        output.detach().view(self.size(), *given.shape).copy_(given)
+
+
+def _scatter(self: AbsentPeers, output: Tensor, given: Tensor) -> None:
+    with torch.no_grad():
+        output.detach().copy_(given.view(self.size(), *output.shape)[self.rank()])
+
+
+def _with_one(fill: _Filling) -> Callable[..., Any]:
+    def collective(self: AbsentPeers, output: Tensor, given: Tensor, *_options: Any, **_named: Any) -> Any:
+        fill(self, output, given)
+        return _make_finished_work([output])
 
     return collective
 
@@ -168,10 +184,10 @@ def _to_all(
     return _make_finished_work([output])
 
 
-def _one_by_one(name: str) -> Callable[..., Any]:
-    def collective(self: AbsentPeers, outputs: Any, inputs: Any, *_arguments: Any, **_named: Any) -> Any:
+def _with_several(fill: _Filling) -> Callable[..., Any]:
+    def collective(self: AbsentPeers, outputs: Any, inputs: Any, *_options: Any, **_named: Any) -> Any:
         for output, given in zip(outputs, inputs, strict=True):
-            getattr(self._fake, name)(output, given)
+            fill(self, output, given)
         return _make_finished_work(outputs)
 
     return collective
@@ -188,12 +204,18 @@ def _make_finished_work(value: Any) -> Any:
 
 for _name in _IN_PLACE:
     setattr(AbsentPeers, _name, _in_place)
-for _name, _fake_name in _FILLED_BY_FAKE.items():
-    setattr(AbsentPeers, _name, _make_filling_collective(_fake_name))
+for _name in _FILLED_BY_FAKE:
+    setattr(AbsentPeers, _name, _make_filling_collective(_name))
 for _name in ("alltoall_base", "all_to_all_single"):
     setattr(AbsentPeers, _name, _to_all)
-for _name, _fake_name in _ONE_BY_ONE.items():
-    setattr(AbsentPeers, _name, _one_by_one(_fake_name))
+for _names, _collective in (
+    (_INTO_ONE, _with_one(_gather)),
+    (_OUT_OF_ONE, _with_one(_scatter)),
+    (_INTO_SEVERAL, _with_several(_gather)),
+    (_OUT_OF_SEVERAL, _with_several(_scatter)),
+):
+    for _name in _names:
+        setattr(AbsentPeers, _name, _collective)
 
 
 @cache

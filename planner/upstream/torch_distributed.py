@@ -8,6 +8,7 @@ _ABSENT = "tests/measuring/test_absent_peers.py"
 _SHARDED = "tests/traces/test_sharded_cpu_runs.py"
 _SPLIT = "tests/traces/test_split_cpu_runs.py"
 _SPEED = "tests/traces/test_dtensor_speed.py"
+_CHUNKS = "tests/traces/test_shard_chunks.py"
 _PIPELINES = "tests/traces/test_pipelined_cpu_runs.py"
 _REPLICATED = "tests/traces/test_against_cpu_runs.py"
 _FSDP = "torch.distributed.fsdp._fully_shard"
@@ -119,6 +120,14 @@ FSDP2 = (
     Entry(
         target=f"{_FSDP}._fsdp_param:FSDPParam.to_sharded_post_forward", kind=Kind.PATCH, group="fsdp told",
         test=_SHARDED, why="allocates what stays after the forward where a part is resharded to fewer ranks",
+    ),
+    Entry(
+        target=f"{_FSDP}._fsdp_param:_chunk_with_empty", kind=Kind.PATCH, group="shard chunks", has_source=False,
+        test=_CHUNKS, why="makes as many chunks of every parameter as there are ranks (_fsdp_common.py)",
+    ),
+    Entry(
+        target=f"{_FSDP}._fsdp_common:_chunk_with_empty", kind=Kind.MIRROR, test=_CHUNKS,
+        why="what is put in its place makes the same chunks, when they are asked for",
     ),
     Entry(
         target=f"{_FSDP}._fsdp_param:FSDPParam.reset_sharded_param", kind=Kind.PATCH, group="host not pinned",

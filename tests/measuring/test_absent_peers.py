@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import FakeProcessGroup  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from planner.errors import MeasureError
@@ -47,6 +48,23 @@ def test_collectives_are_done_at_once_with_what_this_rank_has() -> None:
         assert work.get_future().wait()[0].item() == 3.0
     assert torch.cat(gathered).tolist() == whole.tolist() == [3.0] * 4
     assert shard.item() == 1.0
+
+
+@pytest.mark.parametrize("whole_shape", [(24,), (12, 2), (6, 2, 2)])
+def test_one_tensor_is_gathered_and_scattered_as_torchs_fake_group_does(whole_shape: tuple[int, ...]) -> None:
+    size, rank = 6, 4
+    whole = torch.arange(24.0).view(whole_shape)
+    part = whole.chunk(size)[rank].clone()
+    torchs, peers = FakeProcessGroup._create_internal(rank, size), absent_peers.AbsentPeers(rank, size)
+    gathered, scattered = torch.zeros(whole_shape), torch.zeros_like(part)
+    expected_gathered, expected_scattered = torch.zeros(whole_shape), torch.zeros_like(part)
+    torchs._allgather_base(expected_gathered, part)
+    torchs._reduce_scatter_base(expected_scattered, whole)
+    peers._allgather_base(gathered, part)  # type: ignore[attr-defined]
+    peers._reduce_scatter_base(scattered, whole)  # type: ignore[attr-defined]
+
+    assert torch.equal(gathered, expected_gathered)
+    assert torch.equal(scattered, expected_scattered)
 
 
 @pytest.mark.parametrize("view", [False, True])
