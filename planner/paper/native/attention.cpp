@@ -2,8 +2,8 @@
 //
 // The conditions are those of torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, as far as they concern
 // dense tensors; what torch shares between its backends is called in torch's own headers.
-#include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>

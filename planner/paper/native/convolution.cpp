@@ -4,8 +4,9 @@
 // aten/src/ATen/native/cudnn/ConvShared.cpp, native/cuda/DepthwiseConv2d.cu and DepthwiseConv3d.cu.
 #include "convolution.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/native/ConvUtils.h>
+#include <ATen/ops/empty.h>
 
 #include "trace.h"
 #include "workspaces.h"

@@ -1,6 +1,6 @@
 #include "gemms.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <map>

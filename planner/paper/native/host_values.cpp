@@ -1,6 +1,6 @@
 #include "host_values.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <atomic>
 #include <mutex>

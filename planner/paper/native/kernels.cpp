@@ -3,9 +3,12 @@
 // The fallback runs the operator's meta kernel on stand-ins of its arguments and gives every new storage that
 // comes out of it a storage on the paper GPU. Operators that CUDA implements in its own way are registered from
 // Python (planner/paper/kernels/), over this fallback.
-#include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 

@@ -3,8 +3,10 @@
 // Source: torch 2.13, aten/src/ATen/native/cudnn/RNN.cpp. The operator itself is planner/paper/kernels/recurrent.py.
 #include "recurrent.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/native/RNN.h>
+#include <ATen/ops/_cudnn_rnn.h>
+#include <ATen/ops/empty.h>
 
 #include <string>
 #include <unordered_map>

@@ -2,9 +2,10 @@
 //
 // The arithmetic of ATen/native/cuda/Reduce.cuh (setReduceConfig, gpu_reduce_kernel), read in torch 2.13; the buffers
 // that it gives are those recorded with torch 2.6 and 2.11.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/native/ReduceOpsUtils.h>
 #include <ATen/native/TensorIterator.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
