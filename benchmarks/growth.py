@@ -14,27 +14,17 @@ from collections.abc import Callable, Iterable
 
 import layout_speed
 
-from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Parallel, Pp, Train
+from planner.job.schema import Job
 
 LAYERS = (8, 16, 32, 64, 128, 256)
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 RANKS = (8, 64, 512, 4096, 32_768, 131_072)
-CLASSES = (1, 4, 16, 64, 200)
+CLASSES = (1, 2, 4, 8, 18, 50, 100, 200)
 
 
 def accumulating(micro_batches: int) -> Job:
     job = layout_speed.sharded()
     return dataclasses.replace(job, train=dataclasses.replace(job.train, gradient_accumulation_steps=micro_batches))
-
-
-def staged(stages: int) -> Job:
-    """A pipeline, of which each stage is a rank class."""
-    return Job(
-        model=Model(decoder=Decoder(layers=max(stages, 2), hidden=64, heads=4, kv_heads=4, ffn=128, vocab=256)),
-        train=Train(micro_batch_size=1, sequence_length=32, gradient_accumulation_steps=2 * stages),
-        parallel=Parallel(pp=Pp(degree=stages)),
-        cluster=Cluster(nodes=stages, gpus_per_node=1, gpu=Gpu(total_bytes=80 << 30, arch="sm_90")),
-    )
 
 
 def measure(job: Job) -> float:
@@ -58,8 +48,8 @@ def main() -> None:
     show("layers", LAYERS, lambda count: layout_speed.sharded(layers=count))
     show("micro-batches in a step", MICRO_BATCHES, accumulating)
     show("ranks", RANKS, lambda count: layout_speed.sharded(dp=count))
-    measure(staged(2))
-    show("rank classes", CLASSES, staged)
+    measure(layout_speed.staged(2))
+    show("rank classes", CLASSES, layout_speed.staged)
 
 
 if __name__ == "__main__":

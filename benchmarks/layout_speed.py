@@ -1,9 +1,10 @@
 """Seconds for plans of large layouts: a pipeline of 16,384 ranks, and fully_shard over 64.
 
-Run: python benchmarks/layout_speed.py {pipeline,sharded} [--layers N] [--dp N] [--processes N] [--one-class]
+Run: python benchmarks/layout_speed.py {pipeline,sharded,staged} [--layers N] [--dp N] [--processes N] [--one-class]
 
 `pipeline` is Llama-3.1-405B's shape with TP 8, 16 stages of interleaved 1F1B and 32 micro-batches; all of its rank
-classes are planned. `sharded` is Llama-3-8B's shape over 64 ranks. Each is planned in a process that has planned
+classes are planned. `sharded` is Llama-3-8B's shape over 64 ranks. `staged` is a small pipeline with as many stages,
+and so rank classes, as layers. Each is planned in a process that has planned
 something small before, as the service's have.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.job.gpu_names import look_up
@@ -77,6 +79,19 @@ def sharded(layers: int = 32, dp: int = 64) -> Job:
     )  # fmt: skip
 
 
+def staged(layers: int = 18) -> Job:
+    """A pipeline, of which each stage is a rank class: one layer and four micro-batches, however many stages."""
+    return Job(
+        model=Model(decoder=Decoder(layers=layers, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=256)),
+        train=Train(micro_batch_size=1, sequence_length=32, gradient_accumulation_steps=4),
+        parallel=Parallel(pp=Pp(degree=layers, schedule="GPipe", split=(1,) * layers) if layers > 1 else Pp()),
+        cluster=Cluster(nodes=layers, gpus_per_node=1, gpu=_h100()),
+    )
+
+
+CASES: dict[str, Callable[..., Job]] = {"pipeline": pipeline, "sharded": sharded, "staged": staged}
+
+
 def measure(job: Job, processes: int = 1) -> Spent:
     """The plan of all ranks of this job, after a small one, by so many processes."""
     from planner.planning.answer import plan_and_advise
@@ -119,14 +134,14 @@ def _h100() -> Gpu:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=("pipeline", "sharded"))
+    parser.add_argument("case", choices=tuple(CASES))
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--dp", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--one-class", action="store_true", help="only that in the middle")
     said = parser.parse_args()
     sizes = {name: value for name, value in (("layers", said.layers), ("dp", said.dp)) if value}
-    job = pipeline(**sizes) if said.case == "pipeline" else sharded(**sizes)
+    job = CASES[said.case](**sizes)
     spent = measure_class(job) if said.one_class else measure(job, said.processes)
     print(json.dumps({
         "wall_seconds": round(spent.wall_seconds, 2), "processor_seconds": round(spent.processor_seconds, 2),

@@ -44,6 +44,9 @@ SHARDED_SECONDS, PIPELINE_SECONDS = 6.0, 20.0
 TWICE_THE_LAYERS, TWICE_THE_SHARDS = 1.25, 1.1
 """At most so much longer for a rank class; shards should cost nothing, and the rest of their line is noise."""
 
+LARGEST_WORLD, MORE_RANKS, STAGES = 131_072, 1.2, (18, 200)
+"""A rank of the largest world may cost so much more than one of 64; each of so many stages is a rank class."""
+
 NEW_SECONDS, AGAIN_SECONDS, HOPELESS_SECONDS = 5.0, 0.5, 30.0
 """Of a command in a cold process: a job that was never planned, one that was, one that nothing makes fit."""
 MOST_ACCUMULATION = 1.1
@@ -154,6 +157,15 @@ def laying_out(repetitions: int) -> Iterator[Row]:
     sharded = median(_child("layout_speed.py", "sharded")["processor_seconds"] for _ in range(repetitions))
     what, kept = "FSDP2 over 64 ranks, Llama-3-8B's shape", sharded < SHARDED_SECONDS
     yield Row(what, f"{sharded:.2f} s", f"< {SHARDED_SECONDS:.0f} s", kept)
+    world = _child("layout_speed.py", "sharded", "--dp", str(LARGEST_WORLD))
+    ratio = world["processor_seconds"] / world["rank_classes"] / sharded
+    what = f"{LARGEST_WORLD:,} ranks, each of {world['rank_classes']} rank classes / the one of 64"
+    yield Row(what, f"{ratio:.2f}", f"<= {MORE_RANKS}", ratio <= MORE_RANKS)
+    few, many = (
+        _child("layout_speed.py", "staged", "--layers", str(count))["processor_seconds"] / count for count in STAGES
+    )
+    what = f"a rank class of {STAGES[1]} / of {STAGES[0]}, small stages"
+    yield Row(what, f"{1000 * many:.0f} ms, {many / few:.2f}", f"<= {LINEAR}", many / few <= LINEAR)
     large = _child("layout_speed.py", "pipeline", "--processes", "2")
     seconds, load = large["wall_seconds"], os.getloadavg()[0]
     what, kept = f"16,384 ranks, {large['rank_classes']} classes, by the clock", seconds < PIPELINE_SECONDS
