@@ -71,14 +71,11 @@ DTENSOR_SPEED = (
         target="torch.distributed.device_mesh:DeviceMesh.__eq__", kind=Kind.PATCH, group="mesh speed", test=_SPEED,
         why="compares two meshes rank by rank, which is asked for every operator",
     ),
-    *entries(
-        f"{_DTENSOR}._sharding_prop", "_expand_single_dim_strategy_to_mesh", "_propagate_use_strided_shard_flag",
-        kind=Kind.PATCH, group="list speed", optional=True, has_source=False, change=Change.REPORTED, test=_SPEED,
-        why="asks for every tensor of a list (`_foreach_`, `_fused_`) what each of all placements costs",
-    ),
     Entry(
-        target=f"{_DTENSOR}._ops.utils:expand_to_full_mesh_op_strategy", kind=Kind.PATCH, group="list speed",
-        change=Change.REPORTED, test=_SPEED, why="as above",
+        target=f"{_DTENSOR}._dispatch:OpDispatcher._propagate_op_sharding_dispatch_slow_path", kind=Kind.PATCH,
+        group="list speed", has_source=False, optional=True, change=Change.REPORTED,
+        test="tests/traces/test_dtensor_lists.py",
+        why="asks for every tensor of a list (`_foreach_`, `_fused_`) what each of all placements costs",
     ),
     *entries(
         f"{_DTENSOR}._sharding_prop", "LocalLRUCache", "ShardingPropagator.propagate_op_sharding_non_cached",

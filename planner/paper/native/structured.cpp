@@ -1,11 +1,12 @@
 // Operators whose shapes are worked out by the very functions that CUDA's kernels call first (ATen's structured
-// kernels, at::meta). torch answers for meta tensors in Python here (torch 2.13, torch/_refs), which takes ten times
-// as long, and a model consists of little else than matrix products and these.
+// kernels, at::meta), and some that only write. torch answers for meta tensors in Python here (torch 2.13, torch/_refs,
+// _decomp), which takes ten times as long, and a step consists of little else than these.
 #include "structured.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add_meta_dispatch.h>
+#include <ATen/ops/bmm_meta_dispatch.h>
 #include <ATen/ops/cat_meta_dispatch.h>
 #include <ATen/ops/clamp_min_meta_dispatch.h>
 #include <ATen/ops/cos_meta_dispatch.h>
@@ -13,6 +14,7 @@
 #include <ATen/ops/exp_meta_dispatch.h>
 #include <ATen/ops/gelu_meta_dispatch.h>
 #include <ATen/ops/mean_meta_dispatch.h>
+#include <ATen/ops/mm_meta_dispatch.h>
 #include <ATen/ops/mul_meta_dispatch.h>
 #include <ATen/ops/neg_meta_dispatch.h>
 #include <ATen/ops/pow_meta_dispatch.h>
@@ -65,6 +67,44 @@ at::Tensor mean(const Stack& taken) {
                         dtype);
 }
 
+at::Tensor multiply_into(const Stack& taken) {
+  auto out = taken[2].toTensor();
+  return at::meta::mul_outf(taken[0].toTensor(), taken[1].toTensor(), out);
+}
+
+at::Tensor filled(const Stack& taken) { return taken[0].toTensor(); }
+
+// What fully_shard reduces (aten/src/ATen/native/TensorShape.cpp, _chunk_cat_out): undefined unless it fits as it is.
+at::Tensor chunk_cat_into(const Stack& taken) {
+  const auto tensors = taken[0].toTensorVector();
+  const auto dim = taken[1].toInt(), chunks = taken[2].toInt();
+  const auto out = taken[3].toTensor();
+  if (dim != 0 || chunks < 1) return {};
+  int64_t columns = 0;
+  for (const auto& each : tensors) {
+    if (each.dim() == 0 || each.numel() == 0 || each.scalar_type() != tensors.front().scalar_type()) return {};
+    columns += (each.size(0) + chunks - 1) / chunks * (each.numel() / each.size(0));
+  }
+  return out.sizes() == c10::IntArrayRef({chunks, columns}) ? out : at::Tensor();
+}
+
+// What fully_shard gathered, cut into parameters: undefined unless all of it fits as it is.
+at::Tensor split_copied_into(const Stack& taken) {
+  const auto whole = taken[0].toTensor();
+  const auto counts = taken[1].toIntVector();
+  const auto parts = taken[3].toTensorVector();
+  if (whole.dim() == 0 || counts.size() != parts.size()) return {};
+  const auto dim = c10::maybe_wrap_dim(taken[2].toInt(), whole.dim());
+  int64_t rest = whole.size(dim);
+  auto sizes = whole.sizes().vec();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    sizes[dim] = counts[i];
+    rest -= counts[i];
+    if (parts[i].sizes() != sizes || parts[i].scalar_type() != whole.scalar_type()) return {};
+  }
+  return rest == 0 ? whole : at::Tensor();
+}
+
 const std::unordered_map<c10::OperatorName, Run>& known() {
   static const std::unordered_map<c10::OperatorName, Run> table = {
       {{"aten::add", "Tensor"}, &scaled<at::meta::add>},
@@ -84,6 +124,13 @@ const std::unordered_map<c10::OperatorName, Run>& known() {
       {{"aten::relu", ""}, &relu},
       {{"aten::mean", "dim"}, &mean},
       {{"aten::cat", ""}, &cat},
+      {{"aten::mm", ""}, &two<at::meta::mm>},
+      {{"aten::bmm", ""}, &two<at::meta::bmm>},
+      {{"aten::mul", "out"}, &multiply_into},
+      {{"aten::normal_", ""}, &filled},
+      {{"aten::uniform_", ""}, &filled},
+      {{"aten::_chunk_cat", "out"}, &chunk_cat_into},
+      {{"aten::split_with_sizes_copy", "out"}, &split_copied_into},
   };
   return table;
 }
@@ -94,8 +141,9 @@ bool run_structured(const c10::OperatorHandle& op, Stack& stack) {
   const auto found = known().find(op.operator_name());
   if (found == known().end()) return false;
   auto result = found->second(stack);
+  if (!result.defined()) return false;
   stack.clear();
-  stack.emplace_back(std::move(result));
+  if (!op.schema().returns().empty()) stack.emplace_back(std::move(result));
   return true;
 }
 
