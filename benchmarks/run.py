@@ -52,6 +52,8 @@ NEW_SECONDS, AGAIN_SECONDS, HOPELESS_SECONDS = 5.0, 0.5, 30.0
 MOST_ACCUMULATION = 1.1
 """At most so much longer for 256 micro-batches than for one."""
 
+REPORT_SECONDS = 2.0
+"""Of the report's own work for a million events, the replay not counted."""
 BOUND_SECONDS = 0.005
 ASKED_SECONDS = 0.1
 METRICS_SECONDS, METRICS_BYTES = 0.2, 1_000_000
@@ -222,6 +224,15 @@ def beside_peers() -> Iterator[Row]:
         yield Row(what, figure)
 
 
+def reporting(repetitions: int) -> Iterator[Row]:
+    runs = [_child("report_speed.py") for _ in range(repetitions)]
+    parts = {name: median(run[name] for run in runs) for name in runs[0] if name != "events"}
+    for name, seconds in parts.items():
+        yield Row(name, f"{seconds:.2f} s")
+    total = sum(parts.values())
+    yield Row(f"{runs[0]['events']:,} events", f"{total:.2f} s", f"<= {REPORT_SECONDS:g} s", total <= REPORT_SECONDS)
+
+
 def answering(repetitions: int) -> Iterator[Row]:
     runs = [_child("answer_stages.py", str(EXAMPLE)) for _ in range(repetitions)]
     stages = {name: median(run[name] for run in runs) for name in runs[0]}
@@ -268,6 +279,7 @@ def main() -> int:
         ("Commands from a cold process: planner plan", commanding(repetitions)),
         ("Large layouts: Llama-3.1-405B's shape, TP 8, PP 16, dp_shard 128, 32 micro-batches", laying_out(repetitions)),
         ("Eight jobs that were measured, beside other tools: said, error, processor seconds", beside_peers()),
+        ("The report of a million events, without the replay", reporting(repetitions)),
         (f"Start to answer: planner plan {EXAMPLE.name}, by the clock", answering(repetitions)),
         ("Growth of the trace with the layers, Llama-3-8B's otherwise", growth(repetitions)),
         ("Trace of a Llama-3-8B-shaped step, 8,192 tokens, 3 iterations, AdamW", tracing(repetitions)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
 
@@ -21,7 +21,7 @@ class Life:
     death: int
     unnamed: Category = Category.TEMPORARY
     """Its category as long as no role says otherwise."""
-    roles: list[tuple[int, Role]] = field(default_factory=list)
+    roles: tuple[tuple[int, Role], ...] = ()
 
     def role_at(self, moment: int) -> Role | None:
         """The latest role at the event `moment`: the roles that follow an event directly belong to it."""
@@ -72,20 +72,25 @@ def lives(events: Sequence[Event]) -> dict[int, Life]:
 
 def _read(events: Sequence[Event], stretch: PhaseSpan, found: dict[int, Life]) -> list[Life]:
     born: list[Life] = []
-    moment = stretch.first  # of the latest event that was not a role
-    for index in range(stretch.first, stretch.last):
-        event = events[index]
-        if isinstance(event, Role):
+    moment, end = stretch.first, len(events)  # of the latest event that was not a role
+    for index, event in enumerate(events[stretch.first : stretch.last], stretch.first):
+        # Exact types are the fastest question, and there may be a million events.
+        kind = type(event)
+        if kind is Role:
+            assert isinstance(event, Role)
             if event.block in found:
-                found[event.block].roles.append((moment, event))
+                found[event.block].roles += ((moment, event),)
             continue
         moment = index
-        if isinstance(event, Alloc):
-            life = Life(event.block, event.requested_bytes, event.origin or NO_ORIGIN, index, len(events))
+        if kind is Alloc:
+            assert isinstance(event, Alloc)
+            life = Life(event.block, event.requested_bytes, event.origin or NO_ORIGIN, index, end)
             found[event.block] = life
             born.append(life)
-        elif isinstance(event, Free) and event.block in found:
-            found[event.block].death = index
+        elif kind is Free:
+            assert isinstance(event, Free)
+            if event.block in found:
+                found[event.block].death = index
     return born
 
 
@@ -107,7 +112,7 @@ def alive_at(events: Sequence[Event], moment: int) -> list[Life]:
         if kind is Role:
             assert isinstance(event, Role)
             if event.block in found:
-                found[event.block].roles.append((latest, event))
+                found[event.block].roles += ((latest, event),)
             continue
         if index > moment:
             break

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from planner.allocator.timeline import Timeline
 from planner.events import Category, Event
@@ -27,19 +28,13 @@ def thin(events: Sequence[Event], timeline: Timeline, points: int = 1200) -> Ser
     The sum of the categories at a moment is the allocated bytes there, to the byte.
     """
     at = _moments(timeline.allocated_bytes, points)
-    totals = dict.fromkeys(Category, 0)
-    kept: dict[Category, list[int]] = {category: [] for category in Category}
-    changes, done = _changes(events, timeline), 0
-    for moment in at:
-        while done < len(changes) and changes[done][0] <= moment:
-            _, category, change = changes[done]
-            totals[category] += change
-            done += 1
-        for category, total in totals.items():
-            kept[category].append(total)
+    totals = {category: [0] * (len(at) + 1) for category in Category}
+    for index, category, change in _changes(events, timeline):
+        totals[category][bisect_left(at, index)] += change
+    kept = {category: tuple(accumulate(changes[:-1])) for category, changes in totals.items()}
     return Series(
         at=tuple(at),
-        allocated_bytes={category: tuple(sizes) for category, sizes in kept.items() if any(sizes)},
+        allocated_bytes={category: sizes for category, sizes in kept.items() if any(sizes)},
         reserved_bytes=tuple(timeline.reserved_bytes[moment] for moment in at),
     )
 
@@ -49,22 +44,27 @@ def _moments(allocated: Sequence[int], points: int) -> list[int]:
     if count <= points:
         return list(range(count))
     edges = [count * each // points for each in range(points + 1)]
-    return [max(range(first, last), key=allocated.__getitem__) for first, last in pairwise(edges)]
+    return [_highest(allocated, first, last) for first, last in pairwise(edges)]
 
 
-def _changes(events: Sequence[Event], timeline: Timeline) -> list[tuple[int, Category, int]]:
-    """What changes a category's total, by event: births, deaths and new roles."""
-    changes: list[tuple[int, Category, int]] = []
+def _highest(allocated: Sequence[int], first: int, last: int) -> int:
+    """Where between two moments the most is allocated, the first time."""
+    part = allocated[first:last]
+    return first + part.index(max(part))
+
+
+def _changes(events: Sequence[Event], timeline: Timeline) -> Iterator[tuple[int, Category, int]]:
+    """What changes a category's total, and at which event: births, deaths and new roles, block by block."""
+    block_bytes = timeline.block_bytes
     for life in lives(events).values():
-        size = timeline.block_bytes.get(life.block)
+        size = block_bytes.get(life.block)
         if not size:
             continue  # never handed out: the replay ran out of memory before
         category = life.category_at(life.birth)
-        changes.append((life.birth, category, size))
+        yield life.birth, category, size
         for moment, role in life.roles:
             if moment > life.birth and role.category is not category:
-                changes += [(moment, category, -size), (moment, role.category, size)]
+                yield moment, category, -size
+                yield moment, role.category, size
                 category = role.category
-        changes.append((life.death, category, -size))
-    changes.sort(key=lambda each: each[0])
-    return changes
+        yield life.death, category, -size
