@@ -48,6 +48,18 @@ at::Tensor scaled(const Stack& taken) {
   return function(taken[0].toTensor(), taken[1].toTensor(), taken[2].toScalar());
 }
 
+template <at::Tensor& (*function)(at::Tensor&, const at::Tensor&)>
+at::Tensor in_place(const Stack& taken) {
+  auto self = taken[0].toTensor();
+  return function(self, taken[1].toTensor());
+}
+
+template <at::Tensor& (*function)(at::Tensor&, const at::Tensor&, const at::Scalar&)>
+at::Tensor scaled_in_place(const Stack& taken) {
+  auto self = taken[0].toTensor();
+  return function(self, taken[1].toTensor(), taken[2].toScalar());
+}
+
 at::Tensor cat(const Stack& taken) {
   const auto tensors = taken[0].toTensorVector();
   return at::meta::cat(at::ITensorListRef(tensors), taken[1].toInt());
@@ -127,6 +139,10 @@ const std::unordered_map<c10::OperatorName, Run>& known() {
       {{"aten::mm", ""}, &two<at::meta::mm>},
       {{"aten::bmm", ""}, &two<at::meta::bmm>},
       {{"aten::mul", "out"}, &multiply_into},
+      {{"aten::add_", "Tensor"}, &scaled_in_place<at::meta::add_>},
+      {{"aten::sub_", "Tensor"}, &scaled_in_place<at::meta::sub_>},
+      {{"aten::mul_", "Tensor"}, &in_place<at::meta::mul_>},
+      {{"aten::div_", "Tensor"}, &in_place<at::meta::div_>},
       {{"aten::normal_", ""}, &filled},
       {{"aten::uniform_", ""}, &filled},
       {{"aten::_chunk_cat", "out"}, &chunk_cat_into},
