@@ -59,6 +59,20 @@ OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mul": torch.mul,
     "div": torch.div,
 }
+IN_PLACE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add_": lambda x, y: x.add_(y, alpha=2),
+    "sub_": Tensor.sub_,
+    "mul_": Tensor.mul_,
+    "div_": Tensor.div_,
+}
+PRODUCTS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+    "mm": lambda: (torch.ones(4, 6), torch.ones(6, 8)),
+    "mm, transposed": lambda: (torch.ones(6, 4).t(), torch.ones(8, 6, dtype=torch.float32).t()),
+    "mm, half": lambda: (torch.ones(4, 6, dtype=torch.bfloat16), torch.ones(6, 8, dtype=torch.bfloat16)),
+    "mm of nothing": lambda: (torch.ones(0, 6), torch.ones(6, 8)),
+    "bmm": lambda: (torch.ones(3, 4, 6), torch.ones(3, 6, 8)),
+    "bmm, transposed": lambda: (torch.ones(3, 6, 4).mT, torch.ones(8, 6, 3).transpose(0, 2)),
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -90,6 +104,37 @@ def test_of_two_tensors(operator: str, given: str, other: str, device: torch.dev
     assert looks(found) == looks(OF_TWO[operator](first, second))
 
 
+@pytest.mark.parametrize(("operator", "given", "other"), list(product(IN_PLACE, FLOATS, NUMBERS)))
+def test_in_place(operator: str, given: str, other: str, device: torch.device) -> None:
+    first, second = FLOATS[given](), NUMBERS[other]()
+
+    found = outcome(IN_PLACE[operator], on_paper(first, device), on_paper(second, device))
+
+    assert found == outcome(IN_PLACE[operator], first, second)
+
+
+@pytest.mark.parametrize("given", FLOATS)
+@pytest.mark.parametrize("out", ["plain", "half", "nothing"])
+def test_into_a_tensor_that_is_there(given: str, out: str, device: torch.device) -> None:
+    first, into = FLOATS[given](), {**FLOATS, "nothing": lambda: torch.ones(0)}[out]()
+    there = on_paper(into, device)
+    torch.mul(on_paper(first, device), 2.5, out=there)
+
+    assert looks(there) == looks(torch.mul(first, 2.5, out=into))
+
+
+@pytest.mark.parametrize("given", PRODUCTS)
+def test_products(given: str, device: torch.device) -> None:
+    first, second = PRODUCTS[given]()
+
+    assert looks(on_paper(first, device) @ on_paper(second, device)) == looks(first @ second)
+
+
+def test_matrices_that_do_not_fit_are_refused(device: torch.device) -> None:
+    with pytest.raises(RuntimeError, match=r"cannot be multiplied \(4x6 and 4x6\)"):
+        torch.empty(4, 6, device=device) @ torch.empty(4, 6, device=device)
+
+
 @pytest.mark.parametrize("operator", OF_TWO)
 def test_a_number_on_the_host_is_taken_by_value(operator: str, device: torch.device) -> None:
     there, number = FLOATS["half"](), torch.tensor(2.5)
@@ -112,6 +157,15 @@ def test_shapes_that_do_not_broadcast_are_refused_in_the_words_of_cuda(device: t
 
 def on_paper(tensor: Tensor, device: torch.device) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+def outcome(operator: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> object:
+    """How the result looks, and whether it is the first tensor; or that it is refused."""
+    try:
+        result = operator(first, second)
+    except RuntimeError:
+        return "refused"
+    return looks(result), result is first
 
 
 def looks(tensor: Tensor) -> tuple[object, ...]:
