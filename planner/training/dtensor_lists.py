@@ -7,7 +7,7 @@ equal have equal answers, so one of each kind is asked for, by torch's own code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,13 +17,12 @@ _LIST_OPERATORS = ("aten::_foreach_", "aten::_fused_")
 def by_groups(real: Callable[..., Any]) -> Callable[..., Any]:
     """OpDispatcher's way to the sharding of an operator, for one tensor of each kind in its lists."""
 
-    def propagate(dispatcher: Any, op: Any, args: Any, kwargs: Any, op_info: Any, try_cache: bool) -> Any:
+    def propagate(dispatcher: Any, op: Any, args: Any, kwargs: Any, op_info: Any, *rest: Any) -> Any:
         groups = _groups_of(op, op_info.schema)
         if groups is None:
-            return real(dispatcher, op, args, kwargs, op_info, try_cache)
+            return real(dispatcher, op, args, kwargs, op_info, *rest)
         schema = groups.shortened(op_info.schema)
-        found = real(dispatcher, op, args, kwargs, replace(op_info, schema=schema), try_cache)
-        return groups.lengthened(found)
+        return groups.lengthened(real(dispatcher, op, args, kwargs, replace(op_info, schema=schema), *rest))
 
     return propagate
 

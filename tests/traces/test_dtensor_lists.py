@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -78,14 +78,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture(params=[parameters, uneven, partly_reduced])
-def lists(request: pytest.FixtureRequest) -> Iterator[Callable[[], list[DTensor]]]:
+def lists(request: pytest.FixtureRequest) -> Callable[[], list[DTensor]]:
     """Layer by layer; made anew each time, in a world of which DTensor knows nothing yet."""
 
     def made() -> list[DTensor]:
         mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
         return [each for layer in zip(*request.param(mesh), strict=True) for each in layer]
 
-    yield made
+    return made
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
