@@ -72,6 +72,7 @@ REFERENCES = ("model.hf_config", "parallel.deepspeed")
 
 def _check_references(path: Path, folders: Sequence[Path]) -> None:
     """The files that a spec names have to lie where the spec may; a folder of code is nothing for a hook."""
+    from planner.job import hf_config
     from planner.job.text_files import file_text
     from planner.job.yaml_text import read_yaml
 
@@ -79,6 +80,8 @@ def _check_references(path: Path, folders: Sequence[Path]) -> None:
     for key in REFERENCES:
         named = document.nearest_to(key)
         if named.path == key and isinstance(named.value, str):
+            if key == "model.hf_config" and hf_config.shipped(named.value, path.parent):
+                continue
             # Relative to the spec, not to the folder; what is read there ends in .json.
             beside = str(path.parent / named.value) if "\0" not in named.value else named.value
             within(beside, folders, suffixes=(".json",), place=named.place)

@@ -27,6 +27,7 @@ GPUS = (
         multiprocessors=80,
         product="Tesla V100-SXM2-16GB",
         aliases=("V100", "V100-16GB"),
+        usual=True,
     ),
     GpuRecord(
         name="V100-SXM2-32GB",
@@ -236,6 +237,7 @@ GPUS = (
         multiprocessors=108,
         product="NVIDIA A100-SXM4-80GB",
         aliases=("A100", "A100-80G", "A100-80GB"),
+        usual=True,
     ),
     GpuRecord(
         name="A100-PCIE-80GB",
@@ -269,6 +271,7 @@ GPUS = (
         multiprocessors=132,
         product="NVIDIA H100 80GB HBM3",
         aliases=("H100",),
+        usual=True,
         context=MeasuredContext(
             usual=614,
             smallest=610,

@@ -60,6 +60,9 @@ class GpuRecord:
     """How schedulers call it, letters of either case: first Ray's accelerator type (ray/util/accelerators/
     accelerators.py of Ray 2.60, where it has one), then what Slurm's gres types usually say. One alias may name several
     GPUs."""
+    usual: bool = False
+    """Of the GPUs that share an alias, the one that people mean who say no more: the variant that most public clouds
+    rent out and most published jobs name."""
     context: MeasuredContext | None = None
     """Measured on this GPU; None: not measured."""
     communicators: tuple[MeasuredCommunicator, ...] = ()

@@ -70,7 +70,9 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Decoder, "ffn"): COUNT,
     (schema.Decoder, "vocab"): COUNT,
     (schema.Decoder, "tie_embeddings"): TRUTH,
-    (schema.Model, "hf_config"): Check("the path of a config.json, or its content as a mapping", _anything),
+    (schema.Model, "hf_config"): Check(
+        "the name of a well-known model, the path of a config.json, or its content", _anything
+    ),
     (schema.Model, "factory"): _like(r"|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", "`module:callable`"),
     (schema.Model, "factory_arguments"): ANYTHING,
     (schema.Model, "factory_path"): PATH,

@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.hardware.records import GpuRecord
 from planner.job.nearest import did_you_mean, nearest
 from planner.job.schema import Gpu, Job
+from planner.job.size_limits import LONGEST_NAME
+from planner.units import show_bytes
 
 
 def look_up(name: str, *, place: str = "") -> GpuRecord:
-    """The GPU of that name, in letters of either case; SpecError with the nearest names if there is none."""
+    """The GPU that people call so: by its name in the catalog, a scheduler's, or its product's; of several variants of
+    one model the usual one (:func:`tell_choice` says which). SpecError with the nearest names if there is none, or if
+    the name leaves the model open.
+    """
     if (found := catalog.by_name(name)) is not None:
         return found
+    meant = _meant(name)
+    if len({gpu.model for gpu in meant}) == 1:
+        return _usual(meant)
     raise SpecError(
         f"there is no GPU `{name[:80]}` in the catalog",
         allowed=", ".join(_near(name) or catalog.names()) + "; or {total_bytes: 79.1GiB, arch: sm_90}",
         remedy=did_you_mean(name, catalog.names()),
         place=place,
+    )
+
+
+def tell_choice(name: str) -> str:
+    """What :func:`look_up` took a name for, for people; empty where the name leaves nothing open."""
+    meant = [] if catalog.by_name(name) is not None else _meant(name)
+    if len(meant) < 2 or len({gpu.model for gpu in meant}) > 1:
+        return ""
+    chosen = _usual(meant)
+    others = [gpu for gpu in meant if gpu is not chosen]
+    sizes = {round(gpu.total_bytes / chosen.total_bytes, 1) for gpu in others}
+    if sizes == {1.0}:
+        return f"the GPU {name} is taken as {chosen.name}; {_listed(others)} {'has' if len(others) == 1 else 'have'} the same memory"
+    other = ", ".join(f"{gpu.name} ({show_bytes(gpu.total_bytes)})" for gpu in others)
+    return (
+        f"the GPU {name} is taken as {chosen.name}, of {show_bytes(chosen.total_bytes)}; say which one it is if it is"
+        f" another: {other}"
     )
 
 
@@ -30,6 +56,18 @@ def job_on_gpu(job: Job, name: str, *, place: str = "") -> Job:
     return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, gpu=gpu))
 
 
+def _meant(name: str) -> list[GpuRecord]:
+    return [] if len(name) > LONGEST_NAME else catalog.by_any_name(name)
+
+
+def _usual(meant: Sequence[GpuRecord]) -> GpuRecord:
+    return next((gpu for gpu in meant if gpu.usual), meant[0])
+
+
+def _listed(gpus: Sequence[GpuRecord]) -> str:
+    return " and ".join(gpu.name for gpu in gpus)
+
+
 def _near(name: str) -> list[str]:
-    called = [gpu.name for gpu in catalog.by_alias(name)]
+    called = [gpu.name for gpu in _meant(name)]
     return list(dict.fromkeys(called + nearest(name, catalog.names(), count=4)))
