@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.exit_codes import DONE, EXCEEDS
 from planner.progress import show_progress
 
 if TYPE_CHECKING:
+    from planner.job.schema import Job
     from planner.planning.pipeline import PlanningResult
 
 
-def plan_job_file(
-    job_file: Path, *, with_advice: bool, keep_traces: bool = False, cached: bool = True
-) -> PlanningResult:
-    """The answer for the job of a file; raises what loading and planning raise."""
-    from planner.job.loading import load_job
+def plan_job(job: Job, *, with_advice: bool, keep_traces: bool = False, cached: bool = True) -> PlanningResult:
+    """The answer for a job; raises what planning raises."""
     from planner.planning.answer import plan_and_advise
     from planner.planning.child_processes import ChildProcesses, usable
     from planner.planning.trace_cache import TraceCache
     from planner.planning.trace_source import TraceSource
 
-    job = load_job(job_file)
     with show_progress() as progress:
         progress("loading PyTorch")
         return plan_and_advise(

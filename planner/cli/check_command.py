@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.cli.answering import exit_code, plan_job_file
+from planner.cli.answering import exit_code, plan_job
 from planner.cli.exit_codes import DONE, EXCEEDS
+from planner.cli.job_input import job_of
+from planner.cli.job_options import job_options
 from planner.cli.options import common_options, tracing_options
 from planner.errors import PlannerError
 
@@ -19,29 +21,30 @@ if TYPE_CHECKING:
     from planner.admission.decision import Decision
     from planner.admission.policy import Policy
     from planner.cli.options import Commands
+    from planner.job.schema import Job
 
 
 def add(commands: Commands) -> None:
     """Adds the parser of `planner check`."""
     parser = commands.add_parser(
         "check",
-        parents=[common_options(), tracing_options()],
+        parents=[common_options(), tracing_options(), job_options()],
         help="say in one line whether a job fits, and run a command only if it does",
-        usage="planner check [-h] [--server URL] [--policy FILE.ini] [--format text|json] JOB [-- COMMAND ...]",
+        usage="planner check [-h] [--server URL] [--policy FILE.ini] [--format text|json] [options of the job]"
+        " JOB [-- COMMAND ...]",
         description="Plans a job, here or by a planner service, and prints the verdict in one line. Exit code as for "
         "plan. With a command it runs that command if the job may run; else it ends with 3.",
     )
-    parser.add_argument("job", type=Path, metavar="JOB", help="a job spec (YAML) or a bundle (JSON)")
     parser.add_argument("--server", metavar="URL", help="ask the planner service there; PyTorch is not needed then")
     parser.add_argument("--policy", type=Path, metavar="FILE.ini", help="the operator's (default: docs/admission.md)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, name="check")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """`planner check`: 0 or 3, or what planning raises; or what the command ends with."""
     if arguments.server is None and not arguments.command and arguments.format == "text":
-        return _checked_here(arguments.job, cached=not arguments.no_cache)
+        return _checked_here(job_of(arguments), cached=not arguments.no_cache)
     from planner.admission import command_hook
     from planner.admission.service_query import binds
 
@@ -84,22 +87,24 @@ def _policy(arguments: argparse.Namespace) -> Policy:
 
 
 def _decide(arguments: argparse.Namespace, policy: Policy) -> Decision:
-    from planner.admission import command_hook, service_query, specs
+    from planner.admission import command_hook, service_query
     from planner.admission.decision import decide
 
     if arguments.server is not None:
-        bundle = specs.bundle_of_file(arguments.job)
+        from planner.job.bundle import bundle as bundle_of
+
+        bundle = bundle_of(job_of(arguments))
         return service_query.ask(lambda: bundle, policy, command_hook.SYSTEM)
     from planner.report.statement import to_json
 
     return decide(
-        to_json(plan_job_file(arguments.job, with_advice=True, cached=not arguments.no_cache).plan), None, policy
+        to_json(plan_job(job_of(arguments), with_advice=True, cached=not arguments.no_cache).plan), None, policy
     )
 
 
-def _checked_here(job_file: Path, *, cached: bool) -> int:
+def _checked_here(job: Job, *, cached: bool) -> int:
     from planner.report.plan_text import one_line
 
-    found = plan_job_file(job_file, with_advice=False, cached=cached)
+    found = plan_job(job, with_advice=False, cached=cached)
     print(one_line(found.plan))
     return exit_code(found)

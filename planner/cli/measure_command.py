@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.exit_codes import DONE
+from planner.cli.job_input import job_of
+from planner.cli.job_options import job_argument
 from planner.cli.options import common_options
 from planner.progress import show_progress
 
@@ -20,24 +22,22 @@ def add(commands: Commands) -> None:
     """Adds the parser of `planner measure`."""
     parser = commands.add_parser(
         "measure",
-        parents=[common_options()],
+        parents=[common_options(), job_argument()],
         help="run the very same step for real and write down what it took",
         description="Runs one rank's training step on a real device, its peers absent, and appends one line of JSON "
         "to a file. Running out of memory is a result.",
     )
-    parser.add_argument("job", type=Path, metavar="JOB", help="a job spec (YAML) or a bundle (JSON)")
     parser.add_argument("--device", required=True, help="cuda, cuda:1, or cpu")
     parser.add_argument("--rank", type=int, default=0, help="which rank to be (default: 0)")
     parser.add_argument("--output", type=Path, default=Path("measurements.jsonl"), metavar="FILE.jsonl")
     parser.add_argument("--snapshot", type=Path, metavar="FILE.pickle.xz", help="also the allocator's history (cuda)")
-    parser.set_defaults(run=run_measure)
+    parser.set_defaults(run=run_measure, name="measure")
 
 
 def run_measure(arguments: argparse.Namespace) -> int:
     """`planner measure`: 0, or SpecError or MeasureError."""
-    from planner.job.loading import load_job
-
-    conf = load_job(arguments.job).allocator.conf
+    job = job_of(arguments)
+    conf = job.allocator.conf
     if conf:
         os.environ["PYTORCH_ALLOC_CONF"] = conf  # read once, while torch is imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks on standard error otherwise
@@ -46,7 +46,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
         from planner.measuring.measure_cases import run_measure as measured
 
         found = measured(
-            arguments.job,
+            job,
             device=arguments.device,
             rank=arguments.rank,
             out=arguments.output,

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.cli.answering import exit_code, plan_job_file
+from planner.cli.answering import exit_code, plan_job
+from planner.cli.job_input import job_of
+from planner.cli.job_options import job_options
 from planner.cli.options import common_options, tracing_options
 from planner.cli.terminal import style
 from planner.errors import PlannerError
@@ -22,17 +24,16 @@ def add(commands: Commands) -> None:
     """Adds the parser of `planner plan`."""
     parser = commands.add_parser(
         "plan",
-        parents=[common_options(), tracing_options()],
+        parents=[common_options(), tracing_options(), job_options()],
         help="say what every rank will hold, phase by phase, and whether it fits",
         description="Plans a job: traces its training step without a GPU and says what memory every rank will take. "
         "Ends with 0 if it fits (also tightly), 3 if it does not, 2 if the input is wrong.",
     )
-    parser.add_argument("job", type=Path, metavar="JOB", help="a job spec (YAML) or a bundle (JSON)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
     parser.add_argument("--timeline", type=Path, metavar="FILE.html", help="memory over time, as a page of its own")
     parser.add_argument("--snapshot", type=Path, metavar="FILE.pickle", help="for PyTorch's own memory viewer")
     parser.add_argument("--no-advice", action="store_true", help="do not look for changes that would make it fit")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, name="plan")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,8 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     from planner.report.statement import to_json
 
     drawn = bool(arguments.timeline or arguments.snapshot)
-    found = plan_job_file(
-        arguments.job, with_advice=not arguments.no_advice, keep_traces=drawn, cached=not arguments.no_cache
+    found = plan_job(
+        job_of(arguments), with_advice=not arguments.no_advice, keep_traces=drawn, cached=not arguments.no_cache
     )
     if arguments.timeline:
         _write_timeline(found, arguments.timeline)

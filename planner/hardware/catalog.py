@@ -39,6 +39,8 @@ def by_any_name(name: str) -> list[GpuRecord]:
     the words. Several, where the words leave it open; none, where a word is unknown or no model is said.
     """
     joined = _joined(name)
+    if not joined:
+        return []
     if exact := [gpu for gpu in GPUS if joined in (_joined(gpu.name), _joined(gpu.product))]:
         return exact
     if called := [gpu for gpu in GPUS if joined in map(_joined, gpu.aliases)]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
 from planner.job.nodes import Node, below, node_from_data
+from planner.job.overrides import Setting, with_settings
 
 _WHOLE = {
     "model.hf_config", "model.decoder", "model.factory_arguments", "model.adapter", "train.inputs", "train.loss",
@@ -24,6 +26,7 @@ class Draft:
     def __init__(self) -> None:
         self._said: dict[str, Node] = {}
         self._by_default: dict[str, Node] = {}
+        self._overriding: list[Setting] = []
 
     def say(self, path: str, node: Node) -> None:
         """A value of the spec's key `path`. Raises SpecError if another place says another."""
@@ -48,15 +51,22 @@ class Draft:
         """The content of what a value names."""
         self._said[path] = node_from_data(value, place, path)
 
+    def override(self, settings: Sequence[Setting]) -> None:
+        """What a person sets, whatever the files say."""
+        self._overriding += settings
+
     def get(self, path: str) -> Node | None:
-        """What is said, or supposed."""
+        """What is set, said, or supposed."""
+        for each in reversed(self._overriding):
+            if each.path == path:
+                return each.node
         return self._said.get(path) or self._by_default.get(path)
 
     def has(self, *paths: str) -> bool:
         return any(self.get(path) is not None for path in paths)
 
-    def document(self, source: str) -> Node:
-        """All of it, as a spec that was read."""
+    def document(self, source: str, folder: Path | None = None) -> Node:
+        """All of it, as a spec that was read; what it refers to starts at `folder`."""
         tree: dict[str, Any] = {}
         for path, node in {**self._by_default, **self._said}.items():
             *parents, last = path.split(".")
@@ -66,7 +76,7 @@ class Draft:
                 if isinstance(level, Node):
                     raise level.is_error(allowed="a mapping", remedy=f"write what it holds, such as {last}")
             level[last] = node if node.path == path else _at(node, path)
-        return _mapping(tree, source, "")
+        return with_settings(_mapping(tree, source, ""), self._overriding, folder)
 
 
 def contradiction(name: str, first: Node, second: Node) -> SpecError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from planner.hardware import catalog
 from planner.importers import accelerate, deepspeed, fsdp, launcher_options, training_arguments
 from planner.importers.drafts import Draft, contradiction, unite_drafts
 from planner.importers.files import read_yaml_file
-from planner.job import hf_config
-from planner.job.loading import load_node
+from planner.job import hf_config, shorthand
+from planner.job.loading import choices_of, load_node
 from planner.job.nodes import Node, node_from_data
+from planner.job.overrides import Setting
 from planner.job.schema import Job
+from planner.job.shorthand import Shorthand
 
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 
@@ -30,9 +32,14 @@ class ImportSources:
     torchrun: str = ""
     job: Path | None = None
     """A spec that need not be complete: JOB.yaml."""
-    model: Path | None = None
+    model: Path | str | None = None
+    """The path of a config.json, or a model's name."""
     gpu: str = ""
-    sequence_length: int | None = None
+    sequence_length: int | str | None = None
+    words: Shorthand = field(default_factory=Shorthand)
+    """What options say, whatever the files do; the GPU and the sequence's length stand above."""
+    settings: Sequence[Setting] = ()
+    """As `words`, of single keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,8 @@ class ImportedJob:
     """Words of the launch line that are not fields of TrainingArguments."""
     supposed: tuple[str, ...] = ()
     """What nobody said, and what was taken for it."""
+    chosen: tuple[str, ...] = ()
+    """What was said and leaves something open, and what it was taken for."""
 
 
 @dataclass(kw_only=True)
@@ -76,7 +85,9 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
     draft = Draft()
     config = _tell_model_and_gpu(draft, given)
     _tell_sources(draft, sources)
-    supposed = [*_suppose_dtype(draft, config), *_left_to_the_spec(draft, sources)]
+    words = shorthand.of_spec(given.words, draft.document("the spec made of all that was given"))
+    draft.override([*words.settings, *given.settings])
+    supposed = [*words.supposed, *_suppose_dtype(draft, config), *_left_to_the_spec(draft, sources)]
     missing = _missing(draft, sources, config)
     if missing:
         raise _incomplete(missing, sources)
@@ -84,12 +95,15 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
     if sources.arguments is not None:
         names = training_arguments.without_effect(sources.arguments, sources.under, world)
         sources.ignored.setdefault(_name(given.training_arguments), []).extend(names)
-    job = load_node(draft.document("the spec made of all that was given"), given.job.parent if given.job else None)
+    start = given.job.parent if given.job else None
+    document = draft.document("the spec made of all that was given", start)
+    job = load_node(document, start)
     return ImportedJob(
         job=job,
         ignored={source: tuple(dict.fromkeys(names)) for source, names in sources.ignored.items() if names},
         not_read=tuple(dict.fromkeys(sources.launch.not_read)) if sources.launch else (),
         supposed=tuple(supposed),
+        chosen=tuple(choices_of(document)),
     )
 
 
@@ -151,8 +165,8 @@ def _tell_model_and_gpu(draft: Draft, given: ImportSources) -> Mapping[str, Any]
         draft.overlay(overlay)
         _inline_config(draft, overlay, given.job.parent)
     if given.model is not None:
-        node = node_from_data(given.model.name, "--model", "model.hf_config")
-        config = hf_config.read(node, given.model.parent)
+        node = node_from_data(str(given.model), "--model", "model.hf_config")
+        config = hf_config.read(node, Path())
         draft.say_value("model.hf_config", config, str(given.model))
     if given.gpu:
         written = draft.get("cluster.gpu")

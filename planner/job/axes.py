@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from planner.job.schema import Parallel
 
+AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
+"""In the order of the job spec."""
 DISTINCT_AXES = ("pp", "cp")
 """Axes along which no two ranks do the same: each stage of a pipeline is its own, and each place in the ring of
 attention takes another part of the queries and keys (torch 2.13, _context_parallel/_attention.py)."""
@@ -11,11 +13,4 @@ attention takes another part of the queries and keys (torch 2.13, _context_paral
 
 def axis_degrees(parallel: Parallel) -> dict[str, int]:
     """The degree of every axis, in the order of the job spec."""
-    return {
-        "dp_replicate": parallel.dp_replicate.degree,
-        "dp_shard": parallel.dp_shard.degree,
-        "tp": parallel.tp.degree,
-        "pp": parallel.pp.degree,
-        "cp": parallel.cp.degree,
-        "ep": parallel.ep.degree,
-    }
+    return {name: getattr(parallel, name).degree for name in AXES}

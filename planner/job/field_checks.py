@@ -26,14 +26,18 @@ class Check:
     names: tuple[str, ...] = ()
     size: bool = False
     """Written as bytes with a unit (`79.1GiB`), held as whole bytes."""
+    unit: str = ""
+    """Of a number; a size's is bytes."""
+    tokens: bool = False
+    """May be written as `4k`."""
 
 
 def _anything(_: Any) -> bool:
     return True
 
 
-def _whole(least: int) -> Check:
-    return Check(f"a whole number from {least}", lambda value: least <= value <= _MOST)
+def _whole(least: int, unit: str = "") -> Check:
+    return Check(f"a whole number from {least}", lambda value: least <= value <= _MOST, unit=unit)
 
 
 def _one_of(*names: str) -> Check:
@@ -46,11 +50,11 @@ def _like(pattern: str, allowed: str, longest: int = _LONGEST_TEXT) -> Check:
 
 
 def _size(least: int, allowed: str) -> Check:
-    return Check(allowed, lambda value: least <= value <= MOST_GPU_BYTES, size=True)
+    return Check(allowed, lambda value: least <= value <= MOST_GPU_BYTES, size=True, unit="bytes")
 
 
 COUNT = _whole(1)
-COUNT_OR_NONE = _whole(0)
+SAMPLES, RANKS, BLOCKS = _whole(1, "samples"), _whole(1, "ranks"), _whole(0, "blocks")
 TRUTH = Check("true or false", _anything)
 TEXT = Check(f"text of up to {_LONGEST_TEXT} characters", lambda value: len(value) <= _LONGEST_TEXT)
 PATH = Check("a path", lambda value: len(value) <= 4000 and "\0" not in value)
@@ -93,7 +97,8 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Loss, "chunks"): COUNT,
     (schema.Loss, "keep_output"): TRUTH,
     (schema.Optimizer, "name"): _like(
-        r"[^\W\d]\w*(\.\w+)?", "the name of a class of torch.optim, or such as bitsandbytes.AdamW8bit"
+        r"(?!(?:adam|sgd|adagrad|rmsprop|muon|fused_)[^A-Z.]*$)[^\W\d]\w*(\.\w+)?",
+        "the name of a class of torch.optim, or such as bitsandbytes.AdamW8bit",
     ),
     (schema.Optimizer, "arguments"): ANYTHING,
     (schema.Recompute, "mode"): replace(
@@ -102,21 +107,21 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Recompute, "every"): COUNT,
     (schema.CheckpointLoad, "map_location"): _one_of("cpu", "device"),
     (schema.CheckpointLoad, "keep_reference"): TRUTH,
-    (schema.Eval, "micro_batch_size"): COUNT,
-    (schema.Eval, "every"): COUNT,
-    (schema.Train, "micro_batch_size"): COUNT,
-    (schema.Train, "sequence_length"): COUNT_OR_NONE,
-    (schema.Train, "gradient_accumulation_steps"): COUNT,
+    (schema.Eval, "micro_batch_size"): SAMPLES,
+    (schema.Eval, "every"): _whole(1, "iterations"),
+    (schema.Train, "micro_batch_size"): SAMPLES,
+    (schema.Train, "sequence_length"): replace(_whole(0, "tokens"), tokens=True),
+    (schema.Train, "gradient_accumulation_steps"): _whole(1, "micro-batches"),
     (schema.Train, "precision"): _one_of("none", "bf16_autocast", "fp16_autocast", "fsdp_mixed"),
     (schema.Train, "gradient_clipping"): NOT_NEGATIVE,
     (schema.Train, "zero_grad_set_to_none"): TRUTH,
-    (schema.Train, "iterations"): COUNT,
+    (schema.Train, "iterations"): _whole(1, "iterations"),
     (schema.Train, "optimizer_in_backward"): TRUTH,
     (schema.Train, "activation_offload"): TRUTH,
     (schema.Train, "compile"): TRUTH,
-    (schema.DpReplicate, "degree"): COUNT,
+    (schema.DpReplicate, "degree"): RANKS,
     (schema.DpReplicate, "kind"): _one_of("ddp"),
-    (schema.DpReplicate, "bucket_cap_mb"): POSITIVE,
+    (schema.DpReplicate, "bucket_cap_mb"): replace(POSITIVE, unit="MiB"),
     (schema.DpReplicate, "gradient_as_bucket_view"): TRUTH,
     (schema.DpReplicate, "find_unused_parameters"): TRUTH,
     (schema.DpReplicate, "static_graph"): TRUTH,
@@ -125,7 +130,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.DpReplicate, "comm_hook"): _one_of("", "fp16_compress", "bf16_compress", "power_sgd"),
     (schema.DpReplicate, "no_sync"): TRUTH,
     (schema.DpReplicate, "zero_redundancy_optimizer"): TRUTH,
-    (schema.DpShard, "degree"): COUNT,
+    (schema.DpShard, "degree"): RANKS,
     (schema.DpShard, "reshard_after_forward"): Check(
         "true, false or a whole number from 1", lambda value: isinstance(value, bool) or 1 <= value <= _MOST
     ),
@@ -135,17 +140,17 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.DpShard, "reduce_dtype"): _one_of("float32", "bfloat16"),
     (schema.DpShard, "offload"): _one_of("", "cpu"),
     (schema.DpShard, "no_sync"): TRUTH,
-    (schema.DpShard, "prefetch"): COUNT_OR_NONE,
-    (schema.Tp, "degree"): COUNT,
+    (schema.DpShard, "prefetch"): BLOCKS,
+    (schema.Tp, "degree"): RANKS,
     (schema.Tp, "sequence_parallel"): TRUTH,
     (schema.Tp, "loss_parallel"): TRUTH,
     (schema.Tp, "plan"): ANYTHING,
-    (schema.Pp, "degree"): COUNT,
+    (schema.Pp, "degree"): RANKS,
     (schema.Pp, "schedule"): _like(r"\w+", "the name of a schedule of torch.distributed.pipelining"),
-    (schema.Pp, "split"): COUNT,
-    (schema.Cp, "degree"): COUNT,
+    (schema.Pp, "split"): _whole(1, "layers"),
+    (schema.Cp, "degree"): RANKS,
     (schema.Cp, "rotate"): _one_of("allgather", "alltoall"),
-    (schema.Ep, "degree"): COUNT,
+    (schema.Ep, "degree"): RANKS,
     (schema.Ep, "imbalance"): Check("a number from 1", lambda value: 1 <= value <= _MOST),
     (schema.Parallel, "deepspeed"): Check("the path of a ds_config.json, or its content as a mapping", _anything),
     (schema.Gpu, "name"): TEXT,

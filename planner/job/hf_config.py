@@ -66,7 +66,14 @@ def _file(node: Node, folder: Path | None) -> Path:
 def looks_like_path(name: str) -> bool:
     """Whether a text is written as a path rather than as the name of a model."""
     suffixed = name.lower().endswith((".json", ".yaml", ".yml"))
-    return suffixed or "\0" in name or name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/") or "\\" in name
+    return (
+        suffixed
+        or "\0" in name
+        or name.startswith((".", "/", "~"))
+        or name.count("/") > 1
+        or name.endswith("/")
+        or "\\" in name
+    )
 
 
 def _unknown_model(node: Node, looked_in: str) -> SpecError:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from planner.errors import SpecError
 from planner.hardware import catalog
-from planner.job import consistency
+from planner.job import consistency, gpu_names
 from planner.job.json_text import read_json
 from planner.job.nodes import Node, node_from_data
 from planner.job.reading import read_dataclass
@@ -26,21 +26,28 @@ def load_job(path: Path) -> Job:
 
     Raises SpecError with file, line and column for whatever is wrong.
     """
-    source = str(path)
-    text = file_text(path, source)
-    if path.suffix == ".json" or _is_json_object(text):
+    return _job(*document_of(file_text(path, str(path)), str(path), path.parent))
+
+
+def document_of(text: str, source: str, folder: Path) -> tuple[Node, Path | None]:
+    """What a spec or a bundle says, before it is read as a job, and where its relative paths start: at `folder`, for a
+    bundle nowhere. Raises SpecError with the place in `source`."""
+    if source.endswith(".json") or _is_json_object(text):
         data = read_json(text, source)
         if isinstance(data, dict) and "schema" in data:
-            return load_bundle(data, source)
-    return _job(read_yaml(text, source), path.parent)
+            return _parts_of_bundle(data, source), None
+    return read_yaml(text, source), folder
 
 
 def load_bundle(document: Mapping[str, Any], source: str = "the bundle") -> Job:
     """The job of a bundle that is parsed already; nothing outside of it is read. Raises SpecError."""
+    return _job(_parts_of_bundle(document, source), None)
+
+
+def _parts_of_bundle(document: Mapping[str, Any], source: str) -> Node:
     if document.get("schema") != BUNDLE_SCHEMA:
         raise SpecError(f"the schema is {document.get('schema')!r}", allowed=BUNDLE_SCHEMA, place=source)
-    parts = {key: value for key, value in document.items() if key != "schema"}
-    return load_document(parts, source)
+    return node_from_data({key: value for key, value in document.items() if key != "schema"}, source)
 
 
 def load_document(document: Mapping[str, Any], source: str = "the spec") -> Job:
@@ -61,6 +68,14 @@ def load_node(document: Node, folder: Path | None) -> Job:
     """The job of a spec that somebody put together; relative paths start at `folder`. Raises SpecError at the nodes'
     own places."""
     return _job(document, folder)
+
+
+def choices_of(document: Node) -> list[str]:
+    """What a spec leaves open and its reader decided, for people."""
+    node = document.nearest_to("cluster.gpu.name")
+    named = isinstance(node.value, str) and node.path in ("cluster.gpu", "cluster.gpu.name")
+    said = gpu_names.tell_choice(str(node.value)) if named else ""
+    return [said] if said else []
 
 
 def _is_json_object(text: str) -> bool:

@@ -1,13 +1,19 @@
-"""A job as YAML with every default filled in."""
+"""A job as YAML: with every default filled in, or what differs from the defaults."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import yaml
 
+from planner.hardware import catalog
+from planner.job import known_models
 from planner.job.bundle import document
 from planner.job.schema import Job
+from planner.job.spec_keys import SpecKey, by_path, may_be_none, short_key
 from planner.job.yaml_text import RESOLVERS
 
 
@@ -32,4 +38,68 @@ for _tag, _pattern, _first in RESOLVERS:
 
 def job_yaml(job: Job) -> str:
     """The spec in full; read again, it gives the same job."""
-    return yaml.dump(document(job), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return _dumped(document(job))
+
+
+def short_yaml(job: Job) -> str:
+    """The spec without what is the default anyhow; read again, it gives the same job.
+
+    A GPU of the catalog and a well-known model are called by their names.
+    """
+    return _dumped(_shortened(job))
+
+
+def _dumped(data: Any) -> str:
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _shortened(job: Job) -> dict[str, Any]:
+    found = _without_defaults(document(job), "")
+    if job.model.hf_config is not None and (model := known_models.by_config(job.model.hf_config)) is not None:
+        found["model"]["hf_config"] = model.name
+    if (train := found.get("train")) is not None:
+        _shorten_training(train, job)
+    gpu = job.cluster.gpu
+    known = catalog.by_name(gpu.name) if gpu.name else None
+    written: Any = document(job)["cluster"]["gpu"]
+    if known is not None and (known.name, known.total_bytes, known.arch) == (gpu.name, gpu.total_bytes, gpu.arch):
+        written = gpu.name
+    found.setdefault("cluster", {})["gpu"] = written
+    return found
+
+
+def _shorten_training(train: dict[str, Any], job: Job) -> None:
+    recompute, optimizer = job.train.recompute, job.train.optimizer
+    if "recompute" in train:
+        train["recompute"] = {"every": recompute.every} if recompute.mode == "every" else recompute.mode
+    if "optimizer" in train and optimizer.arguments:
+        train["optimizer"] = {"name": optimizer.name, **optimizer.arguments}
+
+
+def _without_defaults(written: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """A section's keys that say something; a section of one key that has a short form is that value."""
+    found: dict[str, Any] = {}
+    for name, value in written.items():
+        key = by_path().get(f"{path}.{name}" if path else name)
+        if key is None or key.path in _WHOLE:
+            if key is None or value != _default(key):
+                found[name] = value
+        elif key.section is not None and isinstance(value, dict):
+            inner = _without_defaults(value, key.path)
+            if inner or (may_be_none(key) and value is not None):
+                short = short_key(key)
+                found[name] = inner[short] if inner.keys() == {short} else inner
+        elif key.required or value != _default(key):
+            found[name] = value
+    return found
+
+
+_WHOLE = ("train.inputs", "train.recompute")
+"""Mappings of other keys than the schema's, or whose short form hinges on both of their keys."""
+
+
+def _default(key: SpecKey) -> Any:
+    made = key.default
+    if dataclasses.is_dataclass(made) and not isinstance(made, type):
+        return {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    return list(made) if isinstance(made, tuple) else made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -10,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError, shorten
-from planner.job import deepspeed_config, hf_config, short_forms
+from planner.job import deepspeed_config, foreign_values, foreign_words, hf_config, short_forms
 from planner.job.field_checks import CHECKS, Check
 from planner.job.nearest import did_you_mean
 from planner.job.nodes import Node, below
 from planner.job.schema import Model, Parallel
 from planner.job.size_limits import LONGEST_NAME
 from planner.units import parse_bytes
+
+_THOUSANDS = re.compile(r"([1-9][0-9]{0,8})[kK]")
+"""`4k` tokens are 4096 wherever people write so of sequences."""
 
 
 def read_dataclass(kind: type, node: Node, folder: Path | None) -> Any:
@@ -58,8 +62,8 @@ def _read_field(kind: type, name: str, hint: Any, node: Node, folder: Path | Non
     if typing.get_origin(hint) is tuple:
         if not isinstance(node.value, list):
             raise node.is_error(allowed=_describe_allowed_items(check))
-        return tuple(_read_value(typing.get_args(hint)[0], item, check) for item in node.value)
-    return _read_value(hint, node, check)
+        return tuple(_read_value(kind, name, typing.get_args(hint)[0], item, check) for item in node.value)
+    return _read_value(kind, name, hint, node, check)
 
 
 def _read_mapping(hint: Any, node: Node, folder: Path | None) -> dict[str, Any]:
@@ -71,16 +75,19 @@ def _read_mapping(hint: Any, node: Node, folder: Path | None) -> dict[str, Any]:
     return {key: read_dataclass(typing.cast(type, nested), child, folder) for key, child in children}
 
 
-def _read_value(hint: Any, node: Node, check: Check) -> Any:
+def _read_value(kind: type, name: str, hint: Any, node: Node, check: Check) -> Any:
     value: Any
     if check.size:
         value = _read_size(node, check)
+    elif check.tokens and (tokens := _THOUSANDS.fullmatch(str(node.value))) is not None:
+        value = 1024 * int(tokens[1])
     elif hint is str and node.written:
         value = node.written  # `torch: 2.10` means the text, not the number 2.1
     else:
         value = node.value
     if not _has_type(value, hint) or not check.accepts(value):
-        raise node.is_error(allowed=check.allowed, remedy=_remedy(value, hint, check))
+        known = foreign_values.remedy(kind, name, value)
+        raise node.is_error(allowed=check.allowed, remedy=known or _remedy(value, hint, check))
     return float(value) if hint is float else value
 
 
@@ -122,7 +129,7 @@ def _unknown_key(key: str, child: Node, node: Node, known: list[str]) -> SpecErr
     return SpecError(
         f"unknown key `{shorten(key, LONGEST_NAME)}` in {where}",
         allowed=", ".join(known),
-        remedy=did_you_mean(key, known),
+        remedy=foreign_words.remedy(key, child, known) or did_you_mean(key, known),
         place=child.key_place or child.place,
     )
 

@@ -20,6 +20,11 @@ def describe_allowed(kind: type) -> str:
     return _ALLOWED.get(kind, "a mapping")
 
 
+def single_key(kind: type) -> str:
+    """The key that a lone value stands for; empty for a dataclass that is always a mapping."""
+    return _SINGLE_KEYS.get(kind, "")
+
+
 def _single(key: str) -> Callable[[Node], Node]:
     """A lone value stands for the mapping with this one key."""
 
@@ -74,16 +79,17 @@ def _gpu(node: Node) -> Node:
     return _mapping(node, {**filled, **given, "name": name})
 
 
+_SINGLE_KEYS = {
+    schema.Loss: "name",
+    schema.Optimizer: "name",
+    schema.Recompute: "mode",
+    schema.Gpu: "name",
+    **dict.fromkeys((schema.DpReplicate, schema.DpShard, schema.Tp, schema.Pp, schema.Cp, schema.Ep), "degree"),
+}
 _REWRITINGS: dict[type, Callable[[Node], Node]] = {
-    schema.Loss: _single("name"),
+    **{kind: _single(key) for kind, key in _SINGLE_KEYS.items()},
     schema.Optimizer: _optimizer,
     schema.Recompute: _recompute,
-    schema.DpReplicate: _single("degree"),
-    schema.DpShard: _single("degree"),
-    schema.Tp: _single("degree"),
-    schema.Pp: _single("degree"),
-    schema.Cp: _single("degree"),
-    schema.Ep: _single("degree"),
     schema.Gpu: _gpu,
 }
 _ALLOWED: dict[type, str] = {

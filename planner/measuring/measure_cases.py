@@ -1,4 +1,4 @@
-"""What `planner measure` does: one job from a file, its step on a device, one more line in a file."""
+"""What `planner measure` does: one job, its step on a device, one more line in a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from planner.errors import MeasureError
-from planner.job.loading import load_job
+from planner.job.schema import Job
 from planner.measuring import store
 from planner.measuring.measure import measure
 from planner.measuring.measurement import Measurement
@@ -16,14 +16,13 @@ MEASUREMENTS = Path("measurements.jsonl")
 
 
 def run_measure(
-    path: Path, *, device: str = "cuda", rank: int = 0, out: Path = MEASUREMENTS, snapshot: Path | None = None
+    job: Job, *, device: str = "cuda", rank: int = 0, out: Path = MEASUREMENTS, snapshot: Path | None = None
 ) -> Measurement:
-    """Measures the job of a YAML spec or a bundle and appends the line to `out`.
+    """Measures a job and appends the line to `out`.
 
     A world larger than one is measured with absent peers, unless the caller has initialised torch.distributed.
-    Raises SpecError, MeasureError.
+    Raises MeasureError.
     """
-    job = load_job(path)
     chosen = _device(device)
     peers = "present" if torch.distributed.is_initialized() else "absent"
     measured = measure(job, chosen, rank=rank, peers=peers, snapshot=snapshot)

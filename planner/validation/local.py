@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,7 +16,6 @@ import ray
 from planner.comparing.comparison_text import render
 from planner.hardware import catalog
 from planner.job import gpu_names
-from planner.job.loading import load_job
 from planner.job.schema import Gpu, Job
 from planner.runtime.limits import Limits
 from planner.tracing.isolation import Isolation
@@ -30,9 +28,8 @@ from planner.validation.validation_run import Conditions
 _OBJECT_STORE_BYTES = 200 * 10**6
 
 
-def load_job_on_gpu(path: Path, gpu: str) -> Job:
-    """The job of a file, on the GPU of that name; on its own if the name is empty. Raises SpecError."""
-    job = load_job(path)
+def job_on_this_gpu(job: Job, gpu: str) -> Job:
+    """The job on the GPU of that name; on its own if the name is empty. Raises SpecError."""
     return gpu_names.job_on_gpu(job, gpu, place="--gpu") if gpu else job
 
 

@@ -1,0 +1,121 @@
+"""The job that a command line names, with what people are told of how it was read."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.errors import SpecError
+
+if TYPE_CHECKING:
+    from planner.importers.given_job import GivenJob
+    from planner.importers.job_import import ImportedJob, ImportSources
+    from planner.job.schema import Job
+    from planner.job.shorthand import Shorthand
+
+_SOURCES = ("from_training_arguments", "from_accelerate", "from_deepspeed", "from_torchrun")
+
+
+def job_of(arguments: argparse.Namespace) -> Job:
+    """The job; what was supposed is said on standard error. Raises SpecError."""
+    from planner.importers.given_job import read
+
+    found = read(_given(arguments), Path())
+    _tell(found)
+    return found.job
+
+
+def _given(arguments: argparse.Namespace) -> GivenJob:
+    from planner.importers.given_job import STANDARD_INPUT, GivenJob
+
+    named = arguments.job or ""
+    sources = _sources(arguments)
+    model = getattr(arguments, "model", None)
+    if sources is None and model:
+        if named:
+            raise SpecError(
+                f"--model {model} stands beside the job {named}",
+                allowed="a model in the place of JOB; --model with --from-...",
+                remedy=f"write --set model.hf_config={model} to plan the job with another model",
+            )
+        named = model
+    if not named and sources is None:
+        raise SpecError(
+            "nothing says which job",
+            allowed="JOB (a spec, a bundle, a model's name, or -), or --from-...",
+            remedy=f"planner {arguments.name} Qwen/Qwen3-8B --gpus 4xH100 --fsdp, for a model that planner knows",
+        )
+    return GivenJob(
+        named=named,
+        standard_input=_standard_input() if named == STANDARD_INPUT else "",
+        words=_words(arguments),
+        settings=arguments.set,
+        sources=sources,
+    )
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise SpecError("standard input is no UTF-8 text", allowed="a job spec or a bundle") from None
+
+
+def _words(arguments: argparse.Namespace) -> Shorthand:
+    from planner.job.shorthand import Shorthand
+
+    if not hasattr(arguments, "gpus"):
+        return Shorthand()
+    axes = {"dp_shard": arguments.fsdp, "dp_replicate": arguments.ddp}
+    axes |= {name: getattr(arguments, name) for name in ("tp", "pp", "cp", "ep")}
+    return Shorthand(
+        gpus=arguments.gpus,
+        gpu=arguments.gpu,
+        sequence_length=arguments.seq,
+        micro_batch_size=arguments.batch,
+        gradient_accumulation_steps=arguments.accumulate,
+        lora=arguments.lora,
+        qlora=arguments.qlora,
+        dora=arguments.dora,
+        degrees={axis: written for axis, written in axes.items() if written is not None},
+        zero=arguments.zero,
+        precision=arguments.precision,
+        optimizer=arguments.optimizer,
+        recompute=arguments.recompute,
+        offload=arguments.offload,
+    )
+
+
+def _sources(arguments: argparse.Namespace) -> ImportSources | None:
+    """None where no file of another program is given."""
+    if not any(getattr(arguments, name, None) for name in _SOURCES):
+        return None
+    from planner.importers.job_import import ImportSources
+
+    return ImportSources(
+        training_arguments=arguments.from_training_arguments,
+        accelerate=arguments.from_accelerate,
+        deepspeed=arguments.from_deepspeed,
+        torchrun=arguments.from_torchrun,
+        model=arguments.model,
+    )
+
+
+def _tell(found: ImportedJob) -> None:
+    for source, names in found.ignored.items():
+        if names:
+            _say(f"{source}: without effect on memory: {', '.join(names)}")
+    if found.not_read:
+        _say(f"the launch line: not read: {', '.join(found.not_read)}")
+    for each in found.supposed:
+        _say(f"taken: {each}")
+    for each in found.chosen:
+        _say(f"note: {each}")
+
+
+def _say(line: str) -> None:
+    wrapped = textwrap.fill(line, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    print(wrapped, file=sys.stderr)

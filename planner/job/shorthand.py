@@ -1,0 +1,271 @@
+"""A job in a few words: what the options of the command line mean as values of a spec.
+
+A word decides its keys and nothing else. What nobody says, and has no one default, is taken as most people train, and
+said. The same words put values into a spec that there is already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.errors import SpecError
+from planner.job import gpu_counts, gpu_names
+from planner.job.adapter_words import adapter_of
+from planner.job.axes import AXES
+from planner.job.foreign_values import OPTIMIZERS
+from planner.job.nodes import Node
+from planner.job.overrides import Setting, setting
+
+REST = "rest"
+"""A degree: the GPUs that no other axis takes."""
+PRECISIONS = ("bf16", "fp16", "fp32")
+_USUAL_TOKENS = 2048
+_WITHOUT_BF16 = ("sm_70", "sm_75")
+"""Volta and Turing have no bfloat16 in their tensor cores (CUDA C++ programming guide, compute capabilities)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shorthand:
+    """The words; each may be absent."""
+
+    gpus: str = ""
+    """`4xH100`, as planner.job.gpu_counts reads it."""
+    gpu: str = ""
+    sequence_length: str = ""
+    """A number of tokens, or such as `4k`."""
+    micro_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    lora: str | None = None
+    """`r=16,alpha=32,target=q_proj+v_proj`, or empty; also of the next two."""
+    qlora: str | None = None
+    dora: str | None = None
+    degrees: Mapping[str, str] = field(default_factory=dict)
+    """Axis -> a number, or REST."""
+    zero: int | None = None
+    """The stage of DeepSpeed's ZeRO."""
+    precision: str = ""
+    """bf16, fp16 or fp32, mixed as the kind of parallelism mixes it; or as a spec writes it."""
+    optimizer: str = ""
+    recompute: str = ""
+    offload: bool = False
+    """Parameters, gradients and optimizer state on the host."""
+
+    @property
+    def says_anything(self) -> bool:
+        return self != Shorthand()
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What words come to."""
+
+    settings: list[Setting]
+    supposed: list[str]
+    """What nobody said, and what was taken for it."""
+
+
+def of_spec(words: Shorthand, document: Node) -> Meaning:
+    """What the words put into a spec. Raises SpecError at the option."""
+    found = Meaning([], [])
+    _tell_gpus(words, found)
+    _tell_sizes(words, found)
+    _tell_training(words, found)
+    if (adapter := _adapter(words)) is not None:
+        found.settings.append(adapter)
+    _tell_degrees(words, document, found)
+    if words.precision:
+        found.settings.append(_precision(words, words.precision, sharded=_is_sharded(words, document)))
+    return found
+
+
+def of_model(words: Shorthand, document: Node, config: Mapping[str, Any], others: Iterable[str]) -> Meaning:
+    """What the words come to for a model that no spec describes: all that a spec would have to say; `others` are the
+    keys that something else says."""
+    found = of_spec(words, document)
+    said = {each.path for each in found.settings} | set(others)
+    if document.nearest_to("model.adapter").path == "model.adapter":
+        said.add("model.adapter")
+    world = _world(found.settings, document)
+    if world > 1 and not any(path.startswith("parallel.") for path in said):
+        found.settings.append(setting("parallel.dp_replicate.degree", world, "--gpus"))
+        found.supposed.append(f"DDP over {world} GPUs, each with the whole model (--fsdp shards it)")
+    _suppose_tokens(config, said, found)
+    _suppose_precision(words, document, said, found)
+    return found
+
+
+def _tell_gpus(words: Shorthand, found: Meaning) -> None:
+    if words.gpus:
+        count = gpu_counts.parse(words.gpus)
+        found.settings.append(setting("cluster.nodes", count.nodes, "--gpus"))
+        found.settings.append(setting("cluster.gpus_per_node", count.gpus_per_node, "--gpus"))
+        if count.supposed:
+            found.supposed.append(count.supposed)
+        if count.name:
+            found.settings.append(setting("cluster.gpu", count.name, "--gpus"))
+            if words.gpu:
+                raise SpecError(
+                    f"--gpus names {count.name}, and --gpu {words.gpu}", allowed="one of the two", place="--gpu"
+                )
+    if words.gpu:
+        gpu_names.look_up(words.gpu, place="--gpu")
+        found.settings.append(setting("cluster.gpu", words.gpu, "--gpu"))
+
+
+def _tell_sizes(words: Shorthand, found: Meaning) -> None:
+    if words.sequence_length:
+        text = words.sequence_length
+        value = int(text) if text.isdecimal() and len(text) < 20 else text
+        found.settings.append(setting("train.sequence_length", value, "--seq"))
+    if words.micro_batch_size is not None:
+        found.settings.append(setting("train.micro_batch_size", words.micro_batch_size, "--batch"))
+    if words.gradient_accumulation_steps is not None:
+        steps = words.gradient_accumulation_steps
+        found.settings.append(setting("train.gradient_accumulation_steps", steps, "--accumulate"))
+
+
+def _tell_training(words: Shorthand, found: Meaning) -> None:
+    if words.optimizer:
+        optimizer = OPTIMIZERS.get(words.optimizer.lower(), {"name": words.optimizer})
+        found.settings.append(setting("train.optimizer", optimizer, "--optimizer"))
+    if words.recompute:
+        found.settings.append(setting("train.recompute", words.recompute, "--recompute"))
+    if words.offload:
+        found.settings.append(setting("parallel.dp_shard.offload", "cpu", "--offload"))
+
+
+def _adapter(words: Shorthand) -> Setting | None:
+    given = {kind: text for kind in ("lora", "qlora", "dora") if (text := getattr(words, kind)) is not None}
+    if len(given) > 1:
+        names = " and ".join(f"--{kind}" for kind in given)
+        raise SpecError(f"{names} are both given", allowed="one kind of adapter", remedy="delete the others")
+    return next(
+        (setting("model.adapter", adapter_of(kind, text, f"--{kind}"), f"--{kind}") for kind, text in given.items()),
+        None,
+    )
+
+
+def _tell_degrees(words: Shorthand, document: Node, found: Meaning) -> None:
+    """Degrees that are numbers first; then the one that takes the rest of the GPUs."""
+    degrees = dict(words.degrees)
+    if words.zero is not None:
+        _tell_zero(words, found)
+        degrees.setdefault("dp_replicate", REST)
+    for axis, written in degrees.items():
+        if written != REST:
+            found.settings.append(setting(f"parallel.{axis}.degree", _degree(axis, written), _option(axis)))
+    resting = [axis for axis, written in degrees.items() if written == REST]
+    if len(resting) > 1:
+        names = " and ".join(_option(axis) for axis in resting)
+        raise SpecError(
+            f"{names} both take the rest of the GPUs", allowed="one without a number", remedy=f"{names} N each"
+        )
+    for axis in resting:
+        world, others = _world(found.settings, document), _taken(found.settings, document, axis)
+        if world % others:
+            raise SpecError(
+                f"{world} GPUs are not divided by the {others} ranks of the other axes",
+                allowed="degrees whose product is the number of GPUs",
+                remedy="change --gpus or the degrees",
+                place=_option(axis),
+            )
+        found.settings.append(setting(f"parallel.{axis}.degree", world // others, _option(axis)))
+
+
+def _tell_zero(words: Shorthand, found: Meaning) -> None:
+    bf16 = words.precision in ("", "bf16")
+    mixed = {"bf16": {"enabled": True}} if bf16 else {"fp16": {"enabled": True}} if words.precision == "fp16" else {}
+    stage: dict[str, Any] = {"stage": words.zero}
+    if words.offload:
+        stage["offload_optimizer"] = {"device": "cpu"}
+        found.settings[:] = [each for each in found.settings if each.path != "parallel.dp_shard.offload"]
+    config = {**mixed, "zero_optimization": stage, "zero_allow_untested_optimizer": True}
+    found.settings.append(setting("parallel.deepspeed", config, "--zero"))
+
+
+def _degree(axis: str, written: str) -> int:
+    if written.isdecimal() and 0 < len(written) < 8 and int(written):
+        return int(written)
+    raise SpecError(
+        f"{_option(axis)} is {written[:80]!a}",
+        allowed="a whole number from 1"
+        + ("" if axis not in ("dp_shard", "dp_replicate") else ", or nothing behind it"),
+        remedy=f"write {_option(axis)} 4; the job or the model stands before the options",
+        place=_option(axis),
+    )
+
+
+def _option(axis: str) -> str:
+    return {"dp_shard": "--fsdp", "dp_replicate": "--ddp"}.get(axis, f"--{axis}")
+
+
+def _number(settings: list[Setting], document: Node, path: str) -> int:
+    """A count, 1 where it is not said or no count: the reader of specs says what is wrong with it."""
+    node = next((each.node for each in reversed(settings) if each.path == path), None)
+    if node is None:
+        written = document.nearest_to(path)
+        node = written if written.path in (path, path.removesuffix(".degree")) else None
+    value = 1 if node is None else node.value
+    return value if type(value) is int and value > 0 else 1
+
+
+def _world(settings: list[Setting], document: Node) -> int:
+    return _number(settings, document, "cluster.nodes") * _number(settings, document, "cluster.gpus_per_node")
+
+
+def _taken(settings: list[Setting], document: Node, but: str) -> int:
+    """The ranks of all other axes."""
+    product = 1
+    for axis in AXES:
+        if axis != but:
+            product *= _number(settings, document, f"parallel.{axis}.degree")
+    return product
+
+
+def _is_sharded(words: Shorthand, document: Node) -> bool:
+    at = document.nearest_to("parallel.dp_shard.degree")
+    written = at.value if at.path.startswith("parallel.dp_shard") and not isinstance(at.value, dict) else 1
+    return any(axis in words.degrees for axis in ("dp_shard", "cp", "ep")) or written != 1
+
+
+def _precision(words: Shorthand, asked: str, *, sharded: bool) -> Setting:
+    """bf16 and fp16 are mixed: by the policy of fully_shard where it shards, by DeepSpeed's engine, or by autocast."""
+    if words.zero is not None or asked == "fp32":
+        value = "none"
+    elif asked == "bf16" and sharded:
+        value = "fsdp_mixed"
+    else:
+        value = f"{asked}_autocast" if asked in PRECISIONS else asked
+    return setting("train.precision", value, "--precision" if words.precision else "the usual precision")
+
+
+def _suppose_tokens(config: Mapping[str, Any], said: set[str], found: Meaning) -> None:
+    if "train.sequence_length" in said or "vocab_size" not in config:
+        return
+    most = config.get("max_position_embeddings") or config.get("n_positions")
+    tokens = min(most, _USUAL_TOKENS) if type(most) is int and most > 0 else _USUAL_TOKENS
+    if config.get("model_type") == "roberta":
+        tokens = min(tokens, int(most or tokens) - 2)  # its positions begin behind the padding's index
+    found.settings.append(setting("train.sequence_length", tokens, "the usual length"))
+    found.supposed.append(f"sequences of {tokens} tokens (--seq)")
+
+
+def _suppose_precision(words: Shorthand, document: Node, said: set[str], found: Meaning) -> None:
+    """As most people train: an adapter beside a model in bfloat16, everything else mixed with parameters in float32."""
+    asked = words.precision or _usual_precision(found.settings)
+    if not words.precision and "train.precision" not in said:
+        chosen = _precision(words, asked, sharded=_is_sharded(words, document))
+        found.settings.append(chosen)
+        found.supposed.append(f"train.precision {chosen.node.value} (--precision bf16, fp16 or fp32)")
+    half = "float16" if asked == "fp16" else "bfloat16"
+    if "model.parameter_dtype" not in said and asked != "fp32" and ("model.adapter" in said or words.zero is not None):
+        found.settings.append(setting("model.parameter_dtype", half, "the usual precision"))
+        found.supposed.append(f"the model in {half} (--set model.parameter_dtype=float32)")
+
+
+def _usual_precision(settings: list[Setting]) -> str:
+    name = next((str(each.node.value) for each in settings if each.path == "cluster.gpu"), "")
+    old = bool(name) and gpu_names.look_up(name).arch in _WITHOUT_BF16
+    return "fp16" if old else "bf16"

@@ -1,0 +1,121 @@
+"""Every key that a job spec may have, out of the schema, its checks and its docstrings."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from planner.job import schema, short_forms
+from planner.job.field_checks import CHECKS, Check
+
+NAMED = "NAME"
+"""Stands in paths for a name that people choose (`train.inputs.NAME.shape`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecKey:
+    """One key; a section is a mapping of further keys."""
+
+    path: str
+    """Dotted, as in messages: `train.optimizer.name`."""
+    kind: type
+    """The dataclass that has it as a field."""
+    name: str
+    hint: Any
+    check: Check | None
+    """Of its value, or of each item of a list; None for a section."""
+    section: type | None
+    """The dataclass of a section."""
+    required: bool
+    default: Any
+    """Of the schema; of no meaning for a required key."""
+    meaning: str
+    """The docstring of the field, or the first sentence of the section's."""
+
+    @property
+    def parent(self) -> str:
+        return self.path.rpartition(".")[0]
+
+
+@cache
+def all_keys() -> tuple[SpecKey, ...]:
+    """Every key, a section before what it holds, in the order of the schema."""
+    return tuple(_keys(schema.Job, ""))
+
+
+@cache
+def by_path() -> Mapping[str, SpecKey]:
+    """Every key by its path."""
+    return {key.path: key for key in all_keys()}
+
+
+def places_of(name: str) -> list[str]:
+    """The paths of all keys that are called so, in any case."""
+    return [key.path for key in all_keys() if key.name.casefold() == name.casefold() and NAMED not in key.path]
+
+
+def _keys(kind: type, path: str) -> Iterator[SpecKey]:
+    hints, docs = typing.get_type_hints(kind), _docstrings(kind)
+    for field in dataclasses.fields(kind):
+        at = f"{path}.{field.name}" if path else field.name
+        hint = hints[field.name]
+        section = _section_in(hint)
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        meaning = docs.get(field.name) or (_first_sentence(section) if section else "")
+        check = CHECKS.get((kind, field.name))
+        yield SpecKey(at, kind, field.name, hint, check, section, required, made, meaning)
+        if section is not None:
+            below = f"{at}.{NAMED}" if typing.get_origin(hint) is Mapping else at
+            yield from _keys(section, below)
+
+
+def _section_in(hint: Any) -> type | None:
+    """The dataclass of `X`, `X | None` or `Mapping[str, X]`."""
+    for kind in (hint, *typing.get_args(hint)):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            return kind
+    return None
+
+
+def may_be_none(key: SpecKey) -> bool:
+    """Whether null may be written for it."""
+    return isinstance(key.hint, types.UnionType) and types.NoneType in typing.get_args(key.hint)
+
+
+def short_key(key: SpecKey) -> str:
+    """The key below a section that a lone value stands for; empty if there is none."""
+    return short_forms.single_key(key.section) if key.section is not None else ""
+
+
+def _first_sentence(kind: type) -> str:
+    text = " ".join((kind.__doc__ or "").split())
+    if text.startswith(f"{kind.__name__}("):
+        return ""  # what dataclass itself writes
+    return text.partition(". ")[0].rstrip(".") + "." if text else ""
+
+
+@cache
+def _docstrings(kind: type) -> dict[str, str]:
+    """The text that follows each field in the source, as one line."""
+    found: dict[str, str] = {}
+    body = _classes()[kind.__name__].body
+    for field, after in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+            text = ast.literal_eval(after.value)
+            found[field.target.id] = " ".join(text.split())
+    return found
+
+
+@cache
+def _classes() -> dict[str, ast.ClassDef]:
+    tree = ast.parse(inspect.getsource(schema))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
