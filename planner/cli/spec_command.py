@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import TYPE_CHECKING
 
 from planner.cli.exit_codes import DONE
@@ -25,6 +26,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--all", action="store_true", help="print every key, with its default")
     parser.add_argument("--bundle", action="store_true", help="print one self-contained JSON object instead")
+    parser.add_argument("--json-schema", action="store_true", help="print the JSON Schema of specs, for editors")
     parser.set_defaults(run=run, name="spec")
 
 
@@ -33,6 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
     from planner.job.bundle import bundle_text
     from planner.job.printing import job_yaml, short_yaml
 
+    if arguments.json_schema:
+        from planner.job.spec_json_schema import json_schema
+
+        print(json.dumps(json_schema(), indent=2))
+        return DONE
     job = job_of(arguments)
     if arguments.bundle:
         print(bundle_text(job), end="")

@@ -30,6 +30,8 @@ class Check:
     """Of a number; a size's is bytes."""
     tokens: bool = False
     """May be written as `4k`."""
+    least: int | None = None
+    """Of a whole number."""
 
 
 def _anything(_: Any) -> bool:
@@ -37,7 +39,7 @@ def _anything(_: Any) -> bool:
 
 
 def _whole(least: int, unit: str = "") -> Check:
-    return Check(f"a whole number from {least}", lambda value: least <= value <= _MOST, unit=unit)
+    return Check(f"a whole number from {least}", lambda value: least <= value <= _MOST, unit=unit, least=least)
 
 
 def _one_of(*names: str) -> Check:

@@ -73,8 +73,8 @@ WORDS: Mapping[str, Word] = {
         "attn_implementation attention_implementation flash_attention use_flash_attn", Word("model: {attention: sdpa}")
     ),
     **_all(
-        "model_name_or_path model_name model_id pretrained pretrained_model_name_or_path name_or_path base_model hf_model"
-        " hf_assets_path",
+        "model_name_or_path model_name model_id pretrained pretrained_model_name_or_path name_or_path base_model"
+        " hf_model hf_assets_path",
         Word("model: {{hf_config: {}}}", "Qwen/Qwen3-8B", number=False),
     ),
     **_all(

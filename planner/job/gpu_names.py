@@ -41,7 +41,8 @@ def tell_choice(name: str) -> str:
     others = [gpu for gpu in meant if gpu is not chosen]
     sizes = {round(gpu.total_bytes / chosen.total_bytes, 1) for gpu in others}
     if sizes == {1.0}:
-        return f"the GPU {name} is taken as {chosen.name}; {_listed(others)} {'has' if len(others) == 1 else 'have'} the same memory"
+        have = "has" if len(others) == 1 else "have"
+        return f"the GPU {name} is taken as {chosen.name}; {_listed(others)} {have} the same memory"
     other = ", ".join(f"{gpu.name} ({show_bytes(gpu.total_bytes)})" for gpu in others)
     return (
         f"the GPU {name} is taken as {chosen.name}, of {show_bytes(chosen.total_bytes)}; say which one it is if it is"

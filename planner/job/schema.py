@@ -15,8 +15,11 @@ class Metadata:
     """What people call the job; no part of the plan's identity."""
 
     name: str = ""
+    """Of the job, for reports."""
     team: str = ""
+    """Whose job it is, for the metrics."""
     queue: str = ""
+    """Where it is submitted to, for the metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +27,19 @@ class Decoder:
     """The built-in Llama-shaped decoder for quick what-ifs."""
 
     layers: int
+    """Blocks of attention and feed-forward."""
     hidden: int
+    """Width of the residual stream; a multiple of `heads`."""
     heads: int
+    """Heads of the queries; a multiple of `kv_heads`."""
     kv_heads: int
+    """Heads of the keys and values."""
     ffn: int
+    """Width inside of the gated feed-forward."""
     vocab: int
+    """Entries of the embedding and of the head."""
     tie_embeddings: bool = False
+    """Embedding and head are one parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +47,13 @@ class Adapter:
     """Low-rank layers that are trained in place of the model: LoRA, by peft."""
 
     kind: str = "lora"
-    """lora | dora | qlora: beside a model in four bits (nf4, double quantization)"""
+    """qlora: beside a model in four bits (nf4, double quantization)."""
     r: int = 8
     """The rank of the layers."""
     alpha: int = 8
+    """Scales what the layers add; without effect on memory."""
     dropout: float = 0.0
+    """Before the layers; above 0 it keeps a mask."""
     target_modules: tuple[str, ...] = ()
     """Names of the modules that are adapted; empty: those that peft knows for the architecture."""
 
@@ -55,6 +67,7 @@ class Model:
     factory: str = ""
     """`module:callable`, any callable that returns an nn.Module."""
     factory_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the factory."""
     factory_path: str = ""
     """A folder put in front of sys.path for the factory; default: the spec file's folder."""
     decoder: Decoder | None = None
@@ -63,6 +76,7 @@ class Model:
     blocks: str = ""
     """Pattern of the module paths that are wrapped and recomputed; empty: found."""
     parameter_dtype: str = "float32"
+    """In which dtype the parameters are kept."""
     attention: str = "sdpa"
     """The `attn_implementation` of a transformers model: sdpa or eager."""
     adapter: Adapter | None = None
@@ -77,8 +91,11 @@ class Input:
     """
 
     shape: tuple[int, ...]
+    """Sizes of the dims behind the batch dim."""
     dtype: str = "float32"
+    """Of its elements."""
     maximum: int = 2
+    """Values of an integer input lie below it: number of classes, size of a vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +103,7 @@ class Loss:
     """How the loss is computed. `model`: the model returns it itself, given labels."""
 
     name: str = "cross_entropy"
-    """cross_entropy | mse | sum | model"""
+    """model: the model returns it itself, given labels; sum: of all that the model returns."""
     dtype: str = "float32"
     """In which dtype the logits enter the loss."""
     chunks: int = 1
@@ -100,7 +117,9 @@ class Optimizer:
     """Any class of torch.optim, with its own arguments."""
 
     name: str = "AdamW"
+    """A class of torch.optim, or such as bitsandbytes.AdamW8bit, torchao.AdamW8bit."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Any other key is an argument of the class: lr, foreach, fused, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +127,9 @@ class Recompute:
     """Activation recomputation: `none`, `full` (each block), `every` (each n-th block), `selective` (per op)."""
 
     mode: str = "none"
+    """What is recomputed in the backward instead of kept; a lone value, `recompute: full`."""
     every: int = 1
+    """Each n-th block, written `{every: 2}`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +137,9 @@ class CheckpointLoad:
     """A checkpoint is loaded before training: onto `cpu` or onto the `device`, its state dict dropped or kept."""
 
     map_location: str = "cpu"
+    """Where the checkpoint's tensors are put."""
     keep_reference: bool = False
+    """The program holds on to the state dict while it trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,24 +147,32 @@ class Eval:
     """An evaluation under no_grad after every `every` iterations."""
 
     micro_batch_size: int = 1
+    """Samples of a rank in one evaluation step."""
     every: int = 100
+    """After how many iterations it is evaluated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
+    """What one step takes in, computes and keeps."""
+
     micro_batch_size: int = 1
+    """Samples that a rank takes through the model at once."""
     sequence_length: int = 0
     """Tokens per sequence; 0 where `inputs` are given or the model takes no tokens."""
     inputs: Mapping[str, Input] = field(default_factory=dict)
+    """Tensors that the model takes, by the names of its arguments; default: tokens, or the config's pictures."""
     gradient_accumulation_steps: int = 1
+    """Micro-batches of one optimizer step; under a pipeline those of one schedule step."""
     precision: str = "none"
-    """none | bf16_autocast | fp16_autocast | fsdp_mixed"""
+    """How precision is mixed: by autocast (fp16 with a scaler), or by the policy of fully_shard (fsdp_mixed)."""
     loss: Loss = field(default_factory=Loss)
     optimizer: Optimizer = field(default_factory=Optimizer)
     recompute: Recompute = field(default_factory=Recompute)
     gradient_clipping: float = 0.0
     """Largest norm; 0: not clipped."""
     zero_grad_set_to_none: bool = True
+    """Gradients are dropped after the step; false: they are kept and filled with zeros."""
     checkpoint_load: CheckpointLoad | None = None
     eval: Eval | None = None
     iterations: int = 3
@@ -159,15 +190,23 @@ class DpReplicate:
     """Data parallelism with replicated parameters: DistributedDataParallel and its arguments."""
 
     degree: int = 1
+    """How many replicas."""
     kind: str = "ddp"
+    """What reduces the gradients."""
     bucket_cap_mb: float = 25.0
+    """Size of a bucket of gradients."""
     gradient_as_bucket_view: bool = False
+    """Gradients are views of the buckets, and not there twice."""
     find_unused_parameters: bool = False
+    """Of DistributedDataParallel; the buckets are then not rebuilt."""
     static_graph: bool = False
+    """Of DistributedDataParallel."""
     broadcast_buffers: bool = True
+    """Buffers are sent from rank 0 before each forward."""
     init_sync: bool = True
+    """Parameters are checked and sent from rank 0 when the model is wrapped."""
     comm_hook: str = ""
-    """empty | fp16_compress | bf16_compress | power_sgd"""
+    """A hook of torch that compresses buckets; empty: none."""
     no_sync: bool = True
     """Accumulate gradients under `no_sync()`: buckets are reduced in the last micro-batch only."""
     zero_redundancy_optimizer: bool = False
@@ -179,7 +218,9 @@ class DpShard:
     """Data parallelism with sharded parameters: `fully_shard` (FSDP2) of every block and of the root."""
 
     degree: int = 1
+    """Over how many ranks parameters, gradients and optimizer state are sharded."""
     kind: str = "fsdp2"
+    """fsdp1 is refused, with what to write instead."""
     reshard_after_forward: bool | int = True
     """Of the blocks; a number: to so many ranks. The root keeps its parameters, as fully_shard does by default."""
     keep_last: bool = False
@@ -190,7 +231,7 @@ class DpShard:
     reduce_dtype: str = "float32"
     """In which dtype gradients are reduced under `fsdp_mixed`; parameters are gathered in bfloat16."""
     offload: str = ""
-    """empty | cpu: parameters, gradients and optimizer state rest on the host (CPUOffloadPolicy)"""
+    """cpu: parameters, gradients and optimizer state rest on the host (CPUOffloadPolicy)"""
     no_sync: bool = False
     """Accumulate gradients unreduced; reduce in the last micro-batch only."""
     prefetch: int = 0
@@ -202,6 +243,7 @@ class Tp:
     """Tensor parallelism: DTensor's `parallelize_module`."""
 
     degree: int = 1
+    """Over how many ranks layers are split."""
     sequence_parallel: bool = False
     """Norms and residuals split along the tokens."""
     loss_parallel: bool = False
@@ -218,7 +260,9 @@ class Pp:
     """
 
     degree: int = 1
+    """How many ranks a pipeline has."""
     schedule: str = "1F1B"
+    """1F1B, GPipe, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble, ..."""
     split: tuple[int, ...] = ()
     """Layers of each stage, in the order of stages; empty: as even as they can be."""
 
@@ -228,8 +272,9 @@ class Cp:
     """Context parallelism: `torch.distributed.tensor.experimental.context_parallel`."""
 
     degree: int = 1
+    """Over how many ranks a sequence is split."""
     rotate: str = "allgather"
-    """How keys and values travel: allgather | alltoall (ring)"""
+    """How keys and values travel; alltoall: around a ring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,12 +282,15 @@ class Ep:
     """Expert parallelism: the experts are split along this axis, which is one of data for all else."""
 
     degree: int = 1
+    """Over how many ranks the experts are split."""
     imbalance: float = 1.0
     """Tokens of the fullest rank over the mean; 1: balanced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
+    """How the ranks divide the work; the product of the degrees is the number of GPUs."""
+
     dp_replicate: DpReplicate = field(default_factory=DpReplicate)
     dp_shard: DpShard = field(default_factory=DpShard)
     tp: Tp = field(default_factory=Tp)
@@ -259,15 +307,23 @@ class Gpu:
     """One GPU as the plan sees it; `name` is empty for one that the catalog does not have."""
 
     name: str = ""
+    """A name of the catalog, or as nvidia-smi, schedulers and people call it."""
     total_bytes: int = 0
+    """What torch.cuda.get_device_properties says; a named GPU brings it along."""
     arch: str = ""
+    """Its compute capability; a named GPU brings it along."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
+    """The machines that the job runs on."""
+
     nodes: int = 1
+    """Machines of the job."""
     gpus_per_node: int = 1
+    """GPUs of each of them; one rank to a GPU."""
     gpu: Gpu = field(default_factory=Gpu)
+    """Its name, or its figures; null for a plan without verdict."""
     held_by_others_bytes: int = 0
     """Bytes of each GPU that other processes hold; taken off the capacity."""
 
@@ -277,11 +333,15 @@ class Software:
     """What the job will run with; the CUDA context and the workspaces hinge on it."""
 
     torch: str = "2.13"
+    """Version of PyTorch."""
     cuda: str = "13.0"
+    """Version of CUDA that PyTorch was built for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocator:
+    """Settings of PyTorch's caching allocator."""
+
     conf: str = ""
     """PYTORCH_ALLOC_CONF, as written there."""
 

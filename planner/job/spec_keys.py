@@ -18,6 +18,10 @@ from planner.job.field_checks import CHECKS, Check
 
 NAMED = "NAME"
 """Stands in paths for a name that people choose (`train.inputs.NAME.shape`)."""
+_OPEN = {(schema.Optimizer, "arguments")}
+"""Fields that take the keys of their section which are no fields."""
+_ASKED_FOR = {(schema.Job, "cluster"), (schema.Cluster, "gpu")}
+"""Fields that have a default in the schema and must be said all the same (planner/job/loading.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class SpecKey:
 
     @property
     def parent(self) -> str:
+        """The section that has it; empty at the top."""
         return self.path.rpartition(".")[0]
 
 
@@ -68,7 +73,11 @@ def _keys(kind: type, path: str) -> Iterator[SpecKey]:
         at = f"{path}.{field.name}" if path else field.name
         hint = hints[field.name]
         section = _section_in(hint)
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if (kind, field.name) in _OPEN:
+            at = f"{path}.{NAMED}"
+        required = (kind, field.name) in _ASKED_FOR or (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
         made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
         meaning = docs.get(field.name) or (_first_sentence(section) if section else "")
         check = CHECKS.get((kind, field.name))

@@ -79,15 +79,24 @@ def test_what_is_refused_ends_with_2(given: list[str], capsys: pytest.CaptureFix
     )
 
 
-@pytest.mark.parametrize("alone", [["--gpu", "H100-SXM-80GB"], ["--sequence-length", "5"], ["--model", "config.json"]])
-def test_options_for_what_files_cannot_say_want_such_files(
-    alone: list[str], capsys: pytest.CaptureFixture[str]
+def test_options_say_what_the_files_cannot_and_replace_what_they_say(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["spec", "job.yaml", *alone]) == 2
+    options = ["--batch", "3", "--gpus", "4", "--fsdp", "4", "--set", "train.optimizer.lr=0.1"]
 
-    shown = capsys.readouterr().err
-    assert shown.startswith("usage: planner spec")
-    assert "go with --from-..." in shown
+    assert cli.main([*given, *options]) == 0
+
+    (tmp_path / "job.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
+    job = load_job(tmp_path / "job.yaml")
+    assert (job.train.micro_batch_size, job.train.optimizer.arguments["lr"]) == (3, 0.1)
+    assert (job.cluster.gpus_per_node, job.parallel.dp_shard.degree, job.parallel.dp_replicate.degree) == (4, 4, 1)
+
+
+def test_a_model_may_be_named_beside_the_files(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    given[given.index("--model") + 1] = "Qwen/Qwen3-0.6B"
+
+    assert cli.main(given) == 0
+    assert "  hf_config: Qwen/Qwen3-0.6B\n" in capsys.readouterr().out
 
 
 def test_neither_torch_nor_transformers_is_loaded(given: list[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from planner import cli
 from planner.errors import SpecError
@@ -31,7 +32,7 @@ def spec(tmp_path: Path) -> Path:
 
 
 def test_it_prints_the_spec_with_every_default(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["spec", str(spec)]) == 0
+    assert cli.main(["spec", "--all", str(spec)]) == 0
 
     shown = capsys.readouterr()
     assert "  name: größer\n" in shown.out
@@ -39,12 +40,26 @@ def test_it_prints_the_spec_with_every_default(spec: Path, capsys: pytest.Captur
     assert shown.err == ""
 
 
-def test_what_it_prints_it_prints_again(spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["spec", str(spec)])
+def test_it_prints_what_differs_from_the_defaults(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["spec", str(spec), "--set", "train.recompute=full", "--set", "parallel.tp=1"]) == 0
+
+    assert yaml.safe_load(capsys.readouterr().out) == {
+        "metadata": {"name": "größer"},
+        "model": {"decoder": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 1000}},
+        "train": {"sequence_length": 128, "recompute": "full"},
+        "cluster": {"gpu": "H100-SXM-80GB"},
+    }
+
+
+@pytest.mark.parametrize("how", [[], ["--all"]], ids=["short", "all"])
+def test_what_it_prints_it_prints_again(
+    how: list[str], spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["spec", str(spec), *how])
     first = capsys.readouterr().out
     (tmp_path / "again.yaml").write_text(first, encoding="utf-8")
 
-    cli.main(["spec", str(tmp_path / "again.yaml")])
+    cli.main(["spec", str(tmp_path / "again.yaml"), *how])
 
     assert capsys.readouterr().out == first
 
@@ -70,7 +85,7 @@ def test_a_wrong_spec_is_one_message_on_stderr_and_exit_code_2(
     assert (shown.out, shown.err) == ("", f"there is no file {missing}\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["spec"], ["no-such-command"], ["spec", "a", "b"], ["spec", "--no-such"]])
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["spec", "a", "b"], ["spec", "--no-such"]])
 def test_a_wrong_command_line_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 2
     assert capsys.readouterr().err.startswith("usage: planner")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from planner.job import schema as jobs
 from planner.job.bundle import bundle, bundle_text, document, trace_id
 from planner.job.json_text import canonical_json
 from planner.job.loading import load_bundle, load_document, load_job
-from planner.job.printing import job_yaml
+from planner.job.printing import job_yaml, short_yaml
 from planner.job.schema import Job
 
 SOFTWARE = {"planner": "0.1.0", "torch": "2.13.0", "transformers": "5.23"}
@@ -137,12 +138,13 @@ def test_a_job_is_the_same_after_its_bundle_was_sorted_by_something(job: Job) ->
     assert trace_id(again, SOFTWARE) == trace_id(job, SOFTWARE)
 
 
-@given(valid_jobs)
+@pytest.mark.parametrize("printed", [job_yaml, short_yaml])
+@given(job=valid_jobs)
 @settings(max_examples=100, deadline=None)
-def test_a_job_is_the_same_after_it_was_printed_as_a_spec(job: Job) -> None:
+def test_a_job_is_the_same_after_it_was_printed_as_a_spec(job: Job, printed: Callable[[Job], str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.yaml"
-        path.write_text(job_yaml(job), encoding="utf-8")
+        path.write_text(printed(job), encoding="utf-8")
         again = load_job(path)
     if job.model.factory:  # which is looked for in a folder: in the spec's, unless the spec names another
         assert again.model.factory_path == str(path.resolve().parent)
