@@ -54,7 +54,7 @@ def _add_words(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--ddp", nargs="?", const=REST, metavar="N", help="replicate N times, or over the rest")
     for axis, what in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert")):
         group.add_argument(f"--{axis}", metavar="N", help=f"{what} parallelism")
-    group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), metavar="STAGE", help="DeepSpeed's ZeRO (0 to 3)")
+    group.add_argument("--zero", type=int, metavar="STAGE", help="DeepSpeed's ZeRO (0 to 3)")
     group.add_argument("--precision", default="", metavar="bf16", help="bf16, fp16 or fp32, or as a spec writes it")
     group.add_argument("--optimizer", default="", metavar="NAME", help="of torch.optim, or transformers' name of it")
     group.add_argument(

@@ -15,6 +15,7 @@ from planner.importers.job_import import ImportedJob, ImportSources, import_job
 from planner.job import hf_config, overrides, shorthand
 from planner.job.json_text import read_json
 from planner.job.loading import choices_of, document_of, load_node
+from planner.job.nearest import did_you_mean
 from planner.job.nodes import Node, node_from_data
 from planner.job.overrides import Setting, setting
 from planner.job.shorthand import Shorthand
@@ -97,9 +98,18 @@ def _text(given: GivenJob, folder: Path) -> tuple[str | None, str]:
             allowed="a job spec, a bundle, a model's folder, or the name of a model",
             remedy="give the file",
         )
-    if not os.path.exists(path) and not hf_config.looks_like_path(named):
-        return None, named
+    if not os.path.exists(path):
+        if not hf_config.looks_like_path(named):
+            return None, named
+        raise SpecError(f"there is no file {named}", remedy=did_you_mean(path.name, _files_of(path.parent)))
     return file_text(path, named), named
+
+
+def _files_of(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))[:1000]
+    except OSError:
+        return []
 
 
 def _model_of(text: str, source: str, named: str) -> _Model | None:
@@ -130,17 +140,13 @@ def _of_model(model: _Model, words: Shorthand, settings: list[Setting], folder: 
     document = overrides.with_settings(document, facts, folder)
     meaning = shorthand.of_model(words, document, config, [each.path for each in settings])
     document = overrides.with_settings(document, [*meaning.settings, *settings], folder)
-    if document.nearest_to("cluster.gpu").path != "cluster.gpu" and not _said(settings, "cluster.gpu"):
+    if not document.nearest_to("cluster.gpu").path.startswith("cluster.gpu"):
         raise SpecError(
-            f"nothing says on which GPUs {model.name} is trained",
-            allowed="--gpus 4xH100, or --gpu H100 and --gpus 4",
-            remedy="add --gpus; a job that says more is a spec (docs/reference.md)",
+            f"nothing says on which GPU {model.name} is trained",
+            allowed="--gpus 4xH100, or --gpu H100 beside --gpus 4",
+            remedy=f"write --gpus {words.gpus or 4}xH100",
         )
     return _loaded(document, folder, meaning.supposed, model.ignored)
-
-
-def _said(settings: Sequence[Setting], path: str) -> bool:
-    return any(each.path == path or each.path.startswith(f"{path}.") for each in settings)
 
 
 def _loaded(

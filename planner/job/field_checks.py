@@ -42,6 +42,11 @@ def _whole(least: int, unit: str = "") -> Check:
     return Check(f"a whole number from {least}", lambda value: least <= value <= _MOST, unit=unit, least=least)
 
 
+def _tokens() -> Check:
+    count = _whole(0, "tokens")
+    return replace(count, allowed=f"{count.allowed}, or such as 4k", tokens=True)
+
+
 def _one_of(*names: str) -> Check:
     return Check(", ".join(name or '""' for name in names), lambda value: value in names, names=names)
 
@@ -112,7 +117,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Eval, "micro_batch_size"): SAMPLES,
     (schema.Eval, "every"): _whole(1, "iterations"),
     (schema.Train, "micro_batch_size"): SAMPLES,
-    (schema.Train, "sequence_length"): replace(_whole(0, "tokens"), tokens=True),
+    (schema.Train, "sequence_length"): _tokens(),
     (schema.Train, "gradient_accumulation_steps"): _whole(1, "micro-batches"),
     (schema.Train, "precision"): _one_of("none", "bf16_autocast", "fp16_autocast", "fsdp_mixed"),
     (schema.Train, "gradient_clipping"): NOT_NEGATIVE,

@@ -67,7 +67,7 @@ WORDS: Mapping[str, Word] = {
     **_all("torch_compile use_compile", Word("train: {compile: true}")),
     **_all(
         "torch_dtype dtype model_dtype param_dtype",
-        Word("model: {{parameter_dtype: {}}}", "bfloat16", number=False),
+        Word("model: {parameter_dtype: bfloat16}, or float32"),
     ),
     **_all(
         "attn_implementation attention_implementation flash_attention use_flash_attn", Word("model: {attention: sdpa}")
@@ -144,8 +144,8 @@ def remedy(key: str, child: Node, known: Iterable[str]) -> str:
         return ""  # only its letters are of another case
     if (word := WORDS.get(folded)) is not None and len(key) <= 100:
         return f"write {_filled(word, child)}"
-    places = spec_keys.places_of(folded)
-    if len(places) != 1:
+    places = sorted(spec_keys.places_of(folded), key=lambda path: path.count("."))
+    if not places or (len(places) > 1 and places[0].count(".") == places[1].count(".")):
         return ""
     *sections, name = places[0].split(".")
     inner = f"{name}: {_shown(child) or '...'}"

@@ -34,14 +34,15 @@ def parse(written: str, place: str = "--gpus") -> GpuCount:
         return GpuCount(1, 1, text)
     if text.isdecimal() and len(text) <= 7:
         return _grouped(int(text), "", written, place)
+    if (found := _COUNT_LAST.fullmatch(text)) and catalog.by_any_name(found[1][:100]):
+        return _grouped(int(found[2]), found[1], written, place)
     if found := _COUNTS_FIRST.fullmatch(text):
         nodes, count, name = found.groups()
         if nodes is None:
             return _grouped(int(count), _known(name, place), written, place)
         return _checked(GpuCount(int(nodes), int(count), _known(name, place)), written, place)
-    if (found := _COUNT_LAST.fullmatch(text)) and catalog.by_any_name(found[1][:100]):
-        return _grouped(int(found[2]), found[1], written, place)
-    if re.match(r"\d+\s*[x×*]", text) or not text or text.startswith("-"):
+    counted = re.fullmatch(r"[A-Za-z]+\s*[x×*]\s*(.+)", text)
+    if re.match(r"\d+\s*[x×*]|-|$", text) or (counted and catalog.by_any_name(counted[1][:100])):
         raise _unusable(written, place)
     return GpuCount(1, 1, _known(text, place))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.hardware.records import GpuRecord
-from planner.job.nearest import did_you_mean, nearest
+from planner.job.nearest import nearest
 from planner.job.schema import Gpu, Job
 from planner.job.size_limits import LONGEST_NAME
 from planner.units import show_bytes
@@ -24,10 +25,14 @@ def look_up(name: str, *, place: str = "") -> GpuRecord:
     meant = _meant(name)
     if len({gpu.model for gpu in meant}) == 1:
         return _usual(meant)
+    near = _near(name)
+    remedy = f"did you mean `{near[0]}`?" if near else "name one of these, or write its figures"
+    if re.search(r"(?i)\bmig\b|\d+g\.\d+gb", name):
+        remedy = "a part of a GPU (MIG) is written by its figures; torch.cuda.get_device_properties says them"
     raise SpecError(
         f"there is no GPU `{name[:80]}` in the catalog",
-        allowed=", ".join(_near(name) or catalog.names()) + "; or {total_bytes: 79.1GiB, arch: sm_90}",
-        remedy=did_you_mean(name, catalog.names()),
+        allowed=", ".join(near or catalog.names()) + "; or {total_bytes: 79.1GiB, arch: sm_90}",
+        remedy=remedy,
         place=place,
     )
 
@@ -70,5 +75,11 @@ def _listed(gpus: Sequence[GpuRecord]) -> str:
 
 
 def _near(name: str) -> list[str]:
+    """Names that someone may have meant, those of an alias as the variant that is usual."""
     called = [gpu.name for gpu in _meant(name)]
-    return list(dict.fromkeys(called + nearest(name, catalog.names(), count=4)))
+    alike = [_usual(catalog.by_alias(each)).name for each in nearest(name, _aliases(), count=2)]
+    return list(dict.fromkeys(called + nearest(name, catalog.names(), count=4) + alike))[:4]
+
+
+def _aliases() -> list[str]:
+    return [each for gpu in catalog.gpus().values() for each in gpu.aliases]

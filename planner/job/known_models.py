@@ -52,11 +52,10 @@ def by_config(config: Mapping[str, Any]) -> KnownModel | None:
 
 
 def near(name: str, count: int = 3) -> list[str]:
-    """Names that someone may have meant, the likeliest first; without the publisher where that is alike."""
+    """Names that someone may have meant, the likeliest first; publishers are not compared."""
     short = name.rpartition("/")[2]
-    by_short = {each.rpartition("/")[2]: each for each in reversed(list(models()))}
-    found = nearest(name, models(), count=count) if "/" in name else []
-    found += [by_short[each] for each in nearest(short, by_short, count=count)]
+    called = {each.rpartition("/")[2]: model for each, model in _by_folded().items()}
+    found = [called[each].name for each in nearest(short, called, count=4 * count)]
     return list(dict.fromkeys(found))[:count]
 
 

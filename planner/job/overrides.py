@@ -77,6 +77,9 @@ def _value(text: str, place: str) -> Node:
 def _with(node: Node, keys: list[str], value: Node, folder: Path | None) -> Node:
     if not keys:
         return value
+    known = spec_keys.by_path().get(node.path)
+    if known is not None and known.section is None and not spec_keys.takes_a_mapping(known):
+        raise _without_keys(node.path, value)
     children = _children(node, value, folder)
     path = below(node.path, keys[0])
     child = children.get(keys[0], Node({}, path, value.place, value.place))
@@ -94,9 +97,13 @@ def _children(node: Node, value: Node, folder: Path | None) -> dict[str, Node]:
         return {short: replace(node, path=below(node.path, short))}
     if isinstance(node.value, dict):
         return node.value
-    raise SpecError(
-        f"{node.name} is {node.summary}, which has no keys",
-        allowed=f"--set {node.path}=VALUE",
+    raise _without_keys(node.path, value)
+
+
+def _without_keys(path: str, value: Node) -> SpecError:
+    return SpecError(
+        f"{path} is a value, and has no keys below it",
+        allowed=f"--set {path}=VALUE",
         remedy="set the whole value",
         place=value.place,
     )

@@ -57,7 +57,7 @@ def _value(key: SpecKey) -> str:
     assert key.check is not None
     allowed = key.check.allowed
     if key.check.unit and not key.check.size:
-        allowed = f"{allowed} ({key.check.unit}{'; 4k is 4096' if key.check.tokens else ''})"
+        allowed = f"{allowed} ({key.check.unit})"
     if typing.get_origin(key.hint) is tuple:
         return f"a list, each {allowed}"
     return f"{allowed}; or null" if may_be_none(key) and "null" not in allowed else allowed

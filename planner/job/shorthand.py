@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import SpecError
-from planner.job import gpu_counts, gpu_names
+from planner.job import foreign_values, gpu_counts, gpu_names
 from planner.job.adapter_words import adapter_of
 from planner.job.axes import AXES
+from planner.job.field_checks import CHECKS
 from planner.job.foreign_values import OPTIMIZERS
+from planner.job.nearest import did_you_mean
 from planner.job.nodes import Node
 from planner.job.overrides import Setting, setting
+from planner.job.schema import Train
 
 REST = "rest"
 """A degree: the GPUs that no other axis takes."""
@@ -107,7 +110,10 @@ def _tell_gpus(words: Shorthand, found: Meaning) -> None:
             found.settings.append(setting("cluster.gpu", count.name, "--gpus"))
             if words.gpu:
                 raise SpecError(
-                    f"--gpus names {count.name}, and --gpu {words.gpu}", allowed="one of the two", place="--gpu"
+                    f"--gpus names {count.name}, and --gpu {words.gpu}",
+                    allowed="one of the two",
+                    remedy="delete one",
+                    place="--gpu",
                 )
     if words.gpu:
         gpu_names.look_up(words.gpu, place="--gpu")
@@ -117,7 +123,7 @@ def _tell_gpus(words: Shorthand, found: Meaning) -> None:
 def _tell_sizes(words: Shorthand, found: Meaning) -> None:
     if words.sequence_length:
         text = words.sequence_length
-        value = int(text) if text.isdecimal() and len(text) < 20 else text
+        value = int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else text
         found.settings.append(setting("train.sequence_length", value, "--seq"))
     if words.micro_batch_size is not None:
         found.settings.append(setting("train.micro_batch_size", words.micro_batch_size, "--batch"))
@@ -172,6 +178,21 @@ def _tell_degrees(words: Shorthand, document: Node, found: Meaning) -> None:
                 place=_option(axis),
             )
         found.settings.append(setting(f"parallel.{axis}.degree", world // others, _option(axis)))
+    if words.gpus and degrees and not resting:
+        _check_product(list(degrees), document, found)
+
+
+def _check_product(axes: list[str], document: Node, found: Meaning) -> None:
+    world, ranks = _world(found.settings, document), _taken(found.settings, document, "")
+    if world != ranks:
+        raise SpecError(
+            f"there are {world} GPUs, and {ranks} ranks",
+            allowed="degrees whose product is the number of GPUs",
+            remedy="leave the number behind --fsdp out, and it takes the rest"
+            if "dp_shard" in axes
+            else "change --gpus or the degrees, or add --fsdp, which takes the rest",
+            place=" ".join(map(_option, axes)),
+        )
 
 
 def _tell_zero(words: Shorthand, found: Meaning) -> None:
@@ -189,7 +210,7 @@ def _degree(axis: str, written: str) -> int:
     if written.isdecimal() and 0 < len(written) < 8 and int(written):
         return int(written)
     raise SpecError(
-        f"{_option(axis)} is {written[:80]!a}",
+        f"the degree is {written[:80]!a}",
         allowed="a whole number from 1"
         + ("" if axis not in ("dp_shard", "dp_replicate") else ", or nothing behind it"),
         remedy=f"write {_option(axis)} 4; the job or the model stands before the options",
@@ -232,6 +253,16 @@ def _is_sharded(words: Shorthand, document: Node) -> bool:
 
 def _precision(words: Shorthand, asked: str, *, sharded: bool) -> Setting:
     """bf16 and fp16 are mixed: by the policy of fully_shard where it shards, by DeepSpeed's engine, or by autocast."""
+    known = CHECKS[Train, "precision"]
+    if asked not in PRECISIONS and not known.accepts(asked):
+        raise SpecError(
+            f"there is no precision {asked[:80]!a}",
+            allowed=f"{', '.join(PRECISIONS)}; or as a spec writes it: {known.allowed}",
+            remedy=foreign_values.remedy(Train, "precision", asked)
+            or did_you_mean(asked, PRECISIONS)
+            or "write one of these",
+            place="--precision",
+        )
     if words.zero is not None or asked == "fp32":
         value = "none"
     elif asked == "bf16" and sharded:

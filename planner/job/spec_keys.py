@@ -100,6 +100,12 @@ def may_be_none(key: SpecKey) -> bool:
     return isinstance(key.hint, types.UnionType) and types.NoneType in typing.get_args(key.hint)
 
 
+def takes_a_mapping(key: SpecKey) -> bool:
+    """Whether its value may have keys of its own."""
+    hints = (key.hint, *typing.get_args(key.hint))
+    return any(typing.get_origin(each) is Mapping for each in hints)
+
+
 def short_key(key: SpecKey) -> str:
     """The key below a section that a lone value stands for; empty if there is none."""
     return short_forms.single_key(key.section) if key.section is not None else ""

@@ -9,6 +9,7 @@ import pytest
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.hardware.architectures import ARCHITECTURES as KNOWN
+from planner.hardware.records import GpuRecord
 from planner.job import gpu_names
 
 ARCHITECTURES = {
@@ -118,3 +119,72 @@ def test_a_name_that_is_like_nothing_is_answered_with_the_whole_catalog() -> Non
         gpu_names.look_up("?")
 
     assert caught.value.allowed.startswith(", ".join(ARCHITECTURES))
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("H100", "H100-SXM-80GB"),
+        ("h100 sxm", "H100-SXM-80GB"),
+        ("H100 SXM5", "H100-SXM-80GB"),
+        ("h100_pcie", "H100-PCIE-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM-80GB"),
+        ("NVIDIA-H100-NVL", "H100-NVL-94GB"),
+        ("a100", "A100-SXM-80GB"),
+        ("A100-40GB", "A100-SXM-40GB"),
+        ("A100 80GB PCIe", "A100-PCIE-80GB"),
+        ("NVIDIA-A100-SXM4-40GB", "A100-SXM-40GB"),
+        ("4090", "RTX4090-24GB"),
+        ("RTX 4090", "RTX4090-24GB"),
+        ("NVIDIA GeForce RTX 3090", "RTX3090-24GB"),
+        ("Tesla T4", "T4-16GB"),
+        ("v100", "V100-SXM2-16GB"),
+        ("AMD Instinct MI300X", "MI300X-192GB"),
+    ],
+)
+def test_people_nvidia_smi_and_node_labels_may_call_a_gpu_as_they_do(written: str, name: str) -> None:
+    assert gpu_names.look_up(written).name == name
+
+
+@pytest.mark.parametrize("gpu", catalog.gpus().values(), ids=lambda gpu: gpu.name)
+def test_a_product_a_label_and_a_name_lead_to_their_own_gpu(gpu: GpuRecord) -> None:
+    written = [name for name in (gpu.name, gpu.product, gpu.node_label) if name]
+
+    assert [gpu_names.look_up(each) for each in written] == [gpu] * len(written)
+    assert [gpu_names.tell_choice(each) for each in written] == [""] * len(written)
+
+
+@pytest.mark.parametrize("alias", sorted({alias for gpu in catalog.gpus().values() for alias in gpu.aliases}))
+def test_every_alias_leads_to_one_of_its_gpus(alias: str) -> None:
+    assert gpu_names.look_up(alias) in catalog.by_alias(alias)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "nvidia",
+        "RTX",
+        "80GB",
+        "L40",
+        "RTX 6000",
+        "H100-MIG-1g.10gb",
+        "NVIDIA-H100-80GB-HBM3-SHARED",
+        "H800",
+        "x" * 500,
+    ],
+)
+def test_a_name_that_says_no_model_or_another_thing_is_refused(written: str) -> None:
+    with pytest.raises(SpecError):
+        gpu_names.look_up(written)
+
+
+def test_what_was_chosen_is_said_with_the_memory_where_that_differs() -> None:
+    assert gpu_names.tell_choice("A100") == (
+        "the GPU A100 is taken as A100-SXM-80GB, of 79.14 GiB; say which one it is if it is another: A100-SXM-40GB"
+        " (39.39 GiB), A100-PCIE-40GB (39.38 GiB), A100-PCIE-80GB (79.14 GiB)"
+    )
+    assert gpu_names.tell_choice("A100-80GB") == (
+        "the GPU A100-80GB is taken as A100-SXM-80GB; A100-PCIE-80GB has the same memory"
+    )
+    assert gpu_names.tell_choice("4090") == gpu_names.tell_choice("no-such-gpu") == ""

@@ -1,0 +1,25 @@
+"""The first line of the README plans, for a model that is small enough for a test."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from planner.events import Category
+from planner.importers.given_job import GivenJob, read
+from planner.job.shorthand import REST, Shorthand
+from planner.planning.pipeline import plan
+
+WORDS = Shorthand(gpus="4xH100", lora="r=16", sequence_length="256", micro_batch_size=2, degrees={"dp_shard": REST})
+
+
+def test_an_adapter_beside_a_sharded_model_plans_without_a_file() -> None:
+    job = read(GivenJob(named="HuggingFaceTB/SmolLM2-135M", words=WORDS), Path()).job
+    brief = dataclasses.replace(job, train=dataclasses.replace(job.train, iterations=2))
+
+    found = plan(brief).rank_classes
+
+    assert [str(each.ranks) for each in found] == ["0-3"]
+    quarter_in_bf16 = 134_515_008 * 2 / 4
+    assert found[0].at_peak[Category.PARAMETER] > quarter_in_bf16
+    assert found[0].at_peak[Category.OPTIMIZER_STATE] < quarter_in_bf16 / 10
