@@ -12,11 +12,20 @@ from planner.errors import SpecError
 
 if TYPE_CHECKING:
     from planner.importers.given_job import GivenJob
-    from planner.importers.job_import import ImportedJob, ImportSources
+    from planner.importers.import_sources import ImportedJob, ImportSources
     from planner.job.schema import Job
     from planner.job.shorthand import Shorthand
 
-_SOURCES = ("from_training_arguments", "from_accelerate", "from_deepspeed", "from_torchrun")
+_SOURCES = (
+    "from_training_arguments",
+    "from_accelerate",
+    "from_deepspeed",
+    "from_torchrun",
+    "from_peft",
+    "from_torchtitan",
+    "from_axolotl",
+    "from_llama_factory",
+)
 
 
 def job_of(arguments: argparse.Namespace) -> Job:
@@ -93,13 +102,17 @@ def _sources(arguments: argparse.Namespace) -> ImportSources | None:
     """None where no file of another program is given."""
     if not any(getattr(arguments, name, None) for name in _SOURCES):
         return None
-    from planner.importers.job_import import ImportSources
+    from planner.importers.import_sources import ImportSources
 
     return ImportSources(
         training_arguments=arguments.from_training_arguments,
         accelerate=arguments.from_accelerate,
         deepspeed=arguments.from_deepspeed,
         torchrun=arguments.from_torchrun,
+        peft=arguments.from_peft,
+        torchtitan=arguments.from_torchtitan,
+        axolotl=arguments.from_axolotl,
+        llama_factory=arguments.from_llama_factory,
         model=arguments.model,
     )
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from planner.errors import SpecError
 from planner.importers import peft
-from planner.importers.job_import import ImportedJob, ImportSources, import_job
+from planner.importers.import_sources import ImportedJob, ImportSources
+from planner.importers.job_import import import_job
 from planner.job import hf_config, overrides, shorthand
 from planner.job.json_text import read_json
 from planner.job.loading import choices_of, document_of, load_node

@@ -2,59 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
 from planner.hardware import catalog
-from planner.importers import accelerate, deepspeed, fsdp, launcher_options, training_arguments
+from planner.importers import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    fsdp,
+    launcher_options,
+    llama_factory,
+    peft,
+    torchtitan,
+    training_arguments,
+)
 from planner.importers.drafts import Draft, contradiction, unite_drafts
 from planner.importers.files import read_yaml_file
+from planner.importers.import_sources import ImportedJob, ImportSources
+from planner.importers.recipes import Recipe, fill_draft, tell_accumulation, tell_adapter, tell_model
 from planner.job import hf_config, shorthand
 from planner.job.loading import choices_of, load_node
 from planner.job.nodes import Node, node_from_data
-from planner.job.overrides import Setting
-from planner.job.schema import Job
-from planner.job.shorthand import Shorthand
 
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportSources:
-    """What a person gives on the command line; each may be absent."""
-
-    training_arguments: Path | None = None
-    accelerate: Path | None = None
-    deepspeed: Path | None = None
-    torchrun: str = ""
-    job: Path | None = None
-    """A spec that need not be complete: JOB.yaml."""
-    model: Path | str | None = None
-    """The path of a config.json, or a model's name."""
-    gpu: str = ""
-    sequence_length: int | str | None = None
-    words: Shorthand = field(default_factory=Shorthand)
-    """What options say, whatever the files do; the GPU and the sequence's length stand above."""
-    settings: Sequence[Setting] = ()
-    """As `words`, of single keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedJob:
-    """The job, and what people are told of how it came about."""
-
-    job: Job
-    ignored: Mapping[str, tuple[str, ...]]
-    """By source: the keys that do not matter to memory, each once."""
-    not_read: tuple[str, ...] = ()
-    """Words of the launch line that are not fields of TrainingArguments."""
-    supposed: tuple[str, ...] = ()
-    """What nobody said, and what was taken for it."""
-    chosen: tuple[str, ...] = ()
-    """What was said and leaves something open, and what it was taken for."""
 
 
 @dataclass(kw_only=True)
@@ -69,11 +43,14 @@ class _ParsedSources:
     deepspeed: Node | None = None
     fsdp: Mapping[str, Node] | None = None
     precision: Node | None = None
+    recipes: list[Recipe] = field(default_factory=list)
     ignored: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def under(self) -> str:
-        return "deepspeed" if self.deepspeed is not None else "fsdp" if self.fsdp is not None else "ddp"
+        if self.deepspeed is not None:
+            return "deepspeed"
+        return "fsdp" if self.fsdp is not None or any(each.shards for each in self.recipes) else "ddp"
 
 
 def import_job(given: ImportSources, folder: Path) -> ImportedJob:
@@ -83,18 +60,21 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
     """
     sources = _read(given, folder)
     draft = Draft()
-    config = _tell_model_and_gpu(draft, given)
+    config = _tell_model_and_gpu(draft, given, sources.recipes)
     _tell_sources(draft, sources)
+    for recipe in sources.recipes:
+        tell_adapter(draft, recipe, config)
     words = shorthand.of_spec(given.words, draft.document("the spec made of all that was given"))
     draft.override([*words.settings, *given.settings])
-    supposed = [*words.supposed, *_suppose_dtype(draft, config), *_left_to_the_spec(draft, sources)]
+    of_recipes = [each for recipe in sources.recipes for each in recipe.supposed]
+    supposed = [*words.supposed, *of_recipes, *_suppose_dtype(draft, config), *_left_to_the_spec(draft, sources)]
     missing = _missing(draft, sources, config)
     if missing:
         raise _incomplete(missing, sources)
     world = _tell_ranks(draft, sources)
     if sources.arguments is not None:
         names = training_arguments.without_effect(sources.arguments, sources.under, world)
-        sources.ignored.setdefault(_name(given.training_arguments), []).extend(names)
+        sources.ignored.setdefault(_source_of_arguments(sources), []).extend(names)
     start = given.job.parent if given.job else None
     document = draft.document("the spec made of all that was given", start)
     job = load_node(document, start)
@@ -105,6 +85,11 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
         supposed=tuple(supposed),
         chosen=tuple(choices_of(document)),
     )
+
+
+def _source_of_arguments(sources: _ParsedSources) -> str:
+    recipe = next((each.source for each in sources.recipes if each.arguments is not None), "")
+    return recipe or _name(sources.given.training_arguments)
 
 
 def _name(path: Path | None) -> str:
@@ -120,13 +105,31 @@ def _read(given: ImportSources, folder: Path) -> _ParsedSources:
     if given.training_arguments is not None:
         read = training_arguments.read(given.training_arguments)
         found.ignored[_name(given.training_arguments)] = read.ignored_keys
-        found.arguments = read if found.arguments is None else training_arguments.join_arguments(read, found.arguments)
+        found.arguments = training_arguments.join_arguments(read, found.arguments)
     if given.accelerate is not None:
         config = accelerate.read(given.accelerate)
         found.ignored[_name(given.accelerate)] = config.ignored_keys
         found.config = config if found.config is None else accelerate.join_configs(config, found.config)
+    for reader, path in _recipes_of(given):
+        recipe = reader(path)
+        found.recipes.append(recipe)
+        found.ignored[recipe.source] = list(recipe.ignored)
+        if recipe.arguments is not None:
+            first = found.arguments
+            found.arguments = (
+                recipe.arguments if first is None else training_arguments.join_arguments(recipe.arguments, first)
+            )
     _read_distribution(found)
     return found
+
+
+def _recipes_of(given: ImportSources) -> list[tuple[Callable[[Path], Recipe], Path]]:
+    """The files of whole jobs, with what reads each."""
+    readers = (
+        (peft.recipe, given.peft), (torchtitan.read, given.torchtitan), (axolotl.read, given.axolotl),
+        (llama_factory.read, given.llama_factory),
+    )  # fmt: skip
+    return [(reader, path) for reader, path in readers if path is not None]
 
 
 def _read_distribution(found: _ParsedSources) -> None:
@@ -158,7 +161,7 @@ def _read_distribution(found: _ParsedSources) -> None:
         )
 
 
-def _tell_model_and_gpu(draft: Draft, given: ImportSources) -> Mapping[str, Any]:
+def _tell_model_and_gpu(draft: Draft, given: ImportSources, recipes: Sequence[Recipe]) -> Mapping[str, Any]:
     """Options and JOB.yaml; the content of the model's config.json, if there is one."""
     if given.job is not None:
         overlay = read_yaml_file(given.job, "holds a job spec, which need not be complete")
@@ -174,6 +177,8 @@ def _tell_model_and_gpu(draft: Draft, given: ImportSources) -> Mapping[str, Any]
             draft.say_value("cluster.gpu", given.gpu, "--gpu")
     if given.sequence_length is not None:
         draft.say_value("train.sequence_length", given.sequence_length, "--sequence-length")
+    for recipe in recipes:
+        tell_model(draft, recipe)
     found = draft.get("model.hf_config")
     return {} if found is None else found.plain()
 
@@ -185,6 +190,8 @@ def _inline_config(draft: Draft, overlay: Node, folder: Path) -> None:
 
 
 def _tell_sources(draft: Draft, sources: _ParsedSources) -> None:
+    for recipe in sources.recipes:
+        fill_draft(draft, recipe)
     if sources.launch is not None:
         launcher_options.fill_draft(draft, sources.launch)
     if sources.config is not None:
@@ -208,8 +215,9 @@ def _tell_sources(draft: Draft, sources: _ParsedSources) -> None:
 
 
 def _place_of_sharding(sources: _ParsedSources) -> str:
-    assert sources.fsdp is not None
     config = sources.config
+    if (own := next((each for each in sources.recipes if each.shards), None)) is not None:
+        return own.source
     if config is not None and config.kind() == "FSDP":
         return config.top["distributed_type"].place
     assert sources.arguments is not None
@@ -278,7 +286,8 @@ def _missing(draft: Draft, sources: _ParsedSources, config: Mapping[str, Any]) -
 
 def _incomplete(missing: list[str], sources: _ParsedSources) -> SpecError:
     given = sources.given
-    names = [str(path) for path in (given.training_arguments, given.accelerate, given.deepspeed) if path is not None]
+    files = (given.training_arguments, given.accelerate, given.deepspeed, given.peft, given.torchtitan, given.axolotl)
+    names = [str(path) for path in (*files, given.llama_factory) if path is not None]
     said_by = ", ".join([*names, *(["the launch line"] if given.torchrun else [])])
     lines = "".join(f"\n    {each}" for each in missing)
     return SpecError(
@@ -301,7 +310,11 @@ def _tell_ranks(draft: Draft, sources: _ParsedSources) -> int:
         _suppose_rest(draft, "parallel.dp_replicate.degree", world, "the number of processes")
     if sources.under == "ddp" and sources.arguments is not None and world > 1:
         training_arguments.tell_ddp(draft, sources.arguments)
-    if sources.under == "fsdp":
+    for recipe in sources.recipes:
+        tell_accumulation(
+            draft, recipe, _number(draft, "parallel.dp_replicate.degree") * _number(draft, "parallel.dp_shard.degree")
+        )
+    if sources.fsdp is not None:
         syncs = sources.arguments is not None and training_arguments.syncs_each_batch(sources.arguments)
         draft.suppose("parallel.dp_shard.no_sync", not syncs, _place_of_sharding(sources))
     return world

@@ -11,7 +11,8 @@ from planner.errors import SpecError
 from planner.importers import foreign_keys
 from planner.importers.files import read_json_file
 from planner.importers.foreign_keys import fixed_key, ignored_keys, mapped_key
-from planner.job.nodes import Node
+from planner.importers.recipes import Recipe
+from planner.job.nodes import Node, node_from_data
 
 FILE = "adapter_config.json"
 WRITER = "peft saves beside an adapter"
@@ -42,11 +43,15 @@ KEYS: Mapping[str, foreign_keys.Key] = {
     "megatron_config": fixed_key((None,), "adapters of Megatron's layers are not planned"),
     "arrow_config": fixed_key((None,), "Arrow is not planned"),
     "corda_config": fixed_key((None,), "CorDA is not planned"),
+    "eva_config": fixed_key((None,), "EVA, which gives the modules ranks of their own, is not planned"),
+    "kasa_config": fixed_key((None,), "KaSA is not planned"),
+    "velora_config": fixed_key((None,), "VeLoRA is not planned"),
+    "monteclora_config": fixed_key((None,), "MonteCLoRA is not planned"),
     "alora_invocation_tokens": fixed_key((None,), "activated LoRA is not planned"),
     "use_bdlora": fixed_key((None, False), "block-diagonal LoRA is not planned"),
     **ignored_keys(
         "auto_mapping", "revision", "inference_mode", "fan_in_fan_out", "init_lora_weights", "use_rslora",
-        "loftq_config", "eva_config", "megatron_core", "runtime_config", "peft_version", "qalora_group_size",
+        "loftq_config", "lora_ga_config", "megatron_core", "runtime_config", "peft_version", "qalora_group_size",
         "ensure_weight_tying",
     ),
 }  # fmt: skip
@@ -67,6 +72,17 @@ class AdapterConfig:
 def read(path: Path) -> AdapterConfig:
     """The config of a file. Raises SpecError for what is unknown, of a wrong type or not understood."""
     return of_node(read_json_file(path, WRITER))
+
+
+def recipe(path: Path) -> Recipe:
+    """The adapter of a file, or of the one in a folder, as a source beside others. Raises SpecError as `read`."""
+    file = path / FILE if path.is_dir() else path
+    found = read(file)
+    made = Recipe(source=str(file), folder=file.parent, ignored=found.ignored)
+    made.say(_ADAPTER, found.adapter, found.place)
+    if found.base:
+        made.model = node_from_data(found.base, found.place, "base_model_name_or_path")
+    return made
 
 
 def of_node(document: Node) -> AdapterConfig:

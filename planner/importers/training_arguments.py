@@ -61,8 +61,10 @@ def of_nodes(written: Mapping[str, Node], folder: Path) -> TrainingArguments:
     return TrainingArguments(written, folder)
 
 
-def join_arguments(first: TrainingArguments, second: TrainingArguments) -> TrainingArguments:
-    """Of a file and of a launch line. Raises SpecError where they contradict each other in what matters."""
+def join_arguments(first: TrainingArguments, second: TrainingArguments | None) -> TrainingArguments:
+    """Of two sources, or the first alone. Raises SpecError where they contradict each other in what matters."""
+    if second is None:
+        return first
     mattering = unite_drafts(_mattering(first), _mattering(second))
     return TrainingArguments({**second.written, **first.written, **mattering}, first.folder)
 
