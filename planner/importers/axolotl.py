@@ -40,8 +40,7 @@ def read(path: Path) -> Recipe:
     fields |= _recomputation(written) | _sharding(written) | precision
     recipe.arguments = training_arguments.of_nodes(fields, path.parent)
     recipe.suppose("model.parameter_dtype", dtype)
-    length = written.get("sequence_len")
-    recipe.say("train.sequence_length", _value(written, "sequence_len"), length.place if length else str(path))
+    recipe.say_or_suppose("train.sequence_length", written.get("sequence_len"), KEYS["sequence_len"].default)
     for name, degree in _DEGREES.items():
         if name in written:
             recipe.say(degree, written[name].plain(), written[name].place)

@@ -1,4 +1,4 @@
-"""Reads FSDP's options of transformers and accelerate: those that decide memory, under version 2.
+"""Reads FSDP's options of transformers and accelerate: those that decide memory, version 1 as if it were 2.
 
 Keys and what they do are those of accelerate 1.15.0 (utils/dataclasses.py FullyShardedDataParallelPlugin,
 utils/fsdp_utils.py, commands/config/cluster.py) and transformers 5.23.0 (training_args.py `_process_fsdp_args`).
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.errors import SpecError
-from planner.importers import foreign_keys, sharding
+from planner.importers import foreign_keys, fsdp_versions, sharding
 from planner.importers.drafts import Draft
 from planner.importers.files import named_by, read_json_file
 from planner.importers.training_arguments import TrainingArguments
@@ -18,13 +18,9 @@ from planner.job.nodes import Node, node_from_data
 
 _SHARD = "parallel.dp_shard"
 _TRUE, _FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
-_VERSION_2 = (
-    "write version 2; FULL_SHARD is reshard_after_forward true, SHARD_GRAD_OP is false, HYBRID_SHARD is"
-    " dp_replicate_size in parallelism_config"
-)
-
 KEYS: Mapping[str, foreign_keys.Key] = {
-    "version": foreign_keys.mapped_key(f"{_SHARD}.kind", "any", None, "2 alone; the default of accelerate is 1"),
+    "version": foreign_keys.mapped_key(f"{_SHARD}.kind", "any", None, "1, the default of accelerate, is planned as 2"),
+    "sharding_strategy": foreign_keys.mapped_key(f"{_SHARD}.reshard_after_forward", "any", None, "of version 1"),
     "reshard_after_forward": foreign_keys.mapped_key(f"{_SHARD}.reshard_after_forward", "any", True),
     "offload_params": foreign_keys.mapped_key(f"{_SHARD}.offload", "any", False, "true is cpu"),
     "cpu_offload": foreign_keys.mapped_key(f"{_SHARD}.offload", "any", False, "true is cpu"),
@@ -43,7 +39,7 @@ KEYS: Mapping[str, foreign_keys.Key] = {
     "xla_fsdp_v2": foreign_keys.fixed_key((False,), "there is no GPU to plan for"),
     "xla_fsdp_grad_ckpt": foreign_keys.fixed_key((False,), "there is no GPU to plan for"),
     **foreign_keys.ignored_keys(
-        "sharding_strategy", "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states",
+        "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states",
         "cpu_ram_efficient_loading", "state_dict_type", "limit_all_gathers", "xla_fsdp_settings",
     ),
 }  # fmt: skip
@@ -91,9 +87,9 @@ def _legacy(asked: Node) -> dict[str, Node]:
             continue
         if word not in meant:
             raise SpecError(
-                f"fsdp is {asked.summary}: {word} is of FSDP 1, which is not planned",
+                f"fsdp is {asked.summary}: {word} is of FSDP 1",
                 allowed="true, or full_shard, shard_grad_op, offload, auto_wrap",
-                remedy=_VERSION_2,
+                remedy="write dp_replicate_size in parallelism_config for a copy on each node",
                 place=asked.place,
             )
         name, value = meant[word]
@@ -101,12 +97,17 @@ def _legacy(asked: Node) -> dict[str, Node]:
     return found
 
 
-def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place: str) -> None:
-    """How accelerate shards: every layer, the embedding, norm and head together; gradients reduced at the end."""
-    _check_version(settings, place)
+def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place: str) -> list[str]:
+    """How accelerate shards: every layer, the embedding, norm and head together; gradients reduced at the end.
+
+    Returns what is planned otherwise than it is, for people.
+    """
+    first = fsdp_versions.is_first(settings)
     _check_wrapping(settings)
-    reshard = settings.get("reshard_after_forward")
-    if reshard is not None:
+    reshard, strategy = settings.get("reshard_after_forward"), fsdp_versions.strategy_of(settings)
+    if first and strategy is not None:
+        draft.say_value(f"{_SHARD}.reshard_after_forward", fsdp_versions.reshards(strategy), strategy.place)
+    elif reshard is not None:
         draft.say_value(f"{_SHARD}.reshard_after_forward", _truth(reshard), reshard.place)
     for name in ("offload_params", "cpu_offload"):
         offload = settings.get(name)
@@ -118,6 +119,7 @@ def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place
     draft.suppose(f"{_SHARD}.keep_last", True, place)
     if mixed:
         draft.say_value(f"{_SHARD}.reduce_dtype", "bfloat16", place)
+    return [fsdp_versions.DIFFERENCE] if first else []
 
 
 def tell_parts(draft: Draft, settings: Mapping[str, Node], config: Mapping[str, Any], place: str) -> list[str]:
@@ -140,24 +142,6 @@ def tell_parts(draft: Draft, settings: Mapping[str, Node], config: Mapping[str, 
                 f"model.blocks: the paths of {', '.join(map(str, names))} (JOB.yaml: model: {{blocks: ...}})"
             )
     return missing
-
-
-def _check_version(settings: Mapping[str, Node], place: str) -> None:
-    version = settings.get("version")
-    if version is None:
-        raise SpecError(
-            "fsdp_version is not said, and accelerate then takes FSDP 1 (flat parameters), which is not planned",
-            allowed="fsdp_version: 2",
-            remedy=_VERSION_2,
-            place=place,
-        )
-    if str(version.value) != "2":
-        raise SpecError(
-            f"fsdp_version is {version.summary}: FSDP 1 (flat parameters) is not planned",
-            allowed="2",
-            remedy=_VERSION_2,
-            place=version.place,
-        )
 
 
 def _check_wrapping(settings: Mapping[str, Node]) -> None:

@@ -14,6 +14,7 @@ from planner.importers import (
     axolotl,
     deepspeed,
     fsdp,
+    fsdp_versions,
     launcher_options,
     llama_factory,
     peft,
@@ -61,13 +62,19 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
     sources = _read(given, folder)
     draft = Draft()
     config = _tell_model_and_gpu(draft, given, sources.recipes)
-    _tell_sources(draft, sources)
+    otherwise = _tell_sources(draft, sources)
     for recipe in sources.recipes:
         tell_adapter(draft, recipe, config)
     words = shorthand.of_spec(given.words, draft.document("the spec made of all that was given"))
     draft.override([*words.settings, *given.settings])
     of_recipes = [each for recipe in sources.recipes for each in recipe.supposed]
-    supposed = [*words.supposed, *of_recipes, *_suppose_dtype(draft, config), *_left_to_the_spec(draft, sources)]
+    supposed = [
+        *otherwise,
+        *words.supposed,
+        *of_recipes,
+        *_suppose_dtype(draft, config),
+        *_left_to_the_spec(draft, sources),
+    ]
     missing = _missing(draft, sources, config)
     if missing:
         raise _incomplete(missing, sources)
@@ -189,7 +196,9 @@ def _inline_config(draft: Draft, overlay: Node, folder: Path) -> None:
         draft.replace("model.hf_config", hf_config.read(node, folder), node.place)
 
 
-def _tell_sources(draft: Draft, sources: _ParsedSources) -> None:
+def _tell_sources(draft: Draft, sources: _ParsedSources) -> list[str]:
+    """Returns what is planned otherwise than it is."""
+    otherwise: list[str] = []
     for recipe in sources.recipes:
         fill_draft(draft, recipe)
     if sources.launch is not None:
@@ -208,10 +217,13 @@ def _tell_sources(draft: Draft, sources: _ParsedSources) -> None:
             draft, sources.deepspeed, sources.precision, is_known=knows_precision, by_transformers=knows_precision
         )
     elif sources.fsdp is not None:
-        fsdp.fill_draft(draft, sources.fsdp, mixed=sources.precision is not None, place=_place_of_sharding(sources))
+        otherwise = fsdp.fill_draft(
+            draft, sources.fsdp, mixed=sources.precision is not None, place=_place_of_sharding(sources)
+        )
         _tell_sharded_precision(draft, sources)
     elif knows_precision and sources.precision is not None:
         draft.say_value("train.precision", f"{sources.precision.value}_autocast", sources.precision.place)
+    return otherwise
 
 
 def _place_of_sharding(sources: _ParsedSources) -> str:
@@ -268,7 +280,7 @@ def _missing(draft: Draft, sources: _ParsedSources, config: Mapping[str, Any]) -
         found.append(f"cluster.gpu: the GPU (--gpu NAME, or JOB.yaml: cluster: {{gpu: {catalog.names()[0]}}})")
     if not draft.has("train.micro_batch_size"):
         found.append(
-            "train.micro_batch_size: the samples of a micro-batch (--from-training-arguments, or JOB.yaml:"
+            "train.micro_batch_size: the samples of a micro-batch (--batch N, --from-training-arguments, or JOB.yaml:"
             " train: {micro_batch_size: 4})"
         )
     takes_tokens = not config or "vocab_size" in config
@@ -276,8 +288,8 @@ def _missing(draft: Draft, sources: _ParsedSources, config: Mapping[str, Any]) -
         found.append("train.sequence_length: the tokens of a sequence (--sequence-length N, or JOB.yaml)")
     if not draft.has("cluster.nodes", "cluster.gpus_per_node"):
         found.append(
-            "cluster.gpus_per_node: how many processes there are (--from-torchrun 'torchrun ...', --from-accelerate,"
-            " or JOB.yaml: cluster: {nodes: 1, gpus_per_node: 8})"
+            "cluster.gpus_per_node: how many processes there are (--gpus 8, --from-torchrun 'torchrun ...',"
+            " --from-accelerate, or JOB.yaml: cluster: {nodes: 1, gpus_per_node: 8})"
         )
     if sources.fsdp is not None and (config or draft.has("model.factory")):
         found += fsdp.tell_parts(draft, sources.fsdp, config, _place_of_sharding(sources))
@@ -304,6 +316,10 @@ def _tell_ranks(draft: Draft, sources: _ParsedSources) -> int:
     split = {name: node for name, node in sizes.items() if name.endswith("_size") and node.value != 1}
     if split:
         _tell_split(draft, sources, split)
+    elif sources.fsdp is not None and fsdp_versions.is_hybrid(sources.fsdp):
+        nodes = _number(draft, "cluster.nodes")
+        draft.suppose("parallel.dp_replicate.degree", nodes, _place_of_sharding(sources))
+        _suppose_rest(draft, "parallel.dp_shard.degree", world, _place_of_sharding(sources))
     elif sources.under == "fsdp":
         _suppose_rest(draft, "parallel.dp_shard.degree", world, _place_of_sharding(sources))
     else:

@@ -1,7 +1,7 @@
 """Parses a launch line: the launcher, its options, the environment, and the script with its arguments.
 
-Launchers and their options are those of torch 2.13 (torch/distributed/run.py) and accelerate 1.15.0
-(commands/launch.py).
+Launchers and their options are those of torch 2.13 (torch/distributed/run.py), accelerate 1.15.0 (commands/launch.py)
+and DeepSpeed 0.19.8 (launcher/runner.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from planner.importers.shell_words import words_of
 
 PLACE = "the launch line"
 _LAUNCHERS = (
-    "torchrun, python -m torch.distributed.run, accelerate launch, python SCRIPT; with srun and its options before"
+    "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed, python SCRIPT; with srun and its options"
+    " before"
 )
 
 TORCHRUN_WITH_VALUE = frozenset({
@@ -26,6 +27,15 @@ TORCHRUN_WITH_VALUE = frozenset({
     "master_port", "local_addr", "logs_specs", "numa_binding", "signals_to_handle", "shutdown_timeout",
 })  # fmt: skip
 TORCHRUN_ALONE = frozenset({"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"})
+DEEPSPEED_WITH_VALUE = frozenset({
+    "H", "hostfile", "i", "include", "e", "exclude", "num_nodes", "num_gpus", "num_accelerators", "master_port",
+    "master_addr", "node_rank", "launcher", "launcher_args", "enable_each_rank_log", "autotuning", "bind_core_list",
+    "ssh_port", "venv_script", "log_level", "min_elastic_nodes", "max_elastic_nodes",
+})  # fmt: skip
+DEEPSPEED_ALONE = frozenset({
+    "module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid", "elastic_training",
+    "bind_cores_to_rank", "q", "quiet",
+})  # fmt: skip
 ACCELERATE_ALONE = frozenset({
     "q", "quiet", "cpu", "multi_gpu", "tpu", "enable_cpu_affinity", "dynamo_use_fullgraph", "dynamo_use_dynamic",
     "dynamo_use_regional_compilation", "use_deepspeed", "use_fsdp", "use_parallelism_config", "use_megatron_lm",
@@ -55,7 +65,7 @@ class LaunchLine:
     """What stands in the line, not judged yet."""
 
     launcher: str
-    """torchrun | accelerate | python"""
+    """torchrun | accelerate | deepspeed | python"""
     options: Mapping[str, str | None]
     """Of the launcher, by their names with underscores; None for those without a value."""
     script_arguments: Sequence[str]
@@ -117,15 +127,15 @@ def _behind_srun(words: Sequence[str]) -> tuple[Sequence[str], list[str]]:
 
 def _is_launcher(word: str) -> bool:
     name = PurePosixPath(word).name
-    return name in ("torchrun", "accelerate") or re.fullmatch(r"python[0-9.]*", name) is not None
+    return name in ("torchrun", "accelerate", "deepspeed") or re.fullmatch(r"python[0-9.]*", name) is not None
 
 
 def _launcher(words: Sequence[str], *, srun: bool) -> tuple[str, Sequence[str]]:
     if not words or not _is_launcher(words[0]):
         raise _no_launcher(words)
     name = PurePosixPath(words[0]).name
-    if name == "torchrun":
-        return "torchrun", words[1:]
+    if name in ("torchrun", "deepspeed"):
+        return name, words[1:]
     if name == "accelerate":
         if words[1:2] != ["launch"]:
             raise _no_launcher(words)
@@ -184,6 +194,10 @@ def _stands_alone(launcher: str, name: str) -> bool:
         return True
     if launcher == "accelerate":
         return name in ACCELERATE_ALONE
+    if launcher == "deepspeed":
+        if name not in DEEPSPEED_ALONE | DEEPSPEED_WITH_VALUE:
+            raise unknown_option(name, "deepspeed of DeepSpeed 0.19.8")
+        return name in DEEPSPEED_ALONE
     if name not in TORCHRUN_ALONE | TORCHRUN_WITH_VALUE:
         raise unknown_option(name, "torchrun of torch 2.13")
     return name in TORCHRUN_ALONE

@@ -58,6 +58,27 @@ def fill_draft(draft: Draft, launch: Launch) -> None:
     if launch.line.launcher == "torchrun":
         draft.say_value("cluster.nodes", _nodes(launch.line.options.get("nnodes") or "1"), PLACE)
         draft.say_value("cluster.gpus_per_node", _processes(launch.line.options.get("nproc_per_node") or "1"), PLACE)
+    if launch.line.launcher == "deepspeed":
+        _tell_deepspeed(draft, launch.line.options)
+
+
+def _tell_deepspeed(draft: Draft, options: Mapping[str, str | None]) -> None:
+    """Nodes and GPUs as DeepSpeed's launcher takes them; what a file of hosts says is left to other sources."""
+    if "elastic_training" in options or options.get("autotuning"):
+        raise SpecError(
+            "the line asks for elastic training or autotuning, and so for several jobs",
+            allowed="a line that starts one job",
+            remedy="take --elastic_training or --autotuning out",
+            place=PLACE,
+        )
+    hosts = next((options[name] for name in ("H", "hostfile", "i", "include", "e", "exclude") if name in options), None)
+    gpus = options.get("num_gpus") or options.get("num_accelerators")
+    if gpus is not None:
+        draft.say_value("cluster.gpus_per_node", _count("--num_gpus", gpus, "the GPUs of a node"), PLACE)
+    if options.get("num_nodes") is not None:
+        draft.say_value("cluster.nodes", _count("--num_nodes", options["num_nodes"] or "", "the nodes"), PLACE)
+    elif hosts is None and gpus is not None:
+        draft.say_value("cluster.nodes", 1, PLACE)
 
 
 def _nodes(written: str) -> int:
@@ -94,7 +115,8 @@ def _count(name: str, written: str, what: str) -> int:
 def _accelerate(line: LaunchLine, folder: Path) -> tuple[list[str], accelerate.Config | None]:
     """Options of `accelerate launch` as its config would have them."""
     if line.launcher != "accelerate":
-        options = [name for name in line.options if name not in ("nnodes", "nproc_per_node")]
+        read = ("nnodes", "nproc_per_node", "num_nodes", "num_gpus", "num_accelerators")
+        options = [name for name in line.options if name not in read]
         return [f"--{name}" for name in options], None
     top: dict[str, Any] = {}
     ignored = []

@@ -87,8 +87,7 @@ def read(path: Path) -> Recipe:
         model=own.get("model_name_or_path"),
     )  # fmt: skip
     recipe.arguments = training_arguments.of_nodes(_with_recomputation(trainer, own, recipe), path.parent)
-    length = own.get("cutoff_len")
-    recipe.say("train.sequence_length", _value(own, "cutoff_len"), length.place if length else str(path))
+    recipe.say_or_suppose("train.sequence_length", own.get("cutoff_len"), KEYS["cutoff_len"].default)
     _tell_adapter(own, recipe)
     return recipe
 
@@ -102,9 +101,7 @@ def _with_recomputation(trainer: Mapping[str, Node], own: Mapping[str, Node], re
     """It recomputes unless it is told not to, whatever TrainingArguments say."""
     recomputes = not _value(own, "disable_gradient_checkpointing")
     if recomputes:
-        recipe.supposed += (
-            "activations are recomputed without reentrancy, which LLaMA-Factory asks for under FSDP alone",
-        )
+        recipe.supposed += ("recomputation without reentrancy, which LLaMA-Factory has under FSDP alone",)
     place = own["disable_gradient_checkpointing"].place if "disable_gradient_checkpointing" in own else recipe.source
     rest = {name: node for name, node in trainer.items() if "checkpointing" not in name}
     return {**rest, "gradient_checkpointing": node_from_data(recomputes, place, "disable_gradient_checkpointing")}

@@ -48,6 +48,13 @@ class Recipe:
     def say(self, path: str, value: Any, place: str) -> None:
         self.said[path] = node_from_data(value, place, path)
 
+    def say_or_suppose(self, path: str, written: Node | None, default: Any) -> None:
+        """What is written, or the default of the program, which other sources may replace."""
+        if written is None:
+            self.suppose(path, default)
+        else:
+            self.say(path, written.plain(), written.place)
+
     def suppose(self, path: str, value: Any) -> None:
         self.usual[path] = node_from_data(value, self.source, path)
 

@@ -72,9 +72,12 @@ class _Reading:
         return KEYS[name].default if node is None else node.plain()
 
     def _say(self, name: str, path: str, value: Any = None) -> None:
-        """A value of the file or the default of torchtitan, for a key of the spec."""
+        """A value of the file, or torchtitan's default, which other sources may replace, for a key of the spec."""
         found = self._value(name) if value is None else value
-        self._recipe.say(path, found, f"{self._recipe.source}: {name}")
+        if name in self._written:
+            self._recipe.say(path, found, f"{self._recipe.source}: {name}")
+        else:
+            self._recipe.suppose(path, found)
 
     def _fault(self, name: str, allowed: str, remedy: str = "write one of these") -> SpecError:
         place = f"{self._recipe.source}: {name}"

@@ -57,11 +57,11 @@ def assert_three_parts(message: str) -> None:
         ),
         (
             {"fsdp": "hybrid_shard"},
-            'args.json:2:11: fsdp is "hybrid_shard": hybrid_shard is of FSDP 1, which is not planned',
+            'args.json:2:11: fsdp is "hybrid_shard": hybrid_shard is of FSDP 1',
         ),
         (
-            {"fsdp": True, "fsdp_config": {"version": 1}},
-            "args.json:4:16: fsdp_version is 1: FSDP 1 (flat parameters) is not planned",
+            {"fsdp": True, "fsdp_config": {"version": 3}},
+            "args.json:4:16: fsdp_version is 3",
         ),
         (
             {"fsdp": True, "fsdp_config": {"min_num_params": 100}},
@@ -106,13 +106,13 @@ def test_training_arguments(folder: Folder, written: dict[str, Any], first_line:
         (
             {
                 "distributed_type": "FSDP",
-                "fsdp_config": {**FSDP_2, "fsdp_version": 1, "fsdp_reshard_after_forward": "FULL_SHARD"},
+                "fsdp_config": {**FSDP_2, "fsdp_version": 1, "fsdp_reshard_after_forward": "NO_SHARD"},
             },
-            "fsdp_version is 1: FSDP 1 (flat parameters) is not planned",
+            'fsdp_config.fsdp_reshard_after_forward is "NO_SHARD"',
         ),
         (
             {"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": False}},
-            "fsdp_version is not said, and accelerate then takes FSDP 1 (flat parameters), which is not planned",
+            'auto_wrap_policy is "NO_WRAP", which is not planned',
         ),
         (
             {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}},
@@ -185,7 +185,7 @@ def test_auto_that_nobody_resolves(folder: Folder) -> None:
         ("torchrun --nproc 2 train.py", "unknown option --nproc"),
         ("torchrun --nnodes 2", "the line has no script"),
         ("torchrun --nnodes", "--nnodes has no value"),
-        ("deepspeed train.py", "the line starts 'deepspeed', which is no launcher that is understood"),
+        ("mpirun train.py", "the line starts 'mpirun', which is no launcher that is understood"),
         ("", "the line starts 'nothing', which is no launcher that is understood"),
         ("srun python train.py", "srun starts python itself, and how many processes it starts stands elsewhere"),
         ("accelerate launch --config_file a.yaml train.py", "--config_file is a.yaml, which is not read from the line"),

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from planner.importers import accelerate, fsdp, launch_lines, training_arguments
+from planner.importers import (
+    accelerate,
+    axolotl_keys,
+    fsdp,
+    launch_lines,
+    llama_factory,
+    peft,
+    torchtitan_keys,
+    training_arguments,
+)
 from planner.importers.foreign_keys import Key
 from planner.importers.training_argument_keys import KEYS, RETIRED
 
@@ -24,6 +33,10 @@ TABLES: Mapping[str, Mapping[str, Key]] = {
     "deepspeed_config": accelerate.DEEPSPEED_KEYS,
     "parallelism_config": accelerate.PARALLELISM_KEYS,
     "dynamo_config": accelerate.DYNAMO_KEYS,
+    "LoraConfig": peft.KEYS,
+    "torchtitan": torchtitan_keys.KEYS,
+    "Axolotl": axolotl_keys.KEYS,
+    "LLaMA-Factory": llama_factory.KEYS,
 }
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from unittest import mock
 
 import pytest
+import torch
 from accelerate import ParallelismConfig
 from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import FullyShardedDataParallelPlugin
+from deepspeed.launcher import runner
+from peft import LoraConfig
 from torch.distributed.run import get_args_parser
-from transformers import TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from planner.importers import accelerate, fsdp, launch_lines, trainer_optimizer
+from planner.importers import accelerate, fsdp, launch_lines, linear_layers, peft, trainer_optimizer
 from planner.importers.foreign_keys import Key
 from planner.importers.training_argument_keys import KEYS, RETIRED
 
@@ -38,6 +42,39 @@ def test_the_default_of_a_mapped_field_is_that_of_transformers(name: str) -> Non
 @pytest.mark.parametrize("name", [name for name, key in KEYS.items() if key.only])
 def test_the_default_of_transformers_is_never_refused(name: str) -> None:
     assert any(FIELDS[name].default == value for value in KEYS[name].only)
+
+
+def test_every_field_of_loraconfig_has_its_fate_and_its_default() -> None:
+    fields = {field.name for field in dataclasses.fields(LoraConfig)}
+    written = LoraConfig().to_dict()
+
+    assert fields ^ peft.KEYS.keys() == set()
+    assert {name: key.default for name, key in peft.KEYS.items() if key.to} == {
+        name: written[name] for name, key in peft.KEYS.items() if key.to
+    }
+    refused = [name for name, key in peft.KEYS.items() if key.only and written[name] not in key.only]
+    assert refused == ["peft_type"]  # written as an enum here, and as text in files
+
+
+def test_every_option_of_deepspeeds_launcher_is_known() -> None:
+    with mock.patch("argparse.ArgumentParser.parse_args", lambda parser, **_: parser):
+        parser = runner.parse_args()
+
+    actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
+    names = {option.lstrip("-") for action in actions for option in action.option_strings}
+    alone = {option.lstrip("-") for action in actions if action.nargs == 0 for option in action.option_strings}
+    assert names ^ (launch_lines.DEEPSPEED_ALONE | launch_lines.DEEPSPEED_WITH_VALUE) == set()
+    assert alone == launch_lines.DEEPSPEED_ALONE
+
+
+@pytest.mark.parametrize("model_type", linear_layers.NAMES)
+def test_the_linear_layers_of_a_model_are_those_in_the_table(model_type: str) -> None:
+    few = {"num_hidden_layers": 1, "pad_token_id": None}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **few))
+
+    found = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+    assert found - {"lm_head", "embed_out"} == set(linear_layers.NAMES[model_type])
 
 
 def test_what_is_planned_of_optimizers_exists() -> None:
