@@ -30,10 +30,10 @@ TORCHRUN_ALONE = frozenset({"standalone", "m", "module", "no_python", "run_path"
 DEEPSPEED_WITH_VALUE = frozenset({
     "H", "hostfile", "i", "include", "e", "exclude", "num_nodes", "num_gpus", "num_accelerators", "master_port",
     "master_addr", "node_rank", "launcher", "launcher_args", "enable_each_rank_log", "autotuning", "bind_core_list",
-    "ssh_port", "venv_script", "log_level", "min_elastic_nodes", "max_elastic_nodes",
+    "ssh_port", "venv_script", "log_level",
 })  # fmt: skip
 DEEPSPEED_ALONE = frozenset({
-    "module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid", "elastic_training",
+    "module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid",
     "bind_cores_to_rank", "q", "quiet",
 })  # fmt: skip
 ACCELERATE_ALONE = frozenset({

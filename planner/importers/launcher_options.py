@@ -64,11 +64,11 @@ def fill_draft(draft: Draft, launch: Launch) -> None:
 
 def _tell_deepspeed(draft: Draft, options: Mapping[str, str | None]) -> None:
     """Nodes and GPUs as DeepSpeed's launcher takes them; what a file of hosts says is left to other sources."""
-    if "elastic_training" in options or options.get("autotuning"):
+    if options.get("autotuning"):
         raise SpecError(
-            "the line asks for elastic training or autotuning, and so for several jobs",
+            "the line asks for autotuning, and so for several jobs",
             allowed="a line that starts one job",
-            remedy="take --elastic_training or --autotuning out",
+            remedy="take --autotuning out",
             place=PLACE,
         )
     hosts = next((options[name] for name in ("H", "hostfile", "i", "include", "e", "exclude") if name in options), None)

@@ -358,7 +358,7 @@ def test_deepspeeds_launcher(folder: Folder, line: str, nodes: int, gpus: int) -
     [
         ("deepspeed --hostfile hosts --num_gpu 4 train.py", "unknown option --num_gpu"),
         ("deepspeed train.py", "cluster.gpus_per_node: how many processes there are (--gpus 8,"),
-        ("deepspeed --autotuning run --num_gpus 4 train.py", "elastic training or autotuning"),
+        ("deepspeed --autotuning run --num_gpus 4 train.py", "the line asks for autotuning"),
     ],
 )
 def test_what_deepspeeds_launcher_leaves_open(folder: Folder, line: str, said: str) -> None:
