@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.cli.exit_codes import DONE
+from planner.cli.job_input import job_of
+from planner.cli.job_options import add_set
 from planner.cli.options import common_options
 from planner.errors import SpecError
 from planner.progress import show_progress
@@ -26,19 +28,20 @@ def add(commands: Commands) -> None:
         help="set a plan and a measurement, or a recorded snapshot, side by side",
         description="Sets what was predicted beside what was measured: peaks, phases, categories.",
     )
-    parser.add_argument("plan", type=Path, metavar="PLAN|JOB", help="what planner plan --format json wrote, or a job")
+    parser.add_argument("job", metavar="PLAN|JOB", help="what planner plan --format json wrote, or a job (- for stdin)")
     parser.add_argument("measured", type=Path, metavar="MEASUREMENTS|SNAPSHOT", help="a .jsonl file, or a snapshot")
     parser.add_argument("--case", default="", help="only measurements of this case")
     parser.add_argument("--rank", type=int, help="only measurements of this rank")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
-    parser.set_defaults(run=run_compare)
+    add_set(parser)
+    parser.set_defaults(run=run_compare, name="compare")
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """`planner compare`: 0, or what planning and reading raise."""
     from planner.comparing import compare_files
 
-    plan, events_of = _plan_to_compare(arguments.plan, compare_files.target_of(arguments.measured))
+    plan, events_of = _plan_to_compare(arguments, compare_files.target_of(arguments.measured))
     found = compare_files.run_compare(
         plan, arguments.measured, case=arguments.case, rank=arguments.rank, events_of=events_of
     )
@@ -46,19 +49,19 @@ def run_compare(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _plan_to_compare(path: Path, target: str) -> tuple[Plan, Callable[[int], Sequence[Event]]]:
+def _plan_to_compare(arguments: argparse.Namespace, target: str) -> tuple[Plan, Callable[[int], Sequence[Event]]]:
     """A finished plan as it is, a job planned for the kernels of `target`; with the latter the events of each rank."""
     from planner.comparing.compare_files import no_events
-    from planner.job.loading import load_job
     from planner.report.statement import SCHEMA, from_json
 
-    document = _json_object(path)
+    document = {} if arguments.set or arguments.job == "-" else _json_object(Path(arguments.job))
     if document.get("schema") == SCHEMA:
         return from_json(document), no_events
     from planner.planning.pipeline import plan_with_traces
 
+    job = job_of(arguments)
     with show_progress() as progress:
-        found = plan_with_traces(load_job(path), progress=progress, target=target)
+        found = plan_with_traces(job, progress=progress, target=target)
     return found.plan, found.events_of
 
 

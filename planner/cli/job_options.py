@@ -12,7 +12,7 @@ def job_argument() -> argparse.ArgumentParser:
     """JOB and --set, for commands that take a job as a file says it."""
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("job", metavar="JOB", help="a job spec (YAML), a bundle (JSON), or - for standard input")
-    _add_set(options)
+    add_set(options)
     return options
 
 
@@ -26,13 +26,14 @@ def job_options() -> argparse.ArgumentParser:
         help="a job spec (YAML), a bundle (JSON), - for standard input; or a model: its name on the hub, its"
         " config.json, its folder, or the folder of an adapter",
     )
-    _add_set(options)
+    add_set(options)
     _add_words(options.add_argument_group("the job in a few words (with a model, or over what a spec says)"))
     _add_sources(options.add_argument_group("out of what you already have (docs/importers.md)"))
     return options
 
 
-def _add_set(options: argparse.ArgumentParser) -> None:
+def add_set(options: argparse.ArgumentParser) -> None:
+    """Adds --set."""
     options.add_argument(
         "--set",
         action="append",

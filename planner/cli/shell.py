@@ -13,6 +13,7 @@ from planner.cli import (
     capacity_command,
     check_command,
     compare_command,
+    completion_command,
     gpu_truth_command,
     kueue_command,
     measure_command,
@@ -85,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add(commands)
+    completion_command.add(commands, _parser)
     return parser
 
 

@@ -7,12 +7,15 @@ import sys
 
 import pytest
 
+from planner import cli
+
 COMMANDS = [
     "plan", "check", "spec", "replay", "measure", "compare", "validate", "gpu-truth", "serve", "capacity", "webhook",
-    "kueue",
+    "kueue", "completion",
 ]  # fmt: skip
 ABSENT = [
-    "alembic", "fastapi", "kubernetes", "numpy", "prometheus_client", "pydantic", "ray", "sqlalchemy", "starlette",
+    "alembic", "fastapi", "kubernetes", "numpy", "prometheus_client", "pydantic", "ray", "shtab", "sqlalchemy",
+    "starlette",
     "torch", "transformers", "uvicorn",
 ]  # fmt: skip
 
@@ -47,6 +50,7 @@ def test_each_command_explains_itself(command: str) -> None:
         (["gpu-truth", "--out", "truth"], "plan"),
         (["validate", "job.yaml"], "service"),
         (["serve"], "service"),
+        (["completion", "bash"], "completion"),
     ],
     ids=lambda each: each if isinstance(each, str) else each[0],
 )
@@ -55,3 +59,14 @@ def test_a_command_without_its_packages_says_how_to_install_them(arguments: list
 
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
     assert f"pip install 'gpu-memory-planner[{extra}]'" in ended.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_commands_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab", reason="shtab is of the extra `completion`")
+
+    assert cli.main(["completion", shell]) == 0
+
+    script = capsys.readouterr().out
+    assert "planner" in script
+    assert [each for each in ("--gpus", "--from-torchtitan", *COMMANDS) if each not in script] == []

@@ -53,7 +53,10 @@ def test_a_job_is_compared_with_it_as_traced_for_a_cpu(folder: Path, capsys: pyt
 
 
 def test_a_case_that_was_not_measured_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["compare", str(folder / "job.yaml"), str(folder / "measured.jsonl"), "--case", "other"]
+    arguments = [
+        "compare", str(folder / "job.yaml"), str(folder / "measured.jsonl"), "--case", "other",
+        "--set", "train.iterations=1",
+    ]  # fmt: skip
 
     assert cli.main(arguments) == 2
     assert "no measurement of 'other'" in capsys.readouterr().err

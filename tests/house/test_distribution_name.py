@@ -55,5 +55,5 @@ def test_every_remedy_names_an_extra_that_there_is() -> None:
     said = re.compile(r'install_command\("(\w+)"\)|refuse_without\(.*extra="(\w+)"')
     named = {found[1] or found[2] for text in sources for found in said.finditer(text)}
 
-    assert named == {"deepspeed", "kubernetes", "peft", "plan", "postgresql", "service"}
+    assert named == {"completion", "deepspeed", "kubernetes", "peft", "plan", "postgresql", "service"}
     assert named <= EXTRAS.keys()
