@@ -60,7 +60,7 @@ def _add_words(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--optimizer", default="", metavar="NAME", help="of torch.optim, or transformers' name of it")
     group.add_argument(
         "--recompute", "--gradient-checkpointing", nargs="?", const="full", default="", metavar="MODE",
-        help="recompute activations: full (also without MODE) or selective",
+        help="recompute activations: full (also without MODE), selective, or 2 for every second block",
     )  # fmt: skip
     group.add_argument("--offload", action="store_true", help="parameters and optimizer state on the host")
 

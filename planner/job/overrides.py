@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.errors import SpecError
-from planner.job import deepspeed_config, hf_config, spec_keys
+from planner.job import deepspeed_config, hf_config, short_forms, spec_keys
 from planner.job.nodes import Node, below, item_of, node_from_data
 from planner.job.yaml_text import read_yaml
 
@@ -97,6 +97,10 @@ def _children(node: Node, value: Node, folder: Path | None) -> dict[str, Node]:
         return {short: replace(node, path=below(node.path, short))}
     if isinstance(node.value, dict):
         return node.value
+    if known is not None and known.section is not None:
+        written = short_forms.written_out(known.section, node).value
+        if isinstance(written, dict):
+            return written
     raise _without_keys(node.path, value)
 
 

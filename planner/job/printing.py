@@ -13,7 +13,7 @@ from planner.hardware import catalog
 from planner.job import known_models
 from planner.job.bundle import document
 from planner.job.schema import Job
-from planner.job.spec_keys import SpecKey, by_path, may_be_none, short_key
+from planner.job.spec_keys import by_path, short_key
 from planner.job.yaml_text import RESOLVERS
 
 
@@ -54,7 +54,7 @@ def _dumped(data: Any) -> str:
 
 
 def _shortened(job: Job) -> dict[str, Any]:
-    found = _without_defaults(document(job), "")
+    found = _without_defaults(job, document(job), "")
     if job.model.hf_config is not None and (model := known_models.by_config(job.model.hf_config)) is not None:
         found["model"]["hf_config"] = model.name
     if (train := found.get("train")) is not None:
@@ -76,30 +76,22 @@ def _shorten_training(train: dict[str, Any], job: Job) -> None:
         train["optimizer"] = {"name": optimizer.name, **optimizer.arguments}
 
 
-def _without_defaults(written: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _without_defaults(part: Any, written: Mapping[str, Any], path: str) -> dict[str, Any]:
     """A section's keys that say something; a section of one key that has a short form is that value."""
     found: dict[str, Any] = {}
     for name, value in written.items():
         key = by_path().get(f"{path}.{name}" if path else name)
-        if key is None or key.path in _WHOLE:
-            if key is None or value != _default(key):
-                found[name] = value
-        elif key.section is not None and isinstance(value, dict):
-            inner = _without_defaults(value, key.path)
-            if inner or (may_be_none(key) and value is not None):
-                short = short_key(key)
-                found[name] = inner[short] if inner.keys() == {short} else inner
-        elif key.required or value != _default(key):
+        if key is None:
+            found[name] = value  # of a section with keys of its own, as the optimizer's
+        elif not key.required and dataclasses.replace(part, **{name: key.default}) == part:
+            continue
+        elif key.section is not None and isinstance(value, dict) and key.path not in _WHOLE:
+            inner, short = _without_defaults(getattr(part, name), value, key.path), short_key(key)
+            found[name] = inner[short] if inner.keys() == {short} else inner
+        else:
             found[name] = value
     return found
 
 
 _WHOLE = ("train.inputs", "train.recompute")
 """Mappings of other keys than the schema's, or whose short form hinges on both of their keys."""
-
-
-def _default(key: SpecKey) -> Any:
-    made = key.default
-    if dataclasses.is_dataclass(made) and not isinstance(made, type):
-        return {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
-    return list(made) if isinstance(made, tuple) else made

@@ -20,6 +20,11 @@ def describe_allowed(kind: type) -> str:
     return _ALLOWED.get(kind, "a mapping")
 
 
+def has_short_forms(kind: type) -> bool:
+    """Whether something else than a mapping may be written for the dataclass `kind`."""
+    return kind in _REWRITINGS
+
+
 def single_key(kind: type) -> str:
     """The key that a lone value stands for; empty for a dataclass that is always a mapping."""
     return _SINGLE_KEYS.get(kind, "")

@@ -78,6 +78,13 @@ def of_spec(words: Shorthand, document: Node) -> Meaning:
     if (adapter := _adapter(words)) is not None:
         found.settings.append(adapter)
     _tell_degrees(words, document, found)
+    if words.offload and words.zero is None and not _is_sharded(words, document):
+        raise SpecError(
+            "nothing is sharded, and it is FSDP2 and DeepSpeed that keep parameters on the host",
+            allowed="--offload beside --fsdp or --zero",
+            remedy="add --fsdp; for activations write --set train.activation_offload=true",
+            place="--offload",
+        )
     if words.precision:
         found.settings.append(_precision(words, words.precision, sharded=_is_sharded(words, document)))
     return found
@@ -137,7 +144,9 @@ def _tell_training(words: Shorthand, found: Meaning) -> None:
         optimizer = OPTIMIZERS.get(words.optimizer.lower(), {"name": words.optimizer})
         found.settings.append(setting("train.optimizer", optimizer, "--optimizer"))
     if words.recompute:
-        found.settings.append(setting("train.recompute", words.recompute, "--recompute"))
+        every = words.recompute.isdecimal() and len(words.recompute) < 7
+        mode = {"every": int(words.recompute)} if every else words.recompute
+        found.settings.append(setting("train.recompute", mode, "--recompute"))
     if words.offload:
         found.settings.append(setting("parallel.dp_shard.offload", "cpu", "--offload"))
 
@@ -157,6 +166,12 @@ def _tell_degrees(words: Shorthand, document: Node, found: Meaning) -> None:
     """Degrees that are numbers first; then the one that takes the rest of the GPUs."""
     degrees = dict(words.degrees)
     if words.zero is not None:
+        if "dp_shard" in degrees:
+            raise SpecError(
+                "--zero and --fsdp are both given",
+                allowed="one of the two: DeepSpeed's engine, or PyTorch's fully_shard",
+                remedy="delete the other",
+            )
         _tell_zero(words, found)
         degrees.setdefault("dp_replicate", REST)
     for axis, written in degrees.items():

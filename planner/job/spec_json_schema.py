@@ -3,12 +3,13 @@ in it."""
 
 from __future__ import annotations
 
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
-from planner.job import schema
-from planner.job.spec_keys import NAMED, SpecKey, all_keys, may_be_none, short_key
+from planner.job import schema, short_forms
+from planner.job.spec_keys import NAMED, SpecKey, all_keys, may_be_none, short_key, takes_a_mapping
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _TEXTS = {"type": ["string", "number"]}
@@ -49,6 +50,8 @@ def _section(key: SpecKey) -> dict[str, Any]:
     if short := short_key(key):
         written.append(_value(next(each for each in all_keys() if each.path == f"{key.path}.{short}")))
         written[0].pop("required", None)
+    elif key.section is not None and short_forms.has_short_forms(key.section):
+        written.append({"type": ["boolean", "string", "array"]})
     if may_be_none(key) or key.section is schema.Gpu:
         written.append({"type": "null"})
     return written[0] if len(written) == 1 else {"anyOf": written}
@@ -61,7 +64,7 @@ def _value(key: SpecKey) -> dict[str, Any]:
         return {"type": "array", "items": _scalar(typing.get_args(key.hint)[0], key)}
     if typing.get_origin(key.hint) is Mapping:
         return {"type": "object"}
-    if may_be_none(key):
+    if may_be_none(key) and takes_a_mapping(key):
         return dict(_FILE_OR_CONTENT)
     return _scalar(key.hint, key)
 
@@ -75,6 +78,8 @@ def _scalar(hint: Any, key: SpecKey) -> dict[str, Any]:
         return {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]}
     if typing.get_args(hint):
         return {"anyOf": [_scalar(each, key) for each in typing.get_args(hint)]}
+    if hint is types.NoneType:
+        return {"type": "null"}
     if hint is str:
         return dict(_TEXTS)
     if hint is bool or hint is float:
