@@ -49,13 +49,13 @@ def _add_words(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seq", "--sequence-length", default="", metavar="N", help="tokens of a sequence; 4k is 4096")
     group.add_argument("--batch", "--micro-batch-size", type=int, metavar="N", help="samples of a micro-batch")
     group.add_argument("--accumulate", type=int, metavar="N", help="micro-batches of an optimizer step")
-    for kind, what in (("lora", "an adapter"), ("qlora", "one beside a model in four bits"), ("dora", "DoRA's")):
+    for kind, what in (("lora", "a LoRA"), ("qlora", "a LoRA beside a model in four bits"), ("dora", "a DoRA")):
         group.add_argument(f"--{kind}", nargs="?", const="", metavar="r=16,alpha=32", help=f"train {what} alone")
     group.add_argument("--fsdp", nargs="?", const=REST, metavar="N", help="shard by FSDP2 over N ranks, or the rest")
     group.add_argument("--ddp", nargs="?", const=REST, metavar="N", help="replicate N times, or over the rest")
     for axis, what in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert")):
         group.add_argument(f"--{axis}", metavar="N", help=f"{what} parallelism")
-    group.add_argument("--zero", type=int, metavar="STAGE", help="DeepSpeed's ZeRO (0 to 3)")
+    group.add_argument("--zero", type=int, metavar="STAGE", help="DeepSpeed's ZeRO (1 to 3)")
     group.add_argument("--precision", default="", metavar="bf16", help="bf16, fp16 or fp32, or as a spec writes it")
     group.add_argument("--optimizer", default="", metavar="NAME", help="of torch.optim, or transformers' name of it")
     group.add_argument(

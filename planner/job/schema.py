@@ -63,7 +63,7 @@ class Model:
     """Exactly one of `hf_config`, `factory`, `decoder` is given."""
 
     hf_config: Mapping[str, Any] | None = None
-    """The content of a transformers config.json, inlined."""
+    """A transformers config: a well-known model's name, a path, or its content, which is what is kept."""
     factory: str = ""
     """`module:callable`, any callable that returns an nn.Module."""
     factory_arguments: Mapping[str, Any] = field(default_factory=dict)

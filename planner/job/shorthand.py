@@ -78,7 +78,7 @@ def of_spec(words: Shorthand, document: Node) -> Meaning:
     if (adapter := _adapter(words)) is not None:
         found.settings.append(adapter)
     _tell_degrees(words, document, found)
-    if words.offload and words.zero is None and not _is_sharded(words, document):
+    if words.offload and words.zero is None and not _is_sharded(found.settings, document):
         raise SpecError(
             "nothing is sharded, and it is FSDP2 and DeepSpeed that keep parameters on the host",
             allowed="--offload beside --fsdp or --zero",
@@ -86,7 +86,7 @@ def of_spec(words: Shorthand, document: Node) -> Meaning:
             place="--offload",
         )
     if words.precision:
-        found.settings.append(_precision(words, words.precision, sharded=_is_sharded(words, document)))
+        found.settings.append(_precision(words, words.precision, sharded=_is_sharded(found.settings, document)))
     return found
 
 
@@ -260,10 +260,8 @@ def _taken(settings: list[Setting], document: Node, but: str) -> int:
     return product
 
 
-def _is_sharded(words: Shorthand, document: Node) -> bool:
-    at = document.nearest_to("parallel.dp_shard.degree")
-    written = at.value if at.path.startswith("parallel.dp_shard") and not isinstance(at.value, dict) else 1
-    return any(axis in words.degrees for axis in ("dp_shard", "cp", "ep")) or written != 1
+def _is_sharded(settings: list[Setting], document: Node) -> bool:
+    return any(_number(settings, document, f"parallel.{axis}.degree") > 1 for axis in ("dp_shard", "cp", "ep"))
 
 
 def _precision(words: Shorthand, asked: str, *, sharded: bool) -> Setting:
@@ -302,7 +300,7 @@ def _suppose_precision(words: Shorthand, document: Node, said: set[str], found: 
     """As most people train: an adapter beside a model in bfloat16, everything else mixed with parameters in float32."""
     asked = words.precision or _usual_precision(found.settings)
     if not words.precision and "train.precision" not in said:
-        chosen = _precision(words, asked, sharded=_is_sharded(words, document))
+        chosen = _precision(words, asked, sharded=_is_sharded(found.settings, document))
         found.settings.append(chosen)
         found.supposed.append(f"train.precision {chosen.node.value} (--precision bf16, fp16 or fp32)")
     half = "float16" if asked == "fp16" else "bfloat16"

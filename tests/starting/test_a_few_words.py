@@ -104,6 +104,8 @@ def test_what_nobody_says_is_taken_as_most_people_train_and_said() -> None:
          {"sequence_length": 2048, "precision": "bf16_autocast", "optimizer": {"name": "AdamW", "fused": True}}),
         ("--gpus H100 --gradient-checkpointing --accumulate 8 --precision fp32 --seq 4k", "train",
          {"sequence_length": 4096, "gradient_accumulation_steps": 8, "recompute": "full"}),
+        ("--gpus H100 --fsdp --recompute 2 --seq 1k", "train",
+         {"sequence_length": 1024, "precision": "bf16_autocast", "recompute": {"every": 2}}),
         ("--gpus H100 --recompute selective --seq 1k", "train",
          {"sequence_length": 1024, "precision": "bf16_autocast", "recompute": "selective"}),
         ("--gpus 2xH100 --zero 3", "parallel",
