@@ -6,7 +6,7 @@ optimizer's own work on the host is left out as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,10 @@ class UntouchedHost(TorchFunctionMode):
 
 
 def _is_large(tensor: Any) -> bool:
-    """Or a part of a large one."""
+    """Or a part of a large one, or several that are large together."""
+    if isinstance(tensor, list | tuple):
+        host = all(isinstance(each, Tensor) and each.device.type == "cpu" for each in tensor)
+        return host and sum(each.nbytes for each in tensor) > _LARGE_BYTES
     if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
         return False
     return tensor.untyped_storage().nbytes() > _LARGE_BYTES
@@ -50,6 +53,10 @@ def _another(_func: Any, tensor: Tensor, *_args: Any, **_options: Any) -> Tensor
 
 def _itself(_func: Any, tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
     return tensor
+
+
+def _joined(_func: Any, tensors: Sequence[Tensor], *_args: Any, **_options: Any) -> Tensor:
+    return torch.empty(sum(each.numel() for each in tensors), dtype=tensors[0].dtype)
 
 
 def _nothing_found(_func: Any, _tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
@@ -72,6 +79,7 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.mul_: _itself,
     Tensor.to: _move_tensor,
     Tensor.zero_: _itself,
+    torch._C._nn.flatten_dense_tensors: _joined,
     torch.isinf: _nothing_found,
     torch.isnan: _nothing_found,
 }

@@ -31,9 +31,11 @@ def planned_for(job: Job, recorder: Recorder) -> Iterator[None]:
     """
     deepspeed_library.require("cuda", deepspeed_engine.stage_of(job))
     capacity = job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes
+    left = recorder.requested_bytes()  # by another step of this process
 
     def available(_accelerator: Any, _device: Any = None) -> int:
-        return capacity - recorder.requested_bytes() if capacity > 0 else sys.maxsize  # of a GPU without a size
+        taken = recorder.requested_bytes() - left
+        return capacity - taken if capacity > 0 else sys.maxsize  # of a GPU without a size
 
     with upstream.patch_targets("deepspeed memory", replaced={_AVAILABLE: available}), UntouchedHost():
         yield

@@ -50,6 +50,8 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                 buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
                 events, repeats = gpu.recorder.folded_events()
                 unknown = gpu.unknown_workspaces()
+                if by_engine:
+                    deepspeed_engine.release(outcome.model, gpu.device)
                 del outcome
         except (PlannerError, DoesNotFoldError, NoExampleError, MemoryError):
             raise

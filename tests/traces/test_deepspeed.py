@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.events import Alloc, Category, Event, Free, Role
-from planner.job.schema import Gpu, Job, Parallel
+from planner.job.schema import Cluster, Gpu, Job, Parallel
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import parts_of, rank_classes
 from planner.measuring.event_phases import most_by_category
@@ -148,3 +148,13 @@ def test_it_trains_as_the_plain_optimizer_does(stage: int) -> None:
 
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_steps_before_it_in_the_process_leave_no_memory_taken(stage: int) -> None:
+    """DeepSpeed flattens parameters on the host where the device has no room for a copy of them."""
+    with_room_for_one_engine = Cluster(gpus_per_node=2, gpu=Gpu(total_bytes=16 << 20, arch="sm_90"))
+    job = replace(divided(stage=stage), cluster=with_room_for_one_engine)
+    first, *others = [trace(job, 0).events for _ in range(4)]
+
+    assert [events == first for events in others] == [True, True, True]

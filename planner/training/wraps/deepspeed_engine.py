@@ -108,6 +108,14 @@ def wrap_model(spec: schema.Job, model: nn.Module, optimizer: torch.optim.Optimi
     return engine
 
 
+def release(engine: Any, device: torch.device) -> None:
+    """Ends the engine of a step that is over: its hooks on parameters would keep it, and all that it has, for the life
+    of the process (0.19.8, stage_1_and_2.py and stage3.py, `_grad_acc_hooks`)."""
+    with deepspeed_library.use_deepspeed(device, engine.zero_optimization_stage()):
+        deepspeed_library.library().comm.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
+        engine.destroy()
+
+
 def parts(engine: Any) -> tuple[int, ...]:
     """For each rank the kind of its partition under stages 1 and 2; under stage 3 all are alike, and there are none."""
     groups = getattr(engine.optimizer, "bit16_groups", None)
