@@ -50,7 +50,9 @@ _OWN = {
     "empty.memory_format",
     "empty_strided",
     "record_stream",
+    "set_.source_Storage",
     "set_.source_Storage_storage_offset",
+    "set_.source_Tensor",
 }
 
 

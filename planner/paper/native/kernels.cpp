@@ -264,6 +264,21 @@ at::Tensor& set_source_storage(at::Tensor& self, at::Storage source, c10::SymInt
   return self;
 }
 
+// `a.set_(b)` makes an alias of b: nothing is allocated (torch 2.13, aten/src/ATen/native/TensorFactories.h, set_tensor_).
+at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source) {
+  if (self.is_same(source)) return self;
+  return set_source_storage(self, source.storage(), source.sym_storage_offset(), source.sym_sizes(), source.sym_strides());
+}
+
+at::Tensor& set_whole_storage(at::Tensor& self, at::Storage source) {
+  const auto elements = static_cast<int64_t>(source.nbytes() / self.dtype().itemsize());
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  impl->set_storage_offset(0);
+  impl->set_sizes_contiguous({elements});
+  return self;
+}
+
 // What a copy between host and device allocates on the device (torch 2.13, aten/src/ATen/native/cuda/Copy.cu): a
 // contiguous twin where the device's side is not contiguous, and one of the host's dtype where the device converts.
 at::Tensor& copy_between(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
@@ -344,7 +359,9 @@ void paper_install_kernels() {
   aten.impl("copy_", TORCH_FN(copy_));
   aten.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
   aten.impl("record_stream", TORCH_FN(record_stream));
+  aten.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_source_storage));
+  aten.impl("set_.source_Tensor", TORCH_FN(set_source_tensor));
   install_attention_choice(aten);
   install_convolutions(aten);
   install_recurrent_networks(aten);

@@ -192,6 +192,14 @@ int64_t paper_born_alive(int64_t first, int64_t* out, int64_t room) {
 
 int64_t paper_count() { return static_cast<int64_t>(paper::records.size()); }
 const paper::Record* paper_records() { return paper::records.data(); }
+
+// The name of the operator that asked for a block, as an index; -1 for a block from before `paper_start`.
+int32_t paper_operator_of(int64_t block) {
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
+  if (block < 0 || paper::alloc_position[block] < 0) return -1;
+  return paper::records[paper::alloc_position[block]].op;
+}
+
 int64_t paper_shape_count() { return static_cast<int64_t>(paper::shapes.size()); }
 const int64_t* paper_shapes() { return paper::shapes.data(); }
 int32_t paper_name_count() { return static_cast<int32_t>(paper::names.size()); }
