@@ -52,6 +52,10 @@ class TraceError(PlannerError):
     """The step cannot be traced on the paper GPU; names the module and the operator."""
 
 
+class ProgramError(PlannerError):
+    """A program cannot be run on paper to the end of its first steps; says whose fault it is."""
+
+
 class MeasureError(PlannerError):
     """The step cannot be measured on this machine."""
 

@@ -87,6 +87,21 @@ class Recorder:
     def mark(self, phase: Phase, iteration: int) -> None:
         self._place(Mark(phase, iteration))
 
+    def mark_at(self, position: int, phase: Phase, iteration: int) -> None:
+        """As `mark`, for a moment in the past (`now`): of a program one knows its iterations when they are over."""
+        self._placed[position].insert(0, Mark(phase, iteration))
+
+    def operator_of(self, tensor: torch.Tensor) -> str:
+        """The operator that made the storage of a tensor (`aten.ne`); empty for one that has none here."""
+        block = self.block_of(tensor)
+        index = -1 if block is None else self._native.paper_operator_of(block)
+        return "" if index < 0 else self._native.paper_name(index).decode().replace("::", ".")
+
+    def plain_events(self, since: int) -> list[Event]:
+        """What the allocator was told since then (`now`), without origins, roles and marks; blocks as the device
+        numbers them."""
+        return [_event(record, self._kinds, None, 0) for record in self._records(since)]
+
     def settle(self) -> None:
         """Wait until autograd's device thread has given up the graph of every backward that has ended."""
         self._native.paper_settle_backward()
@@ -191,16 +206,16 @@ class Recorder:
         block: int = self._native.paper_block_at(local.untyped_storage().data_ptr())
         return block if block >= 0 else None
 
-    def events(self) -> list[Event]:
-        """Everything since `start`, in order; blocks are numbered from 0.
+    def events(self, until: int | None = None) -> list[Event]:
+        """Everything since `start`, in order, up to a moment (`now`); blocks are numbered from 0.
 
         Raises DoesNotFoldError if something that was told to be a repetition is none.
         """
-        return list(write_out_repeats(*self.folded_events()))
+        return list(write_out_repeats(*self.folded_events(until)))
 
-    def folded_events(self) -> tuple[list[Event], list[Repeat]]:
+    def folded_events(self, until: int | None = None) -> tuple[list[Event], list[Repeat]]:
         """As `events`, with stretches that repeat written once. Raises DoesNotFoldError."""
-        records = self._records()
+        records = self._records()[:until]
         # The device counts its blocks for as long as the process lives; a trace tells the same story every time.
         first = next((record[4] for record in records if record[0] == self._kinds.alloc), 0)
         events = list(self._in_order(records, first))
@@ -302,11 +317,11 @@ def _renumber(placed: _Placed, first: int) -> _Placed:
     return placed
 
 
-def _event(record: tuple[int, ...], kinds: _RecordKinds, origins: _Origins, first: int) -> Event:
+def _event(record: tuple[int, ...], kinds: _RecordKinds, origins: _Origins | None, first: int) -> Event:
     kind, op, scope, stream, block, size, shape, dtype, _ = record
     block -= first
     if kind == kinds.alloc:
-        return Alloc(block, size, stream, origins.of(op, scope, shape, dtype))
+        return Alloc(block, size, stream, None if origins is None else origins.of(op, scope, shape, dtype))
     if kind == kinds.free:
         return Free(block)
     if kind == kinds.use:

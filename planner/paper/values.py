@@ -6,11 +6,12 @@ An answer never follows from a dtype alone. Whoever reads something else is told
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -98,7 +99,34 @@ _NODES = (
 )
 
 
-def read(tensor: torch.Tensor) -> float | int | bool:
+Value = float | int | bool
+
+
+class Reader(Protocol):
+    """Whoever answers for a program what the table does not know, and is told what the table answered."""
+
+    def note(self, tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:
+        """The table has answered a read from these frames, innermost first."""
+
+    def answer(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> Value | None:
+        """What a read is answered that is not in the table; None: it is refused."""
+
+
+_reader: Reader | None = None
+
+
+@contextmanager
+def read_by(reader: Reader) -> Iterator[None]:
+    """Inside, `reader` answers what the table of call sites does not."""
+    global _reader
+    before, _reader = _reader, reader
+    try:
+        yield
+    finally:
+        _reader = before
+
+
+def read(tensor: torch.Tensor) -> Value:
     """The answer for the nearest call site in the table; TraceError names the reader if there is none."""
     frames = list(_frames(inspect.currentframe()))
     for frame in frames:
@@ -106,10 +134,24 @@ def read(tensor: torch.Tensor) -> float | int | bool:
             return False  # an expert that is none: only ranks that have a part of the experts meet it
         site = _site(frame)
         if site is not None:
-            return site.answer(tensor)
+            return _answer_of(site, tensor, frames)
     if (node := _node()) is not None:
         return node.answer
-    raise _make_unanswered_error(frames, f"a value of {_describe_tensor(tensor)}")
+    return _ask_reader(tensor, frames, f"a value of {_describe_tensor(tensor)}")
+
+
+def _answer_of(site: CallSite, tensor: torch.Tensor, frames: Sequence[FrameType]) -> Value:
+    answer = site.answer(tensor)
+    if _reader is not None:
+        _reader.note(tensor, frames, answer, site.why)
+    return answer
+
+
+def _ask_reader(tensor: torch.Tensor, frames: list[FrameType], what: str) -> Value:
+    answer = None if _reader is None else _reader.answer(tensor, frames)
+    if answer is None:
+        raise _make_unanswered_error(frames, what)
+    return answer
 
 
 def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
@@ -127,9 +169,9 @@ def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
             host.copy_(numbers.view(host.shape))
             return
         if (site := _site(frame)) is not None:
-            host.fill_(site.answer(device))
+            host.fill_(_answer_of(site, device, frames))
             return
-    raise _make_unanswered_error(frames, f"the values of {_describe_tensor(device)}")
+    host.fill_(_ask_reader(device, frames, f"the values of {_describe_tensor(device)}"))
 
 
 def count_nonzero(operator: str, tensor: torch.Tensor) -> int:

@@ -9,6 +9,7 @@ TABLE: tuple[Entry, ...] = (
     *torch_device.CUDA_FACE,
     *torch_device.CPU_TARGET,
     *torch_device.PRIVATE,
+    *torch_device.PROGRAMS,
     *torch_distributed.ABSENT_PEERS,
     *torch_distributed.COLLECTIVES,
     *torch_distributed.DTENSOR_SPEED,

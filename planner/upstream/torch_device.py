@@ -86,3 +86,22 @@ PRIVATE = (
         why="remembers functions on its first call, which must not be while DeepSpeed has replaced them",
     ),
 )  # fmt: skip
+
+_RUN = "tests/running/test_programs.py"
+
+PROGRAMS = (
+    Entry(
+        target="torch.autograd:_engine_run_backward", kind=Kind.PATCH, group="program watched", has_source=False,
+        test=_RUN, why="a program's backwards begin there, those of torch.autograd.grad too (autograd/__init__.py)",
+    ),
+    *entries(
+        "torch", "save", "load",
+        kind=Kind.PATCH, group="program watched", has_source=False, test=_RUN,
+        why="that a program saves or loads a checkpoint is told in its report",
+    ),
+    *entries(
+        "torch.nn.functional", "cross_entropy", "nll_loss",
+        kind=Kind.PATCH, group="program losses", has_source=False, test=_RUN,
+        why="the loss of a model that has learnt nothing follows from its number of classes",
+    ),
+)  # fmt: skip

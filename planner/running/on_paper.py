@@ -1,0 +1,138 @@
+"""Runs the program of one rank in this process, to the end of enough iterations: the child's heart."""
+
+from __future__ import annotations
+
+import gc
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from planner import paper  # before torch
+from planner import upstream
+from planner.allocator.rules import Rules
+from planner.errors import ProgramError
+from planner.paper import values
+from planner.paper.device import Paper
+from planner.running.assumptions import About, Assumptions
+from planner.running.live_memory import LiveMemory
+from planner.running.moments import Kind
+from planner.running.order import ProgramOrder, RankRun
+from planner.running.rank_environment import extra_arguments
+from planner.running.stopping import Stopping
+from planner.running.value_answers import AnswersByTable
+from planner.running.watching import Watcher
+from planner.tracing.traced import Trace
+
+_CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The first wins: torch 2.13, c10/core/AllocatorConfig.cpp."""
+
+
+class ProgramRun:
+    """One program at work; `finish` is called once, with what it did, and must not return."""
+
+    def __init__(self, order: ProgramOrder, gpu: Paper, finish: Callable[[RankRun], NoReturn]) -> None:
+        self._order, self._gpu, self._finish = order, gpu, finish
+        self._began = time.perf_counter()
+        self._conf = ""
+        self.assumptions = Assumptions()
+        self.memory = LiveMemory(
+            gpu.recorder, self._read_rules, order.gpu.total_bytes, order.gpu.outside_bytes
+        )
+        self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict)
+        self._stopping = Stopping(order.steps)
+        self.watcher = Watcher(gpu.recorder, self._look)
+
+    def end_whole(self, how: str) -> NoReturn:
+        """The program has come to its own end. Raises ProgramError if it never took an optimizer step."""
+        if not self.watcher.moments.ends():
+            raise ProgramError(
+                f"the program {how} without a step of an optimizer",
+                allowed="a program whose optimizers (of torch.optim, or derived from it) step",
+                remedy="run it until it trains: check its arguments, its data and its number of steps",
+            )
+        self._report(f"the program {how}", None)
+
+    def _read_rules(self) -> Rules:
+        self._conf = next((os.environ[name] for name in _CONFS if os.environ.get(name)), "")
+        return Rules.from_conf(self._conf)
+
+    def _look(self) -> None:
+        """A backward or a step is about to begin: it may be enough."""
+        iterations = self.watcher.moments.iterations
+        if iterations and self._stopping.is_over(iterations, self.memory.highest()):
+            self._report(self._stopping.reason, self.watcher.moments.end_of(iterations))
+
+    def _report(self, ending: str, until: int | None) -> NoReturn:
+        recorder, moments = self._gpu.recorder, self.watcher.moments
+        recorder.settle()
+        last = recorder.now() if until is None else until
+        for position, phase, iteration in moments.phases():
+            recorder.mark_at(position, phase, iteration)
+        self.memory.rules()  # read, if nothing was ever allocated
+        events = tuple(recorder.events(until))
+        ends = [moments.log[index].position for index in moments.ends()]
+        self._finish(
+            RankRun(
+                rank=self._order.rank,
+                trace=Trace(
+                    events,
+                    unknown_workspaces=self._gpu.unknown_workspaces(),
+                    seconds=time.perf_counter() - self._began,
+                ),
+                ending=ending,
+                iterations=sum(position <= last for position in ends),
+                seen={kind.value: moments.seen(kind, last) for kind in (Kind.EVAL, Kind.SAVE, Kind.LOAD)},
+                assumptions=self.assumptions.all(),
+                allocator_conf=self._conf,
+            )
+        )
+
+
+def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> NoReturn:
+    """Run it. Whatever the program raises leaves this function as it is."""
+    with paper.gpu(order.gpu.arch, order.line.processes_per_node, cuda=order.cuda) as gpu, ExitStack() as stack:
+        run = ProgramRun(order, gpu, finish)
+        stack.enter_context(_surrounded(run))
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        run.assumptions.add(About.HOST, "Cyclic garbage is collected at the end of every optimizer step, not in between")
+        try:
+            _run_main(order)
+        except SystemExit as leaving:
+            if leaving.code not in (None, 0):
+                raise
+        run.end_whole("ran to its end")
+
+
+@contextmanager
+def _surrounded(run: ProgramRun) -> Iterator[None]:
+    losses = run.answers.watching_losses
+    with (
+        values.read_by(run.answers),
+        run.watcher.watch(),
+        upstream.patch_targets(
+            "program losses",
+            wrapped={"torch.nn.functional:cross_entropy": losses, "torch.nn.functional:nll_loss": losses},
+        ),
+    ):
+        yield
+
+
+def _run_main(order: ProgramOrder) -> None:
+    """As `python` would: the program is `__main__`, its folder (of a module: this one) first in the path."""
+    line = order.line
+    arguments = [*extra_arguments(line, order.rank), *line.arguments]
+    sys.argv = [line.program, *arguments]
+    if line.is_module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(line.program, run_name="__main__", alter_sys=True)
+        return
+    sys.path.insert(0, str(Path(line.program).resolve().parent))
+    runpy.run_path(line.program, run_name="__main__")

@@ -1,0 +1,52 @@
+"""What is asked of one rank's process, and what it brings back, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planner.running.assumptions import Assumption
+from planner.running.launch_line import LaunchLine
+from planner.tracing.traced import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """The GPU that the program finds: its name as the driver says it, and what of it is not the program's."""
+
+    product: str
+    arch: str
+    total_bytes: int
+    outside_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOrder:
+    """One rank of a program. `steps` 0: until it is steady."""
+
+    line: LaunchLine
+    rank: int
+    gpu: Gpu
+    cuda: str
+    steps: int = 0
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRun:
+    """What one rank did."""
+
+    rank: int
+    trace: Trace
+    ending: str
+    """How the run ended, for people."""
+    iterations: int
+    seen: Mapping[str, int] = field(default_factory=dict)
+    """How often it evaluated, saved and loaded."""
+    assumptions: tuple[Assumption, ...] = ()
+    communicators: tuple[int, ...] = ()
+    """Sizes of the process groups over which tensors of the device travelled."""
+    allocator_conf: str = ""
+    """Of the program itself, when it first took memory."""
+    memory_fraction: float = 1.0
+    seconds: float = 0.0

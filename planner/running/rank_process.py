@@ -1,0 +1,162 @@
+"""Runs one rank of a program in a child process with limits, and names every way in which that can end badly."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from planner.errors import PlannerError, ProgramError
+from planner.runtime import answers, running
+from planner.runtime.channel import AnswerWriter
+from planner.runtime.limits import Limit, LimitExceededError, Limits
+from planner.runtime.task import MEMORY, Answer, Task
+from planner.running.assumptions import About, Assumption
+from planner.running.order import ProgramOrder, RankRun
+from planner.running.rank_environment import variables_of
+from planner.tracing import trace_text
+from planner.units import GIB, show_bytes
+
+USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_bytes=2 * GIB)
+_ABOUT, _TRACE, _CRASH = "about", "trace", "crash"
+_MOST_CRASH_CHARACTERS = 6000
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
+"""So that libraries take what is on this machine at once, where their first try would wait for a network."""
+
+
+class CrashedError(ProgramError):
+    """The program raised an error of its own; `text` is its traceback."""
+
+    def __init__(self, problem: str, text: str, **said: str) -> None:
+        super().__init__(problem, **said)
+        self.text = text
+
+
+def run_rank(order: ProgramOrder, limits: Limits = USUAL_LIMITS) -> RankRun:
+    """One rank's run.
+
+    Raises CrashedError for an error of the program, ProgramError for a program that exceeds its limits, ends its
+    process or never trains, TraceError for what the paper GPU cannot do.
+    """
+    task = Task("planner.running.rank_process:answer_rank", order)
+    environment = {**_OFFLINE, **os.environ, **order.line.environment, **variables_of(order.line, order.rank)}
+    answer = running.run(task, limits, environment=environment)
+    if isinstance(answer.exceeded, LimitExceededError):
+        raise _limit_error(answer.exceeded, order)
+    if MEMORY in answer.parts:
+        raise _limit_error(LimitExceededError(Limit.MEMORY, limits), order)
+    error = answers.error_of(answer)
+    if error is not None:
+        raise error
+    if _CRASH in answer.parts:
+        raise _crash_error(answer.parts[_CRASH].decode(errors="replace"), order)
+    answers.raise_failure(answer)
+    if answer.exit_code or _TRACE not in answer.parts or _ABOUT not in answer.parts:
+        raise _ended_error(answer, order)
+    return _read_run(answer.parts)
+
+
+def answer_rank(order: ProgramOrder, answer: AnswerWriter) -> None:
+    """The child's side: what the run was, and its trace, as two parts; the traceback of a program that crashes."""
+    from planner.running.on_paper import run_program
+
+    parent = os.getpid()
+
+    def finish(run: RankRun) -> NoReturn:
+        answer.write(_TRACE, trace_text.dumps(run.trace).encode())
+        about = {name: value for name, value in asdict_shallow(run).items() if name != "trace"}
+        answer.write(_ABOUT, json.dumps(about).encode())
+        os._exit(0)
+
+    try:
+        run_program(order, finish)
+    except (PlannerError, MemoryError, SystemExit):
+        raise
+    except BaseException as error:
+        if os.getpid() != parent:
+            raise
+        answer.write(_CRASH, _own_traceback(error)[-_MOST_CRASH_CHARACTERS:].encode(errors="replace"))
+
+
+def asdict_shallow(run: RankRun) -> dict[str, Any]:
+    """The fields of a run as plain values, its trace as it is."""
+    found = {name: getattr(run, name) for name in run.__dataclass_fields__}
+    return {**found, "assumptions": [asdict(each) for each in run.assumptions]}
+
+
+def _own_traceback(error: BaseException) -> str:
+    """From the program's first line on: what led there is planner's and runpy's."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith(str(Path(__file__).parents[1])) or path.startswith("<frozen")
+
+
+def _read_run(parts: Mapping[str, bytes]) -> RankRun:
+    try:
+        about = json.loads(parts[_ABOUT])
+        about["assumptions"] = tuple(
+            Assumption(About(each["about"]), str(each["text"]), str(each["place"]), int(each["count"]))
+            for each in about["assumptions"]
+        )
+        about["communicators"] = tuple(map(int, about["communicators"]))
+        return RankRun(trace=trace_text.loads(parts[_TRACE].decode()), **about)
+    except (ValueError, KeyError, TypeError) as error:
+        # The program could write there itself: nothing is believed of what came.
+        raise ProgramError(f"the program's process brought no trace: {error}") from None
+
+
+def _crash_error(text: str, order: ProgramOrder) -> CrashedError:
+    last = text.strip().splitlines()[-1] if text.strip() else "without a word"
+    return CrashedError(
+        f"the program ended with an error of its own on rank {order.rank}: {last}",
+        text,
+        allowed="a program that trains when it is started by this command",
+        remedy="its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback",
+        place=order.line.program,
+    )
+
+
+def _ended_error(answer: Answer, order: ProgramOrder) -> ProgramError:
+    return ProgramError(
+        f"the program ended its process on rank {order.rank} with {answers.ending(answer)}",
+        remedy="run it by itself and see where it ends",
+        place=order.line.program,
+    )
+
+
+def _limit_error(exceeded: LimitExceededError, order: ProgramOrder) -> ProgramError:
+    limits, place = exceeded.limits, order.line.program
+    match exceeded.limit:
+        case Limit.SECONDS:
+            return ProgramError(
+                f"the program was not done with its first iterations within {limits.seconds:g} s",
+                allowed=f"at most {limits.seconds:g} s from its start (--seconds)",
+                remedy="see whether it waits for something, take less data or --steps, or allow it more time",
+                place=place,
+            )
+        case Limit.TASKS:
+            return ProgramError(
+                f"the program starts more than {limits.tasks} processes and threads", remedy="start fewer", place=place
+            )
+        case Limit.ANSWER:
+            return ProgramError(
+                f"the trace of the program is larger than {show_bytes(limits.answer_bytes)}",
+                remedy="fewer iterations (--steps), or a shorter evaluation",
+                place=place,
+            )
+        case Limit.MEMORY:
+            return ProgramError(
+                f"the program takes more than {show_bytes(limits.memory_bytes)} of the host's memory",
+                allowed=f"at most {show_bytes(limits.memory_bytes)} resident",
+                remedy="load less data, or build the model under `with torch.device('cuda')`: on paper it takes no memory",
+                place=place,
+            )

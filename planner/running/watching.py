@@ -1,0 +1,142 @@
+"""Watches a program by global hooks of torch: forwards, backwards, optimizer steps, checkpoints; and tells the recorder
+what tensors are for."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from planner import upstream
+from planner.events import Category
+from planner.paper.recorder import Recorder
+from planner.running.moments import Kind, Moments
+from planner.training import optimizers
+
+
+class Watcher:
+    """Follows one program. `step_begins` is called before each backward and each optimizer step: it may end it all."""
+
+    def __init__(self, recorder: Recorder, step_begins: Callable[[], None]) -> None:
+        self.moments = Moments()
+        self._recorder, self._step_begins = recorder, step_begins
+        self._paths = WeakIdKeyDictionary()
+        self._roots = WeakIdKeyDictionary()
+        self._names = WeakIdKeyDictionary()
+        self._open = threading.local()
+        self._backward = False
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Inside, the program is followed."""
+        handles = (
+            register_module_forward_pre_hook(self._forward_begins),
+            register_module_forward_hook(self._forward_ends, always_call=True),
+            register_optimizer_step_pre_hook(self._step_starts),
+            register_optimizer_step_post_hook(self._step_ends),
+        )
+        wrapped = {
+            "torch.autograd:_engine_run_backward": self._around_backward,
+            "torch:save": self._noting(Kind.SAVE),
+            "torch:load": self._noting(Kind.LOAD),
+        }
+        try:
+            with upstream.patch_targets("program watched", wrapped=wrapped):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _tell(self, kind: Kind, parameters: int = 0) -> None:
+        self.moments.add(self._recorder.now(), kind, parameters)
+
+    def _noting(self, kind: Kind) -> Callable[[Any], Any]:
+        def wrap(real: Any) -> Any:
+            def noted(*arguments: Any, **options: Any) -> Any:
+                self._tell(kind)
+                return real(*arguments, **options)
+
+            return noted
+
+        return wrap
+
+    def _forward_begins(self, module: nn.Module, _arguments: Any) -> None:
+        depth = getattr(self._open, "depth", 0)
+        if depth == 0 and not self._backward:
+            self._root_begins(module)
+        self._open.depth = depth + 1
+        self._recorder.enter(self._paths.get(module, ""))
+
+    def _forward_ends(self, _module: nn.Module, _arguments: Any, _output: Any) -> None:
+        if getattr(self._open, "depth", 0):
+            self._open.depth -= 1
+            self._recorder.leave()
+
+    def _root_begins(self, module: nn.Module) -> None:
+        if module not in self._roots:
+            self._learn(module)
+        self._tell(Kind.FORWARD if torch.is_grad_enabled() else Kind.EVAL)
+
+    def _learn(self, root: nn.Module) -> None:
+        """Paths and parameters of a module that is called by the program itself, by their names in it."""
+        self._roots[root] = True
+        for path, module in root.named_modules():
+            self._paths.setdefault(module, path)
+        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+            self._names.setdefault(tensor, name)
+            self._recorder.assign(tensor, Category.PARAMETER, name)
+
+    def _around_backward(self, real: Any) -> Any:
+        def run(*arguments: Any, **options: Any) -> Any:
+            if self._backward:  # a block that is recomputed inside another backward
+                return real(*arguments, **options)
+            self._step_begins()
+            self._tell(Kind.BACKWARD)
+            self._backward = True
+            try:
+                return real(*arguments, **options)
+            finally:
+                self._backward = False
+                self._recorder.settle()
+
+        return run
+
+    def _step_starts(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        self._step_begins()
+        for parameter in _parameters(optimizer):
+            if parameter.grad is not None:
+                self._recorder.assign(parameter.grad, Category.GRADIENT, self._names.get(parameter, ""))
+        self._tell(Kind.STEP, _key(optimizer))
+
+    def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        for kept in optimizers.with_state(optimizer):
+            for parameter, state in kept.state.items():
+                self._tell_state(parameter, state)
+        self._tell(Kind.STEPPED, _key(optimizer))
+        gc.collect()
+
+    def _tell_state(self, parameter: Any, state: Any) -> None:
+        if not isinstance(state, dict):
+            return
+        name = self._names.get(parameter, "") if isinstance(parameter, Tensor) else ""
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                self._recorder.assign(value, Category.OPTIMIZER_STATE, f"{name}.{key}" if name else str(key))
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (each for group in optimizer.param_groups for each in group["params"] if isinstance(each, Tensor))
+
+
+def _key(optimizer: Optimizer) -> int:
+    """The same for every step of the same parameters: DeepSpeed steps one optimizer in parts, with others each time."""
+    firsts = (id(group["params"][0]) for group in optimizer.param_groups if group["params"])
+    return hash((id(optimizer), *firsts))
