@@ -19,6 +19,7 @@ from planner.cli import (
     measure_command,
     plan_command,
     replay_command,
+    run_command,
     serve_command,
     spec_command,
     validate_command,
@@ -30,7 +31,7 @@ from planner.distribution import version
 from planner.errors import PlannerError
 
 _COMMANDS = (
-    plan_command, check_command, spec_command, replay_command, measure_command, compare_command, validate_command,
+    plan_command, run_command, check_command, spec_command, replay_command, measure_command, compare_command, validate_command,
     gpu_truth_command, serve_command, capacity_command, webhook_command, kueue_command,
 )  # fmt: skip
 """In the order in which `planner --help` lists them."""
@@ -68,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """What is planner's, and the command behind `--` that `check` is put in front of."""
+    """What is planner's, and the command behind `--` that `check` and `run` are put in front of."""
     end = next((index for index, each in enumerate(argv) if each == "--"), len(argv))
-    if next((each for each in argv if not each.startswith("-")), "") != "check":
+    if next((each for each in argv if not each.startswith("-")), "") not in ("check", "run"):
         return argv, ()
     return argv[:end], argv[end + 1 :]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.bound.lower_bound import Bound
 from planner.events import Category
-from planner.report.statement import Advice, Holder, Plan, RankClassStatement, Verdict
+from planner.report.statement import Advice, Holder, Judged, Plan, RankClassStatement, Verdict
 from planner.report.style import Style, size
 from planner.report.title import describe, gpu_of, name_of
 
@@ -20,14 +20,37 @@ _VERDICT_COLORS = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.EXCEE
 
 def render(plan: Plan, style: Style, *, notes: Sequence[str] = (), largest: int = 8) -> str:
     """The whole report; `notes` are sentences on where figures come from, `largest` how many holders to show."""
-    lines = [style.paint(name_of(plan.job), "bold")]
-    lines += [*(style.paint(each, "dim") for each in _wrap_parts(describe(plan.job, style), style)), ""]
-    for statement in plan.rank_classes:
-        lines += [*_rank_class(statement, plan, style, largest), ""]
-    lines += [style.paint(each, _VERDICT_COLORS[plan.verdict]) for each in _wrap(_in_words(plan), style)]
+    lines = [*title_lines(name_of(plan.job), describe(plan.job, style), style), *judgement_lines(plan, style, largest)]
     if plan.advice:
         lines += ["", *_advice(plan.advice, style)]
-    lines += ["", *(style.paint(each, "dim") for each in _provenance(plan, notes, style))]
+    return join_lines([*lines, "", *provenance_lines(plan, notes, style)])
+
+
+def title_lines(name: str, parts: Sequence[str], style: Style) -> list[str]:
+    """What is reported on, and an empty line."""
+    return [style.paint(name, "bold"), *(style.paint(each, "dim") for each in _wrap_parts(parts, style)), ""]
+
+
+def judgement_lines(judged: Judged, style: Style, largest: int = 8) -> Iterator[str]:
+    """Every rank class, and the verdict in words."""
+    for statement in judged.rank_classes:
+        yield from (*_rank_class(statement, judged, style, largest), "")
+    for line in _wrap(_in_words(judged), style):
+        yield style.paint(line, _VERDICT_COLORS[judged.verdict])
+
+
+def provenance_lines(judged: Judged, notes: Sequence[str], style: Style) -> Iterator[str]:
+    """Versions, sentences on where figures come from, seconds."""
+    return (style.paint(each, "dim") for each in _provenance(judged, notes, style))
+
+
+def sentence_lines(sentences: Sequence[str], style: Style) -> Iterator[str]:
+    """Each sentence on lines of its own, as wide as the style."""
+    return (line for each in sentences for line in _wrap(each, style))
+
+
+def join_lines(lines: Sequence[str]) -> str:
+    """The text of a report."""
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -51,7 +74,7 @@ def bound_line(job: Mapping[str, Any], bound: Bound) -> str:
     )
 
 
-def _rank_class(statement: RankClassStatement, plan: Plan, style: Style, largest: int) -> Iterator[str]:
+def _rank_class(statement: RankClassStatement, plan: Judged, style: Style, largest: int) -> Iterator[str]:
     yield style.paint(_ranks(statement, plan), "bold")
     yield from _phases(statement, style)
     yield ""
@@ -62,11 +85,11 @@ def _rank_class(statement: RankClassStatement, plan: Plan, style: Style, largest
     yield from _device(statement, plan, style)
 
 
-def _ranks(statement: RankClassStatement, plan: Plan) -> str:
+def _ranks(statement: RankClassStatement, plan: Judged) -> str:
     if len(plan.rank_classes) == 1:
         return _ranks_of(statement)
     where = ", ".join(f"{axis} {at}" for axis, at in statement.coordinates.items())
-    return f"{_ranks_of(statement)}, like rank {statement.representative} ({where})"
+    return f"{_ranks_of(statement)}, like rank {statement.representative}" + (f" ({where})" if where else "")
 
 
 def _phases(statement: RankClassStatement, style: Style) -> Iterator[str]:
@@ -149,7 +172,7 @@ def _alike(holders: Sequence[Holder]) -> list[Holder]:
     return sorted(taken, key=lambda each: -each.bytes)
 
 
-def _device(statement: RankClassStatement, plan: Plan, style: Style) -> Iterator[str]:
+def _device(statement: RankClassStatement, plan: Judged, style: Style) -> Iterator[str]:
     peak, outside = statement.peak, statement.outside_allocator
     cached = peak.reserved_bytes - peak.allocated_bytes
     parts = [
@@ -182,7 +205,7 @@ def _device(statement: RankClassStatement, plan: Plan, style: Style) -> Iterator
         yield style.paint(f"  {marks[3]} {'headroom':<{_LABEL}}{left}", "green")
 
 
-def _in_words(plan: Plan) -> str:
+def _in_words(plan: Judged) -> str:
     worst = deciding(plan)
     ranks = _ranks_of(worst)
     capacity, device, high = worst.capacity_bytes, worst.peak.device_bytes, worst.peak.interval_bytes[1]
@@ -206,7 +229,7 @@ def _in_words(plan: Plan) -> str:
     )
 
 
-def deciding(plan: Plan) -> RankClassStatement:
+def deciding(plan: Judged) -> RankClassStatement:
     """The rank class that decides: the worst verdict, and of those the one with the least headroom."""
     order = list(Verdict)
     return max(plan.rank_classes, key=lambda each: (order.index(each.verdict), -each.headroom_bytes))
@@ -228,7 +251,7 @@ def _change(change: Mapping[str, Any]) -> str:
     )
 
 
-def _provenance(plan: Plan, notes: Sequence[str], style: Style) -> Iterator[str]:
+def _provenance(plan: Judged, notes: Sequence[str], style: Style) -> Iterator[str]:
     made = plan.provenance
     parts = [
         f"planner {made.planner}",

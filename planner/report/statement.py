@@ -5,10 +5,10 @@ All sizes are bytes. Stored plans come back through :func:`from_json`, equal to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from planner.errors import PlannerError
 from planner.events import Category, Phase
@@ -143,8 +143,37 @@ class Plan:
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of any rank: a job runs only if all of its ranks do."""
-        order = list(Verdict)
-        return max((each.verdict for each in self.rank_classes), key=order.index, default=Verdict.FITS)
+        return worst_verdict(self.rank_classes)
+
+
+class Judged(Protocol):
+    """A plan, or a program's run: rank classes with what their figures hinge on."""
+
+    @property
+    def rank_classes(self) -> tuple[RankClassStatement, ...]:
+        """What each class of ranks will hold."""
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the intervals come from measurements on this GPU and torch."""
+
+    @property
+    def provenance(self) -> Provenance:
+        """Versions and tables."""
+
+    @property
+    def seconds(self) -> Seconds:
+        """How long it took."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of any rank."""
+
+
+def worst_verdict(rank_classes: Sequence[RankClassStatement]) -> Verdict:
+    """That of the rank that is worst off; nothing fits best."""
+    order = list(Verdict)
+    return max((each.verdict for each in rank_classes), key=order.index, default=Verdict.FITS)
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -156,7 +185,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "verdict": plan.verdict.value,
         "calibrated": plan.calibrated,
         "job": _plain(plan.job),
-        "rank_classes": [_rank_class(each) for each in plan.rank_classes],
+        "rank_classes": [rank_class_to_json(each) for each in plan.rank_classes],
         "advice": [
             {"change": _plain(each.change), "device_bytes": each.device_bytes, "verdict": each.verdict.value}
             for each in plan.advice
@@ -194,7 +223,8 @@ def from_json(document: Mapping[str, Any]) -> Plan:
         raise PlannerError(f"the plan cannot be read: {wrong}", remedy="plan the job again") from wrong
 
 
-def _rank_class(statement: RankClassStatement) -> dict[str, Any]:
+def rank_class_to_json(statement: RankClassStatement) -> dict[str, Any]:
+    """One rank class as plain values, keys in the contract's order."""
     return {
         "representative": statement.representative,
         "ranks": statement.ranks,

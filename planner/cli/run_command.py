@@ -1,0 +1,99 @@
+"""`planner run`: a training program as it is, on paper: what every rank will hold, and whether it fits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from planner.cli.exit_codes import DONE, EXCEEDS
+from planner.cli.options import common_options
+from planner.cli.terminal import style
+from planner.errors import SpecError
+from planner.progress import show_progress
+
+if TYPE_CHECKING:
+    from planner.cli.options import Commands
+    from planner.planning.program import ProgramInputs
+
+_GPU = "H100-SXM-80GB"
+_MOST_STEPS, _MOST_SECONDS = 100_000, 86_400.0
+
+
+def add(commands: Commands) -> None:
+    """Adds the parser of `planner run`."""
+    parser = commands.add_parser(
+        "run",
+        parents=[common_options()],
+        help="run a training program as it is, on paper, and say what every rank will hold",
+        usage="planner run [options] -- COMMAND ...",
+        description="Runs the program of a command (python, torchrun, accelerate launch, deepspeed) unedited, as "
+        "one rank of its world, on a GPU that is not there, until its memory is steady. Ends with 0 if it fits (also "
+        "tightly), 3 if it does not, 2 if the program or the command is at fault.",
+    )
+    parser.add_argument("--gpu", default=_GPU, metavar="NAME", help=f"a GPU of the catalog (default: {_GPU})")
+    parser.add_argument("--ranks", default="auto", help="auto (the first and the last), all, or numbers (0,7)")
+    parser.add_argument("--steps", type=int, default=0, metavar="N", help="iterations (default: until it is steady)")
+    parser.add_argument("--seconds", type=float, default=0.0, help="how long each rank may take (default: 1800)")
+    parser.add_argument("--strict", action="store_true", help="refuse to answer values that only the device would have")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`planner run`: 0 or 3, or what running raises."""
+    from planner.planning.program import judge_program
+    from planner.report.program_statement import to_json
+    from planner.report.program_text import render
+    from planner.running.rank_process import CrashedError
+
+    work = _inputs(arguments)
+    try:
+        with show_progress() as progress:
+            found = judge_program(work, progress)
+    except CrashedError as crash:
+        print(f"--- the program's own traceback ---\n{crash.text.rstrip()}\n---", file=sys.stderr)
+        raise
+    if arguments.format == "json":
+        print(json.dumps(to_json(found), indent=2))
+    else:
+        print(render(found, style()), end="")
+    if found.verdict == "tight":
+        print("warning: it is tight", file=sys.stderr)
+    return EXCEEDS if found.verdict == "exceeds" else DONE
+
+
+def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
+    from planner.job.gpu_names import look_up
+    from planner.job.schema import Gpu, Software
+    from planner.planning import identity
+    from planner.planning.program import ProgramInputs
+    from planner.planning.program_ranks import choose_ranks
+    from planner.running.launch_line import parse
+    from planner.running.rank_process import USUAL_LIMITS
+
+    _check_count("--steps", arguments.steps, _MOST_STEPS)
+    _check_count("--seconds", arguments.seconds, _MOST_SECONDS)
+    known = look_up(arguments.gpu, place="--gpu")
+    line = parse(arguments.command)
+    choose_ranks(arguments.ranks, line.world_size)
+    torch = ".".join(identity.software()["torch"].split("+")[0].split(".")[:2])
+    seconds = arguments.seconds or USUAL_LIMITS.seconds
+    return ProgramInputs(
+        line=line,
+        command=tuple(arguments.command),
+        gpu=Gpu(name=known.name, total_bytes=known.total_bytes, arch=known.arch),
+        product=known.product,
+        software=Software(torch=torch),
+        ranks=arguments.ranks,
+        steps=arguments.steps,
+        strict=arguments.strict,
+        limits=replace(USUAL_LIMITS, seconds=seconds),
+    )
+
+
+def _check_count(name: str, value: float, most: float) -> None:
+    if not 0 <= value <= most:
+        raise SpecError(f"{name} is {value:g}", allowed=f"0 to {most:,g}", place=name)

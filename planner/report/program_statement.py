@@ -1,0 +1,84 @@
+"""A program's run as values, and as the JSON object `planner.run/1`: rank classes as in a plan, and what they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.report.statement import Provenance, RankClassStatement, Seconds, Verdict, rank_class_to_json, worst_verdict
+
+SCHEMA = "planner.run/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumptionStatement:
+    """One sentence on what the figures rest on, where in the program it was needed, and how often."""
+
+    about: str
+    text: str
+    place: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramStatement:
+    """What a program was seen to do, and what its ranks will hold. Ranks without a run of their own are like the
+    representative of their class."""
+
+    command: tuple[str, ...]
+    gpu: str
+    nodes: int
+    gpus_per_node: int
+    ending: str
+    """How the run ended."""
+    iterations: int
+    seen: Mapping[str, int]
+    """How often it evaluated, saved and loaded while it was watched."""
+    unseen: tuple[str, ...]
+    """Sentences on what was not seen."""
+    allocator_conf: str
+    calibrated: bool
+    rank_classes: tuple[RankClassStatement, ...]
+    assumptions: tuple[AssumptionStatement, ...]
+    provenance: Provenance
+    notes: tuple[str, ...] = ()
+    seconds: Seconds = field(default_factory=Seconds)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of any rank."""
+        return worst_verdict(self.rank_classes)
+
+
+def to_json(found: ProgramStatement) -> dict[str, Any]:
+    """The statement as plain values, keys in the contract's order."""
+    return {
+        "schema": SCHEMA,
+        "verdict": found.verdict.value,
+        "calibrated": found.calibrated,
+        "command": list(found.command),
+        "gpu": found.gpu,
+        "nodes": found.nodes,
+        "gpus_per_node": found.gpus_per_node,
+        "ending": found.ending,
+        "iterations": found.iterations,
+        "seen": dict(found.seen),
+        "unseen": list(found.unseen),
+        "allocator_conf": found.allocator_conf,
+        "rank_classes": [rank_class_to_json(each) for each in found.rank_classes],
+        "assumptions": [_plain(each) for each in found.assumptions],
+        "provenance": _plain(found.provenance),
+        "notes": list(found.notes),
+        "seconds": _plain(found.seconds),
+    }
+
+
+def say_unseen(seen: Mapping[str, int]) -> tuple[str, ...]:
+    """Sentences for what a run did not show, whose memory is in no figure."""
+    sentences = {"eval": "no evaluation was seen", "save": "no checkpoint was seen being saved"}
+    return tuple(sentence for kind, sentence in sentences.items() if not seen.get(kind))
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
