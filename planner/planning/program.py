@@ -159,7 +159,7 @@ def _assumptions(runs: Sequence[RankRun]) -> tuple[AssumptionStatement, ...]:
 
 def _untried(share: RankShare) -> AssumptionStatement:
     return AssumptionStatement(
-        about="ranks", text=f"ranks {share.ranks} are taken to do as rank {share.run.rank} does; only it was run"
+        about="ranks", text=f"not every rank was run: {share.ranks} are taken to do as rank {share.run.rank} does"
     )
 
 

@@ -23,11 +23,13 @@ from planner.running.assumptions import About, Assumptions
 from planner.running.live_memory import LiveMemory
 from planner.running.moments import Kind
 from planner.running.order import ProgramOrder, RankRun
+from planner.running.peers import World, is_waiting
 from planner.running.rank_environment import extra_arguments
 from planner.running.stopping import Stopping
 from planner.running.value_answers import AnswersByTable
 from planner.running.watching import Watcher
 from planner.tracing.traced import Trace
+from planner.training import absent_peers
 
 _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The first wins: torch 2.13, c10/core/AllocatorConfig.cpp."""
@@ -45,6 +47,7 @@ class ProgramRun:
             gpu.recorder, self._read_rules, order.gpu.total_bytes, order.gpu.outside_bytes
         )
         self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict)
+        self.world = World(self.assumptions)
         self._stopping = Stopping(order.steps)
         self.watcher = Watcher(gpu.recorder, self._look)
 
@@ -73,7 +76,8 @@ class ProgramRun:
         recorder.settle()
         last = recorder.now() if until is None else until
         for position, phase, iteration in moments.phases():
-            recorder.mark_at(position, phase, iteration)
+            if until is None or position < until:
+                recorder.mark_at(position, phase, iteration)
         self.memory.rules()  # read, if nothing was ever allocated
         events = tuple(recorder.events(until))
         ends = [moments.log[index].position for index in moments.ends()]
@@ -89,6 +93,7 @@ class ProgramRun:
                 iterations=sum(position <= last for position in ends),
                 seen={kind.value: moments.seen(kind, last) for kind in (Kind.EVAL, Kind.SAVE, Kind.LOAD)},
                 assumptions=self.assumptions.all(),
+                communicators=self.world.communicators(),
                 allocator_conf=self._conf,
             )
         )
@@ -102,13 +107,27 @@ def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> N
         gc.collect()
         gc.freeze()
         gc.disable()
-        run.assumptions.add(About.HOST, "Cyclic garbage is collected at the end of every optimizer step, not in between")
+        run.assumptions.add(About.HOST, "Cyclic garbage is collected at the end of every optimizer step, not in between.")
         try:
             _run_main(order)
         except SystemExit as leaving:
             if leaving.code not in (None, 0):
                 raise
+        except Exception as error:
+            if is_waiting(error):
+                raise _waits_for_a_peer(order, error) from error
+            raise
         run.end_whole("ran to its end")
+
+
+def _waits_for_a_peer(order: ProgramOrder, error: Exception) -> ProgramError:
+    said = str(error).splitlines()[0][:200]
+    return ProgramError(
+        f"rank {order.rank} of the program waits for something that another rank would have set: {said}",
+        allowed="collectives of torch.distributed; keys of a store that this rank sets itself",
+        remedy="run another rank (--ranks), or leave out what waits",
+        place=order.line.program,
+    )
 
 
 @contextmanager
@@ -117,6 +136,8 @@ def _surrounded(run: ProgramRun) -> Iterator[None]:
     with (
         values.read_by(run.answers),
         run.watcher.watch(),
+        run.world.entered(),
+        absent_peers.every_step_is_taken(),
         upstream.patch_targets(
             "program losses",
             wrapped={"torch.nn.functional:cross_entropy": losses, "torch.nn.functional:nll_loss": losses},

@@ -11,6 +11,7 @@ TABLE: tuple[Entry, ...] = (
     *torch_device.PRIVATE,
     *torch_device.PROGRAMS,
     *torch_distributed.ABSENT_PEERS,
+    *torch_distributed.PROGRAM_PEERS,
     *torch_distributed.COLLECTIVES,
     *torch_distributed.DTENSOR_SPEED,
     *torch_distributed.FSDP2,

@@ -48,6 +48,51 @@ ABSENT_PEERS = (
     ),
 )  # fmt: skip
 
+_RUN = "tests/running/test_programs_in_a_world.py"
+_C10D = "torch.distributed.distributed_c10d"
+
+PROGRAM_PEERS = (
+    Entry(
+        target=f"{_C10D}:_new_process_group_helper", kind=Kind.PATCH, group="program peers", test=_RUN,
+        why="a program's groups are made there, of every backend: theirs are absent peers",
+    ),
+    Entry(
+        target=f"{_C10D}:rendezvous", kind=Kind.PATCH, group="program peers", has_source=False, test=_RUN,
+        why="waits for all ranks of the world (torch/distributed/rendezvous.py)",
+    ),
+    Entry(
+        target=f"{_C10D}:_NCCL_AVAILABLE", kind=Kind.PATCH, group="program peers", has_source=False, test=_RUN,
+        why="programs ask whether NCCL is there before they use it (is_nccl_available)",
+    ),
+    Entry(
+        target=f"{_C10D}:_get_object_coll_device", kind=Kind.PATCH, group="program peers", test=_RUN,
+        why="objects travel as bytes, which tensors of a paper GPU do not have: on the host they do",
+    ),
+    *(
+        Entry(
+            target=f"{module}:ProcessGroupNCCL", kind=Kind.PATCH, group="program peers", has_source=False,
+            created=True, test=_RUN, why="programs set its options; a build without CUDA does not have it",
+        )
+        for module in (_C10D, "torch.distributed")
+    ),
+    Entry(
+        target="torch.distributed:TCPStore", kind=Kind.PATCH, group="program peers", has_source=False, test=_RUN,
+        why="its first process waits for all the others",
+    ),
+    Entry(
+        target="torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook", kind=Kind.PATCH,
+        group="program peers", test=_ABSENT, why="asks for NCCL before it takes a hook that compresses to bfloat16",
+    ),
+    *(
+        Entry(
+            target=f"{module}:{name}", kind=Kind.PATCH, group="program peers", has_source=module == _C10D,
+            test=_RUN, why="what an absent peer would have sent is not known, and its place stays as it is",
+        )
+        for name in ("broadcast_object_list", "scatter_object_list")
+        for module in (_C10D, "torch.distributed")
+    ),
+)  # fmt: skip
+
 COLLECTIVES = entries(
     "torch",
     *(

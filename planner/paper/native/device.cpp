@@ -111,6 +111,12 @@ struct Hooks final : at::CUDAHooksInterface {
 }  // namespace
 
 int32_t current_stream() { return static_cast<int32_t>(stream_now); }
+c10::DeviceIndex current_device() { return device_now; }
+
+DeviceScope::DeviceScope(std::optional<c10::Device> device) : previous_(device_now) {
+  if (device.has_value() && device->is_cuda() && device->index() >= 0) device_now = device->index();
+}
+DeviceScope::~DeviceScope() { device_now = previous_; }
 
 }  // namespace paper
 
@@ -129,6 +135,7 @@ void paper_install_device() {
 int paper_set_device_count(int count) {
   paper::device_count = std::min(count, C10_COMPILE_TIME_MAX_GPUS);
   paper::last_stream = 0;
+  paper::device_now = 0;
   return paper::device_count;
 }
 int64_t paper_cudnn_version() { return paper::kCudnnVersion; }

@@ -58,6 +58,7 @@ class StandIns {
   c10::IValue of(const c10::IValue& value) {
     if (value.isTensor()) return of(value.toTensor());
     if (value.isDevice()) {
+      remember_device(value.toDevice());
       return value.toDevice().is_cuda() ? c10::IValue(c10::Device(c10::DeviceType::Meta)) : value;
     }
     if (value.isTensorList()) {
@@ -87,6 +88,9 @@ class StandIns {
     return value;
   }
 
+  // Where the results lie: with the first argument on a GPU, or where the operator was told to put them.
+  std::optional<c10::Device> device() const { return device_; }
+
   // `out=` arguments and operators like `resize_` change the arguments themselves.
   void carry_over_changes() {
     for (auto& pair : pairs_) {
@@ -112,6 +116,7 @@ class StandIns {
     auto* impl = tensor.unsafeGetTensorImpl();
     for (auto& pair : pairs_)
       if (pair.real.unsafeGetTensorImpl() == impl) return pair.meta;
+    remember_device(tensor.device());
     auto meta = c10::make_intrusive<c10::TensorImpl>(storage_of(tensor), kMeta, tensor.dtype());
     meta->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     if (impl->is_wrapped_number()) meta->set_wrapped_number(true);
@@ -161,7 +166,11 @@ class StandIns {
     return real;
   }
 
+  void remember_device(c10::Device device) {
+    if (!device_.has_value() && device.is_cuda()) device_ = device;
+  }
 
+  std::optional<c10::Device> device_;
   std::vector<Pair> pairs_;
   std::vector<std::pair<c10::Storage, c10::Storage>> storages_;  // meta, real
 };
@@ -181,6 +190,7 @@ void run_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     at::AutoDispatchBelowAutograd below;
     if (!run_structured(op, meta)) op.redispatchBoxed(kMeta, &meta);
   }
+  DeviceScope where(stand_ins.device());
   stand_ins.carry_over_changes();
   torch::jit::Stack results;
   results.reserve(meta.size());
@@ -224,10 +234,11 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 at::Tensor empty_memory_format(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
-                               std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>,
+                               std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>,
                                std::optional<at::MemoryFormat> format) {
   static const std::string name = "aten::empty";
   KernelScope scope(name);
+  DeviceScope where(device);
   at::Tensor out = at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), allocator(), kCuda,
                                              c10::dtype_or_default(dtype), format);
   describe_tensor(out);
@@ -235,9 +246,10 @@ at::Tensor empty_memory_format(c10::SymIntArrayRef size, std::optional<at::Scala
 }
 
 at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
-                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+                         std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
   static const std::string name = "aten::empty_strided";
   KernelScope scope(name);
+  DeviceScope where(device);
   at::Tensor out = at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
                                                      allocator(), kCuda, c10::dtype_or_default(dtype));
   describe_tensor(out);

@@ -104,7 +104,7 @@ void* taken(size_t bytes) {
 
 struct PaperAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    const c10::Device device(c10::DeviceType::CUDA, 0);
+    const c10::Device device(c10::DeviceType::CUDA, current_device());
     if (bytes == 0) return {nullptr, nullptr, &release, device};
     void* address = taken(bytes);
     const int64_t block = record_alloc(bytes, current_stream());

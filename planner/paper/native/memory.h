@@ -3,6 +3,8 @@
 
 #include <c10/core/Allocator.h>
 
+#include <optional>
+
 namespace paper {
 
 c10::Allocator* allocator();
@@ -13,5 +15,15 @@ int64_t block_at(const void* address);
 size_t requested_bytes();
 
 int32_t current_stream();
+c10::DeviceIndex current_device();
+
+// What is allocated inside lies on this device; without an index on the current one.
+struct DeviceScope {
+  explicit DeviceScope(std::optional<c10::Device> device);
+  ~DeviceScope();
+
+ private:
+  c10::DeviceIndex previous_;
+};
 
 }  // namespace paper

@@ -1,0 +1,189 @@
+"""The world of a program: every process group that it makes, of whatever backend, has absent peers.
+
+`init_process_group`, `new_group` and device meshes are torch's own. What a program would have learned from a peer (an
+object that another rank sends, a key that it sets) is named: as an assumption where the program can go on without it,
+as an error where it waits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from planner import upstream
+from planner.running.assumptions import About, Assumptions
+from planner.training import absent_peers
+
+_BACKEND = "absent_peers_of_a_program"
+_PATIENCE = timedelta(seconds=5)
+"""Nobody sets a key that this process does not set itself."""
+_C10D = "torch.distributed.distributed_c10d"
+
+
+class OwnStore(dist.HashStore):
+    """A store that only this process writes to: whoever waits for a peer's key is told so after seconds, not after the
+    half hour that the program allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        super().set_timeout(_PATIENCE)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Stays as it is."""
+
+
+class ProgramPeers(absent_peers.AbsentPeers):
+    """A group that remembers whether tensors of the device travelled over it: only then NCCL takes memory for it."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.carried = False
+
+    def note(self, tensors: Any) -> None:
+        """What a collective fills: a tensor, or lists of them."""
+        while isinstance(tensors, list | tuple) and tensors:
+            tensors = tensors[0]
+        if isinstance(tensors, Tensor) and tensors.is_cuda:
+            self.carried = True
+
+
+def _noting(name: str) -> Callable[..., Any]:
+    inherited = getattr(absent_peers.AbsentPeers, name)
+
+    def collective(self: ProgramPeers, tensors: Any, *arguments: Any, **named: Any) -> Any:
+        self.note(tensors)
+        return inherited(self, tensors, *arguments, **named)
+
+    return collective
+
+
+for _name in absent_peers.COLLECTIVES:
+    setattr(ProgramPeers, _name, _noting(_name))
+
+
+class NcclOptions:
+    """`ProcessGroupNCCL.Options`: takes whatever a program sets, and has no effect on memory that is modelled."""
+
+    def __init__(self, *_arguments: Any, **_named: Any) -> None:
+        self.config: Any = _Settings()
+
+
+class _Settings:
+    """Whatever is set on it."""
+
+
+class Nccl:
+    """Stands for `ProcessGroupNCCL`, which a build without CUDA lacks."""
+
+    Options = NcclOptions
+
+
+class World:
+    """The groups that a program made, and what of them its report has to say."""
+
+    def __init__(self, assumptions: Assumptions) -> None:
+        self._assumptions = assumptions
+        self._groups: list[ProgramPeers] = []
+
+    def communicators(self) -> tuple[int, ...]:
+        """Sizes of the groups over which tensors of the device travelled."""
+        return tuple(sorted((each.size() for each in self._groups if each.carried), reverse=True))
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Inside, groups of any backend are absent peers."""
+        _register(self._make)
+        replaced: dict[str, Any] = {
+            f"{_C10D}:rendezvous": _meet,
+            f"{_C10D}:_NCCL_AVAILABLE": True,
+            f"{_C10D}:_get_object_coll_device": lambda _group=None: "cpu",
+            f"{_C10D}:ProcessGroupNCCL": Nccl,
+            "torch.distributed:ProcessGroupNCCL": Nccl,
+            "torch.distributed:TCPStore": lambda *_arguments, **_named: OwnStore(),
+            "torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook": lambda *_arguments: None,
+        }
+        wrapped = {
+            f"{_C10D}:_new_process_group_helper": self._with_absent_peers,
+            f"{_C10D}:broadcast_object_list": self._telling_of_objects,
+            "torch.distributed:broadcast_object_list": self._telling_of_objects,
+            f"{_C10D}:scatter_object_list": self._telling_of_objects,
+            "torch.distributed:scatter_object_list": self._telling_of_objects,
+        }
+        with upstream.patch_targets("program peers", replaced=replaced, wrapped=wrapped):
+            yield
+
+    def _make(self, _store: Any, rank: int, size: int, _timeout: Any) -> ProgramPeers:
+        made = ProgramPeers(rank, size)
+        self._groups.append(made)
+        return made
+
+    def _with_absent_peers(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(real)
+
+        def helper(*arguments: Any, **named: Any) -> Any:
+            call = signature.bind(*arguments, **named)
+            said = call.arguments["backend"]
+            call.arguments["backend"] = distributed_c10d.Backend(_BACKEND)
+            call.arguments["backend_options"] = None
+            call.arguments["device_id"] = None
+            group, store = real(*call.args, **call.kwargs)
+            if isinstance(group, dist.ProcessGroup):
+                world = distributed_c10d._world
+                world.pg_map[group] = (said, store)
+                world.pg_backend_config[group] = str(distributed_c10d.BackendConfig(said))
+                self._say_once(group)
+            return group, store
+
+        return helper
+
+    def _say_once(self, group: dist.ProcessGroup) -> None:
+        if group.size() > 1:
+            self._assumptions.add(
+                About.PEERS,
+                f"a process group of {group.size()} ranks whose peers are absent: what they would send is what this rank has",
+            )
+
+    def _telling_of_objects(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(real)
+
+        def collective(*arguments: Any, **named: Any) -> Any:
+            call = signature.bind(*arguments, **named)
+            call.apply_defaults()
+            given = call.arguments
+            group = given["group"]
+            source = given["src"] if given["group_src"] is None else dist.get_global_rank(group, given["group_src"])
+            if (0 if source is None else source) == dist.get_rank():
+                return real(*arguments, **named)
+            self._assumptions.add(
+                About.PEERS, f"{real.__name__}: what rank {source or 0} would have sent is not known; nothing was received"
+            )
+            return None
+
+        return collective
+
+
+def _meet(url: str, rank: int = -1, world_size: int = -1, **_named: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """As torch's rendezvous, without meeting anybody."""
+    rank = int(os.environ["RANK"]) if rank < 0 else rank
+    world_size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
+    if not 0 <= rank < world_size:
+        raise ValueError(f"there is no rank {rank} in a world of {world_size} ({url})")
+    yield OwnStore(), rank, world_size
+
+
+def _register(make: Callable[..., ProgramPeers]) -> None:
+    dist.Backend.register_backend(_BACKEND, make, devices=["cpu", "cuda"])
+
+
+def is_waiting(error: BaseException) -> bool:
+    """Whether a program was waiting for a peer's key."""
+    return isinstance(error, torch.distributed.DistStoreError)
