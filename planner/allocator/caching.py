@@ -135,6 +135,10 @@ class CachingAllocator:
         """The pool of a stream, made on its first use."""
         return self._pools.setdefault((stream, small), Pool(stream, small))
 
+    def pools(self, *, small: bool) -> list[Pool]:
+        """Those of small blocks, or of large ones, of all streams."""
+        return [pool for (_, is_small), pool in self._pools.items() if is_small == small]
+
     def state(self) -> tuple[object, ...] | None:
         """All that decides what comes of further events, but for the names of blocks; None if their age does too."""
         if self._collects:

@@ -31,11 +31,10 @@ class Clock(Protocol):
 class Stream(torch.Stream):
     """`torch.cuda.Stream` on the generic stream of the device guard."""
 
-    def __new__(cls, _device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
-        kwargs.pop("device", None)
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
         if kwargs:
             return super().__new__(cls, **kwargs)
-        return super().__new__(cls, device=torch.device("cuda", 0), priority=priority)
+        return super().__new__(cls, device=_device_of(device), priority=priority)
 
     @property
     def cuda_stream(self) -> int:
@@ -46,10 +45,16 @@ class Event(torch.Event):
     """`torch.cuda.Event`; nothing runs, so nothing is ever waited for."""
 
     def __new__(cls, enable_timing: bool = False, **_unused: Any) -> Event:
-        return super().__new__(cls, device=torch.device("cuda", 0), enable_timing=enable_timing)
+        return super().__new__(cls, device=_device_of(None), enable_timing=enable_timing)
 
     def elapsed_time(self, end_event: Any) -> float:  # noqa: ARG002
         return 0.0
+
+
+def _device_of(device: Any) -> torch.device:
+    """A device with its number; the current one if none is named."""
+    named = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+    return named if named.index is not None else torch.device("cuda", torch.accelerator.current_device_index())
 
 
 def _waiting(clock: Clock) -> dict[str, Any]:
@@ -96,8 +101,8 @@ def _streams(kind: type[Stream]) -> dict[str, Any]:
         stream = torch.accelerator.current_stream()
         return kind(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
-    def default_stream(_device: Any = None) -> Stream:
-        return kind(stream_id=0, device_index=0, device_type=1)
+    def default_stream(device: Any = None) -> Stream:
+        return kind(stream_id=0, device_index=_device_of(device).index, device_type=1)
 
     return {"current_stream": current_stream, "default_stream": default_stream}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import runpy
 import sys
@@ -15,10 +16,10 @@ from typing import NoReturn
 
 from planner import paper  # before torch
 from planner import upstream
-from planner.allocator.rules import Rules
 from planner.errors import ProgramError
 from planner.paper import values
 from planner.paper.device import Paper
+from planner.running import cuda_face, program_host, storages
 from planner.running.assumptions import About, Assumptions
 from planner.running.live_memory import LiveMemory
 from planner.running.moments import Kind
@@ -41,10 +42,9 @@ class ProgramRun:
     def __init__(self, order: ProgramOrder, gpu: Paper, finish: Callable[[RankRun], NoReturn]) -> None:
         self._order, self._gpu, self._finish = order, gpu, finish
         self._began = time.perf_counter()
-        self._conf = ""
         self.assumptions = Assumptions()
         self.memory = LiveMemory(
-            gpu.recorder, self._read_rules, order.gpu.total_bytes, order.gpu.outside_bytes
+            gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes
         )
         self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict)
         self.world = World(self.assumptions)
@@ -61,10 +61,6 @@ class ProgramRun:
             )
         self._report(f"the program {how}", None)
 
-    def _read_rules(self) -> Rules:
-        self._conf = next((os.environ[name] for name in _CONFS if os.environ.get(name)), "")
-        return Rules.from_conf(self._conf)
-
     def _look(self) -> None:
         """A backward or a step is about to begin: it may be enough."""
         iterations = self.watcher.moments.iterations
@@ -78,7 +74,7 @@ class ProgramRun:
         for position, phase, iteration in moments.phases():
             if until is None or position < until:
                 recorder.mark_at(position, phase, iteration)
-        self.memory.rules()  # read, if nothing was ever allocated
+        self.memory.settle()
         events = tuple(recorder.events(until))
         ends = [moments.log[index].position for index in moments.ends()]
         self._finish(
@@ -94,16 +90,27 @@ class ProgramRun:
                 seen={kind.value: moments.seen(kind, last) for kind in (Kind.EVAL, Kind.SAVE, Kind.LOAD)},
                 assumptions=self.assumptions.all(),
                 communicators=self.world.communicators(),
-                allocator_conf=self._conf,
+                allocator_conf=self.memory.conf,
+                memory_fraction=self.memory.fraction,
             )
         )
 
 
+def _load_dynamo() -> None:
+    """Optimizers load it, and it lists torch's functions: while they are torch's own."""
+    importlib.import_module("torch._dynamo")
+
+
+def _read_conf() -> str:
+    return next((os.environ[name] for name in _CONFS if os.environ.get(name)), "")
+
+
 def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> NoReturn:
     """Run it. Whatever the program raises leaves this function as it is."""
+    _load_dynamo()
     with paper.gpu(order.gpu.arch, order.line.processes_per_node, cuda=order.cuda) as gpu, ExitStack() as stack:
         run = ProgramRun(order, gpu, finish)
-        stack.enter_context(_surrounded(run))
+        stack.enter_context(_surrounded(order, run))
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -131,9 +138,12 @@ def _waits_for_a_peer(order: ProgramOrder, error: Exception) -> ProgramError:
 
 
 @contextmanager
-def _surrounded(run: ProgramRun) -> Iterator[None]:
+def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
     losses = run.answers.watching_losses
     with (
+        cuda_face.whole(order.gpu, order.line.processes_per_node, order.cuda, run.memory),
+        storages.on_paper(run.assumptions),
+        program_host.kept_inside(order.line.program, run.assumptions),
         values.read_by(run.answers),
         run.watcher.watch(),
         run.world.entered(),

@@ -85,3 +85,20 @@ DEEPSPEED = (
         why="allocates buckets and gradients of the partition, which are told by what they are for",
     ),
 )  # fmt: skip
+
+_HOST = "tests/running/test_bad_programs.py"
+
+PROGRAM_HOST = (
+    Entry(
+        target="torch.utils.data:DataLoader._get_iterator", kind=Kind.PATCH, group="program host", has_source=False,
+        test="tests/running/test_programs.py", why="its workers are processes, and what they load is the same in this one",
+    ),
+    Entry(
+        target="multiprocessing.process:BaseProcess.start", kind=Kind.PATCH, group="program host", has_source=False,
+        test=_HOST, why="a program that starts its ranks itself is told to be started as one of them",
+    ),
+    Entry(
+        target="os:fork", kind=Kind.PATCH, group="program host", has_source=False, test=_HOST,
+        why="a GPU on paper does not survive a fork, as CUDA does not",
+    ),
+)  # fmt: skip

@@ -19,6 +19,7 @@ TABLE: tuple[Entry, ...] = (
     *torch_distributed.PIPELINES,
     *libraries.TRANSFORMERS,
     *libraries.DEEPSPEED,
+    *libraries.PROGRAM_HOST,
 )
 
 

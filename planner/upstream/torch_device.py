@@ -88,11 +88,77 @@ PRIVATE = (
 )  # fmt: skip
 
 _RUN = "tests/running/test_programs.py"
+_STORAGES = "tests/running/test_storages.py"
+_FACE = "tests/running/test_cuda_face.py"
 
 PROGRAMS = (
+    *entries(
+        "torch.cuda",
+        "_is_compiled", "_initialized", "_exchange_device", "_maybe_exchange_device", "current_device", "set_device", "cudart",
+        "default_generators", "get_arch_list", "get_device_name", "get_device_properties", "device_memory_used",
+        "memory_usage", "utilization", "temperature", "power_draw", "clock_rate", "list_gpu_processes", "empty_cache",
+        "get_per_process_memory_fraction", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
+        "memory_allocated", "memory_reserved", "memory_stats", "reset_peak_memory_stats", "get_rng_state",
+        "manual_seed", "manual_seed_all", "set_rng_state", "CUDAGraph", "graph", "make_graphed_callables", "MemPool",
+        "use_mem_pool", "CUDAPluggableAllocator", "change_current_allocator", "caching_allocator_alloc",
+        "GreenContext",
+        kind=Kind.PATCH, group="program's cuda face", has_source=False, optional=True, test=_FACE,
+        why="a program asks more of CUDA than a step does: memory, clocks, several GPUs",
+    ),
+    *entries(
+        "torch._C",
+        "_cuda_memoryStats", "_cuda_resetPeakMemoryStats", "_cuda_resetAccumulatedMemoryStats", "_cuda_emptyCache",
+        "_cuda_getMemoryFraction", "_cuda_setMemoryFraction", "_cuda_hostMemoryStats", "_cuda_resetPeakHostMemoryStats",
+        "_cuda_resetAccumulatedHostMemoryStats", "_cuda_memorySnapshot", "_cuda_record_memory_history",
+        "_cuda_record_memory_history_legacy", "_cuda_isHistoryEnabled", "_cuda_setMemoryMetadata",
+        "_cuda_getMemoryMetadata", "_cuda_getAllocatorBackend", "_cuda_cudaCachingAllocator_is_enabled",
+        "_cuda_getDevice", "_cuda_setDevice", "_cuda_exchangeDevice", "_cuda_maybeExchangeDevice",
+        "_cuda_getDeviceCount", "_cuda_getArchFlags", "_cuda_canDeviceAccessPeer", "_cuda_ipc_collect", "_cuda_init",
+        "_cuda_sleep", "_cuda_synchronize", "_cuda_clearCublasWorkspaces", "_cuda_getCurrentBlasHandle",
+        "_cuda_getCurrentSolverHandle", "_cuda_getCurrentRawStream", "_cuda_get_sync_debug_mode",
+        "_cuda_set_sync_debug_mode", "_cuda_get_cudnn_benchmark_limit", "_cuda_set_cudnn_benchmark_limit",
+        "_nccl_version", "_nccl_version_suffix", "_accelerator_isAllocatorInitialized", "_accelerator_getDeviceStats",
+        "_accelerator_getMemoryInfo", "_accelerator_resetPeakStats", "_accelerator_resetAccumulatedStats",
+        "_accelerator_emptyCache", "_accelerator_setAllocatorSettings",
+        kind=Kind.PATCH, group="program's cuda face", has_source=False, created=True, test=_FACE,
+        why="bindings of a CUDA build, on which torch's own Python code under torch.cuda stands",
+    ),
+    *entries(
+        "torch.cuda.nvtx", "mark", "range_start", "range_end",
+        kind=Kind.PATCH, group="program's cuda face", has_source=False, test=_FACE,
+        why="calls the profiler's library of CUDA, which is not there",
+    ),
+    Entry(
+        target="torch.cuda.nccl:version", kind=Kind.PATCH, group="program's cuda face", has_source=False, test=_FACE,
+        why="asks NCCL, which a CPU build lacks",
+    ),
+    Entry(
+        target="torch.version:cuda", kind=Kind.PATCH, group="program's cuda face", has_source=False, test=_FACE,
+        why="None in a CPU build, by which programs choose their way",
+    ),
+    Entry(
+        target="torch.backends.cuda:is_built", kind=Kind.PATCH, group="program's cuda face", has_source=False,
+        test=_FACE, why="False in a CPU build",
+    ),
+    Entry(
+        target="torch.autograd.profiler:profile.__init__", kind=Kind.PATCH, group="program's cuda face", test=_FACE,
+        why="a profiler of a GPU on which nothing runs warns at every operator",
+    ),
     Entry(
         target="torch.autograd:_engine_run_backward", kind=Kind.PATCH, group="program watched", has_source=False,
         test=_RUN, why="a program's backwards begin there, those of torch.autograd.grad too (autograd/__init__.py)",
+    ),
+    Entry(
+        target="torch:UntypedStorage.__new__", kind=Kind.PATCH, group="program storages", has_source=False,
+        test=_STORAGES, why="a build without CUDA makes no storage on a GPU (torch/csrc/Storage.cpp)",
+    ),
+    Entry(
+        target="torch:UntypedStorage.cpu", kind=Kind.PATCH, group="program storages", has_source=False,
+        test=_STORAGES, why="bytes that are not there would be read; they are on their way into a checkpoint",
+    ),
+    Entry(
+        target="torch.serialization:_save", kind=Kind.PATCH, group="program storages", test=_STORAGES,
+        why="what lies on the device is written as a hole, which torch can do for whole files only (skip_data)",
     ),
     *entries(
         "torch", "save", "load",
