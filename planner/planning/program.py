@@ -21,6 +21,7 @@ from planner.running.launch_line import LaunchLine
 from planner.running.order import Gpu as FoundGpu
 from planner.running.order import ProgramOrder, RankRun
 from planner.running.rank_process import USUAL_LIMITS
+from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
 from planner.tracing import garbage_collection
 
@@ -49,10 +50,7 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
     Raises SpecError for ranks that it does not have, ProgramError and TraceError for a rank that cannot be run.
     """
     began = time.perf_counter()
-    runs: list[RankRun] = []
-    for rank in choose_ranks(work.ranks, work.line.world_size):
-        progress(f"running rank {rank} of {work.line.world_size}")
-        runs.append(rank_process.run_rank(_order(work, rank), work.limits))
+    runs = _run(work, choose_ranks(work.ranks, work.line.world_size), progress)
     progress("replaying")
     replayed = time.perf_counter()
     shares = share_ranks(runs, work.line.world_size)
@@ -64,6 +62,21 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
         total=round(time.perf_counter() - began, 3),
     )
     return _statement(work, runs, shares, statements, seconds)
+
+
+def _run(work: ProgramInputs, ranks: Sequence[int], progress: Progress) -> list[RankRun]:
+    """One after the other: each may take all the memory that a program is allowed."""
+    # What torch reads while it is imported, a server has read for all of its children.
+    server = ForkServer(rank_process.PRELOAD) if len(ranks) > 1 and not work.line.environment else None
+    runs = []
+    try:
+        for rank in ranks:
+            progress(f"running rank {rank} of {work.line.world_size}")
+            runs.append(rank_process.run_rank(_order(work, rank), work.limits, server))
+    finally:
+        if server is not None:
+            server.close()
+    return runs
 
 
 def _statement(

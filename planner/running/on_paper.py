@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from planner import paper  # before torch
 from planner import upstream
-from planner.errors import ProgramError
+from planner.errors import ProgramError, TraceError
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.running import cuda_face, program_host, storages
@@ -101,6 +101,15 @@ def _load_dynamo() -> None:
     importlib.import_module("torch._dynamo")
 
 
+def _refuse_to_compile(*_arguments: Any, **_named: Any) -> NoReturn:
+    raise TraceError(
+        "the program compiles (torch.compile): what a compiled region takes is not known yet",
+        allowed="programs that run eagerly",
+        remedy="switch compilation off in the program, or run it with TORCHDYNAMO_DISABLE=1 before the command, and read "
+        "the report as that of the eager program",
+    )
+
+
 def _read_conf() -> str:
     return next((os.environ[name] for name in _CONFS if os.environ.get(name)), "")
 
@@ -148,6 +157,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         run.watcher.watch(),
         run.world.entered(),
         absent_peers.every_step_is_taken(),
+        upstream.patch_targets("program compiles", replaced={"torch._dynamo.convert_frame:_compile": _refuse_to_compile}),
         upstream.patch_targets(
             "program losses",
             wrapped={"torch.nn.functional:cross_entropy": losses, "torch.nn.functional:nll_loss": losses},

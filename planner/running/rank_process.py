@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from planner.errors import PlannerError, ProgramError
 from planner.runtime import answers, running
 from planner.runtime.channel import AnswerWriter
+from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.task import MEMORY, Answer, Task
 from planner.running.assumptions import About, Assumption
@@ -36,15 +37,19 @@ class CrashedError(ProgramError):
         self.text = text
 
 
-def run_rank(order: ProgramOrder, limits: Limits = USUAL_LIMITS) -> RankRun:
-    """One rank's run.
+PRELOAD = "planner.running.preload:load"
+"""For a fork server whose children are ranks."""
+
+
+def run_rank(order: ProgramOrder, limits: Limits = USUAL_LIMITS, server: ForkServer | None = None) -> RankRun:
+    """One rank's run, in a fresh interpreter or in one that the `server` forks.
 
     Raises CrashedError for an error of the program, ProgramError for a program that exceeds its limits, ends its
     process or never trains, TraceError for what the paper GPU cannot do.
     """
-    task = Task("planner.running.rank_process:answer_rank", order)
     environment = {**_OFFLINE, **os.environ, **order.line.environment, **variables_of(order.line, order.rank)}
-    answer = running.run(task, limits, environment=environment)
+    task = Task("planner.running.rank_process:answer_rank", (order, environment))
+    answer = running.run(task, limits, environment=environment, server=server)
     if isinstance(answer.exceeded, LimitExceededError):
         raise _limit_error(answer.exceeded, order)
     if MEMORY in answer.parts:
@@ -60,15 +65,15 @@ def run_rank(order: ProgramOrder, limits: Limits = USUAL_LIMITS) -> RankRun:
     return _read_run(answer.parts)
 
 
-def answer_rank(order: ProgramOrder, answer: AnswerWriter) -> None:
+def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str]], answer: AnswerWriter) -> None:
     """The child's side: what the run was, and its trace, as two parts; the traceback of a program that crashes."""
+    order, environment = argument
+    os.environ.update(environment)
     from planner.running.on_paper import run_program
-
-    parent = os.getpid()
 
     def finish(run: RankRun) -> NoReturn:
         answer.write(_TRACE, trace_text.dumps(run.trace).encode())
-        about = {name: value for name, value in asdict_shallow(run).items() if name != "trace"}
+        about = {name: value for name, value in _fields_of(run).items() if name != "trace"}
         answer.write(_ABOUT, json.dumps(about).encode())
         os._exit(0)
 
@@ -77,12 +82,10 @@ def answer_rank(order: ProgramOrder, answer: AnswerWriter) -> None:
     except (PlannerError, MemoryError, SystemExit):
         raise
     except BaseException as error:
-        if os.getpid() != parent:
-            raise
         answer.write(_CRASH, _own_traceback(error)[-_MOST_CRASH_CHARACTERS:].encode(errors="replace"))
 
 
-def asdict_shallow(run: RankRun) -> dict[str, Any]:
+def _fields_of(run: RankRun) -> dict[str, Any]:
     """The fields of a run as plain values, its trace as it is."""
     found = {name: getattr(run, name) for name in run.__dataclass_fields__}
     return {**found, "assumptions": [asdict(each) for each in run.assumptions]}

@@ -160,6 +160,10 @@ PROGRAMS = (
         target="torch.serialization:_save", kind=Kind.PATCH, group="program storages", test=_STORAGES,
         why="what lies on the device is written as a hole, which torch can do for whole files only (skip_data)",
     ),
+    Entry(
+        target="torch._dynamo.convert_frame:_compile", kind=Kind.PATCH, group="program compiles", has_source=False,
+        test="tests/running/test_bad_programs.py", why="a compiled region would be traced, or run, as something else",
+    ),
     *entries(
         "torch", "save", "load",
         kind=Kind.PATCH, group="program watched", has_source=False, test=_RUN,
