@@ -200,7 +200,9 @@ def _refused() -> dict[str, Any]:
     return {name: _refusing(name, reason) for name, reason in why.items()}
 
 
-def _refusing(name: str, reason: str) -> Callable[..., NoReturn]:
+def _refusing(name: str, reason: str) -> Any:
+    """A function, or for a class one of which no instance is made: libraries name it in their annotations."""
+
     def refuse(*_arguments: Any, **_named: Any) -> NoReturn:
         raise TraceError(
             f"the program uses torch.cuda.{name}: {reason}",
@@ -208,7 +210,8 @@ def _refusing(name: str, reason: str) -> Callable[..., NoReturn]:
             remedy="switch it off in the program",
         )
 
-    return refuse
+    is_class = isinstance(getattr(torch.cuda, name, None), type)
+    return type(name, (), {"__init__": refuse}) if is_class else refuse
 
 
 def _index_of(device: Any) -> int:

@@ -47,6 +47,13 @@ def run_rank(order: ProgramOrder, limits: Limits = USUAL_LIMITS, server: ForkSer
     Raises CrashedError for an error of the program, ProgramError for a program that exceeds its limits, ends its
     process or never trains, TraceError for what the paper GPU cannot do.
     """
+    if not order.line.is_module and not Path(order.line.program).is_file():
+        raise ProgramError(
+            "there is no such program",
+            allowed="a path from the folder where planner runs",
+            remedy="start planner where the command would be started",
+            place=order.line.program,
+        )
     environment = {**_OFFLINE, **os.environ, **order.line.environment, **variables_of(order.line, order.rank)}
     task = Task("planner.running.rank_process:answer_rank", (order, environment))
     answer = running.run(task, limits, environment=environment, server=server)
@@ -58,7 +65,7 @@ def run_rank(order: ProgramOrder, limits: Limits = USUAL_LIMITS, server: ForkSer
     if error is not None:
         raise error
     if _CRASH in answer.parts:
-        raise _crash_error(answer.parts[_CRASH].decode(errors="replace"), order)
+        raise _crash_error(answer.parts[_CRASH], order)
     answers.raise_failure(answer)
     if answer.exit_code or _TRACE not in answer.parts or _ABOUT not in answer.parts:
         raise _ended_error(answer, order)
@@ -82,7 +89,14 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str]], answer: Answer
     except (PlannerError, MemoryError, SystemExit):
         raise
     except BaseException as error:
-        answer.write(_CRASH, _own_traceback(error)[-_MOST_CRASH_CHARACTERS:].encode(errors="replace"))
+        if _is_our_fault(error):
+            raise
+        crash = {
+            "said": "".join(traceback.format_exception_only(error)).strip(),
+            "missing": error.name if isinstance(error, ModuleNotFoundError) else None,
+            "text": _own_traceback(error)[-_MOST_CRASH_CHARACTERS:],
+        }
+        answer.write(_CRASH, json.dumps(crash).encode())
 
 
 def _fields_of(run: RankRun) -> dict[str, Any]:
@@ -100,7 +114,7 @@ def _own_traceback(error: BaseException) -> str:
 
 
 def _is_ours(path: str) -> bool:
-    return path.startswith(str(Path(__file__).parents[1])) or path.startswith("<frozen")
+    return path.startswith((str(Path(__file__).parents[1]), "<frozen"))
 
 
 def _read_run(parts: Mapping[str, bytes]) -> RankRun:
@@ -117,13 +131,27 @@ def _read_run(parts: Mapping[str, bytes]) -> RankRun:
         raise ProgramError(f"the program's process brought no trace: {error}") from None
 
 
-def _crash_error(text: str, order: ProgramOrder) -> CrashedError:
-    last = text.strip().splitlines()[-1] if text.strip() else "without a word"
+def _is_our_fault(error: BaseException) -> bool:
+    """Whether it was raised in planner's own code."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and _is_ours(frames[-1].f_code.co_filename)
+
+
+def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
+    try:
+        crash = json.loads(content)
+        said, missing, text = str(crash["said"]), crash["missing"], str(crash["text"])
+    except (ValueError, KeyError, TypeError):
+        return ProgramError("the program ended with an error that cannot be read", place=order.line.program)
+    if missing:
+        remedy = f"install {missing} where planner runs: a program needs its packages here as on the cluster"
+    else:
+        remedy = "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback"
     return CrashedError(
-        f"the program ended with an error of its own on rank {order.rank}: {last}",
+        f"the program ended with an error of its own on rank {order.rank}: {said}",
         text,
         allowed="a program that trains when it is started by this command",
-        remedy="its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback",
+        remedy=remedy,
         place=order.line.program,
     )
 

@@ -19,7 +19,9 @@ from planner import upstream
 from planner.events import Category
 from planner.paper.recorder import Recorder
 from planner.running.moments import Kind, Moments
-from planner.training import optimizers
+from planner.training import collectives, optimizers
+from planner.training.wraps import fsdp2
+from planner.training.wraps.ddp import ObservedReducer
 
 
 class Watcher:
@@ -43,13 +45,19 @@ class Watcher:
             register_optimizer_step_pre_hook(self._step_starts),
             register_optimizer_step_post_hook(self._step_ends),
         )
+        ddp = "torch.nn.parallel.distributed:DistributedDataParallel._ddp_init_helper"
         wrapped = {
+            ddp: self._telling_buckets,
             "torch.autograd:_engine_run_backward": self._around_backward,
             "torch:save": self._noting(Kind.SAVE),
             "torch:load": self._noting(Kind.LOAD),
         }
         try:
-            with upstream.patch_targets("program watched", wrapped=wrapped):
+            with (
+                upstream.patch_targets("program watched", wrapped=wrapped),
+                fsdp2.observe_fsdp(self._recorder),
+                collectives.observe_collectives(self._recorder),
+            ):
                 yield
         finally:
             for handle in handles:
@@ -67,6 +75,15 @@ class Watcher:
             return noted
 
         return wrap
+
+    def _telling_buckets(self, real: Any) -> Any:
+        def init_helper(module: Any, *arguments: Any, **named: Any) -> Any:
+            with self._recorder.region(Category.BUCKET, "ddp"):
+                result = real(module, *arguments, **named)
+            module.reducer = ObservedReducer(module.reducer, self._recorder)
+            return result
+
+        return init_helper
 
     def _forward_begins(self, module: nn.Module, _arguments: Any) -> None:
         depth = getattr(self._open, "depth", 0)

@@ -145,6 +145,11 @@ PROGRAMS = (
         why="a profiler of a GPU on which nothing runs warns at every operator",
     ),
     Entry(
+        target="torch.nn.parallel.distributed:DistributedDataParallel._ddp_init_helper", kind=Kind.PATCH,
+        group="program watched", has_source=False, change=Change.REPORTED,
+        test="tests/running/test_programs_in_a_world.py", why="there DDP allocates its buckets, which are told as such",
+    ),
+    Entry(
         target="torch.autograd:_engine_run_backward", kind=Kind.PATCH, group="program watched", has_source=False,
         test=_RUN, why="a program's backwards begin there, those of torch.autograd.grad too (autograd/__init__.py)",
     ),

@@ -77,7 +77,7 @@ class ObservedDdp(DistributedDataParallel):
         self._compression: power_sgd.PowerSGDState | None = None
         self._compress(spec.comm_hook)
         if not isinstance(observer, NullObserver):
-            self.reducer: Any = _ObservedReducer(self.reducer, observer)
+            self.reducer: Any = ObservedReducer(self.reducer, observer)
 
     def account(self) -> dict[str, Any]:
         """The reducer's own account of itself: bucket sizes in bytes, rebuilt or not, the hook's name."""
@@ -120,7 +120,7 @@ class ObservedDdp(DistributedDataParallel):
         self.register_comm_hook(state, _observe_hook(hook, self._observer))
 
 
-class _ObservedReducer:
+class ObservedReducer:
     """The reducer, with a word to the observer while it rebuilds its buckets."""
 
     def __init__(self, reducer: Any, observer: Observer) -> None:
