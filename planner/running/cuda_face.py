@@ -18,6 +18,7 @@ from planner import upstream
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import library
+from planner.running.generators import DeviceGenerator
 from planner.running.live_memory import LiveMemory
 from planner.running.order import Gpu
 
@@ -98,7 +99,7 @@ def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory) -> dict[str, Any]:
         "current_device": torch.accelerator.current_device_index,
         "set_device": _set_device,
         "cudart": lambda: _runtime(memory),
-        "default_generators": tuple(torch.Generator() for _ in range(gpus)),
+        "default_generators": tuple(DeviceGenerator(index) for index in range(gpus)),
         "get_arch_list": lambda: [gpu.arch],
         "get_device_name": lambda _device=None: gpu.product,
         "get_device_properties": lambda _device=None: properties,
