@@ -40,6 +40,7 @@ class ProgramInputs:
     ranks: str = "auto"
     steps: int = 0
     strict: bool = False
+    writes: bool = False
     limits: Limits = USUAL_LIMITS
     calibration: Calibration = field(default_factory=Calibration.none)
 
@@ -120,6 +121,7 @@ def _order(work: ProgramInputs, rank: int) -> ProgramOrder:
         cuda=work.software.cuda,
         steps=work.steps,
         strict=work.strict,
+        writes=work.writes,
     )
 
 

@@ -120,6 +120,8 @@ def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> N
     with paper.gpu(order.gpu.arch, order.line.processes_per_node, cuda=order.cuda) as gpu, ExitStack() as stack:
         run = ProgramRun(order, gpu, finish)
         stack.enter_context(_surrounded(order, run))
+        if order.writes:
+            run.assumptions.add(About.HOST, "Files that the program writes stay (--allow-writes).")
         gc.collect()
         gc.freeze()
         gc.disable()

@@ -30,6 +30,8 @@ class ProgramOrder:
     cuda: str
     steps: int = 0
     strict: bool = False
+    writes: bool = False
+    """Whether what the program writes stays; else it is gone with its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

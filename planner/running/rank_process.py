@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from planner.errors import PlannerError, ProgramError
-from planner.runtime import answers, running
+from planner.runtime import answers, overlay, running
 from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.task import MEMORY, Answer, Task
+from planner.runtime.user_cache import user_cache
 from planner.running.assumptions import About, Assumption
 from planner.running.order import ProgramOrder, RankRun
 from planner.running.rank_environment import variables_of
@@ -25,6 +26,8 @@ from planner.units import GIB, show_bytes
 USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_bytes=2 * GIB)
 _ABOUT, _TRACE, _CRASH = "about", "trace", "crash"
 _MOST_CRASH_CHARACTERS = 6000
+_DISCARDED_BYTES = 4 * GIB
+"""Of files that the program writes; holes in them do not count."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
 """So that libraries take what is on this machine at once, where their first try would wait for a network."""
 
@@ -76,6 +79,8 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str]], answer: Answer
     """The child's side: what the run was, and its trace, as two parts; the traceback of a program that crashes."""
     order, environment = argument
     os.environ.update(environment)
+    if not order.writes:
+        overlay.discard_writes(_DISCARDED_BYTES, kept=(user_cache(),))
     from planner.running.on_paper import run_program
 
     def finish(run: RankRun) -> NoReturn:
