@@ -1,0 +1,15 @@
+"""What the fixtures of the running programs' tests are, for annotations."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from planner.running.order import RankRun
+
+
+class Run(Protocol):
+    """Runs a command as one rank of its world; `{programs}` in it is the folder of the tests' programs."""
+
+    def __call__(
+        self, command: str, *, rank: int = 0, steps: int = 0, strict: bool = False, seconds: float = 120
+    ) -> RankRun: ...

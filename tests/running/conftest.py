@@ -1,0 +1,56 @@
+"""Programs for the tests, each in a child that one server forks: PyTorch is loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from program_runs import Run
+
+from planner.hardware import catalog
+from planner.runtime.fork_server import ForkServer
+from planner.running.launch_line import parse
+from planner.running.order import Gpu, ProgramOrder, RankRun
+from planner.running.rank_process import PRELOAD, USUAL_LIMITS, run_rank
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ForkServer]:
+    started = ForkServer(PRELOAD)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def run(server: ForkServer) -> Run:
+    """On an H100; what the programs write stays, in folders of the tests."""
+    known = catalog.by_name("H100-SXM-80GB")
+    assert known is not None
+    gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes, outside_bytes=2**30)
+
+    def run_command(
+        command: str, *, rank: int = 0, steps: int = 0, strict: bool = False, seconds: float = 120
+    ) -> RankRun:
+        order = ProgramOrder(
+            line=parse(command.format(programs=PROGRAMS).split()), rank=rank, gpu=gpu, cuda="13.0", steps=steps,
+            strict=strict, writes=True,
+        )  # fmt: skip
+        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), server)
+
+    return run_command
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str], str]:
+    """A program of these lines; its path."""
+
+    def write(lines: str) -> str:
+        path = tmp_path / "program.py"
+        path.write_text(lines, encoding="utf-8")
+        return str(path)
+
+    return write

@@ -1,0 +1,94 @@
+"""The command behind `planner run --`: who is started, as how many ranks, with which environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import SpecError
+from planner.running.launch_line import Launcher, LaunchLine, parse
+from planner.running.rank_environment import extra_arguments, variables_of
+
+
+def line(command: str) -> LaunchLine:
+    return parse(command.split())
+
+
+def test_python_starts_one_process() -> None:
+    found = line("python3.11 -u train.py --lr 0.1")
+
+    assert found == LaunchLine(launcher=Launcher.PYTHON, program="train.py", arguments=("--lr", "0.1"))
+    assert variables_of(found, 0) == {}
+
+
+@pytest.mark.parametrize("command", ["python -m pkg.train --x 1", "env A=1 python -X dev -m pkg.train --x 1"])
+def test_python_starts_a_module(command: str) -> None:
+    found = line(command)
+
+    assert (found.program, found.is_module, found.arguments) == ("pkg.train", True, ("--x", "1"))
+
+
+def test_variables_before_the_command_are_the_programs_own() -> None:
+    assert line("PYTORCH_ALLOC_CONF=a:b python t.py").environment == {"PYTORCH_ALLOC_CONF": "a:b"}
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "python -m torch.distributed.run"])
+def test_torchrun_has_nodes_and_processes(launcher: str) -> None:
+    found = line(f"{launcher} --nnodes=2 --nproc-per-node 4 --rdzv_id run7 -m train cfg.toml")
+
+    assert (found.nodes, found.processes_per_node, found.world_size) == (2, 4, 8)
+    assert (found.program, found.is_module, found.arguments) == ("train", True, ("cfg.toml",))
+
+
+def test_torchrun_sets_what_decides_a_rank() -> None:
+    found = variables_of(line("torchrun --nnodes 2 --nproc_per_node 4 --rdzv-id run7 t.py"), 6)
+
+    assert {name: found[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")} == {
+        "RANK": "6", "LOCAL_RANK": "2", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1",
+    }  # fmt: skip
+    assert found["TORCHELASTIC_RUN_ID"] == "run7"
+
+
+def test_deepspeed_says_the_local_rank_as_an_argument() -> None:
+    found = line("deepspeed --num_gpus 8 train.py --deepspeed ds.json")
+
+    assert (found.launcher, found.world_size, found.arguments) == (Launcher.DEEPSPEED, 8, ("--deepspeed", "ds.json"))
+    assert extra_arguments(found, 5) == ("--local_rank=5",)
+    assert extra_arguments(line("deepspeed --num_gpus 8 --no_local_rank train.py"), 5) == ()
+
+
+def test_accelerate_has_its_processes_on_all_machines() -> None:
+    found = line("accelerate launch --num_processes 8 --num_machines 2 --mixed_precision bf16 --use_fsdp train.py x")
+
+    assert (found.nodes, found.processes_per_node, found.program, found.arguments) == (2, 4, "train.py", ("x",))
+    assert found.launcher_words[:2] == ("--num_processes", "8")
+
+
+def test_accelerate_reads_how_many_from_its_config(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("num_processes: 4\nnum_machines: 1\n")
+
+    assert line(f"accelerate launch --config_file {config} train.py").world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("", "starts 'nothing'"),
+        ("bash run.sh", "starts 'bash'"),
+        ("python", "no program"),
+        ("python -c print()", "stands in the command"),
+        ("torchrun --nproc-per-node gpu t.py", "--nproc-per-node is 'gpu'"),
+        ("torchrun --nnodes 1:4 t.py", "changes while the job runs"),
+        ("torchrun --nproc 4 t.py", "unknown option --nproc"),
+        ("torchrun --nproc-per-node", "no value"),
+        ("accelerate launch train.py", "--num_processes is missing"),
+        ("accelerate launch --config_file /none.yaml train.py", "cannot be read"),
+        ("accelerate launch --num_processes 3 --num_machines 2 train.py", "3 processes on 2 machines"),
+        ("deepspeed train.py", "--num_gpus is missing"),
+    ],
+)
+def test_what_is_not_understood_is_named(command: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        line(command)

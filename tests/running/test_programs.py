@@ -1,0 +1,126 @@
+"""Unedited programs on one GPU: what they do, what they learn, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from program_runs import Run
+
+from planner.allocator.replay import replay
+from planner.errors import TraceError
+from planner.events import Alloc, Category, Mark, Phase, Role
+from planner.running.order import RankRun
+
+
+def texts(found: RankRun) -> list[str]:
+    return [f"{each.place}: {each.text}" for each in found.assumptions]
+
+
+def test_a_loop_with_scaler_evaluation_and_checkpoint(run: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("out") / "checkpoint.pt"
+
+    found = run(f"python {{programs}}/classifier.py --out {path}")
+
+    assert (found.ending, found.iterations) == ("ended after 3 iterations, of which the last changed no peak", 3)
+    assert found.seen == {"eval": 3, "save": 1, "load": 0}
+    marks = [(each.phase, each.iteration) for each in found.trace.events if isinstance(each, Mark)]
+    assert marks[0] == (Phase.FORWARD, 1)
+    assert (Phase.EVAL, 2) in marks
+    assert marks[-1][1] == 3
+    assert "programs/classifier.py:96: a value of float32 read as 6.238" in " ".join(texts(found))
+    assert path.stat().st_blocks * 512 < path.stat().st_size / 10
+
+
+def test_two_optimizers_and_workers_that_load_data(run: Run) -> None:
+    found = run("python {programs}/adversaries.py")
+
+    assert found.iterations == 3
+    assert ": a DataLoader's workers load in the program's own process" in texts(found)
+
+
+def test_a_checkpoint_is_loaded_again(run: Run) -> None:
+    found = run("python {programs}/resumed.py")
+
+    assert found.seen == {"eval": 0, "save": 1, "load": 1}
+    phases = [each.phase for each in found.trace.events if isinstance(each, Mark)]
+    assert phases.index(Phase.CHECKPOINT_LOAD) < len(phases) - 1
+
+
+def test_transformers_trainer(run: Run) -> None:
+    found = run("python {programs}/fine_tune.py")
+
+    roles = {each.category for each in found.trace.events if isinstance(each, Role)}
+    assert {Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE} <= roles
+    modules = {each.origin.module for each in found.trace.events if isinstance(each, Alloc) and each.origin}
+    assert "model.layers.1.mlp.up_proj" in modules
+
+
+def test_steps_that_were_asked_for(run: Run) -> None:
+    found = run("python {programs}/classifier.py --eval-every 1000", steps=5)
+
+    assert (found.iterations, found.ending) == (5, "ended after 5 iterations, as asked for")
+
+
+def test_a_program_that_ends_by_itself_is_whole(run: Run) -> None:
+    found = run("python {programs}/classifier.py --steps 2")
+
+    assert (found.iterations, found.ending) == (2, "the program ran to its end")
+
+
+def test_strict_answers_nothing_that_is_not_known(run: Run) -> None:
+    with pytest.raises(TraceError, match=r"reads a value of a tensor of shape \(\) and dtype bool at classifier.py:91"):
+        run("python {programs}/classifier.py", strict=True)
+
+
+def test_it_learns_its_own_memory(run: Run, program: Callable[[str], str]) -> None:
+    path = program("""
+import torch
+free, total = torch.cuda.mem_get_info()
+batch = total // 2**30
+model = torch.nn.Linear(batch, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    model(torch.zeros(batch, batch, device="cuda")).sum().backward()
+    optimizer.step()
+    used = torch.cuda.max_memory_allocated()
+keep = torch.empty(used, dtype=torch.uint8, device="cuda")
+model(torch.zeros(2, batch, device="cuda")).sum().backward()
+optimizer.step()
+""")
+
+    found = run(f"python {path}")
+
+    events = found.trace.events
+    kept = next(number for number, each in enumerate(events) if isinstance(each, Alloc) and _is_bytes(each))
+    asked = events[kept]
+    assert isinstance(asked, Alloc)
+    assert asked.requested_bytes == max(replay(events).allocated_bytes[:kept])
+    assert any(isinstance(each, Alloc) and each.origin and each.origin.shape == (79, 79) for each in events)
+
+
+def _is_bytes(event: Alloc) -> bool:
+    return event.origin is not None and event.origin.dtype == "uint8" and event.origin.op == "aten.empty"
+
+
+def test_the_allocators_settings_are_those_of_its_first_memory(run: Run, program: Callable[[str], str]) -> None:
+    path = program("""
+import os
+os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+import torch
+model = torch.nn.Linear(4, 4).cuda()
+torch.cuda.memory_allocated()
+os.environ["PYTORCH_ALLOC_CONF"] = "max_split_size_mb:64"
+torch.cuda.set_per_process_memory_fraction(0.5)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.zeros(2, 4, device="cuda")).sum().backward()
+optimizer.step()
+""")
+
+    found = run(f"python {path}")
+
+    assert (found.allocator_conf, found.memory_fraction) == ("expandable_segments:True", 0.5)
+
+
+def test_the_same_program_has_the_same_events(run: Run) -> None:
+    assert run("python {programs}/adversaries.py").trace.events == run("python {programs}/adversaries.py").trace.events

@@ -1,0 +1,102 @@
+"""Unedited programs as one rank of several, whose peers are absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from program_runs import Run
+
+from planner.errors import ProgramError
+from planner.events import Alloc, Category, Role
+
+COMMAND = "torchrun --nnodes 2 --nproc-per-node 2 {programs}/in_a_world.py"
+STEP = """
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.zeros(2, 4, device="cuda")).sum().backward()
+optimizer.step()
+"""
+
+
+def test_replicas_have_buckets_and_a_communicator(run: Run) -> None:
+    found = run(f"{COMMAND} ddp", rank=3)
+
+    assert found.iterations == 3
+    assert found.communicators == (4,)
+    assert any(isinstance(each, Role) and each.category is Category.BUCKET for each in found.trace.events)
+
+
+def test_replicas_do_the_same_on_every_rank(run: Run) -> None:
+    first, last = (run(f"{COMMAND} ddp", rank=rank) for rank in (0, 3))
+
+    assert sizes(first.trace.events) == sizes(last.trace.events)
+
+
+def sizes(events: object) -> list[int]:
+    assert isinstance(events, tuple)
+    return [each.requested_bytes for each in events if isinstance(each, Alloc)]
+
+
+def test_shards_are_a_part_of_the_parameters(run: Run) -> None:
+    found = run(f"{COMMAND} fsdp", rank=1)
+
+    shapes = {each.origin.shape for each in found.trace.events if isinstance(each, Alloc) and each.origin}
+    assert (512, 256) in shapes  # of 2048 x 256, among four
+
+
+def test_groups_of_any_backend_meshes_and_objects(run: Run, program: Callable[[str], str]) -> None:
+    path = program(f"""
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+dist.init_process_group("cpu:gloo,cuda:nccl")
+assert (dist.get_rank(), dist.get_world_size(), dist.is_nccl_available()) == (5, 8, True)
+mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("a", "b"))
+assert mesh.get_coordinate() == [1, 1]
+gloo, nccl = dist.new_group([4, 5], backend="gloo"), dist.new_group([1, 5], backend="nccl")
+assert (dist.get_backend(gloo), dist.get_backend(nccl)) == ("gloo", "nccl")
+found = [None] * 8
+dist.all_gather_object(found, {{"rank": dist.get_rank()}})
+assert found == [{{"rank": 5}}] * 8
+box = ["mine"]
+dist.broadcast_object_list(box, src=0)
+assert box == ["mine"]
+dist.all_reduce(torch.ones(2, device="cuda"), group=nccl)
+dist.all_reduce(torch.ones(2), group=gloo)
+dist.barrier()
+{STEP}
+""")
+
+    found = run(f"torchrun --nproc-per-node 8 {path}", rank=5)
+
+    assert found.communicators == (2,)
+    assert "what rank 0 would have sent is not known" in " ".join(each.text for each in found.assumptions)
+
+
+def test_a_rank_uses_its_own_gpu(run: Run, program: Callable[[str], str]) -> None:
+    path = program(f"""
+import os, torch
+local = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local)
+assert torch.cuda.device_count() == 4
+assert torch.zeros(2, device="cuda").device == torch.device("cuda", local) == torch.zeros(2).to(local).device
+assert torch.cuda.current_device() == local
+before = torch.cuda.memory_stats()["allocation.all.allocated"]
+kept = torch.zeros(2, device="cuda")
+kept.to(f"cuda:{{local}}")
+assert torch.cuda.memory_stats()["allocation.all.allocated"] == before + 1
+{STEP}
+""")
+
+    assert run(f"torchrun --nproc-per-node 4 {path}", rank=2).iterations == 1
+
+
+def test_who_waits_for_a_peer_is_told(run: Run, program: Callable[[str], str]) -> None:
+    path = program("""
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.distributed_c10d._get_default_store().get("set by rank 1")
+""")
+
+    with pytest.raises(ProgramError, match="rank 0 of the program waits for something that another rank would have set"):
+        run(f"torchrun --nproc-per-node 2 {path}")
