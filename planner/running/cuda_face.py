@@ -19,6 +19,7 @@ from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import library
 from planner.running.generators import DeviceGenerator
+from planner.running.legacy_types import legacy_types
 from planner.running.live_memory import LiveMemory
 from planner.running.order import Gpu
 
@@ -71,6 +72,7 @@ def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory) -> Iterator[None]:
         **{f"torch.cuda:{name}": getattr(getattr(torch.cuda, module), name)
            for module, names in _FROM_TORCH.items() for name in names},
         **{f"torch.cuda:{name}": refused for name, refused in _refused().items()},
+        **{f"torch.cuda:{name}": legacy for name, legacy in legacy_types().items()},
         "torch.cuda.nccl:version": lambda: NCCL,
         "torch.version:cuda": cuda,
         "torch.backends.cuda:is_built": lambda: True,
@@ -90,6 +92,7 @@ def _alone(answer: Any) -> Any:
 
 def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory) -> dict[str, Any]:
     properties = properties_of(gpu)
+    runtime = _runtime(memory)
     used = lambda _device=None: memory.total_bytes - memory.free_bytes()  # noqa: E731
     return {
         "_is_compiled": lambda: True,
@@ -98,7 +101,8 @@ def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory) -> dict[str, Any]:
         "_maybe_exchange_device": _exchange_device,
         "current_device": torch.accelerator.current_device_index,
         "set_device": _set_device,
-        "cudart": lambda: _runtime(memory),
+        "_cudart": runtime,
+        "cudart": lambda: runtime,
         "default_generators": tuple(DeviceGenerator(index) for index in range(gpus)),
         "get_arch_list": lambda: [gpu.arch],
         "get_device_name": lambda _device=None: gpu.product,
@@ -113,6 +117,12 @@ def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory) -> dict[str, Any]:
     }
 
 
+class _CudaError(int):
+    """`cudaError`: a number, of which 0 is named."""
+
+    success = 0
+
+
 def _runtime(memory: LiveMemory) -> SimpleNamespace:
     """`torch.cuda.cudart()`: the functions that torch binds of it (torch/csrc/cuda/shared/cudart.cpp)."""
     done: Callable[..., int] = lambda *_arguments: 0  # noqa: E731
@@ -122,7 +132,7 @@ def _runtime(memory: LiveMemory) -> SimpleNamespace:
         **dict.fromkeys(names, done),
         cudaMemGetInfo=lambda _device=None: (memory.free_bytes(), memory.total_bytes),
         cudaGetErrorString=lambda _code: "no error",
-        cudaError=SimpleNamespace(success=0),
+        cudaError=_CudaError,
     )
 
 
@@ -154,6 +164,7 @@ def _bindings(gpu: Gpu, memory: LiveMemory) -> dict[str, Any]:
         "_cuda_getMemoryMetadata": lambda: "",
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+        "_cuda_cudaCachingAllocator_enable": _enable_caching,
         "_cuda_getDevice": torch.accelerator.current_device_index,
         "_cuda_setDevice": _set_device,
         "_cuda_exchangeDevice": _exchange_device,
@@ -190,12 +201,16 @@ def _refused() -> dict[str, Any]:
     why = {
         "CUDAGraph": "a CUDA graph keeps a pool of its own, which is not modelled",
         "graph": "a CUDA graph keeps a pool of its own, which is not modelled",
+        "graph_pool_handle": "a CUDA graph keeps a pool of its own, which is not modelled",
         "make_graphed_callables": "a CUDA graph keeps a pool of its own, which is not modelled",
         "MemPool": "a pool of its own is not modelled",
         "use_mem_pool": "a pool of its own is not modelled",
         "CUDAPluggableAllocator": "another allocator than torch's own is not modelled",
         "change_current_allocator": "another allocator than torch's own is not modelled",
         "caching_allocator_alloc": "memory that no tensor has is not modelled",
+        "ExternalStream": "a stream of another library is not known here",
+        "get_stream_from_external": "a stream of another library is not known here",
+        "caching_allocator_delete": "memory that no tensor has is not modelled",
         "GreenContext": "a part of a GPU is not modelled",
     }
     return {name: _refusing(name, reason) for name, reason in why.items()}
@@ -213,6 +228,11 @@ def _refusing(name: str, reason: str) -> Any:
 
     is_class = isinstance(getattr(torch.cuda, name, None), type)
     return type(name, (), {"__init__": refuse}) if is_class else refuse
+
+
+def _enable_caching(value: bool) -> None:  # noqa: FBT001 - as torch's binding
+    if not value:
+        _refusing("caching_allocator_enable", "memory without its cache is not modelled")()
 
 
 def _index_of(device: Any) -> int:

@@ -19,8 +19,9 @@ from planner import upstream
 from planner.errors import ProgramError, TraceError
 from planner.paper import values
 from planner.paper.device import Paper
-from planner.running import cuda_face, program_host, storages
+from planner.running import accelerate_environment, cuda_face, program_host, storages
 from planner.running.assumptions import About, Assumptions
+from planner.running.launch_line import Launcher
 from planner.running.live_memory import LiveMemory
 from planner.running.moments import Kind
 from planner.running.order import ProgramOrder, RankRun
@@ -126,6 +127,8 @@ def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> N
         gc.freeze()
         gc.disable()
         run.assumptions.add(About.HOST, "Cyclic garbage is collected at the end of every optimizer step, not in between.")
+        if order.line.launcher is Launcher.ACCELERATE:
+            os.environ.update(accelerate_environment.variables_of(order.line))
         try:
             _run_main(order)
         except SystemExit as leaving:

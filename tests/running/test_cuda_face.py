@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from program_runs import Run
 
 WALK = """
@@ -11,7 +14,7 @@ import inspect, json, sys, torch, torch.cuda as cuda
 from planner.errors import TraceError
 held = torch.zeros(3 << 20, dtype=torch.uint8, device="cuda")
 NEEDS = {
-    "can_device_access_peer": (0, 1), "caching_allocator_delete": (0,), "caching_allocator_enable": (True,),
+    "can_device_access_peer": (0, 0), "caching_allocator_delete": (0,), "caching_allocator_enable": (True,),
     "check_error": (0,), "get_stream_from_external": (0,), "manual_seed": (1,), "manual_seed_all": (1,),
     "set_device": (0,), "set_per_process_memory_fraction": (1.0,), "set_rng_state": (cuda.get_rng_state(),),
     "set_rng_state_all": (cuda.get_rng_state_all(),), "set_stream": (cuda.current_stream(),), "set_sync_debug_mode": (0,),
@@ -40,22 +43,54 @@ model(torch.zeros(2, 4, device="cuda")).sum().backward()
 optimizer.step()
 """
 REFUSED = {
-    "CUDAGraph", "CUDAPluggableAllocator", "GreenContext", "MemPool", "caching_allocator_alloc",
-    "change_current_allocator", "graph", "make_graphed_callables", "use_mem_pool",
+    "CUDAGraph", "CUDAPluggableAllocator", "ExternalStream", "GreenContext", "MemPool", "caching_allocator_alloc",
+    "caching_allocator_delete", "change_current_allocator", "get_stream_from_external", "graph",
+    "graph_pool_handle", "make_graphed_callables", "use_mem_pool",
 }  # fmt: skip
 VALUES = {"amp", "default_generators", "graphs", "has_half", "has_magma", "jiterator", "memory", "nccl", "nvtx",
           "profiler", "random", "sparse", "streams", "tunable"}  # fmt: skip
 
 
-def test_every_public_name(run: Run, program: Callable[[str], str], tmp_path_factory: object) -> None:
-    import json
-    import tempfile
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("face")
 
-    with tempfile.NamedTemporaryFile() as out:
-        run(f"python {program(WALK + STEP)} {out.name}")
-        found = json.load(out)
 
+def test_every_public_name(run: Run, program: Callable[[str], str], folder: Path) -> None:
+    run(f"python {program(WALK + STEP)} {folder}/found.json")
+
+    found = json.loads((folder / "found.json").read_text())
     assert {name for name, what in found.items() if what == "refused"} == REFUSED
     assert {name for name, what in found.items() if what == "value"} == VALUES
     others = {name: what for name, what in found.items() if what not in ("answered", "refused", "value")}
     assert others == {}
+
+
+def test_figures_are_those_of_the_modelled_allocator(run: Run, program: Callable[[str], str]) -> None:
+    lines = """
+import torch
+free, total = torch.cuda.mem_get_info()
+assert torch.cuda.get_device_properties(0).total_memory == total and total > 79 * 2**30
+assert torch.cuda.get_device_name() == "NVIDIA H100 80GB HBM3" and total - free == 2**30
+large, small = torch.zeros(5 << 20, device="cuda"), torch.zeros(100, device="cuda")
+del large
+assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == (512, 22 << 20)
+assert torch.cuda.max_memory_allocated() == (20 << 20) + 512 == torch.accelerator.max_memory_allocated()
+assert torch.cuda.mem_get_info()[0] == free - (22 << 20)
+stats = torch.cuda.memory_stats()
+assert stats["allocation.large_pool.freed"] == stats["allocation.small_pool.current"] == 1
+assert stats["inactive_split_bytes.small_pool.current"] == (2 << 20) - 512
+assert "512 B" in torch.cuda.memory_summary()
+torch.cuda.empty_cache()
+assert torch.cuda.memory_reserved() == 2 << 20 == torch.cuda.memory_stats()["reserved_bytes.small_pool.current"]
+torch.cuda.reset_peak_memory_stats()
+assert torch.cuda.max_memory_allocated() == 512
+assert torch.version.cuda == "13.0" and torch.cuda.FloatTensor(2, 3).shape == (2, 3)
+assert isinstance(small, torch.cuda.FloatTensor) and small.type(torch.cuda.HalfTensor).dtype is torch.float16
+state = torch.cuda.get_rng_state()
+torch.cuda.manual_seed(7)
+assert state.numel() == 16 and torch.cuda.initial_seed() == 7
+torch.cuda.set_rng_state(state)
+"""
+
+    assert run(f"python {program(lines + STEP)}").iterations == 1

@@ -52,7 +52,7 @@ from torch.distributed.device_mesh import init_device_mesh
 dist.init_process_group("cpu:gloo,cuda:nccl")
 assert (dist.get_rank(), dist.get_world_size(), dist.is_nccl_available()) == (5, 8, True)
 mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("a", "b"))
-assert mesh.get_coordinate() == [1, 1]
+assert list(mesh.get_coordinate()) == [1, 1]
 gloo, nccl = dist.new_group([4, 5], backend="gloo"), dist.new_group([1, 5], backend="nccl")
 assert (dist.get_backend(gloo), dist.get_backend(nccl)) == ("gloo", "nccl")
 found = [None] * 8
