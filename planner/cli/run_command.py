@@ -38,7 +38,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="iterations (default: until it is steady)")
     parser.add_argument("--seconds", type=float, default=0.0, help="how long each rank may take (default: 1800)")
     parser.add_argument("--strict", action="store_true", help="refuse to answer values that only the device would have")
-    parser.add_argument("--allow-writes", action="store_true", help="files that the program writes stay (default: gone)")
+    parser.add_argument(
+        "--allow-writes", action="store_true", help="files that the program writes stay (default: gone)"
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
     parser.set_defaults(run=run)
 

@@ -1,4 +1,4 @@
-"""A program's run as values, and as the JSON object `planner.run/1`: rank classes as in a plan, and what they rest on."""
+"""A program's run as values, and as the JSON object `planner.run/1`: rank classes as in a plan, and their grounds."""
 
 from __future__ import annotations
 

@@ -39,9 +39,7 @@ def _most_frequent(assumptions: Sequence[AssumptionStatement]) -> list[Assumptio
     return [each for each in assumptions if each.about != "value" or id(each) in kept]
 
 
-def _assumptions(
-    found: ProgramStatement, shown: Sequence[AssumptionStatement], style: Style
-) -> Iterator[str]:
+def _assumptions(found: ProgramStatement, shown: Sequence[AssumptionStatement], style: Style) -> Iterator[str]:
     yield style.paint("What this rests on, besides the program", "bold")
     for each in shown:
         where = f"{each.place}: " if each.place else ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from planner.errors import SpecError
 from planner.running.launch_line import PLACE, LaunchLine
@@ -15,9 +17,8 @@ def variables_of(line: LaunchLine) -> Mapping[str, str]:
     Raises SpecError for options that accelerate refuses, and where it is not installed.
     """
     try:
-        from accelerate.commands import launch
-        from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-        from accelerate.utils.launch import prepare_simple_launcher_cmd_env as prepare_alone
+        launch: Any = importlib.import_module("accelerate.commands.launch")
+        environments: Any = importlib.import_module("accelerate.utils.launch")
     except ImportError:
         raise SpecError("accelerate is not installed", remedy="pip install accelerate", place=PLACE) from None
     words = [*line.launcher_words, *(["--"] if line.program.startswith("-") else []), line.program, *line.arguments]
@@ -28,11 +29,11 @@ def variables_of(line: LaunchLine) -> Mapping[str, str]:
             fields = list(defaults.deepspeed_config) if defaults else []
             fields += ["mixed_precision"] if precision_from_config else []
             arguments.deepspeed_fields_from_accelerate_config = ",".join(fields)
-            found = prepare_deepspeed_cmd_env(arguments)[1]
+            found = environments.prepare_deepspeed_cmd_env(arguments)[1]
         elif line.world_size > 1 or arguments.use_fsdp:
-            found = prepare_multi_gpu_env(arguments)
+            found = environments.prepare_multi_gpu_env(arguments)
         else:
-            found = prepare_alone(arguments)[1]
+            found = environments.prepare_simple_launcher_cmd_env(arguments)[1]
     except (SystemExit, ValueError) as error:
         raise SpecError(
             f"accelerate refuses its options: {error}", allowed="what accelerate launch takes", place=PLACE

@@ -1,4 +1,4 @@
-"""What a report of a program's run rests on besides the program: answered values, what was left out, what was not seen."""
+"""What the report of a program's run rests on besides the program: values that were answered, what was left out."""
 
 from __future__ import annotations
 

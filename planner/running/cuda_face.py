@@ -86,7 +86,7 @@ def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory) -> Iterator[None]:
 
 
 def _alone(answer: Any) -> Any:
-    """A function that stands for one name only: Dynamo's table of torch's functions takes none twice (trace_rules.py)."""
+    """A function for one name only: Dynamo's table of torch's functions takes none twice (_dynamo/trace_rules.py)."""
     return (lambda *arguments, **named: answer(*arguments, **named)) if callable(answer) else answer
 
 
@@ -230,7 +230,7 @@ def _refusing(name: str, reason: str) -> Any:
     return type(name, (), {"__init__": refuse}) if is_class else refuse
 
 
-def _enable_caching(value: bool) -> None:  # noqa: FBT001 - as torch's binding
+def _enable_caching(value: bool) -> None:
     if not value:
         _refusing("caching_allocator_enable", "memory without its cache is not modelled")()
 

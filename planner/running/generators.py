@@ -22,7 +22,7 @@ class DeviceGenerator(torch.Generator):
         self._seed, self._offset = torch.default_generator.initial_seed(), 0
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         return self._device
 
     def get_state(self) -> torch.Tensor:
@@ -51,8 +51,9 @@ class DeviceGenerator(torch.Generator):
     def get_offset(self) -> int:
         return self._offset
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> DeviceGenerator:
         self._offset = offset
+        return self
 
     def clone_state(self) -> DeviceGenerator:
         return DeviceGenerator(self._device.index).set_state(self.get_state())

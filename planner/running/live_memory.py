@@ -99,7 +99,7 @@ class LiveMemory:
         Inactive parts of segments are looked up when they are asked for: their peak is the highest of these.
         """
         self._catch_up()
-        found: dict[str, Any] = {name: 0 for name in ("num_alloc_retries", "num_ooms", "num_sync_all_streams")}
+        found: dict[str, Any] = dict.fromkeys(("num_alloc_retries", "num_ooms", "num_sync_all_streams"), 0)
         found["max_split_size"] = self.settle().rules.max_split_bytes or -1
         found["num_device_alloc"] = self._statistics["segment", "all"].allocated
         found["num_device_free"] = self._statistics["segment", "all"].freed
@@ -135,7 +135,13 @@ class LiveMemory:
             return
         allocator = self.settle()
         for event in self._recorder.plain_events(self._read):
-            before = (allocator.segments, allocator.allocated, allocator.reserved, allocator.active, allocator.requested)
+            before = (
+                allocator.segments,
+                allocator.allocated,
+                allocator.reserved,
+                allocator.active,
+                allocator.requested,
+            )
             small, blocks = self._feed(allocator, event)
             self._count(allocator, before, small=small, blocks=blocks)
         self._read = position
@@ -173,9 +179,7 @@ class LiveMemory:
             self._statistics[name, "small_pool"].change(-small)
             self._statistics[name, "large_pool"].change(-rest)
 
-    def _count(
-        self, allocator: CachingAllocator, before: tuple[int, ...], *, small: bool | None, blocks: int
-    ) -> None:
+    def _count(self, allocator: CachingAllocator, before: tuple[int, ...], *, small: bool | None, blocks: int) -> None:
         now = (allocator.segments, allocator.allocated, allocator.reserved, allocator.active, allocator.requested)
         names = ("segment", "allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
         changes = [(name, after - was) for name, was, after in zip(names, before, now, strict=True) if after != was]

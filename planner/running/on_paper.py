@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from planner import paper  # before torch
-from planner import upstream
+from planner import (
+    paper,  # before torch
+    upstream,
+)
 from planner.errors import ProgramError, TraceError
 from planner.paper import values
 from planner.paper.device import Paper
@@ -44,9 +45,7 @@ class ProgramRun:
         self._order, self._gpu, self._finish = order, gpu, finish
         self._began = time.perf_counter()
         self.assumptions = Assumptions()
-        self.memory = LiveMemory(
-            gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes
-        )
+        self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
         self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict)
         self.world = World(self.assumptions)
         self._stopping = Stopping(order.steps)
@@ -106,8 +105,8 @@ def _refuse_to_compile(*_arguments: Any, **_named: Any) -> NoReturn:
     raise TraceError(
         "the program compiles (torch.compile): what a compiled region takes is not known yet",
         allowed="programs that run eagerly",
-        remedy="switch compilation off in the program, or run it with TORCHDYNAMO_DISABLE=1 before the command, and read "
-        "the report as that of the eager program",
+        remedy="switch compilation off in the program, or put TORCHDYNAMO_DISABLE=1 before the command and read the "
+        "report as that of the eager program",
     )
 
 
@@ -126,7 +125,9 @@ def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> N
         gc.collect()
         gc.freeze()
         gc.disable()
-        run.assumptions.add(About.HOST, "Cyclic garbage is collected at the end of every optimizer step, not in between.")
+        run.assumptions.add(
+            About.HOST, "Cyclic garbage is collected at the end of every optimizer step, not in between."
+        )
         if order.line.launcher is Launcher.ACCELERATE:
             os.environ.update(accelerate_environment.variables_of(order.line))
         try:
@@ -162,7 +163,9 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         run.watcher.watch(),
         run.world.entered(),
         absent_peers.every_step_is_taken(),
-        upstream.patch_targets("program compiles", replaced={"torch._dynamo.convert_frame:_compile": _refuse_to_compile}),
+        upstream.patch_targets(
+            "program compiles", replaced={"torch._dynamo.convert_frame:_compile": _refuse_to_compile}
+        ),
         upstream.patch_targets(
             "program losses",
             wrapped={"torch.nn.functional:cross_entropy": losses, "torch.nn.functional:nll_loss": losses},

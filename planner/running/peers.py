@@ -29,7 +29,7 @@ _PATIENCE = timedelta(seconds=5)
 _C10D = "torch.distributed.distributed_c10d"
 
 
-class OwnStore(dist.HashStore):
+class OwnStore(distributed_c10d.HashStore):  # type: ignore[name-defined, misc]
     """A store that only this process writes to: whoever waits for a peer's key is told so after seconds, not after the
     half hour that the program allows."""
 
@@ -149,7 +149,7 @@ class World:
         if group.size() > 1:
             self._assumptions.add(
                 About.PEERS,
-                f"a process group of {group.size()} ranks whose peers are absent: what they would send is what this rank has",
+                f"a process group of {group.size()} ranks with absent peers: what they would send is what this rank has",
             )
 
     def _telling_of_objects(self, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,14 +164,15 @@ class World:
             if (0 if source is None else source) == dist.get_rank():
                 return real(*arguments, **named)
             self._assumptions.add(
-                About.PEERS, f"{real.__name__}: what rank {source or 0} would have sent is not known; nothing was received"
+                About.PEERS,
+                f"{real.__name__}: what rank {source or 0} would have sent is not known; nothing was received",
             )
             return None
 
         return collective
 
 
-def _meet(url: str, rank: int = -1, world_size: int = -1, **_named: Any) -> Iterator[tuple[dist.Store, int, int]]:
+def _meet(url: str, rank: int = -1, world_size: int = -1, **_named: Any) -> Iterator[tuple[OwnStore, int, int]]:
     """As torch's rendezvous, without meeting anybody."""
     rank = int(os.environ["RANK"]) if rank < 0 else rank
     world_size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size

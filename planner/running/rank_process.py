@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from planner.errors import PlannerError, ProgramError
+from planner.running.assumptions import About, Assumption
+from planner.running.order import ProgramOrder, RankRun
+from planner.running.rank_environment import variables_of
 from planner.runtime import answers, overlay, running
 from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.task import MEMORY, Answer, Task
 from planner.runtime.user_cache import user_cache
-from planner.running.assumptions import About, Assumption
-from planner.running.order import ProgramOrder, RankRun
-from planner.running.rank_environment import variables_of
 from planner.tracing import trace_text
 from planner.units import GIB, show_bytes
 
@@ -28,7 +28,12 @@ _ABOUT, _TRACE, _CRASH = "about", "trace", "crash"
 _MOST_CRASH_CHARACTERS = 6000
 _DISCARDED_BYTES = 4 * GIB
 """Of files that the program writes; holes in them do not count."""
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 """So that libraries take what is on this machine at once, where their first try would wait for a network."""
 
 
@@ -193,6 +198,6 @@ def _limit_error(exceeded: LimitExceededError, order: ProgramOrder) -> ProgramEr
             return ProgramError(
                 f"the program takes more than {show_bytes(limits.memory_bytes)} of the host's memory",
                 allowed=f"at most {show_bytes(limits.memory_bytes)} resident",
-                remedy="load less data, or build the model under `with torch.device('cuda')`: on paper it takes no memory",
+                remedy="load less data, or build the model under `with torch.device('cuda')`, where it takes no memory",
                 place=place,
             )

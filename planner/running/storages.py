@@ -1,6 +1,6 @@
 """Storages and checkpoints of tensors that have no bytes: made, copied, saved and loaded as torch does it.
 
-A checkpoint is torch's own file, in which what lies on the device is a hole: it takes no room on a disk and loads again.
+A checkpoint is torch's own file, in which what lies on the device is a hole: it takes no room on a disk, and it loads.
 """
 
 from __future__ import annotations

@@ -62,7 +62,9 @@ class AnswersByTable:
     def _judge(self, tensor: torch.Tensor) -> tuple[Value, str]:
         if tensor.is_floating_point() or tensor.is_complex():
             if self.classes > 1:
-                return math.log(self.classes), f"the loss over {self.classes:,} classes of a model that has learnt nothing"
+                return math.log(
+                    self.classes
+                ), f"the loss over {self.classes:,} classes of a model that has learnt nothing"
             return 1.0, "any finite number"
         made_by = self._recorder.operator_of(tensor)
         is_truth = tensor.dtype is torch.bool

@@ -1,4 +1,4 @@
-"""Discards what this process writes: every folder of the machine is covered by an overlay that lives as long as it does.
+"""Discards what this process writes: every folder of the machine is covered by an overlay that ends with it.
 
 It is made of Linux namespaces (unshare(2), mount(2)) and needs no privilege where users may have namespaces of their
 own. Pseudo file systems (/proc, /sys, /dev) stay as they are.
@@ -19,8 +19,8 @@ _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
 """linux/mount.h"""
 _PSEUDO = frozenset({
-    "autofs", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl", "hugetlbfs",
-    "mqueue", "nsfs", "proc", "pstore", "ramfs", "securityfs", "sysfs", "tracefs",
+    "autofs", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
+    "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "ramfs", "securityfs", "sysfs", "tracefs",
 })  # fmt: skip
 _DEEPEST = 3
 _SYSTEM = ("/proc", "/sys", "/dev", "/run")
@@ -31,10 +31,10 @@ class OverlayError(PlannerError):
 
 
 def discard_writes(most_bytes: int, kept: Sequence[Path] = ()) -> None:
-    """From here on this process and its children write into memory, `most_bytes` of it at most, and nothing else sees it.
+    """From here on this process and its children write into memory, at most `most_bytes`, and nobody else sees it.
 
-    Folders that are `kept` stay as they are: what is written there stays. Has to be called while the process has one thread. Raises OverlayError where it cannot be had; the process is then
-    to be ended, for it may be half way.
+    Folders that are `kept` stay as they are: what is written there stays. Has to be called while the process has one
+    thread. Raises OverlayError where it cannot be had; the process is then to be ended, for it may be half way.
     """
     try:
         here = os.getcwd()

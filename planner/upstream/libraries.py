@@ -91,7 +91,7 @@ _HOST = "tests/running/test_bad_programs.py"
 PROGRAM_HOST = (
     Entry(
         target="torch.utils.data:DataLoader._get_iterator", kind=Kind.PATCH, group="program host", has_source=False,
-        test="tests/running/test_programs.py", why="its workers are processes, and what they load is the same in this one",
+        test="tests/running/test_programs.py", why="its workers are processes; they load the same in this one",
     ),
     Entry(
         target="multiprocessing.process:BaseProcess.start", kind=Kind.PATCH, group="program host", has_source=False,

@@ -98,5 +98,7 @@ dist.init_process_group("gloo")
 dist.distributed_c10d._get_default_store().get("set by rank 1")
 """)
 
-    with pytest.raises(ProgramError, match="rank 0 of the program waits for something that another rank would have set"):
+    with pytest.raises(
+        ProgramError, match="rank 0 of the program waits for something that another rank would have set"
+    ):
         run(f"torchrun --nproc-per-node 2 {path}")

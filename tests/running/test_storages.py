@@ -34,7 +34,8 @@ assert model.weight.untyped_storage().clone().device == cuda
 # a checkpoint has its whole structure, and the host's values
 torch.save({"model": model.state_dict(), "host": torch.arange(3), "rng": torch.cuda.get_rng_state()}, path)
 assert os.stat(path).st_size > 4 * 1024 * 1024 > 50 * os.stat(path).st_blocks * 512
-for where, device in ((None, "cuda"), ("cpu", "cpu"), ("cuda", "cuda"), (cuda, "cuda"), (lambda s, l: s.cuda(), "cuda")):
+places = ((None, "cuda"), ("cpu", "cpu"), ("cuda", "cuda"), (cuda, "cuda"), (lambda s, l: s.cuda(), "cuda"))
+for where, device in places:
     loaded = torch.load(path, map_location=where)
     assert loaded["model"]["weight"].device.type == device and loaded["model"]["weight"].shape == (1024, 1024)
 assert torch.load(path, map_location="cpu")["host"].tolist() == [0, 1, 2]

@@ -6,18 +6,23 @@ from torch.utils.data import DataLoader, TensorDataset
 
 device = torch.device("cuda:0")
 generator = nn.Sequential(
-    nn.ConvTranspose2d(32, 64, 4, 1, 0, bias=False), nn.BatchNorm2d(64), nn.ReLU(True),
-    nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False), nn.Tanh(),
+    nn.ConvTranspose2d(32, 64, 4, 1, 0, bias=False),
+    nn.BatchNorm2d(64),
+    nn.ReLU(True),
+    nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False),
+    nn.Tanh(),
 ).to(device)
 discriminator = nn.Sequential(
-    nn.Conv2d(3, 64, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True), nn.Conv2d(64, 1, 4, 1, 0, bias=False),
+    nn.Conv2d(3, 64, 4, 2, 1, bias=False),
+    nn.LeakyReLU(0.2, inplace=True),
+    nn.Conv2d(64, 1, 4, 1, 0, bias=False),
     nn.Sigmoid(),
 ).to(device)
 criterion = nn.BCELoss()
 data = DataLoader(TensorDataset(torch.randn(512, 3, 8, 8)), batch_size=16, shuffle=True, num_workers=2)
 of_d = torch.optim.Adam(discriminator.parameters(), lr=2e-4, betas=(0.5, 0.999))
 of_g = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
-for epoch in range(100):
+for _ in range(100):
     for (real,) in data:
         discriminator.zero_grad()
         real = real.to(device)

@@ -4,8 +4,8 @@ import argparse
 import time
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1000)
@@ -34,7 +34,7 @@ class Block(nn.Module):
             each.view(batch, length, 4, width // 4).transpose(1, 2)
             for each in self.attend(self.norm(x)).split(width, dim=2)
         )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.project(y.transpose(1, 2).reshape(batch, length, width))
         return x + self.mlp(self.other_norm(x))
 
@@ -50,7 +50,7 @@ class Model(nn.Module):
         x = self.tokens(tokens)
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(x).view(-1, VOCABULARY), targets.view(-1))
+        return functional.cross_entropy(self.head(x).view(-1, VOCABULARY), targets.view(-1))
 
 
 def batch():
@@ -81,7 +81,9 @@ for step in range(options.steps):
         if loss < best:
             best = loss
             if options.out:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, options.out)
+                torch.save(
+                    {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, options.out
+                )
     for _ in range(2):
         with torch.autocast("cuda", dtype=torch.float16):
             loss = model(*batch()) / 2

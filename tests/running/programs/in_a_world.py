@@ -24,8 +24,13 @@ if rank == 0:
     print(f"{names[0]} and {world - 1} more")
 
 config = LlamaConfig(
-    vocab_size=2048, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=128,
+    vocab_size=2048,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
 )
 if options.kind == "ddp":
     bare = LlamaForCausalLM(config).to(device)

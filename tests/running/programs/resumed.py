@@ -5,8 +5,8 @@ import os
 import tempfile
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 
 def build():
@@ -17,12 +17,12 @@ def build():
 def train(model, optimizer, average, steps):
     for _ in range(steps):
         x, y = torch.randn(32, 256).cuda(), torch.randint(0, 10, (32,)).cuda()
-        loss = F.cross_entropy(model(x), y)
+        loss = functional.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         with torch.no_grad():
-            for kept, new in zip(average.parameters(), model.parameters()):
+            for kept, new in zip(average.parameters(), model.parameters(), strict=True):
                 kept.lerp_(new, 0.1)
 
 
