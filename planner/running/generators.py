@@ -22,14 +22,14 @@ class DeviceGenerator(torch.Generator):
         self._seed, self._offset = torch.default_generator.initial_seed(), 0
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return self._device
 
     def get_state(self) -> torch.Tensor:
         """On the host, as CUDA's."""
         return torch.tensor([self._seed, self._offset], dtype=torch.uint64, device="cpu").view(torch.uint8)
 
-    def set_state(self, state: torch.Tensor) -> DeviceGenerator:  # type: ignore[override]
+    def set_state(self, state: torch.Tensor) -> DeviceGenerator:
         """Raises RuntimeError for a state of another size, as CUDA's does."""
         if state.numel() * state.element_size() != _STATE_BYTES:
             raise RuntimeError("RNG state is wrong size")

@@ -29,7 +29,7 @@ _PATIENCE = timedelta(seconds=5)
 _C10D = "torch.distributed.distributed_c10d"
 
 
-class OwnStore(distributed_c10d.HashStore):  # type: ignore[name-defined, misc]
+class OwnStore(dist.HashStore):  # type: ignore[name-defined, misc]
     """A store that only this process writes to: whoever waits for a peer's key is told so after seconds, not after the
     half hour that the program allows."""
 
@@ -149,7 +149,7 @@ class World:
         if group.size() > 1:
             self._assumptions.add(
                 About.PEERS,
-                f"a process group of {group.size()} ranks with absent peers: what they would send is what this rank has",
+                f"a group of {group.size()} ranks, the others absent: what they would send is what this rank has",
             )
 
     def _telling_of_objects(self, real: Callable[..., Any]) -> Callable[..., Any]:

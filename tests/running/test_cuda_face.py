@@ -18,7 +18,8 @@ NEEDS = {
     "check_error": (0,), "get_stream_from_external": (0,), "manual_seed": (1,), "manual_seed_all": (1,),
     "set_device": (0,), "set_per_process_memory_fraction": (1.0,), "set_rng_state": (cuda.get_rng_state(),),
     "set_rng_state_all": (cuda.get_rng_state_all(),), "set_stream": (cuda.current_stream(),),
-    "set_sync_debug_mode": (0,), "device": (0,), "device_of": (held,), "stream": (None,), "StreamContext": (None,), "ExternalStream": (0,),
+    "set_sync_debug_mode": (0,), "device": (0,), "device_of": (held,), "stream": (None,), "StreamContext": (None,),
+    "ExternalStream": (0,),
     "DeferredCudaCallError": (), "CudaError": (0,),
 }
 found = {}

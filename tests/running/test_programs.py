@@ -28,7 +28,7 @@ def test_a_loop_with_scaler_evaluation_and_checkpoint(run: Run, tmp_path_factory
     assert marks[0] == (Phase.FORWARD, 1)
     assert (Phase.EVAL, 2) in marks
     assert marks[-1][1] == 3
-    assert "programs/classifier.py:96: a value of float32 read as 6.238" in " ".join(texts(found))
+    assert "programs/classifier.py:98: a value of float32 read as 6.238" in " ".join(texts(found))
     assert path.stat().st_blocks * 512 < path.stat().st_size / 10
 
 
@@ -69,7 +69,7 @@ def test_a_program_that_ends_by_itself_is_whole(run: Run) -> None:
 
 
 def test_strict_answers_nothing_that_is_not_known(run: Run) -> None:
-    with pytest.raises(TraceError, match=r"reads a value of a tensor of shape \(\) and dtype bool at classifier.py:91"):
+    with pytest.raises(TraceError, match=r"reads a value of a tensor of shape \(\) and dtype bool at classifier.py:93"):
         run("python {programs}/classifier.py", strict=True)
 
 

@@ -1,0 +1,81 @@
+"""`planner run`: what it prints where, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner import cli
+
+PROGRAMS = Path(__file__).parents[1] / "running/programs"
+WORLD = ["torchrun", "--nproc-per-node", "4", str(PROGRAMS / "classifier.py"), "--eval-every", "1000"]
+LARGE = """
+import torch
+model = torch.nn.Linear(65536, 65536, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.zeros(2, 65536, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def planner(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "planner", *words], capture_output=True, text=True, check=False)
+
+
+def test_json_is_one_object_on_standard_output() -> None:
+    ended = planner("run", "--allow-writes", "--format", "json", "--gpu", "A10G-24GB", "--", *WORLD)
+
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert list(found) == [
+        "schema", "verdict", "calibrated", "command", "gpu", "nodes", "gpus_per_node", "ending", "iterations", "seen",
+        "unseen", "allocator_conf", "rank_classes", "assumptions", "provenance", "notes", "seconds",
+    ]  # fmt: skip
+    assert (found["schema"], found["command"], found["gpu"]) == ("planner.run/1", WORLD, "A10G-24GB")
+    assert [each["ranks"] for each in found["rank_classes"]] == ["0-3"]
+    assert found["unseen"] == ["no evaluation was seen", "no checkpoint was seen being saved"]
+    assert {each["about"] for each in found["assumptions"]} == {"host", "ranks", "value"}
+    assert set(found["rank_classes"][0]["peak"]) >= {"allocated_bytes", "reserved_bytes", "device_bytes"}
+
+
+def test_a_program_that_does_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "large.py"
+    path.write_text(LARGE)
+
+    ended = planner("run", "--allow-writes", "--gpu", "A10G-24GB", "--", "python", str(path))
+
+    assert ended.returncode == 3, ended.stderr
+    assert "It does not fit: rank 0 would take" in ended.stdout
+    assert "What this rests on, besides the program" in ended.stdout
+
+
+def test_the_traceback_of_a_program_is_marked_as_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("raise KeyError('data')\n")
+
+    ended = planner("run", "--allow-writes", "--", "python", str(path))
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    lines = ended.stderr.splitlines()
+    assert lines[0] == "--- the program's own traceback ---"
+    assert lines[-3] == f"{path}: the program ended with an error of its own on rank 0: KeyError: 'data'"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run"], "the command starts 'nothing'"),
+        (["run", "--gpu", "H1000", "--", "python", "t.py"], "there is no GPU `H1000`"),
+        (["run", "--ranks", "9", "--", "torchrun", "--nproc-per-node", "8", "t.py"], "there is no rank 9"),
+        (["run", "--steps", "-1", "--", "python", "t.py"], "--steps is -1"),
+        (["run", "--", "python", "/nowhere/t.py"], "there is no such program"),
+    ],
+)
+def test_wrong_input_is_one_message(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert cli.main(words) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""Which ranks of a program are run, and for which of them a run speaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.errors import SpecError
+from planner.events import Alloc
+from planner.planning.program_ranks import choose_ranks, share_ranks
+from planner.running.order import RankRun
+from planner.tracing.traced import Trace
+
+
+def ran(rank: int, size: int) -> RankRun:
+    return RankRun(rank=rank, trace=Trace((Alloc(0, size),)), ending="", iterations=1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "world", "chosen"),
+    [("auto", 1, [0]), ("auto", 8, [0, 7]), ("all", 3, [0, 1, 2]), ("5,0,5", 8, [0, 5])],
+)
+def test_ranks_are_chosen(wanted: str, world: int, chosen: list[int]) -> None:
+    assert choose_ranks(wanted, world) == chosen
+
+
+@pytest.mark.parametrize(("wanted", "said"), [("0,8", "there is no rank 8 in a world of 8"), ("0-3", "ranks '0-3'")])
+def test_ranks_that_are_not_there(wanted: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        choose_ranks(wanted, 8)
+
+
+def test_ranks_of_equal_events_are_one_class() -> None:
+    (share,) = share_ranks([ran(0, 10), ran(7, 10)], 8)
+
+    assert (share.ranks, share.run.rank, share.untried) == ("0-7", 0, True)
+
+
+def test_ranks_of_other_events_are_another() -> None:
+    first, last = share_ranks([ran(0, 10), ran(7, 11)], 8)
+
+    assert (first.ranks, first.untried, last.ranks, last.untried) == ("0-6", True, "7", False)
+
+
+def test_a_class_may_have_gaps() -> None:
+    first, other = share_ranks([ran(0, 10), ran(1, 11), ran(2, 10)], 3)
+
+    assert (first.ranks, other.ranks, first.untried) == ("0,2", "1", False)
