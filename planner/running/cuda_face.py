@@ -25,10 +25,13 @@ from planner.running.order import Gpu
 
 NCCL = (2, 28, 9)
 """NCCL of torch 2.13 with CUDA 13.0 asks for (nvidia-nccl-cu13 in its package metadata)."""
+_QUEUED_BY_TORCH = len(torch.cuda._queued_calls)
+"""Checks of a driver that torch has put off until CUDA starts."""
 _FROM_TORCH = {
     "memory": (
-        "empty_cache", "get_per_process_memory_fraction", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
-        "memory_allocated", "memory_reserved", "memory_stats", "reset_peak_memory_stats",
+        "empty_cache", "get_per_process_memory_fraction", "is_initialized", "max_memory_allocated",
+        "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved", "memory_stats",
+        "reset_peak_memory_stats",
     ),
     "random": ("get_rng_state", "manual_seed", "manual_seed_all", "set_rng_state"),
 }  # fmt: skip
@@ -96,7 +99,8 @@ def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory) -> dict[str, Any]:
     used = lambda _device=None: memory.total_bytes - memory.free_bytes()  # noqa: E731
     return {
         "_is_compiled": lambda: True,
-        "_initialized": True,
+        "_initialized": False,
+        "_lazy_init": _begin,
         "_exchange_device": _exchange_device,
         "_maybe_exchange_device": _exchange_device,
         "current_device": torch.accelerator.current_device_index,
@@ -115,6 +119,18 @@ def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory) -> dict[str, Any]:
         "clock_rate": lambda _device=None: 0,
         "list_gpu_processes": lambda _device=None: "GPU:0\nno processes are running",
     }
+
+
+def _begin() -> None:
+    """The first tensor on the device, or the first question that needs one, starts CUDA; before, a device mesh chooses
+    the device of its rank (torch/distributed/device_mesh.py)."""
+    if torch.cuda._initialized:
+        return
+    torch.cuda._initialized = True
+    queued = torch.cuda._queued_calls[_QUEUED_BY_TORCH:]
+    del torch.cuda._queued_calls[_QUEUED_BY_TORCH:]
+    for call, _ in queued:
+        call()
 
 
 class _CudaError(int):

@@ -94,10 +94,12 @@ _FACE = "tests/running/test_cuda_face.py"
 PROGRAMS = (
     *entries(
         "torch.cuda",
-        "_is_compiled", "_initialized", "_exchange_device", "_maybe_exchange_device", "current_device", "set_device",
+        "_is_compiled", "_initialized", "_lazy_init", "is_initialized", "_exchange_device",
+        "_maybe_exchange_device", "current_device", "set_device",
         "cudart", "default_generators", "get_arch_list", "get_device_name", "get_device_properties",
-        "device_memory_used", "memory_usage", "utilization", "temperature", "power_draw", "clock_rate", "list_gpu_processes", "empty_cache",
-        "get_per_process_memory_fraction", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
+        "device_memory_used", "memory_usage", "utilization", "temperature", "power_draw", "clock_rate",
+        "list_gpu_processes", "empty_cache", "get_per_process_memory_fraction", "max_memory_allocated", "max_memory_reserved",
+        "mem_get_info",
         "memory_allocated", "memory_reserved", "memory_stats", "reset_peak_memory_stats", "get_rng_state",
         "manual_seed", "manual_seed_all", "set_rng_state", "CUDAGraph", "graph", "make_graphed_callables", "MemPool",
         "use_mem_pool", "CUDAPluggableAllocator", "change_current_allocator", "caching_allocator_alloc",

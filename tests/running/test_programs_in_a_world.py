@@ -76,11 +76,15 @@ dist.barrier()
 def test_a_rank_uses_its_own_gpu(run: Run, program: Callable[[str], str]) -> None:
     path = program(f"""
 import os, torch
+from torch.distributed.device_mesh import init_device_mesh
 local = int(os.environ["LOCAL_RANK"])
-torch.cuda.set_device(local)
+assert not torch.cuda.is_initialized()
+init_device_mesh("cuda", (4,))  # chooses the rank's device where CUDA was not used before
 assert torch.cuda.device_count() == 4
+torch.cuda.manual_seed(3)
 assert torch.zeros(2, device="cuda").device == torch.device("cuda", local) == torch.zeros(2).to(local).device
 assert torch.cuda.current_device() == local
+assert torch.cuda.is_initialized() and torch.cuda.initial_seed() == 3
 before = torch.cuda.memory_stats()["allocation.all.allocated"]
 kept = torch.zeros(2, device="cuda")
 kept.to(f"cuda:{{local}}")
