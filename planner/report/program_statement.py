@@ -34,7 +34,7 @@ class ProgramStatement:
     """How the run ended."""
     iterations: int
     seen: Mapping[str, int]
-    """How often it evaluated, saved and loaded while it was watched."""
+    """Outermost forwards without gradients (`eval`), checkpoints saved and loaded, while it was watched."""
     unseen: tuple[str, ...]
     """Sentences on what was not seen."""
     allocator_conf: str

@@ -44,7 +44,7 @@ class RankRun:
     """How the run ended, for people."""
     iterations: int
     seen: Mapping[str, int] = field(default_factory=dict)
-    """How often it evaluated, saved and loaded."""
+    """Outermost forwards without gradients (`eval`), and how often it saved and loaded."""
     assumptions: tuple[Assumption, ...] = ()
     communicators: tuple[int, ...] = ()
     """Sizes of the process groups over which tensors of the device travelled."""

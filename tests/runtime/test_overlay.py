@@ -47,7 +47,10 @@ def test_files_are_as_before(folder: Path, tmp_path: Path) -> None:
     kept.mkdir()
 
     ended = subprocess.run(
-        [sys.executable, "-c", CHILD, str(REPOSITORY), str(folder), str(kept)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", CHILD, str(REPOSITORY), str(folder), str(kept)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     if ended.returncode == 9:
