@@ -34,7 +34,10 @@ _OUT_OF_ONE = ("_reduce_scatter_base", "reduce_scatter_single")
 _INTO_SEVERAL = ("allgather_into_tensor_coalesced", "all_gather_single_coalesced")
 _OUT_OF_SEVERAL = ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced")
 
-COLLECTIVES = (*_IN_PLACE, *_FILLED_BY_FAKE, *_ONE_BY_ONE, "alltoall_base", "all_to_all_single")
+COLLECTIVES = (
+    *_IN_PLACE, *_FILLED_BY_FAKE, *_INTO_ONE, *_OUT_OF_ONE, *_INTO_SEVERAL, *_OUT_OF_SEVERAL, "alltoall_base",
+    "all_to_all_single",
+)  # fmt: skip
 """Methods of a process group that move tensors, by their names in torch."""
 
 
