@@ -100,7 +100,7 @@ def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory) -> dict[str, Any]:
     return {
         "_is_compiled": lambda: True,
         "_initialized": False,
-        "_lazy_init": _begin,
+        "_lazy_init": lambda: _begin(memory),
         "_exchange_device": _exchange_device,
         "_maybe_exchange_device": _exchange_device,
         "current_device": torch.accelerator.current_device_index,
@@ -121,12 +121,13 @@ def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory) -> dict[str, Any]:
     }
 
 
-def _begin() -> None:
-    """The first tensor on the device, or the first question that needs one, starts CUDA; before, a device mesh chooses
-    the device of its rank (torch/distributed/device_mesh.py)."""
+def _begin(memory: LiveMemory) -> None:
+    """The first tensor on the device, or the first question that needs one, starts CUDA, and the allocator reads its
+    settings; before, a device mesh chooses the device of its rank (torch/distributed/device_mesh.py)."""
     if torch.cuda._initialized:
         return
     torch.cuda._initialized = True
+    memory.settle()
     queued = torch.cuda._queued_calls[_QUEUED_BY_TORCH:]
     del torch.cuda._queued_calls[_QUEUED_BY_TORCH:]
     for call, _ in queued:
