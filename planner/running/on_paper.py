@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import os
 import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +23,7 @@ from planner.paper import values
 from planner.paper.device import Paper
 from planner.running import accelerate_environment, cuda_face, program_host, storages
 from planner.running.assumptions import About, Assumptions
-from planner.running.launch_line import Launcher
+from planner.running.launch_line import Launcher, LaunchLine
 from planner.running.live_memory import LiveMemory
 from planner.running.moments import Kind
 from planner.running.order import ProgramOrder, RankRun
@@ -33,6 +34,7 @@ from planner.running.value_answers import AnswersByTable
 from planner.running.watching import Watcher
 from planner.tracing.traced import Trace
 from planner.training import absent_peers
+from planner.training.wraps import deepspeed_library
 
 _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The first wins: torch 2.13, c10/core/AllocatorConfig.cpp."""
@@ -117,7 +119,9 @@ def _read_conf() -> str:
 def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> NoReturn:
     """Run it. Whatever the program raises leaves this function as it is."""
     _load_dynamo()
-    with paper.gpu(order.gpu.arch, order.line.processes_per_node, cuda=order.cuda) as gpu, ExitStack() as stack:
+    # DeepSpeed frees on one stream what another uses, and waits for events: its cache depends on when those pass.
+    waits, gpus = _names_deepspeed(order.line), order.line.processes_per_node
+    with paper.gpu(order.gpu.arch, gpus, cuda=order.cuda, waits=waits) as gpu, ExitStack() as stack:
         run = ProgramRun(order, gpu, finish)
         stack.enter_context(_surrounded(order, run))
         if order.writes:
@@ -152,6 +156,16 @@ def _waits_for_a_peer(order: ProgramOrder, error: Exception) -> ProgramError:
     )
 
 
+def _names_deepspeed(line: LaunchLine) -> bool:
+    return any("deepspeed" in word for word in (line.launcher.value, *line.launcher_words, *line.arguments))
+
+
+def _deepspeed_peers(line: LaunchLine) -> AbstractContextManager[None]:
+    """DeepSpeed is imported before a program only where its command names it: that takes seconds."""
+    found = _names_deepspeed(line) and importlib.util.find_spec("deepspeed") is not None
+    return deepspeed_library.peers_agree() if found else nullcontext()
+
+
 @contextmanager
 def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
     losses = run.answers.watching_losses
@@ -162,6 +176,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         values.read_by(run.answers),
         run.watcher.watch(),
         run.world.entered(),
+        _deepspeed_peers(order.line),
         absent_peers.every_step_is_taken(),
         upstream.patch_targets(
             "program compiles", replaced={"torch._dynamo.convert_frame:_compile": _refuse_to_compile}

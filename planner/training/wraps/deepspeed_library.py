@@ -61,9 +61,16 @@ def use_deepspeed(device: torch.device, stage: int) -> Iterator[None]:
         # A launcher says which device of its node a process has: this one sees its own alone.
         after.enter_context(mock.patch.dict(os.environ, {"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}))
         if torch.distributed.get_backend() == absent_peers.BACKEND:
-            after.enter_context(upstream.patch_targets("deepspeed peers", replaced=dict.fromkeys(_COMPARISONS, _agree)))
+            after.enter_context(peers_agree())
         after.enter_context(raise_log_level("DeepSpeed"))  # it logs its whole config
         _choose(device.type)
+        yield
+
+
+@contextmanager
+def peers_agree() -> Iterator[None]:
+    """Inside, absent peers go the way of this rank wherever DeepSpeed compares them. Imports DeepSpeed."""
+    with upstream.patch_targets("deepspeed peers", replaced=dict.fromkeys(_COMPARISONS, _agree)):
         yield
 
 
