@@ -106,3 +106,24 @@ dist.distributed_c10d._get_default_store().get("set by rank 1")
         ProgramError, match="rank 0 of the program waits for something that another rank would have set"
     ):
         run(f"torchrun --nproc-per-node 2 {path}")
+
+
+WRAPPED = "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --mixed_precision bf16"
+
+
+@pytest.mark.parametrize(
+    ("options", "buckets", "gathered"),
+    [
+        ("--mixed_precision bf16", True, False),
+        (f"--use_fsdp --fsdp_version 2 {WRAPPED}", False, True),
+        ("--use_deepspeed --zero_stage 3 --mixed_precision bf16", False, False),
+    ],
+    ids=["DDP", "FSDP2", "DeepSpeed stage 3"],
+)
+def test_accelerate_launch_decides_how_a_program_trains(run: Run, options: str, buckets: bool, gathered: bool) -> None:
+    found = run(f"accelerate launch --num_processes 2 {options} {{programs}}/accelerated.py", rank=1)
+
+    roles = [each for each in found.trace.events if isinstance(each, Role)]
+    assert (found.iterations, found.communicators[0]) == (3, 2)
+    assert any(each.category is Category.BUCKET for each in roles) == buckets
+    assert any(each.name.endswith("(gathered)") for each in roles) == gathered
