@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.errors import SpecError
+from planner.events import Event, Free
 from planner.layout.rank_sets import RankSet
 from planner.running.order import RankRun
 
@@ -49,7 +50,7 @@ def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
     for number, run in enumerate(runs):
         end = runs[number + 1].rank if number + 1 < len(runs) else world_size
         begin = run.rank if number else 0
-        alike = next((at for at, each in enumerate(heads) if each.trace.events == run.trace.events), None)
+        alike = next((at for at, each in enumerate(heads) if do_the_same(each.trace.events, run.trace.events)), None)
         if alike is None:
             heads.append(run)
             spans.append([(begin, end - 1)])
@@ -60,6 +61,26 @@ def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
         RankShare(head, str(RankSet.of(each)), any(_misses(span, ran) for span in each))
         for head, each in zip(heads, spans, strict=True)
     ]
+
+
+def do_the_same(events: Sequence[Event], others: Sequence[Event]) -> bool:
+    """Whether two ranks tell the allocator the same. Blocks that are given up one directly after the other may come in
+    another order: it is that of the threads of a process."""
+    return len(events) == len(others) and all(
+        one == other for one, other in zip(_with_frees_in_order(events), _with_frees_in_order(others), strict=True)
+    )
+
+
+def _with_frees_in_order(events: Sequence[Event]) -> Iterator[Event]:
+    freed: list[int] = []
+    for event in events:
+        if isinstance(event, Free):
+            freed.append(event.block)
+            continue
+        yield from map(Free, sorted(freed))
+        freed.clear()
+        yield event
+    yield from map(Free, sorted(freed))
 
 
 def _misses(span: tuple[int, int], ran: Sequence[int]) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import SpecError
-from planner.events import Alloc
-from planner.planning.program_ranks import choose_ranks, share_ranks
+from planner.events import Alloc, Free
+from planner.planning.program_ranks import choose_ranks, do_the_same, share_ranks
 from planner.running.order import RankRun
 from planner.tracing.traced import Trace
 
@@ -39,6 +39,15 @@ def test_ranks_of_other_events_are_another() -> None:
     first, last = share_ranks([ran(0, 10), ran(7, 11)], 8)
 
     assert (first.ranks, first.untried, last.ranks, last.untried) == ("0-6", True, "7", False)
+
+
+def test_neighbouring_frees_may_come_in_another_order() -> None:
+    born = [Alloc(number, 512) for number in range(3)]
+
+    assert do_the_same([*born, Free(0), Free(1)], [*born, Free(1), Free(0)])
+    assert not do_the_same([*born, Free(0), Free(1)], [*born, Free(0), Free(2)])
+    assert not do_the_same([*born, Free(0), Alloc(3, 1), Free(1)], [*born, Free(1), Alloc(3, 1), Free(0)])
+    assert not do_the_same(born, [*born, Free(0)])
 
 
 def test_a_class_may_have_gaps() -> None:
