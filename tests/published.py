@@ -28,16 +28,17 @@ RUNS = {
     "torchtitan-llama-3-8b-a100": ("torchtitan-118",),
     "torchtitan-llama-2-7b-full": ("torchtitan-60", "torchtitan-61"),
     "torchtitan-llama-2-7b-selective": ("torchtitan-62", "torchtitan-63"),
+    "torchtitan-llama-2-7b-full-compiled": ("torchtitan-64",),
+    "torchtitan-llama-2-7b-selective-compiled": ("torchtitan-66",),
     "torchao-llama-3-8b-none": ("torchao-11",),
     "torchao-llama-3-8b-every-second": ("torchao-14",),
     "torchao-llama-3-8b-full": ("torchao-17",),
 }
-"""A spec, and the ids of the rows that were measured of it: FSDP2 in eager mode."""
+"""A spec, and the ids of the rows that were measured of it: FSDP2, eager or compiled."""
 
 LEFT_OUT = {
     "torchtitan-13": "shows a leak of reference cycles",
     "torchtitan-56 to -59": "FSDP1, which is refused",
-    "torchtitan-64, -66": "compiled",
     "torchtitan-77, -78": "Qwen3-32B: its own rotation and norms of queries and keys are not rebuilt",
     "torchtitan-80 to -87": "tensor parallel, or out of memory without a figure",
     "torchtitan-98, -100": "SimpleFSDP, which is another program",

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from planner.planning.pipeline import PlanningResult
 
 
-def plan_job(job: Job, *, with_advice: bool, keep_traces: bool = False, cached: bool = True) -> PlanningResult:
+def plan_job(
+    job: Job, *, with_advice: bool, with_eager: bool = False, keep_traces: bool = False, cached: bool = True
+) -> PlanningResult:
     """The answer for a job; raises what planning raises."""
     from planner.planning.answer import plan_and_advise
     from planner.planning.child_processes import ChildProcesses, usable
@@ -25,6 +27,7 @@ def plan_job(job: Job, *, with_advice: bool, keep_traces: bool = False, cached: 
         return plan_and_advise(
             job,
             with_advice=with_advice,
+            with_eager=with_eager,
             progress=progress,
             executor=ChildProcesses(usable()),
             keep_traces=keep_traces,

@@ -43,7 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     drawn = bool(arguments.timeline or arguments.snapshot)
     found = plan_job(
-        job_of(arguments), with_advice=not arguments.no_advice, keep_traces=drawn, cached=not arguments.no_cache
+        job_of(arguments),
+        with_advice=not arguments.no_advice,
+        with_eager=arguments.format == "text",
+        keep_traces=drawn,
+        cached=not arguments.no_cache,
     )
     if arguments.timeline:
         _write_timeline(found, arguments.timeline)

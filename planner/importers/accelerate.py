@@ -158,7 +158,8 @@ def fill_draft(draft: Draft, config: Config) -> None:
         )
     backend = config.dynamo.get("backend")
     if backend is not None and str(backend.value).upper() != "NO":
-        draft.say_value("train.compile", True, backend.place)
+        draft.say_value("train.compile.scope", "model", backend.place)
+        draft.say_value("train.compile.backend", str(backend.value).lower(), backend.place)
 
 
 def settings_of_fsdp(config: Config, *, alone: bool) -> dict[str, Node] | None:

@@ -191,10 +191,15 @@ RECOMPUTE_KEYS = {
 
 
 def _tell_compile(draft: Draft, arguments: TrainingArguments) -> None:
-    for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"):
-        if arguments[name].value:
-            draft.say_value("train.compile", True, arguments[name].place)
-            return
+    """The Trainer compiles the model whole (transformers 5.23, training_args.py); backend or mode alone ask for it."""
+    asked = [name for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode") if arguments[name].value]
+    if not asked:
+        return
+    draft.say_value("train.compile.scope", "model", arguments[asked[0]].place)
+    for name in ("backend", "mode"):
+        said = arguments[f"torch_compile_{name}"]
+        if said.value:
+            draft.say_value(f"train.compile.{name}", said.value, said.place)
 
 
 def _tell_evaluation(draft: Draft, arguments: TrainingArguments) -> None:

@@ -6,6 +6,7 @@ import math
 
 from planner.errors import SpecError
 from planner.job.axes import DISTINCT_AXES, axis_degrees
+from planner.job.compile_checks import check_compile
 from planner.job.deepspeed_checks import check_deepspeed
 from planner.job.expert_checks import check_experts
 from planner.job.nodes import Node
@@ -29,6 +30,7 @@ def check(job: Job, document: Node) -> None:
     check_split(job, document)
     check_experts(job, document)
     check_stepping(job, document)
+    check_compile(job, document)
     check_deepspeed(job, document)
     _check_precision(job, document)
     _check_sharding(job.parallel.dp_shard, document)

@@ -10,6 +10,7 @@ from typing import Any, cast
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.job import consistency, gpu_names
+from planner.job.compile_checks import with_scope
 from planner.job.json_text import read_json
 from planner.job.nodes import Node, node_from_data
 from planner.job.reading import read_dataclass
@@ -98,7 +99,7 @@ def _job(document: Node, folder: Path | None) -> Job:
             place=document.nearest_to("cluster").place,
         )
     consistency.check(job, document)
-    return _with_factory_path(job, document, folder)
+    return _with_factory_path(with_scope(job), document, folder)
 
 
 def _with_factory_path(job: Job, document: Node, folder: Path | None) -> Job:

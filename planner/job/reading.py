@@ -53,7 +53,7 @@ def _read_field(kind: type, name: str, hint: Any, node: Node, folder: Path | Non
     if (kind, name) == (Parallel, "deepspeed"):
         return deepspeed_config.read(node, folder)
     if (nested := _dataclass_in(hint)) is not None:
-        if node.value is None and _may_be_none(hint):
+        if (node.value is None or node.value is False) and _may_be_none(hint):
             return None
         return read_dataclass(nested, node, folder)
     if typing.get_origin(hint) is Mapping:

@@ -153,6 +153,22 @@ class Eval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compile:
+    """What runs under torch.compile, and with which of its arguments."""
+
+    scope: tuple[str, ...] = ()
+    """model | blocks | loss | optimizer, one or several; by default blocks where the job shards, else the model"""
+    mode: str = "default"
+    """default | max-autotune-no-cudagraphs"""
+    fullgraph: bool = False
+    """A graph break is an error."""
+    dynamic: bool | None = None
+    """Shapes as symbols; null: from the second shape on, as torch does by itself."""
+    backend: str = "inductor"
+    """inductor | aot_eager | eager"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
     """What one step takes in, computes and keeps."""
 
@@ -181,8 +197,8 @@ class Train:
     """Each parameter is updated, and its gradient dropped, as soon as it is accumulated."""
     activation_offload: bool = False
     """What the blocks save for their backward rests on the host (save_on_cpu, pinned)."""
-    compile: bool = False
-    """The job runs under torch.compile. The trace is that of the eager program; the plan says so."""
+    compile: Compile | None = None
+    """What of the step is compiled; null or false: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

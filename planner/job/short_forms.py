@@ -65,6 +65,17 @@ def _recompute(node: Node) -> Node:
     return node
 
 
+def _compile(node: Node) -> Node:
+    """`true` asks for every default; names of scopes stand for the mapping with them; a lone name for a list."""
+    if node.value is True:
+        return _mapping(node, {})
+    node = _mapping(node, {"scope": node}) if isinstance(node.value, list) else _single("scope")(node)
+    if isinstance(node.value, dict) and "scope" in node.value and isinstance(node.value["scope"].value, str):
+        scope = node.value["scope"]
+        return _mapping(node, {**node.value, "scope": replace(scope, value=[scope], written="")})
+    return node
+
+
 def _gpu(node: Node) -> Node:
     """A catalog name brings its figures along; what is written beside it wins."""
     if node.value is None:
@@ -95,6 +106,7 @@ _REWRITINGS: dict[type, Callable[[Node], Node]] = {
     **{kind: _single(key) for kind, key in _SINGLE_KEYS.items()},
     schema.Optimizer: _optimizer,
     schema.Recompute: _recompute,
+    schema.Compile: _compile,
     schema.Gpu: _gpu,
 }
 _ALLOWED: dict[type, str] = {
@@ -102,6 +114,7 @@ _ALLOWED: dict[type, str] = {
     schema.Loss: "the name of a loss, or a mapping",
     schema.Optimizer: "the name of a class of torch.optim, or a mapping",
     schema.Recompute: "none, full, selective or {every: 2}",
+    schema.Compile: "true, false, some of [model, blocks, loss, optimizer], or a mapping",
     schema.DpReplicate: "a degree, or a mapping",
     schema.DpShard: "a degree, or a mapping",
     schema.Tp: "a degree, or a mapping",

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
@@ -21,6 +23,8 @@ COLLECTIVES = ("c10d.", "gloo.")
 """How the operators begin in which a process group takes memory for itself, besides what it is given to fill."""
 
 _MARKER = "planner-marker#"
+_WITHOUT_MEMORY = (FakeTensor, FunctionalTensor)
+"""What compilers keep of the tensors that they compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +194,9 @@ def _storages_of_live_tensors() -> dict[int, int]:
     found: dict[int, int] = {}
     for each in gc.get_objects():
         # By type: isinstance asks an object for its class, and a lazily loaded module then imports itself.
-        if not issubclass(type(each), torch.Tensor) or each.device.type != "cpu":
+        if not issubclass(type(each), torch.Tensor) or issubclass(type(each), _WITHOUT_MEMORY):
+            continue
+        if each.device.type != "cpu":
             continue
         for tensor in (each, each.grad if each.is_leaf else None):
             # A DTensor has no storage of its own; what it holds is found by itself.

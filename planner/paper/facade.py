@@ -16,6 +16,8 @@ from planner.paper.cpu_target import as_on_cpu
 from planner.paper.targets import Target
 
 _TOTAL_BYTES = 1 << 46
+_GENERATOR_STATE_BYTES = 16
+"""Of CUDA's generator: a seed and an offset (torch 2.13, aten/src/ATen/cuda/CUDAGeneratorImpl.cpp)."""
 
 
 class Clock(Protocol):
@@ -130,6 +132,7 @@ def _text_of(on_host: Any) -> Any:
 
 def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
     native = library.load()
+    state_bytes = torch.get_rng_state().nbytes if target.is_cpu else _GENERATOR_STATE_BYTES
     name = f"paper {target.arch}"
     properties = SimpleNamespace(
         name=name,
@@ -167,7 +170,7 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
         "manual_seed": lambda _seed: None,
         "manual_seed_all": lambda _seed: None,
         # A generator's state has to survive being saved and set again, which checkpointing does.
-        "get_rng_state": lambda _device="cuda": torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state": lambda _device="cuda": torch.zeros(state_bytes, dtype=torch.uint8),
         "set_rng_state": lambda _state, _device="cuda": None,
         "mem_get_info": lambda _device=None: (_TOTAL_BYTES, _TOTAL_BYTES),
         "memory_allocated": lambda _device=None: 0,

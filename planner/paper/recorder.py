@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -76,6 +76,7 @@ class Recorder:
         self._born_as: dict[int, Role] = {}
         self._category: dict[int, Category] = {}
         self._scopes: dict[str, int] = {"": 0}
+        self._listed: list[str] = []
         self._open: list[int] = []
 
     def start(self) -> None:
@@ -100,7 +101,7 @@ class Recorder:
     def plain_events(self, since: int) -> list[Event]:
         """What the allocator was told since then (`now`), without origins, roles and marks; blocks as the device
         numbers them."""
-        return [_event(record, self._kinds, None, 0) for record in self._records(since)]
+        return [_event(record, self._kinds, None, None) for record in self._records(since)]
 
     def settle(self) -> None:
         """Wait until autograd's device thread has given up the graph of every backward that has ended."""
@@ -193,6 +194,43 @@ class Recorder:
     def leave(self) -> None:
         self._native.paper_enter_scope(self._open.pop())
 
+    def enter_below(self, path: str) -> int:
+        """The module at this path below the one that is at work is entered; `return_to` what is given back."""
+        at_work = int(self._native.paper_enter_scope(0))
+        if path:
+            paths = self._paths()
+            below = f"{paths[at_work]}.{path}" if paths[at_work] else path
+            self._native.paper_enter_scope(self._scopes.setdefault(below, len(self._scopes)))
+        else:
+            self._native.paper_enter_scope(at_work)
+        return at_work
+
+    def return_to(self, scope: int | None) -> None:
+        self._native.paper_enter_scope(scope or 0)
+
+    def enter_operator(self, name: str) -> int:
+        """What is allocated until `leave_operator` is told as this operator's (`aten::mm`); what was before."""
+        return int(self._native.paper_enter_kernel(self._native.paper_name_index(name.encode())))
+
+    def leave_operator(self, before: int) -> None:
+        self._native.paper_enter_kernel(before)
+
+    def _paths(self) -> list[str]:
+        """Paths of scopes by their numbers."""
+        if len(self._listed) != len(self._scopes):
+            self._listed = list(self._scopes)
+        return self._listed
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Inside only what stays is written down, and at the end: whether it was compiled or came from a cache, the
+        program does the same."""
+        self._native.paper_begin_compiling()
+        try:
+            yield
+        finally:
+            self._native.paper_end_compiling()
+
     def requested_bytes(self) -> int:
         """What the device holds now, as it was asked for."""
         held: int = self._native.paper_requested_bytes()
@@ -217,13 +255,13 @@ class Recorder:
         """As `events`, with stretches that repeat written once. Raises DoesNotFoldError."""
         records = self._records()[:until]
         # The device counts its blocks for as long as the process lives; a trace tells the same story every time.
-        first = next((record[4] for record in records if record[0] == self._kinds.alloc), 0)
-        events = list(self._in_order(records, first))
+        born = (record[4] for record in records if record[0] == self._kinds.alloc)
+        events = list(self._in_order(records, {block: number for number, block in enumerate(born)}))
         if not self._told:
             return events, []  # type: ignore[return-value]
         return write_out(events, max((each.block for each in events if isinstance(each, Alloc)), default=-1) + 1)
 
-    def _in_order(self, records: list[tuple[int, ...]], first: int) -> Iterator[_Placed]:
+    def _in_order(self, records: list[tuple[int, ...]], numbers: Mapping[int, int]) -> Iterator[_Placed]:
         origins = _Origins(self._native, self._scopes)
         kinds = self._kinds
         workspace = self._native.paper_name_index(_CUBLAS_WORKSPACE.encode())
@@ -233,9 +271,9 @@ class Recorder:
             for placed in self._placed.get(position, ()):
                 if isinstance(placed, _WaitMark):
                     while given_up and given_up[0][0] < placed.before:
-                        yield FreeCompleted(given_up.popleft()[1] - first)
+                        yield FreeCompleted(numbers[given_up.popleft()[1]])
                     continue
-                yield _renumber(placed, first)
+                yield _renumber(placed, numbers)
             if record[0] == kinds.use:
                 if position and record == records[position - 1]:
                     continue  # said once for each rank's part of what was gathered
@@ -244,16 +282,16 @@ class Recorder:
                 given_up.append((position, record[4]))
             elif record[0] in (kinds.synchronize, kinds.empty_cache):
                 given_up.clear()
-            yield _event(record, kinds, origins, first)
+            yield _event(record, kinds, origins, numbers)
             if record[0] != kinds.alloc:
                 continue
             if record[4] in self._born_as:
-                yield _renumber(self._born_as[record[4]], first)
+                yield _renumber(self._born_as[record[4]], numbers)
             elif record[1] == workspace:
-                yield Role(record[4] - first, Category.WORKSPACE, _CUBLAS_WORKSPACE)
+                yield Role(numbers[record[4]], Category.WORKSPACE, _CUBLAS_WORKSPACE)
         for placed in self._placed.get(len(records), ()):
             if not isinstance(placed, _WaitMark):
-                yield _renumber(placed, first)
+                yield _renumber(placed, numbers)
 
     def _assign_block(self, block: int, category: Category, name: str) -> None:
         role = Role(block, category, name)
@@ -309,17 +347,20 @@ def _dtype_names() -> dict[int, str]:
     return {int(torch.ops.paper.dtype_number(dtype)): str(dtype).removeprefix("torch.") for dtype in found}
 
 
-def _renumber(placed: _Placed, first: int) -> _Placed:
+def _renumber(placed: _Placed, numbers: Mapping[int, int]) -> _Placed:
     if isinstance(placed, Role):
-        return Role(placed.block - first, placed.category, placed.name)
+        return Role(numbers[placed.block], placed.category, placed.name)
     if isinstance(placed, Copy):
-        return replace(placed, bound=tuple((block - first, there - first) for block, there in placed.bound))
+        return replace(placed, bound=tuple((numbers[block], numbers[there]) for block, there in placed.bound))
     return placed
 
 
-def _event(record: tuple[int, ...], kinds: _RecordKinds, origins: _Origins | None, first: int) -> Event:
+def _event(
+    record: tuple[int, ...], kinds: _RecordKinds, origins: _Origins | None, numbers: Mapping[int, int] | None
+) -> Event:
     kind, op, scope, stream, block, size, shape, dtype, _ = record
-    block -= first
+    if numbers is not None and kind in (kinds.alloc, kinds.free, kinds.use):
+        block = numbers[block]
     if kind == kinds.alloc:
         return Alloc(block, size, stream, None if origins is None else origins.of(op, scope, shape, dtype))
     if kind == kinds.free:

@@ -8,6 +8,7 @@ import time
 from planner.calibration.interval import Calibration
 from planner.job.schema import Job
 from planner.planning.advice import advise
+from planner.planning.eager_comparison import add_eager
 from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, Progress, plan_by, plan_here, trace_job
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import Verdict
@@ -19,18 +20,22 @@ def plan_and_advise(
     *,
     executor: Executor = plan_here,
     with_advice: bool = True,
+    with_eager: bool = False,
     progress: Progress = lambda _: None,
     source: TraceSource = USUAL_SOURCE,
     keep_traces: bool = True,
 ) -> PlanningResult:
     """Plan the job and, if it exceeds its GPUs, say what would make it fit.
 
-    `source` gives the traces. The executor may leave traces and timelines away that need not be kept.
+    `with_eager`: of a compiled job it is said as well what it would take without torch.compile. `source` gives the
+    traces. The executor may leave traces and timelines away that need not be kept.
     Raises SpecError, TraceError or AllocatorConfError for what cannot be planned.
     """
     known = Calibration.none() if calibration is None else calibration
     work = PlanningInputs(job=job, calibration=known, source=source, keep_traces=keep_traces)
     found = plan_by(executor, work, progress)
+    if with_eager:
+        found = add_eager(found, job, known, source, progress)
     return add_advice(found, job, known, progress=progress, source=source) if with_advice else found
 
 

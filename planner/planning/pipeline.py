@@ -17,7 +17,7 @@ from planner.calibration.interval import Calibration, interval
 from planner.errors import SpecError
 from planner.events import Event
 from planner.job import bundle
-from planner.job.schema import Job
+from planner.job.schema import Compile, Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import RankClass, parts_of, rank_classes
 from planner.overhead.estimate import OutsideEstimate, outside
@@ -29,13 +29,6 @@ from planner.tracing import garbage_collection
 from planner.tracing.traced import Trace
 
 Progress = Callable[[str], None]
-
-
-_COMPILED = (
-    "The job runs under torch.compile, and this is the memory of the eager program: published compiled runs took 7 %"
-    " (Llama-2-7B, FSDP2, full recompute), 9 % (the same, selective) and 15 % (Llama-3.2-3B, no recompute) less."
-)
-"""torchtitan and torchtune, max_reserved 28.72 GiB for 31.02, 53.83 for 59.41; peak active 51.0 for 60.0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +162,7 @@ def trace_class(
     target: str = "",
 ) -> Iterator[RankTrace]:
     """The trace of one rank class, or of each of its parts."""
-    progress(f"tracing ranks {rank_class.ranks}")
+    progress(f"tracing ranks {rank_class.ranks}{', compiling' if job.train.compile else ''}")
     trace = source.trace_rank(job, rank_class.representative, target)
     for part in parts_of_class(job, rank_class, trace):
         if part.representative != rank_class.representative:
@@ -283,12 +276,19 @@ def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
     unknown = sorted({name for each in rank_traces for name in each.trace.unknown_workspaces})
     if unknown:
         notes.append(f"Workspaces of unknown size, not counted: {'; '.join(unknown)}.")
-    if job.train.compile:
-        notes.append(_COMPILED)
+    if job.train.compile is not None:
+        notes.append(_describe_compiling(job.train.compile, rank_traces))
     traced = ".".join(identity.software()["torch"].split(".")[:2])
     if job.software.torch != traced:
         notes.append(f"The job runs torch {job.software.torch}; it was traced with torch {traced}.")
     return tuple(notes)
+
+
+def _describe_compiling(compiled: Compile, rank_traces: Sequence[RankTrace]) -> str:
+    traced = ".".join(identity.software()["torch"].split(".")[:2])
+    said = f"Compiled on paper by {compiled.backend} of torch {traced}: {', '.join(compiled.scope)}."
+    assumed = sorted({sentence for each in rank_traces for sentence in each.trace.assumed})
+    return f"{said} Assumed where a GPU would have been timed: {'; '.join(assumed)}." if assumed else said
 
 
 def _apply_calibration(calibration: Calibration, job: Job) -> AppliedCorrection:

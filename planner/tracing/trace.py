@@ -13,7 +13,14 @@ from planner.errors import PlannerError
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.paper.repetition import DoesNotFoldError
-from planner.tracing import absent_host, deepspeed_on_paper, garbage_collection, quiet_libraries, trace_failures
+from planner.tracing import (
+    absent_host,
+    compiled_on_paper,
+    deepspeed_on_paper,
+    garbage_collection,
+    quiet_libraries,
+    trace_failures,
+)
 from planner.tracing.traced import Trace
 from planner.training import absent_peers, dtensor_speed, shard_chunks, step
 from planner.training.folding import NoExampleError
@@ -45,11 +52,19 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
         try:
             engine = deepspeed_on_paper.planned_for(job, gpu.recorder) if by_engine else nullcontext()
             quick, chunks = dtensor_speed.once_for_all_parameters(), shard_chunks.made_when_asked_for()
-            with absent_peers.join(rank, world_size), absent_host.left_out() as host, engine, quick, chunks:
+            with (
+                absent_peers.join(rank, world_size),
+                absent_host.left_out() as host,
+                engine,
+                quick,
+                chunks,
+                compiled_on_paper.compiling(job, arch, gpu.recorder) as compiled,
+            ):
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
                 buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
                 events, repeats = gpu.recorder.folded_events()
                 unknown = gpu.unknown_workspaces()
+                assumed = compiled.assumed()
                 if by_engine:
                     deepspeed_engine.release(outcome.model, gpu.device)
                 del outcome
@@ -57,7 +72,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
             raise
         except Exception as error:
             raise trace_failures.untraceable(error) from error
-    return Trace(tuple(events), buckets, unknown, dims, parts=parts, repeats=tuple(repeats))
+    return Trace(tuple(events), buckets, unknown, dims, parts=parts, repeats=tuple(repeats), assumed=assumed)
 
 
 def _account(logged: Mapping[str, Any]) -> dict[str, Any]:

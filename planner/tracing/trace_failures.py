@@ -11,16 +11,35 @@ from torch import nn
 
 from planner.errors import TraceError
 
+_COMPILERS = ("torch._dynamo.", "torch._inductor.")
+"""Where errors of compiling come from."""
+
 
 def untraceable(error: Exception) -> TraceError:
     """The error for a person; the exception itself stays its cause."""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    said = _first_words(str(error))
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if type(error).__module__.startswith(_COMPILERS):
+        return TraceError(
+            f"the step cannot be compiled{_module(frames)}: {type(error).__name__}: {said[:300]}",
+            allowed="a step that Dynamo captures and Inductor compiles; operators of one's own with a fake"
+            " implementation",
+            remedy="compile the step on a real device first; where the graph breaks, leave fullgraph out; if it"
+            " compiles there, planner lacks something: report this line",
+            place="train.compile",
+        )
     return TraceError(
         f"the step cannot be traced{_module(frames)}{_line(error)}: {type(error).__name__}: {said[:300]}",
         allowed="a step that runs on a GPU and reads no values of device tensors on the host",
         remedy="run the step on a real device first; if it works there, planner lacks a kernel: report this line",
     )
+
+
+def _first_words(text: str) -> str:
+    """The first line, and the one after it where the first only announces another error."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    announced = len(lines) > 1 and lines[0].endswith(("raised:", ":"))
+    return " ".join(lines[: 2 if announced else 1])
 
 
 def _module(frames: Sequence[FrameType]) -> str:

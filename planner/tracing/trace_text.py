@@ -44,6 +44,7 @@ def dumps(trace: Trace) -> str:
         "unknown_workspaces": list(trace.unknown_workspaces),
         "sharded_dims": list(trace.sharded_dims),
         "parts": list(trace.parts),
+        "assumed": list(trace.assumed),
         "origins": len(origins),
         "events": len(events),
         "repeats": [[each.first, each.after, each.times] for each in trace.repeats],
@@ -75,6 +76,7 @@ def _read(text: str) -> Trace:
         unknown_workspaces=tuple(_text(each) for each in about["unknown_workspaces"]),
         sharded_dims=tuple(_number(each) for each in about["sharded_dims"]),
         parts=tuple(_number(each) for each in about["parts"]),
+        assumed=tuple(_text(each) for each in about.get("assumed", ())),
         repeats=_repeats(about.get("repeats", ()), len(events)),
         seconds=float(about["seconds"]),
     )

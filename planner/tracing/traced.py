@@ -26,6 +26,9 @@ class Trace:
     parts: tuple[int, ...] = ()
     """For each replica the number of the part of the optimizer that it has; empty where each has all of it."""
 
+    assumed: tuple[str, ...] = ()
+    """What was assumed where a GPU would have been timed, as sentences."""
+
     def written_out(self) -> tuple[Event, ...]:
         """Everything that happens, one event after the other."""
         return tuple(write_out_repeats(self.events, self.repeats)) if self.repeats else self.events

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from planner.job import schema
+from planner.training import compiling
 from planner.training.observer import Observer
 
 _COUNTS_STEPS = ("RAdam",)
@@ -98,9 +99,10 @@ class AllocationState:
         """Which parameters are gathered, and what fully_shard keeps for later.
 
         With `whole`, which gradients of whole parameters wait there to be reduced: only a backward looks at them.
-        With `gradients`, which parameters have a gradient.
+        With `gradients`, which parameters have a gradient. And how much was compiled.
         """
-        found: list[Any] = [_sharding_of(each._get_fsdp_state(), whole=whole) for each in self._sharded]
+        found: list[Any] = [compiling.graphs_so_far()]
+        found += [_sharding_of(each._get_fsdp_state(), whole=whole) for each in self._sharded]
         if gradients:
             found += [parameter.grad is None for parameter in self._module.parameters()]
         return tuple(found)

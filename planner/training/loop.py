@@ -7,7 +7,7 @@ the loss, before the backward; the micro-batch and its loss live until the backw
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from planner.events import Category, Phase
 from planner.job import schema
-from planner.training import clipping, folding, inputs, ownership
+from planner.training import clipping, compiling, folding, inputs, ownership
 from planner.training.feed import Feed
 from planner.training.folded_accumulation import accumulation_folder_of
 from planner.training.host import Host
@@ -44,6 +44,8 @@ class Loop:
     observer: Observer
     host: Host
     splitting: context_parallel.Split = field(default=context_parallel.whole)
+    compiled: Sequence[nn.Module] = ()
+    """Modules whose forward is compiled."""
 
     def __post_init__(self) -> None:
         self._folder = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
@@ -54,11 +56,13 @@ class Loop:
             folder = folding.folder_of(self.observer)
             for iteration in range(1, self._iterations() + 1):
                 began = folder.place() if folder else 0
+                known = compiling.graphs_so_far()
                 self._iterate(iteration)
                 if self._evaluates(iteration):
                     self._evaluate(iteration)
                 gc.collect()
-                if folder and iteration == 2 and folding.iterations_are_alike(self.train, self.parallel):
+                settled = iteration > 1 and compiling.graphs_so_far() == known
+                if folder and settled and folding.iterations_are_alike(self.train, self.parallel):
                     folder.repeat(began, folder.place(), self._iterations() - iteration)
                     break
 

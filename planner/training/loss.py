@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from planner.errors import SpecError
 from planner.job import schema
-from planner.training import inputs
+from planner.training import compiling, inputs
 from planner.training.dtypes import floating
 from planner.training.feed import Feed
 from planner.training.inputs import MicroBatch
@@ -30,7 +30,14 @@ LOSSES = ("cross_entropy", "mse", "sum", "model")
 class Objective:
     """Calls the model and computes the loss; nothing but the loss outlives the call."""
 
-    def __init__(self, spec: schema.Loss, feed: Feed, device: torch.device, observer: Observer) -> None:
+    def __init__(
+        self,
+        spec: schema.Loss,
+        feed: Feed,
+        device: torch.device,
+        observer: Observer,
+        compiled: schema.Compile | None = None,
+    ) -> None:
         """Raises SpecError for a loss that does not exist."""
         if spec.name not in LOSSES:
             raise SpecError(f"unknown loss {spec.name!r}", allowed=", ".join(LOSSES), place="train.loss.name")
@@ -39,6 +46,7 @@ class Objective:
         self._dtype = floating(spec.dtype, place="train.loss.dtype")
         self._feed, self._device, self._observer = feed, device, observer
         self._keeps, self._kept = spec.keep_output, None
+        self._cross_entropy = compiling.compile_loss(cross_entropy, compiled)
 
     def __call__(self, model: nn.Module, batch: MicroBatch) -> Tensor:
         """The loss of one micro-batch, a scalar on the device."""
@@ -56,7 +64,7 @@ class Objective:
         if self._name == "mse":
             return self._squares(logits, target)
         target = target if target is not None else self._classes_like(logits)
-        return cross_entropy(logits, target, self._dtype, self._chunks)
+        return self._cross_entropy(logits, target, self._dtype, self._chunks)
 
     def _call(self, model: nn.Module, batch: MicroBatch) -> Any:
         if self._feed.positional:

@@ -7,7 +7,6 @@ as they are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -66,18 +65,18 @@ def _wrap(block: nn.Module, *, selective: bool) -> None:
         if not block.training or not torch.is_grad_enabled():
             return original(*arguments, **keywords)
         if selective:
-            # A fresh count of matmuls for each forward, shared by nothing.
             return checkpoint(
-                original, *arguments, use_reentrant=False, context_fn=_make_selective_contexts(), **keywords
+                original, *arguments, use_reentrant=False, context_fn=_make_selective_contexts, **keywords
             )
         return checkpoint(original, *arguments, use_reentrant=False, **keywords)
 
     block.forward = forward
 
 
-def _make_selective_contexts() -> Callable[[], Any]:
+def _make_selective_contexts() -> Any:
+    """Called for each forward, whether it is compiled or not: with a fresh count of matmuls, shared by nothing."""
     seen: Counter[bool] = Counter()
-    return partial(create_selective_checkpoint_contexts, partial(_keep_attention_and_every_second_matmul, seen))
+    return create_selective_checkpoint_contexts(partial(_keep_attention_and_every_second_matmul, seen))
 
 
 def _keep_attention_and_every_second_matmul(

@@ -18,6 +18,7 @@ from planner.training import (
     blocks,
     checkpoints,
     collectives,
+    compiling,
     inputs,
     module_paths,
     optimizer_variants,
@@ -81,6 +82,7 @@ def run(
     a seed that depends on nothing but the rank. Raises SpecError for whatever of the job cannot be used.
     """
     watching = NullObserver() if observer is None else observer
+    compiling.forget_compiled(spec.train.compile)
     world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
     with (
@@ -93,7 +95,7 @@ def run(
         watching.mark(Phase.LOAD, 0)
         loop, recomputed = _load(spec, _StepContext(world, device, watching, RealHost() if host is None else host))
         if isinstance(watching, ModuleFollower) and watching.follows_modules:
-            following.enter_context(module_paths.follow(loop.bare_model, watching.enter, watching.leave))
+            following.enter_context(module_paths.follow(loop.bare_model, watching.enter, watching.leave, loop.compiled))
         gc.collect()
         kept = None
         if spec.train.checkpoint_load is not None:
@@ -139,6 +141,7 @@ def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
         expert_parallel.split(bare, spec.parallel.ep, world)
     routing.force(bare, spec.parallel.ep, expert_parallel.fullest(world))
     recomputed = recompute.apply(bare, spec.train.recompute, spec.model.blocks)
+    compiled = compiling.compile_model(bare, spec.train.compile, spec.model.blocks)
     activation_offload.apply(bare, wanted=spec.train.activation_offload, host=place.host, pattern=spec.model.blocks)
     if world.shards:
         found = [block for _, block in blocks.find(bare, spec.model.blocks)]
@@ -159,8 +162,10 @@ def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
     optimizer = optimizers.build(
         spec.train.optimizer, bare.parameters(), optimizer_variants.optimizer_maker(spec, world)
     )
+    compiling.compile_optimizer(optimizer, spec.train.compile)
     splitting = context_parallel.splitting(spec.parallel.cp, world)
-    return Loop(**_parts_of_a_loop(spec, place, model, bare, optimizer, feed), splitting=splitting), recomputed
+    parts = _parts_of_a_loop(spec, place, model, bare, optimizer, feed)
+    return Loop(**parts, splitting=splitting, compiled=compiled), recomputed
 
 
 def _parts_of_a_loop(
@@ -178,7 +183,7 @@ def _parts_of_a_loop(
         "model": model,
         "bare_model": bare,
         "optimizer": optimizer,
-        "objective": Objective(spec.train.loss, feed, place.device, place.observer),
+        "objective": Objective(spec.train.loss, feed, place.device, place.observer, spec.train.compile),
         "feed": feed,
         "precision": Precision(spec.train.precision, place.device),
         "device": place.device,

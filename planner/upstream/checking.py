@@ -46,8 +46,8 @@ def minor(version: str) -> str:
 
 
 @cache
-def enforce() -> None:
-    """Compares the installed packages with the table, once for the process.
+def enforce(part: str = "") -> None:
+    """Compares the installed packages with the table, once for the process; with what this part of planner needs.
 
     Raises TraceError where plans could be wrong; logs one warning for each package of an unknown version and one for
     all that only makes plans say less.
@@ -58,7 +58,8 @@ def enforce() -> None:
         if folder is None:
             continue
         version = minor(importlib.metadata.version(package))
-        of_package = compare(table.TABLE, package, version, folder)
+        needed = [entry for entry in table.TABLE if entry.part == part]
+        of_package = compare(needed, package, version, folder)
         _report(package, version, of_package)
         found += of_package
     refused = [each for each in found if each.is_refused]

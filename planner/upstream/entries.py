@@ -45,6 +45,8 @@ class Entry:
     """Whether its Python source is compared; else only that the target is there."""
     optional: bool = False
     """Some of the known versions do not have it."""
+    part: str = ""
+    """What of planner needs it (`compiling`); empty: every plan. Others do not look at it."""
     created: bool = False
     """Builds of torch without CUDA do not have it: a patch creates it."""
 

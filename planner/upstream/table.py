@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.upstream import libraries, torch_device, torch_distributed
+from planner.upstream import libraries, torch_compile, torch_device, torch_distributed
 from planner.upstream.entries import Entry, Kind
 
 TABLE: tuple[Entry, ...] = (
@@ -17,6 +17,7 @@ TABLE: tuple[Entry, ...] = (
     *torch_distributed.FSDP2,
     *torch_distributed.DDP,
     *torch_distributed.PIPELINES,
+    *torch_compile.INDUCTOR,
     *libraries.TRANSFORMERS,
     *libraries.DEEPSPEED,
     *libraries.PROGRAM_HOST,

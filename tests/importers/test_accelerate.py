@@ -10,7 +10,7 @@ from foreign_files import FSDP_2, ZERO, accelerate_answers, accelerate_config, t
 from importing_folder import ZERO_2, Folder
 
 from planner.job.printing import job_yaml
-from planner.job.schema import Cluster, DpReplicate, DpShard, Job
+from planner.job.schema import Cluster, Compile, DpReplicate, DpShard, Job
 
 
 @pytest.fixture
@@ -149,4 +149,4 @@ def test_one_process_is_one_gpu(launched: Callable[..., Job]) -> None:
         distributed_type="NO", num_processes=1, mixed_precision="no", dynamo_config={"dynamo_backend": "INDUCTOR"}
     )
 
-    assert (job.cluster, job.train.compile) == (Cluster(gpu=job.cluster.gpu), True)
+    assert (job.cluster, job.train.compile) == (Cluster(gpu=job.cluster.gpu), Compile(scope=("model",)))

@@ -11,7 +11,7 @@ from foreign_files import training_arguments
 from importing_folder import TORCHRUN, Folder
 
 from planner.job.printing import job_yaml
-from planner.job.schema import DpReplicate, Eval, Job, Optimizer, Recompute
+from planner.job.schema import Compile, DpReplicate, Eval, Job, Optimizer, Recompute
 
 ADAM = {"lr": 5e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 
@@ -127,7 +127,7 @@ def test_evaluation(trained: Callable[..., Job], changed: dict[str, Any], evalua
 def test_compiling_is_said_and_so_is_no_clipping(trained: Callable[..., Job]) -> None:
     train = trained(torch_compile=True, max_grad_norm=0.0).train
 
-    assert (train.compile, train.gradient_clipping) == (True, 0.0)
+    assert (train.compile, train.gradient_clipping) == (Compile(scope=("model",)), 0.0)
 
 
 def test_fsdp_as_transformers_reads_it(trained: Callable[..., Job]) -> None:

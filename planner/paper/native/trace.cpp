@@ -5,6 +5,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <array>
 #include <mutex>
 #include <unordered_map>
@@ -22,6 +23,11 @@ std::vector<int64_t> shapes;  // each: number of dims, then the sizes
 std::vector<int64_t> alloc_position;  // block -> its record
 bool recording = false;
 
+// While something is compiled only what stays is written down, and after it: how it comes about is not the program's.
+constexpr int64_t kUnwritten = -2;
+std::vector<Record> unwritten;
+int32_t compiling = 0;
+
 thread_local const std::string* kernel = nullptr;
 thread_local int32_t owner = -1;  // the operator that has asked for whatever follows: its name's index
 thread_local int32_t module_scope = 0;
@@ -37,6 +43,16 @@ int32_t index_of(const std::string& name) {
   auto [found, inserted] = name_index.try_emplace(name, static_cast<int32_t>(names.size()));
   if (inserted) names.push_back(name);
   return found->second;
+}
+
+// The record of an allocation; null where there is none. With the lock held.
+Record* record_of(int64_t block) {
+  if (block < 0) return nullptr;
+  if (alloc_position[block] >= 0) return &records[alloc_position[block]];
+  if (alloc_position[block] != kUnwritten) return nullptr;
+  const auto found = std::find_if(unwritten.rbegin(), unwritten.rend(),
+                                  [block](const Record& record) { return record.block == block; });
+  return found == unwritten.rend() ? nullptr : &*found;
 }
 
 struct NodeContext final : at::ObserverContext {
@@ -85,18 +101,25 @@ int64_t record_alloc(size_t bytes, int32_t stream) {
   static const std::string unknown;
   std::lock_guard<std::mutex> lock(trace_mutex);
   const auto block = static_cast<int64_t>(alloc_position.size());
-  alloc_position.push_back(recording ? static_cast<int64_t>(records.size()) : -1);
+  const bool written = recording && compiling == 0;
+  alloc_position.push_back(written ? static_cast<int64_t>(records.size()) : recording ? kUnwritten : -1);
   if (!recording) return block;
   const int32_t op = owner >= 0 ? owner : index_of(kernel == nullptr ? unknown : *kernel);
-  records.push_back({static_cast<int32_t>(Kind::Alloc), op, module_scope, stream, block, static_cast<int64_t>(bytes), -1,
-                     -1, backward_depth > 0});
+  (written ? records : unwritten)
+      .push_back({static_cast<int32_t>(Kind::Alloc), op, module_scope, stream, block, static_cast<int64_t>(bytes), -1, -1,
+                  backward_depth > 0});
   return block;
 }
 
 void record_free(int64_t block) {
   std::lock_guard<std::mutex> lock(trace_mutex);
-  if (recording && alloc_position[block] >= 0)
+  if (!recording) return;
+  if (alloc_position[block] >= 0) {
     records.push_back({static_cast<int32_t>(Kind::Free), 0, 0, 0, block, 0, -1, -1, 0});
+  } else if (const auto* record = record_of(block)) {
+    unwritten.erase(unwritten.begin() + (record - unwritten.data()));
+    alloc_position[block] = -1;
+  }
 }
 
 void record_use(int64_t block, int32_t stream) {
@@ -107,11 +130,10 @@ void record_use(int64_t block, int32_t stream) {
 
 void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype) {
   std::lock_guard<std::mutex> lock(trace_mutex);
-  if (block < 0 || alloc_position[block] < 0) return;
-  Record& record = records[alloc_position[block]];
-  if (record.shape >= 0) return;
-  record.shape = static_cast<int64_t>(shapes.size());
-  record.dtype = dtype;
+  Record* record = record_of(block);
+  if (record == nullptr || record->shape >= 0) return;
+  record->shape = static_cast<int64_t>(shapes.size());
+  record->dtype = dtype;
   shapes.push_back(static_cast<int64_t>(dims));
   shapes.insert(shapes.end(), sizes, sizes + dims);
 }
@@ -168,11 +190,29 @@ void paper_start() {
   paper::records.clear();
   paper::shapes.clear();
   paper::scope_of_node.clear();
+  paper::unwritten.clear();
+  paper::compiling = 0;
   std::fill(paper::alloc_position.begin(), paper::alloc_position.end(), -1);
   paper::recording = true;
 }
 
 void paper_stop() { paper::recording = false; }
+
+void paper_begin_compiling() {
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
+  ++paper::compiling;
+}
+
+// What was allocated in between and stays is written down now.
+void paper_end_compiling() {
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
+  if (paper::compiling == 0 || --paper::compiling > 0) return;
+  for (const auto& record : paper::unwritten) {
+    paper::alloc_position[record.block] = static_cast<int64_t>(paper::records.size());
+    paper::records.push_back(record);
+  }
+  paper::unwritten.clear();
+}
 
 // Blocks born at or after the record `first` and alive now, oldest first; at most `room` of them.
 int64_t paper_born_alive(int64_t first, int64_t* out, int64_t room) {

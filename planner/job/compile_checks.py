@@ -1,0 +1,75 @@
+"""What a compiled step asks of a job, and what is compiled where the job does not say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.job.axes import axis_degrees
+from planner.job.nodes import Node
+from planner.job.schema import Compile, Job
+
+_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+_SHARDING = ("dp_shard", "cp", "ep", "tp", "pp")
+
+
+def with_scope(job: Job) -> Job:
+    """The job with the scope that `compile: true` stands for: blocks where parameters are sharded, else the model."""
+    compiled = job.train.compile
+    if compiled is None or compiled.scope:
+        return job
+    degrees = axis_degrees(job.parallel)
+    scope = "blocks" if any(degrees[axis] > 1 for axis in _SHARDING) else "model"
+    return replace(job, train=replace(job.train, compile=replace(compiled, scope=(scope,))))
+
+
+def check_compile(job: Job, document: Node) -> None:
+    """Raises SpecError for what is not planned compiled: a plan is never that of the eager step instead."""
+    compiled = job.train.compile
+    if compiled is None:
+        return
+    _check_scope(compiled, document)
+    if compiled.mode in _CUDA_GRAPHS:
+        raise document.nearest_to("train.compile.mode").error(
+            f"is {compiled.mode}, which keeps its memory in private pools of CUDA graphs: that is not planned",
+            allowed="default, max-autotune-no-cudagraphs",
+        )
+    if compiled.mode != "default" and compiled.backend != "inductor":
+        raise document.nearest_to("train.compile.mode").error(
+            f"is {compiled.mode}, a mode of the backend inductor, and the backend is {compiled.backend}",
+            allowed="default",
+        )
+    _check_rest(job, compiled, document)
+
+
+def _check_scope(compiled: Compile, document: Node) -> None:
+    if {"model", "blocks"} <= set(compiled.scope):
+        raise document.nearest_to("train.compile.scope").error(
+            "names the model and its blocks, which are compiled with it", allowed="one of model and blocks"
+        )
+    if len(set(compiled.scope)) != len(compiled.scope):
+        raise document.nearest_to("train.compile.scope").error("names a part twice", allowed="each part once")
+
+
+def _check_rest(job: Job, compiled: Compile, document: Node) -> None:
+    degrees, train = axis_degrees(job.parallel), job.train
+    against = {
+        "parallel.deepspeed": job.parallel.deepspeed is not None,
+        **{f"parallel.{axis} {degrees[axis]}": degrees[axis] > 1 for axis in ("pp", "cp", "ep")},
+        "model.adapter qlora": job.model.adapter is not None and job.model.adapter.kind == "qlora",
+        f"cluster.gpu of {job.cluster.gpu.arch}": job.cluster.gpu.arch.startswith("gfx"),
+    }
+    if {"model", "blocks"} & set(compiled.scope) or not compiled.scope:
+        # save_on_cpu gives back contiguous tensors; a compiled backward asserts the strides that it was compiled for.
+        against["train.activation_offload"] = train.activation_offload
+    if "optimizer" in compiled.scope:
+        against |= {
+            "parallel.dp_replicate.zero_redundancy_optimizer": job.parallel.dp_replicate.zero_redundancy_optimizer,
+            "train.optimizer_in_backward": train.optimizer_in_backward,
+        }
+    found = [name for name, there in against.items() if there]
+    if found:
+        raise document.nearest_to("train.compile").error(
+            f"is {', '.join(compiled.scope) or 'true'} beside {' and '.join(found)}, which is not planned compiled",
+            allowed="dp_replicate, dp_shard, tp, recompute and adapters in full precision",
+            remedy="delete it to plan the eager step, which takes other memory",
+        )

@@ -1,0 +1,45 @@
+"""What Dynamo and Inductor ask about a device and write its code with, by their own registries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._dynamo import device_interface
+from torch._inductor.codegen import common
+
+from planner.paper.compiled.device import PaperOps, make_interface
+from planner.paper.compiled.wrapper import PaperWrapper, PaperWrapperForCpu
+
+
+@contextmanager
+def registered(device: str) -> Iterator[None]:
+    """Inside, a GPU is the paper GPU, and code is written for this device (`cuda`, or `cpu`); then all is as before."""
+    common.init_backend_registration()
+    common.get_device_op_overrides("cuda")
+    device_interface.get_interface_for_device("cuda")
+    with (
+        _as_before(device_interface.device_interfaces),
+        _as_before(common.device_codegens),
+        _as_before(common.device_op_overrides_dict),
+    ):
+        wrapper = PaperWrapperForCpu if device == "cpu" else PaperWrapper
+        common.register_backend_for_device(device, common.device_codegens[device].scheduling, wrapper)
+        common.register_device_op_overrides("cuda", PaperOps())
+        interface = make_interface()
+        for name in ("cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))):
+            device_interface.register_interface_for_device(name, interface)
+        yield
+
+
+@contextmanager
+def _as_before(registry: dict[Any, Any]) -> Iterator[None]:
+    """What is registered inside is gone at the end."""
+    content = dict(registry)
+    try:
+        yield
+    finally:
+        registry.clear()
+        registry.update(content)

@@ -1,0 +1,161 @@
+"""Switches compiling on for a paper GPU, and off again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from planner import upstream
+from planner.paper.compiled import assumptions, caches
+from planner.paper.recorder import Recorder
+from planner.paper.targets import target_of
+from planner.upstream import checking
+
+
+@dataclass(frozen=True, slots=True)
+class Compiling:
+    """What was compiled on a paper GPU since it was switched on."""
+
+    def assumed(self) -> tuple[str, ...]:
+        """What was assumed where a GPU would have been timed, as sentences."""
+        return tuple(sorted(assumptions.ASSUMED))
+
+    def graphs(self) -> int:
+        """How many graphs Dynamo has captured."""
+        from torch._dynamo.utils import counters
+
+        return int(counters["stats"]["unique_graphs"])
+
+    def breaks(self) -> tuple[str, ...]:
+        """Why Dynamo left graphs, once for each reason."""
+        from torch._dynamo.utils import counters
+
+        return tuple(counters["graph_break"])
+
+
+@contextmanager
+def enable(arch: str, recorder: Recorder | None = None, *, as_asked: bool = False) -> Iterator[Compiling]:
+    """Inside, `torch.compile` compiles for the paper GPU that is open (`paper.gpu`), as for a GPU of this architecture.
+
+    The recorder is told of which module and operator compiled allocations are. With `as_asked`, a function that was
+    compiled too often is an error, where torch would run it eagerly from then on. Nothing that was compiled is left in
+    this process at the end. Raises TraceError for an architecture that is not known.
+    """
+    import torch._inductor.codegen.common  # noqa: F401
+    from torch._dynamo import trace_rules
+
+    from planner.paper.compiled import cpu_target, generated, registries, users_kernels
+
+    target = target_of(arch)
+    checking.enforce("compiling")
+    with ExitStack() as stack:
+        stack.callback(_forget)
+        _forget()
+        # Dynamo's table of functions of torch is filled with what torch.cuda has now.
+        trace_rules.clear_lru_cache()
+        stack.callback(trace_rules.clear_lru_cache)
+        stack.enter_context(caches.kept())
+        stack.enter_context(_settings(target.arch, as_asked))
+        stack.enter_context(registries.registered("cpu" if target.is_cpu else "cuda"))
+        stack.enter_context(upstream.patch_targets("inductor", replaced=_replaced(), wrapped=_wrapped()))
+        stack.enter_context(users_kernels.launched_as_nothing(target))
+        if target.is_cpu:
+            led = {"torch._inductor.compile_fx:compile_fx": cpu_target.on_cpu}
+            stack.enter_context(upstream.patch_targets("inductor for a cpu", wrapped=led))
+        generated.tell(recorder)
+        stack.callback(generated.tell, None)
+        if recorder is not None:
+            told = {"torch._dynamo.callback:CompilationCallbackHandler.install_callbacks": _telling(recorder)}
+            stack.enter_context(upstream.patch_targets("compiling told", wrapped=told))
+        yield Compiling()
+
+
+def _replaced() -> dict[str, Any]:
+    from planner.paper.compiled import timed, unloaded
+
+    return {
+        "torch._inductor.codecache:PyCodeCache.load": unloaded.write_down,
+        "torch._inductor.scheduler:has_triton": lambda: True,
+        "torch._inductor.fx_passes.pad_mm:has_triton": lambda: True,
+        "torch._inductor.kernel.mm_grouped:has_triton": lambda: True,
+        "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
+        "torch._inductor.fx_passes.pad_mm:_should_pad": timed.should_pad,
+    }
+
+
+def _wrapped() -> dict[str, Any]:
+    from torch.utils._triton import has_triton_package
+
+    from planner.paper.compiled import folding, timed, unloaded
+
+    return {
+        "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": folding.on_host,
+        "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": timed.choose_kernel,
+        "torch._inductor.template_heuristics.triton:TritonConfig": lambda real: (
+            real if has_triton_package() else unloaded.KernelConfig
+        ),
+    }
+
+
+@contextmanager
+def _settings(arch: str, as_asked: bool) -> Iterator[None]:
+    import torch._dynamo.config
+    import torch._functorch.config
+    import torch._inductor.config
+
+    inductor = {
+        "compile_threads": 1,
+        # Kernels are not compiled, so nothing of them can be bundled.
+        "bundle_triton_into_fx_graph_cache": False,
+        "triton.autotune_at_compile_time": False,
+    }
+    # A state of random numbers would be kept in a generator of CUDA's, which a CPU build lacks; neither takes memory.
+    functorch = {"graphsafe_rng_functionalization": False}
+    dynamo = {"fail_on_recompile_limit_hit": as_asked}
+    before = torch.compiler.config.cache_key_tag
+    torch.compiler.config.cache_key_tag = caches.tag(arch)
+    try:
+        with (
+            torch._inductor.config.patch(inductor),
+            torch._functorch.config.patch(functorch),
+            torch._dynamo.config.patch(dynamo),
+        ):
+            yield
+    finally:
+        torch.compiler.config.cache_key_tag = before
+
+
+def _telling(recorder: Recorder) -> upstream.Wrapper:
+    """Around `install_callbacks` (torch 2.13, torch/_dynamo/callback.py), inside which something is compiled."""
+
+    def wrap(real: Any) -> Any:
+        @contextmanager
+        def compiling(*arguments: Any, **options: Any) -> Iterator[None]:
+            with recorder.compiling(), real(*arguments, **options):
+                yield
+
+        return compiling
+
+    return wrap
+
+
+def _forget() -> None:
+    """What torch remembers of an earlier target, and of what was compiled for it."""
+    from torch._dynamo.utils import counters
+    from torch._inductor import codecache, utils
+    from torch._inductor.runtime.hints import DeviceProperties
+    from torch.utils import _triton
+
+    torch._dynamo.reset()
+    counters.clear()
+    assumptions.forget()
+    DeviceProperties.create.cache_clear()
+    codecache.CacheBase.get_system.cache_clear()
+    codecache.PyCodeCache.cache_clear()
+    utils.get_device_tflops.cache_clear()
+    utils.get_gpu_dram_gbps.cache_clear()
+    _triton.has_triton.cache_clear()

@@ -1,0 +1,71 @@
+"""The Python code that Inductor writes around kernels, as it is written for the paper GPU.
+
+It allocates and frees as Inductor's own does; beside that it says of which module and operator what follows is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.utils import IndentedBuffer, cache_on_self
+from torch._inductor.virtualized import V
+from torch.utils._triton import has_triton_package
+
+from planner.paper.compiled import assumptions, graph_origins
+
+
+class PaperWrapper(PythonWrapperCodegen):
+    """Inductor's own wrapper, with kernels that are not launched and allocations that are told."""
+
+    allocator = "empty_strided_cuda"
+    compiler = "PaperCompile"
+
+    def __init__(self) -> None:
+        self._origins: dict[tuple[str, str], int] = {}
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def create(
+        cls, is_subgraph: bool, subgraph_name: str | None, parent_wrapper: Any, partition_signatures: Any = None
+    ) -> PythonWrapperCodegen:
+        if is_subgraph:
+            assert subgraph_name is not None
+            return SubgraphPythonWrapperCodegen(subgraph_name, parent_wrapper, partition_signatures)
+        return cls()
+
+    def write_header(self) -> None:
+        super().write_header()
+        self.imports.writeline(f"from planner.paper.compiled.generated import Origins, {self.compiler}")
+        # The last of the header: what Inductor's own defines stands before.
+        self.header.writeline(f"async_compile = {self.compiler}()")
+
+    @cache_on_self
+    def write_triton_header_once(self) -> None:
+        """Code of users' kernels needs Triton's names; Inductor's own does not."""
+        if has_triton_package():
+            self.imports.splice("import triton\nimport triton.language as tl")
+        self.imports.writeline(V.graph.device_ops.import_get_raw_stream_as("get_raw_stream"))
+
+    def enter_context(self, ctx: Any) -> None:
+        super().enter_context(ctx)  # type: ignore[no-untyped-call]
+        origin = graph_origins.of_node(ctx)
+        number = self._origins.setdefault(origin, len(self._origins))
+        self.writeline(f"enter_origin({number})")  # type: ignore[no-untyped-call]
+
+    def generate_after_suffix(self, result: IndentedBuffer) -> None:
+        super().generate_after_suffix(result)
+        result.splice(
+            f"""
+            origins = Origins({list(self._origins)!r}, {assumptions.of_this_compilation()!r})
+            enter_origin, {self.allocator} = origins.enter, origins.empty_strided
+            call = origins.within(call)
+            """
+        )
+
+
+class PaperWrapperForCpu(PaperWrapper):
+    """The same for what is compiled for a CPU."""
+
+    allocator = "empty_strided_cpu"
+    compiler = "PaperCompileForCpu"

@@ -1,0 +1,241 @@
+"""Programs that torch.compile compiles for the paper GPU: what they allocate, and what is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner import paper  # before torch
+from planner.errors import TraceError
+from planner.events import Alloc
+from planner.job.schema import (
+    Cluster,
+    Compile,
+    Decoder,
+    DpReplicate,
+    Gpu,
+    Input,
+    Job,
+    Loss,
+    Model,
+    Parallel,
+    Train,
+)
+from planner.paper import compiled
+from planner.paper.compiled import Compiling
+from planner.tracing.trace import trace
+
+import torch  # isort: skip
+from torch import nn  # isort: skip
+
+_GPU = Gpu(name="H100", total_bytes=80 << 30, arch="sm_90")
+_PROGRAMS = str(Path(__file__).parents[1] / "programs")
+_DECODER = Decoder(layers=2, hidden=64, heads=2, kv_heads=2, ffn=160, vocab=500)
+
+_OF_BREAKING = Train(compile=Compile(scope=("model",)), inputs={"x": Input(shape=(8,))}, loss=Loss(name="sum"))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for all tests of the process, as that of a user; not the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.delenv("PLANNER_CACHE", raising=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _library() -> None:
+    """Built where the user's cache is, before another one takes its place."""
+    with paper.gpu("sm_90"):
+        return
+
+
+def job(*scope: str, arch: str = "sm_90", **compile_: Any) -> Job:
+    asked = Compile(scope=scope, **compile_) if scope else None
+    return Job(
+        model=Model(decoder=_DECODER),
+        train=Train(micro_batch_size=2, sequence_length=64, compile=asked, iterations=2),
+        cluster=Cluster(gpu=replace(_GPU, arch=arch)),
+    )
+
+
+@contextmanager
+def compiling(arch: str = "sm_90") -> Iterator[tuple[paper.Paper, Compiling]]:
+    with paper.gpu(arch) as gpu, compiled.enable(arch, gpu.recorder, as_asked=True) as account:
+        yield gpu, account
+
+
+def allocated(gpu: paper.Paper, run: Callable[[], object]) -> list[Alloc]:
+    """What is allocated while something runs."""
+    before = len(gpu.recorder.events())
+    run()
+    return [each for each in gpu.recorder.events()[before:] if isinstance(each, Alloc)]
+
+
+def origins(gpu: paper.Paper, run: Callable[[], object]) -> list[tuple[str, str, tuple[int, ...]]]:
+    found = [each.origin for each in allocated(gpu, run)]
+    return [(each.op, each.module, each.shape) for each in found if each is not None]
+
+
+def test_a_plan_from_inductors_cache_is_the_plan_that_filled_it() -> None:
+    cold, warm = trace(job("model", "loss")), trace(job("model", "loss"))
+    assert cold.events == warm.events
+    assert cold.assumed == warm.assumed
+
+
+def test_compiled_modules_are_named_as_eager_ones_are() -> None:
+    eager, compiled_ = trace(job()), trace(job("model"))
+    named = {each.origin.module for each in compiled_.events if isinstance(each, Alloc) and each.origin}
+    assert {"layers.0.ffn.gate", "layers.1.attention", "head"} <= named
+    assert named <= {each.origin.module for each in eager.events if isinstance(each, Alloc) and each.origin}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def test_equal_blocks_are_compiled_once() -> None:
+    with compiling() as (_, account):
+        blocks = nn.Sequential(*(Block() for _ in range(12))).cuda()
+        for block in blocks:
+            block.forward = torch.compile(block.forward)
+        blocks(torch.randn(4, 64, device="cuda", requires_grad=True)).sum().backward()
+        assert account.graphs() == 1
+
+
+def test_what_is_fused_is_not_allocated() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() + x.cos()).exp().sum()
+
+    x = (256, 256)
+    with compiling() as (gpu, _):
+        given = torch.randn(x, device="cuda")
+        eager = allocated(gpu, lambda: program(given))
+        fused = allocated(gpu, lambda: torch.compile(program)(given))
+    assert [each.requested_bytes for each in eager] == [4 * 256 * 256] * 4 + [4]
+    assert max(each.requested_bytes for each in fused) < 4 * 256 * 256
+
+
+def test_reductions_are_split_for_the_multiprocessors_of_the_gpu() -> None:
+    """A100 has 108 of them, V100 80 and T4 40, of which each holds half as many threads."""
+
+    def parts(arch: str) -> list[tuple[int, ...]]:
+        with compiling(arch) as (gpu, _):
+            given = torch.randn(16 << 20, device="cuda")
+            return [shape for _, _, shape in origins(gpu, lambda: torch.compile(torch.sum)(given))]
+
+    assert parts("sm_80") != parts("sm_75")
+
+
+def test_attention_with_a_mask_of_blocks_compiles_without_triton() -> None:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        mask = create_block_mask(lambda _b, _h, i, j: i >= j, None, None, 256, 256, device="cuda")
+        return flex_attention(q, q, q, block_mask=mask)
+
+    with compiling() as (gpu, account):
+        q = torch.randn(1, 2, 256, 64, device="cuda", requires_grad=True)
+        found = origins(gpu, lambda: torch.compile(attend, fullgraph=True)(q).sum().backward())
+    assert account.breaks() == ()
+    assert ("flex_attention", "", (1, 2, 256, 64)) in found
+    assert ("flex_attention_backward", "", (1, 2, 256, 64)) in found
+
+
+def test_padded_multiplications_are_said_to_be_assumed_also_from_the_cache() -> None:
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a @ b
+
+    for _ in range(2):
+        with compiling() as (gpu, account):
+            a, b = (torch.randn(2047, 2047, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+            found = origins(gpu, lambda a=a, b=b: torch.compile(multiply)(a, b))
+            assert [sentence for sentence in account.assumed() if "padded" in sentence]
+        assert any(2048 in shape for _, _, shape in found)
+
+
+def test_the_kernel_that_would_win_is_said_to_be_assumed() -> None:
+    with compiling() as (_, account):
+        a = torch.randn(512, 512, device="cuda")
+        torch.compile(torch.mm, mode="max-autotune-no-cudagraphs")(a, a)
+        assert [sentence for sentence in account.assumed() if "of several kernels" in sentence]
+
+
+def test_distributed_data_parallel_splits_the_graph_at_its_buckets() -> None:
+    """Of one graph each bucket's part is compiled for itself, and frees and allocates for itself."""
+    base = job("model")
+    wide = replace(base.model, decoder=replace(_DECODER, layers=1, hidden=256, ffn=640))
+    eight = replace(base, model=wide, cluster=replace(base.cluster, gpus_per_node=8))
+
+    def bucketed(megabytes: float) -> int:
+        replicas = DpReplicate(degree=8, bucket_cap_mb=megabytes)
+        events = trace(replace(eight, parallel=Parallel(dp_replicate=replicas))).events
+        return sum(isinstance(each, Alloc) and bool(each.origin and each.origin.module) for each in events)
+
+    assert bucketed(2) > bucketed(1000)
+
+
+def test_a_graph_break_in_what_has_to_be_whole_is_an_error_that_names_it() -> None:
+    broken = replace(
+        job("model", fullgraph=True),
+        model=Model(factory="breaking_model:Breaking", factory_path=_PROGRAMS),
+        train=Train(
+            compile=Compile(scope=("model",), fullgraph=True), inputs={"x": Input(shape=(8,))}, loss=Loss(name="sum")
+        ),
+    )
+    with pytest.raises(TraceError) as refused:
+        trace(broken)
+    assert "graph_break" in refused.value.problem
+    assert "fullgraph" in refused.value.remedy
+
+
+def test_a_step_of_which_nothing_is_captured_is_never_planned_eagerly() -> None:
+    eager = replace(
+        job("model"),
+        model=Model(factory="breaking_model:Breaking", factory_path=_PROGRAMS),
+        train=_OF_BREAKING,
+    )
+    with pytest.raises(TraceError, match="captured nothing"):
+        trace(eager)
+
+
+def test_a_function_compiled_too_often_is_an_error() -> None:
+    def scale_many() -> None:
+        scale = torch.compile(lambda x, by: x * by, dynamic=False)
+        for size in range(2, 20):
+            scale(torch.randn(size, size + 1, device="cuda"), size)
+
+    with compiling(), pytest.raises(Exception, match="recompile_limit"):
+        scale_many()
+
+
+def test_an_operator_without_a_fake_implementation_is_an_error_that_names_it() -> None:
+    @torch.library.custom_op("planner_test::opaque", mutates_args=())
+    def opaque(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    with compiling(), pytest.raises(Exception, match=r"planner_test.*opaque"):
+        torch.compile(lambda x: opaque(x) + 1, fullgraph=True)(torch.randn(4, device="cuda"))
+
+
+def test_afterwards_torch_is_as_it_was() -> None:
+    from torch._dynamo import device_interface
+    from torch._inductor.codegen import common
+
+    common.init_backend_registration()
+    with paper.gpu("sm_90"):
+        before = device_interface.get_interface_for_device("cuda"), dict(common.device_codegens)
+    with compiling():
+        torch.compile(torch.sin)(torch.randn(4, device="cuda"))
+        assert device_interface.get_interface_for_device("cuda") is not before[0]
+    with paper.gpu("sm_90"):
+        assert (device_interface.get_interface_for_device("cuda"), dict(common.device_codegens)) == before
