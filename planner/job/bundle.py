@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.job.json_text import canonical_json, without_floats
 from planner.job.loading import BUNDLE_SCHEMA
-from planner.job.schema import Gpu, Job, Optimizer
+from planner.job.schema import Compile, Gpu, Job, Optimizer
 
 
 def document(job: Job) -> dict[str, Any]:
@@ -41,6 +41,8 @@ def trace_id(job: Job, software: Mapping[str, str]) -> str:
 
 
 def _plain(value: Any, hint: Any) -> Any:
+    if value is None and hint == Compile | None:
+        return False  # as people write it, and as it was before there was more to say
     if value is None or (hint is not float and isinstance(value, str | int)):
         return value
     if isinstance(value, Optimizer):

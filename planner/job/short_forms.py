@@ -95,6 +95,8 @@ def _gpu(node: Node) -> Node:
     return _mapping(node, {**filled, **given, "name": name})
 
 
+ONE_OR_SEVERAL = ("train.compile.scope",)
+"""Lists that a lone name may stand for."""
 _SINGLE_KEYS = {
     schema.Loss: "name",
     schema.Optimizer: "name",

@@ -61,7 +61,9 @@ def _value(key: SpecKey) -> dict[str, Any]:
     check = key.check
     assert check is not None
     if typing.get_origin(key.hint) is tuple:
-        return {"type": "array", "items": _scalar(typing.get_args(key.hint)[0], key)}
+        item = _scalar(typing.get_args(key.hint)[0], key)
+        several = {"type": "array", "items": item}
+        return {"anyOf": [item, several]} if key.path in short_forms.ONE_OR_SEVERAL else several
     if typing.get_origin(key.hint) is Mapping:
         return {"type": "object"}
     if may_be_none(key) and takes_a_mapping(key):
