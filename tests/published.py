@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,13 +28,17 @@ RUNS = {
     "torchtitan-llama-3-8b-a100": ("torchtitan-118",),
     "torchtitan-llama-2-7b-full": ("torchtitan-60", "torchtitan-61"),
     "torchtitan-llama-2-7b-selective": ("torchtitan-62", "torchtitan-63"),
-    "torchtitan-llama-2-7b-full-compiled": ("torchtitan-64",),
-    "torchtitan-llama-2-7b-selective-compiled": ("torchtitan-66",),
     "torchao-llama-3-8b-none": ("torchao-11",),
     "torchao-llama-3-8b-every-second": ("torchao-14",),
     "torchao-llama-3-8b-full": ("torchao-17",),
 }
-"""A spec, and the ids of the rows that were measured of it: FSDP2, eager or compiled."""
+"""A spec, and the ids of the rows that were measured of it: FSDP2 in eager mode."""
+
+COMPILED = {
+    "torchtitan-llama-2-7b-full-compiled": ("torchtitan-64",),
+    "torchtitan-llama-2-7b-selective-compiled": ("torchtitan-66",),
+}
+"""The same, compiled."""
 
 LEFT_OUT = {
     "torchtitan-13": "shows a leak of reference cycles",
@@ -59,12 +63,12 @@ class Published:
     published: int
 
 
-def figures() -> Iterator[Published]:
-    """Every row of RUNS; nothing without the truth files."""
+def figures(runs: Mapping[str, tuple[str, ...]] = RUNS) -> Iterator[Published]:
+    """Every row of the runs; nothing without the truth files."""
     if not TRUTH.exists():
         return
     rows = {row["id"]: row for row in json.loads(TRUTH.read_text())}
-    for name, ids in RUNS.items():
+    for name, ids in runs.items():
         for each in ids:
             row = rows[each]
             what, step = _what(row["metric"]), "first" if row.get("step") == 1 else "later"
@@ -104,4 +108,4 @@ def as_markdown(found: list[Any]) -> str:
 
 
 if __name__ == "__main__":
-    print(as_markdown(list(figures())))
+    print(as_markdown([*figures(), *figures(COMPILED)]))
