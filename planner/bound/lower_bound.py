@@ -14,14 +14,15 @@ from planner.bound.parameters import elements_of
 from planner.errors import PlannerError
 from planner.job import deepspeed_config
 from planner.job.axes import axis_degrees
-from planner.job.schema import Job
+from planner.job.schema import AS_BUILT, Job
 from planner.layout.mesh import Mesh
 from planner.overhead.estimate import outside
 
 MOST_BYTES = 2**62
 """What a bound says of sizes beyond all GPUs: it fits into the integers of every language that reads it."""
 
-_DTYPES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, AS_BUILT: 0}
+"""Bytes of an element; of a factory's model nothing is known."""
 _FP32 = 4
 
 

@@ -9,10 +9,11 @@ from planner.job.axes import DISTINCT_AXES, axis_degrees
 from planner.job.compile_checks import check_compile
 from planner.job.deepspeed_checks import check_deepspeed
 from planner.job.expert_checks import check_experts
+from planner.job.field_checks import FLOATING
 from planner.job.nodes import Node
 from planner.job.optimizer_checks import check_stepping
 from planner.job.pipeline_checks import check_pipeline
-from planner.job.schema import Decoder, DpShard, Job, Parallel
+from planner.job.schema import AS_BUILT, Decoder, DpShard, Job, Parallel
 from planner.job.size_limits import MOST_RANK_CLASSES, MOST_RANKS
 from planner.job.split_checks import check_split
 
@@ -75,6 +76,9 @@ def _check_model_source(job: Job, document: Node) -> None:
         if used and source not in sources:
             at = document.nearest_to(f"model.{key}")
             raise at.error(f"is only used with {source}", remedy=f"delete it, or give model.{source}")
+    if model.parameter_dtype == AS_BUILT and not model.factory:
+        at = document.nearest_to("model.parameter_dtype")
+        raise at.error(f"is {AS_BUILT}, which is only used with factory", allowed=FLOATING.allowed)
 
 
 def _check_decoder(job: Job, decoder: Decoder, document: Node) -> None:

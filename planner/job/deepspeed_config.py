@@ -16,7 +16,7 @@ from planner.errors import SpecError
 from planner.job import hf_config
 from planner.job.nearest import did_you_mean
 from planner.job.nodes import Node
-from planner.job.schema import Job, Optimizer
+from planner.job.schema import AS_BUILT, Job, Optimizer
 
 VERSION = "0.19.8"
 _PLACE = "parallel.deepspeed"
@@ -110,7 +110,7 @@ def zero_of(job: Job, place: str = _PLACE) -> ZeroConfig:
     if is_bf16 and is_fp16:
         raise fp16.error("enabled", "is true beside bf16", allowed="one of the two")
     dtype = "bfloat16" if is_bf16 else "float16" if is_fp16 else "float32"
-    if dtype == "float32" and job.model.parameter_dtype != dtype:
+    if dtype == "float32" and job.model.parameter_dtype not in (dtype, AS_BUILT):
         raise config.error(
             "bf16.enabled",
             f"is not set, and model.parameter_dtype is {job.model.parameter_dtype}: DeepSpeed then takes float32 alone",

@@ -89,7 +89,9 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Model, "factory_path"): PATH,
     (schema.Model, "head"): _like(r"[a-z0-9_]*", "a name such as causal_lm"),
     (schema.Model, "blocks"): TEXT,
-    (schema.Model, "parameter_dtype"): FLOATING,
+    (schema.Model, "parameter_dtype"): replace(
+        _one_of("", *FLOATING.names, schema.AS_BUILT), allowed=f"{FLOATING.allowed}; {schema.AS_BUILT} for a factory"
+    ),
     (schema.Model, "attention"): _one_of("sdpa", "eager"),
     (schema.Adapter, "kind"): _one_of("lora", "dora", "qlora"),
     (schema.Adapter, "r"): COUNT,

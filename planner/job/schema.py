@@ -58,6 +58,10 @@ class Adapter:
     """Names of the modules that are adapted; empty: those that peft knows for the architecture."""
 
 
+AS_BUILT = "as_built"
+"""The `parameter_dtype` of a factory whose parameters keep the dtypes that it gave them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """Exactly one of `hf_config`, `factory`, `decoder` is given."""
@@ -75,12 +79,17 @@ class Model:
     """Which transformers head (`causal_lm`, `masked_lm`, ...); empty: by architecture."""
     blocks: str = ""
     """Pattern of the module paths that are wrapped and recomputed; empty: found."""
-    parameter_dtype: str = "float32"
-    """In which dtype the parameters are kept."""
+    parameter_dtype: str = ""
+    """A dtype that all parameters are cast to, or for a factory `as_built`: each keeps its own. Not said: `as_built`
+    for a factory, float32 for all else."""
     attention: str = "sdpa"
     """The `attn_implementation` of a transformers model: sdpa or eager."""
     adapter: Adapter | None = None
     """Train an adapter alone, the model frozen; for a transformers config."""
+
+    def __post_init__(self) -> None:
+        if not self.parameter_dtype:
+            object.__setattr__(self, "parameter_dtype", AS_BUILT if self.factory else "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

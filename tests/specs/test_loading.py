@@ -344,3 +344,14 @@ def test_a_number_beyond_all_bounds_is_refused(load: Load, written: str) -> None
 def test_a_file_without_end_is_not_read_to_its_end() -> None:
     with pytest.raises(SpecError, match="/dev/zero is larger than 16 MiB"):
         load_job(Path("/dev/zero"))
+
+
+def test_a_dtype_that_is_not_said_is_filled_in_by_where_the_model_comes_from() -> None:
+    """So that a bundle says which was taken, and the same job has one identity."""
+    cluster = {"cluster": {"gpu": "H100-SXM-80GB"}}
+    factory = load_document({"model": {"factory": "shop:build"}, **cluster})
+    said = load_document({"model": {"factory": "shop:build", "parameter_dtype": "as_built"}, **cluster})
+    config = load_document({"model": {"hf_config": {"model_type": "llama"}}, **cluster})
+
+    assert (factory.model.parameter_dtype, config.model.parameter_dtype) == ("as_built", "float32")
+    assert factory == said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,28 @@ def test_a_factory_builds_with_its_arguments_and_leaves_the_path_as_it_was(shop:
     module = build(shop("from torch import nn\ndef build(width): return nn.Linear(width, 2)", width=3), CPU)
 
     assert (module.in_features, module.training, sys.path) == (3, True, before)
+
+
+MIXED = """
+import torch
+from torch import nn
+
+def build():
+    model = nn.Sequential(nn.Linear(3, 3, dtype=torch.bfloat16), nn.Linear(3, 2))
+    model.register_buffer("scale", torch.ones(3, dtype=torch.float64))
+    return model
+"""
+
+
+@pytest.mark.parametrize("device", [CPU, torch.device("meta")], ids=str)
+def test_a_factory_keeps_its_own_dtypes_unless_the_job_names_one(shop: Callable[..., Model], device: Any) -> None:
+    """Adapters of a bfloat16 model are float32, say."""
+    own, named = shop(MIXED), replace(shop(MIXED), parameter_dtype="float16")
+
+    kept, cast = ([tensor.dtype for tensor in build(each, device).state_dict().values()] for each in (own, named))
+
+    assert kept == [torch.float64, torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
+    assert set(cast) == {torch.float16}
 
 
 def test_a_factory_is_moved_to_the_dtype_of_the_parameters(shop: Callable[..., Model]) -> None:

@@ -20,13 +20,14 @@ def build(model: schema.Model, device: torch.device) -> nn.Module:
 
     A transformers model and the built-in decoder are born on the device; a factory builds on the host, as programs
     do, and what it built is then moved, unless the model is to be split: then it builds without memory (`meta`), as
-    such programs do. Raises SpecError for a model that cannot be built.
+    such programs do. Its parameters and buffers keep their dtypes unless the job names one for all. Raises SpecError
+    for a model that cannot be built.
     """
-    dtype = floating(model.parameter_dtype, place="model.parameter_dtype")
     if model.factory:
         with device if device.type == "meta" else nullcontext():
             module = factory.from_factory(model.factory, model.factory_arguments, model.factory_path)
-        return _move_module(module, device, dtype).train()
+        return _move_module(module, device, model.parameter_dtype).train()
+    dtype = floating(model.parameter_dtype, place="model.parameter_dtype")
     if model.decoder is not None:
         with _born_on(device, dtype):
             return decoder.Decoder(model.decoder).train()
@@ -48,8 +49,11 @@ def build(model: schema.Model, device: torch.device) -> nn.Module:
     raise SpecError("the job names no model", allowed="one of hf_config, factory, decoder", place="model")
 
 
-def _move_module(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """By the model's own `to`, but for one with tables of complex numbers, which that would make real."""
+def _move_module(module: nn.Module, device: torch.device, parameter_dtype: str) -> nn.Module:
+    """By the model's own `to`, but for one with tables of complex numbers, which a dtype would make real."""
+    if parameter_dtype == schema.AS_BUILT:
+        return module.to(device)
+    dtype = floating(parameter_dtype, place="model.parameter_dtype")
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device, dtype if tensor.is_floating_point() else None)

@@ -36,12 +36,13 @@ def stage_of(spec: schema.Job) -> int:
 def resolve_job(spec: schema.Job) -> schema.Job:
     """The job as the engine makes it: the model cast, the config's optimizer in place of the job's.
 
-    The cast comes before the model is moved to the device (DeepSpeed 0.19.8, runtime/engine.py).
+    The cast comes before the model is moved to the device, and not at all in float32 (DeepSpeed 0.19.8,
+    runtime/engine.py).
     """
     if not uses_engine(spec):
         return spec
     zero = deepspeed_config.zero_of(spec)
-    model = replace(spec.model, parameter_dtype=zero.dtype)
+    model = spec.model if zero.dtype == "float32" else replace(spec.model, parameter_dtype=zero.dtype)
     return replace(spec, model=model, train=replace(spec.train, optimizer=zero.optimizer))
 
 
