@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test test-torch fuzz cpu-runs check lint bench accuracy gpu-truth validate-gpu clean
+.PHONY: help setup plan test test-torch fuzz cpu-runs opinfo check lint bench accuracy gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ fuzz: $(READY) ## every reader with many more hostile inputs than CI takes (EXAM
 CPU_RUNS := $(wildcard tests/traces/test_*cpu_runs.py) $(addprefix tests/traces/test_,$(addsuffix .py,adapters deepspeed deepspeed_stage3 divided_optimizers optimizer_variants))
 cpu-runs: $(READY) ## measure the recorded CPU runs again (tests/data/cpu_runs), as other software than theirs needs
 	PLANNER_CPU_RUNS=record OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(CPU_RUNS)
+
+opinfo: $(READY) ## all of torch's operator database on the paper GPU beside the host (three minutes)
+	PLANNER_OPINFO=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/opinfo
 
 lint: $(READY) ## style, types, and the house's layers
 	$(BIN)/ruff check

@@ -22,8 +22,10 @@ from planner.paper.kernels import (  # noqa: F401
     embedding,
     flash_attention,
     foreach,
+    fourier,
     grouped_gemm,
     indexing,
+    linear_algebra,
     memory_efficient_attention,
     normalization,
     ordering,
@@ -31,6 +33,7 @@ from planner.paper.kernels import (  # noqa: F401
     results,
     synchronized_norm,
     table,
+    unique_values,
     workspaces,
 )
 from planner.paper.recorder import Recorder

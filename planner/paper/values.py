@@ -92,10 +92,14 @@ class Node:
     why: str
 
 
+_PHASES = "the loss does not depend on the phases of eigenvectors, which are arbitrary"
 _NODES = (
     Node("CumprodBackward0", False, "no factor is zero"),
     Node("ProdBackward0", 0, "no factor is zero"),
     Node("ProdBackward1", 0, "no factor is zero"),
+    Node("LinalgEigBackward0", True, _PHASES),
+    Node("LinalgEighBackward0", True, _PHASES),
+    Node("LinalgSvdBackward0", True, _PHASES),
 )
 
 
@@ -178,6 +182,13 @@ def count_nonzero(operator: str, tensor: torch.Tensor) -> int:
     """How many values are not zero, where the autograd node at work is in the table; else TraceError."""
     if (node := _node()) is not None:
         return int(node.answer)
+    refuse_size_of(operator, tensor)
+
+
+def count_distinct(operator: str, tensor: torch.Tensor) -> int:
+    """How many values differ: all of them for the places that `index_fill` has filled; else TraceError."""
+    if _node_name() == "IndexFillBackward1":
+        return tensor.numel()
     refuse_size_of(operator, tensor)
 
 

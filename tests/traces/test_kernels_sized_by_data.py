@@ -92,3 +92,30 @@ def test_a_grouped_product_takes_its_result_with_rows_at_multiples_of_16_bytes(d
 
     row = 24 if dtype.itemsize == 2 else 20
     assert found.kept_bytes[0] == (31 * row + 20) * dtype.itemsize  # the last row needs no padding
+
+
+def test_distinct_values_of_the_host_are_counted_and_keep_a_storage_as_large_as_the_data() -> None:
+    with paper.gpu("sm_90"):
+        found, inverse, counts = torch.tensor([3, 1, 3, 3]).cuda().unique(return_inverse=True, return_counts=True)
+
+        assert (found.shape, inverse.shape, counts.shape) == ((2,), (4,), (2,))
+        assert found.untyped_storage().nbytes() == 4 * 8
+        assert torch.bincount(torch.tensor([0, 5]).cuda()).shape == (6,)
+
+
+def test_what_a_reduction_makes_of_values_from_the_host_is_known() -> None:
+    with paper.gpu("sm_90"):
+        labels = torch.tensor([1, 4, 2]).cuda()
+
+        assert nn.functional.one_hot(labels).shape == (3, 5)
+        assert int(labels.sum()) == 7
+
+
+def test_places_that_a_fill_named_are_taken_to_differ() -> None:
+    """The backward of `index_fill` with a tensor asks how many there are."""
+    with paper.gpu("sm_90"):
+        value = torch.randn((), device="cuda", requires_grad=True)
+        places = torch.randint(4, (3,), device="cuda")
+        torch.randn(4, 4, device="cuda").index_fill(0, places, value).sum().backward()
+
+        assert value.grad is not None

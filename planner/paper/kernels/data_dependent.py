@@ -1,13 +1,13 @@
 """Operators whose results are as large as the data says: known for data that came from the host, refused otherwise.
 
-Sources, torch 2.13: aten/src/ATen/native/cuda/Nonzero.cu, Unique.cu, IndexKernel.cpp, Indexing.cu, Repeat.cu.
+Sources, torch 2.13: aten/src/ATen/native/cuda/Nonzero.cu, IndexKernel.cpp, Indexing.cu, Repeat.cu.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -101,8 +101,3 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     out = torch.empty(size or 0, dtype=repeats.dtype, device="cuda")
     del sums, kept
     return out
-
-
-@cuda("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "bincount")
-def sized_by_values(x: Tensor, *_: Any, **__: Any) -> NoReturn:
-    _refuse("aten.unique or aten.bincount", x)

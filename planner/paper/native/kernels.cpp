@@ -121,7 +121,14 @@ class StandIns {
     meta->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     if (impl->is_wrapped_number()) meta->set_wrapped_number(true);
     pairs_.push_back({tensor, at::Tensor(std::move(meta))});
+    mark_lazy(pairs_.back().meta, tensor);
     return pairs_.back().meta;
+  }
+
+  // Conjugation and negation that somebody else will carry out decide about copies.
+  static void mark_lazy(const at::Tensor& marked, const at::Tensor& as) {
+    if (as.is_conj()) marked._set_conj(true);
+    if (as.is_neg()) marked._set_neg(true);
   }
 
   c10::Storage storage_of(const at::Tensor& tensor) {
@@ -151,6 +158,7 @@ class StandIns {
     auto impl = new_impl(meta);
     impl->set_sizes_and_strides(meta.sizes(), meta.strides(), meta.storage_offset());
     at::Tensor real(std::move(impl));
+    mark_lazy(real, meta);
     describe_tensor(real);
     pairs_.push_back({real, meta});
     return real;
