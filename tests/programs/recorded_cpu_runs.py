@@ -13,12 +13,13 @@ import json
 import lzma
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import small_models
 
-from planner.job.schema import Job
+from planner.job.schema import AS_BUILT, Job
 from planner.measuring import store
 from planner.measuring.measurement import from_json
 from planner.tracing import trace_text
@@ -101,7 +102,25 @@ def _digests(worlds: Worlds) -> dict[tuple[str, int], str]:
 
 
 def _digest(job: Job, world: int) -> str:
-    """Of all that makes the step what it is: the job, its world, and the models of tests that it may name."""
+    """Of all that makes the step what it is: the job, its world, and the models of tests that it may name.
+
+    What a job leaves at its default does not count: a key that is added to the spec asks for no new measurement.
+    """
     models = Path(small_models.__file__).read_text(encoding="utf-8") if job.model.factory else ""
-    said = f"{job!r}".replace(_HERE, "")
+    said = _describe(job).replace(_HERE, "")
     return hashlib.sha256(f"{said} {world} {models}".encode()).hexdigest()[:16]
+
+
+def _describe(value: Any) -> str:
+    """The fields of a dataclass that are not as a bare one has them, all the way down."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return repr(value)
+    said = [(each.name, getattr(value, each.name)) for each in fields(value) if not _is_default(value, each)]
+    return f"{type(value).__name__}({', '.join(f'{name}={_describe(given)}' for name, given in said)})"
+
+
+def _is_default(value: Any, each: Field[Any]) -> bool:
+    given = getattr(value, each.name)
+    if each.name == "parameter_dtype" and given in (AS_BUILT, "float32"):
+        return True  # filled in by where the model comes from
+    return given == (each.default_factory() if each.default_factory is not MISSING else each.default)
