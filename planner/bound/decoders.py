@@ -20,9 +20,9 @@ Flag = bool | str
 
 def built_in(decoder: Decoder) -> int:
     """Elements of the built-in decoder (planner/training/models/decoder.py)."""
-    size = decoder.hidden // decoder.heads
+    size = decoder.head_dim or decoder.hidden // decoder.heads
     attention = 2 * decoder.hidden * size * (decoder.heads + decoder.kv_heads)
-    layer = attention + 3 * decoder.hidden * decoder.ffn + 2 * decoder.hidden
+    layer = attention + 3 * decoder.hidden * decoder.ffn + 2 * decoder.hidden + (2 * size if decoder.qk_norm else 0)
     embeddings = decoder.vocab * decoder.hidden * (1 if decoder.tie_embeddings else 2)
     return embeddings + decoder.layers * layer + decoder.hidden
 

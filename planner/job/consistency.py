@@ -16,6 +16,7 @@ from planner.job.pipeline_checks import check_pipeline
 from planner.job.schema import AS_BUILT, Decoder, DpShard, Job, Parallel
 from planner.job.size_limits import MOST_RANK_CLASSES, MOST_RANKS
 from planner.job.split_checks import check_split
+from planner.job.transformers_checks import check_transformers_options
 
 
 def check(job: Job, document: Node) -> None:
@@ -25,6 +26,7 @@ def check(job: Job, document: Node) -> None:
     if job.model.decoder is not None:
         _check_decoder(job, job.model.decoder, document)
     _check_recompute(job, document)
+    check_transformers_options(job, document)
     _check_gpu(job, document)
     _check_world(job, document)
     check_pipeline(job, document)
@@ -72,6 +74,7 @@ def _check_model_source(job: Job, document: Node) -> None:
         ("factory_path", model.factory_path, "factory"),
         ("head", model.head, "hf_config"),
         ("adapter", model.adapter, "hf_config"),
+        ("use_cache", model.use_cache, "hf_config"),
     ):
         if used and source not in sources:
             at = document.nearest_to(f"model.{key}")
@@ -82,11 +85,16 @@ def _check_model_source(job: Job, document: Node) -> None:
 
 
 def _check_decoder(job: Job, decoder: Decoder, document: Node) -> None:
-    for name, divisor_name in (("hidden", "heads"), ("heads", "kv_heads")):
+    shares = (("heads", "kv_heads"),) if decoder.head_dim else (("hidden", "heads"), ("heads", "kv_heads"))
+    for name, divisor_name in shares:
         value, divisor = getattr(decoder, name), getattr(decoder, divisor_name)
         if value % divisor:
             node = document.nearest_to(f"model.decoder.{name}")
             raise node.error(f"is {value}, no multiple of {divisor_name} ({divisor})")
+    if decoder.head_dim % 2:
+        node = document.nearest_to("model.decoder.head_dim")
+        allowed = "an even number, or 0 for hidden / heads"
+        raise node.error(f"is {decoder.head_dim}, and positions rotate pairs of numbers", allowed=allowed)
     if job.train.inputs:
         node = document.nearest_to("train.inputs")
         raise node.error("cannot be given for a decoder, which takes tokens", remedy="give train.sequence_length")

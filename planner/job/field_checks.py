@@ -81,6 +81,8 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Decoder, "ffn"): COUNT,
     (schema.Decoder, "vocab"): COUNT,
     (schema.Decoder, "tie_embeddings"): TRUTH,
+    (schema.Decoder, "head_dim"): _whole(0),
+    (schema.Decoder, "qk_norm"): TRUTH,
     (schema.Model, "hf_config"): Check(
         "the name of a well-known model, the path of a config.json, or its content", _anything
     ),
@@ -93,6 +95,7 @@ CHECKS: dict[tuple[type, str], Check] = {
         _one_of("", *FLOATING.names, schema.AS_BUILT), allowed=f"{FLOATING.allowed}; {schema.AS_BUILT} for a factory"
     ),
     (schema.Model, "attention"): _one_of("sdpa", "eager"),
+    (schema.Model, "use_cache"): TRUTH,
     (schema.Adapter, "kind"): _one_of("lora", "dora", "qlora"),
     (schema.Adapter, "r"): COUNT,
     (schema.Adapter, "alpha"): COUNT,
@@ -125,12 +128,14 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Compile, "backend"): _one_of("inductor", "aot_eager", "eager"),
     (schema.Train, "micro_batch_size"): SAMPLES,
     (schema.Train, "sequence_length"): _tokens(),
+    (schema.Train, "padding"): _one_of("none", "right"),
     (schema.Train, "gradient_accumulation_steps"): _whole(1, "micro-batches"),
     (schema.Train, "precision"): _one_of("none", "bf16_autocast", "fp16_autocast", "fsdp_mixed"),
     (schema.Train, "gradient_clipping"): NOT_NEGATIVE,
     (schema.Train, "zero_grad_set_to_none"): TRUTH,
     (schema.Train, "iterations"): _whole(1, "iterations"),
     (schema.Train, "optimizer_in_backward"): TRUTH,
+    (schema.Train, "empty_cache_every"): _whole(0, "iterations"),
     (schema.Train, "activation_offload"): TRUTH,
     (schema.DpReplicate, "degree"): RANKS,
     (schema.DpReplicate, "kind"): _one_of("ddp"),

@@ -40,6 +40,10 @@ class Decoder:
     """Entries of the embedding and of the head."""
     tie_embeddings: bool = False
     """Embedding and head are one parameter."""
+    head_dim: int = 0
+    """Width of a head; 0: hidden / heads."""
+    qk_norm: bool = False
+    """RMSNorm over each head of queries and keys, as Qwen3 has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,9 @@ class Model:
     for a factory, float32 for all else."""
     attention: str = "sdpa"
     """The `attn_implementation` of a transformers model: sdpa or eager."""
+    use_cache: bool = False
+    """Whether a transformers model keeps past_key_values while it trains; false, as transformers' Trainer has it,
+    whatever the config says. They live as long as the model's output: see `train.loss.keep_output`."""
     adapter: Adapter | None = None
     """Train an adapter alone, the model frozen; for a transformers config."""
 
@@ -187,6 +194,9 @@ class Train:
     """Tokens per sequence; 0 where `inputs` are given or the model takes no tokens."""
     inputs: Mapping[str, Input] = field(default_factory=dict)
     """Tensors that the model takes, by the names of its arguments; default: tokens, or the config's pictures."""
+    padding: str = "none"
+    """none: sequences of one length without an attention mask, as packed ones. right: batches with gaps after the
+    shorter sequences, whose mask a transformers model gets; it then takes another attention kernel."""
     gradient_accumulation_steps: int = 1
     """Micro-batches of one optimizer step; under a pipeline those of one schedule step."""
     precision: str = "none"
@@ -204,6 +214,8 @@ class Train:
     """How many iterations are traced."""
     optimizer_in_backward: bool = False
     """Each parameter is updated, and its gradient dropped, as soon as it is accumulated."""
+    empty_cache_every: int = 0
+    """torch.cuda.empty_cache() at the end of every so many iterations; 0: never."""
     activation_offload: bool = False
     """What the blocks save for their backward rests on the host (save_on_cpu, pinned)."""
     compile: Compile | None = None

@@ -67,13 +67,15 @@ def _check_flags(job: Job, document: Node) -> None:
             place=node.place,
         )
     own = model.decoder is not None and not tp.plan
-    if tp.sequence_parallel and not own:
+    if tp.sequence_parallel and tp.plan:
         node = document.nearest_to("parallel.tp.sequence_parallel")
-        source = "transformers 5.23 has none for its models" if model.hf_config is not None else "this job has another"
         raise node.error(
-            f"is for the plan of the built-in decoder, and {source}",
+            "is for the model's own plan, and this job has another",
             allowed="false; a plan can say sequence_parallel for single norms",
         )
+    if tp.sequence_parallel and not own and job.parallel.pp.degree > 1:
+        node = document.nearest_to("parallel.tp.sequence_parallel")
+        raise node.error("of a transformers model is not planned between the stages of a pipeline", allowed="false")
     if tp.loss_parallel and not (own or model.hf_config is not None):
         node = document.nearest_to("parallel.tp.loss_parallel")
         raise node.error(

@@ -103,7 +103,9 @@ def _standing_bytes(statement: RankClassStatement) -> int:
 
 
 def _single(job: Job) -> Iterator[Candidate]:
-    for each in (_bucket_view, _expandable_segments, _fuse_optimizer, _chunked_loss, _selective, _full):
+    for each in (
+        _bucket_view, _expandable_segments, _fuse_optimizer, _sequence_parallel, _chunked_loss, _selective, _full,
+    ):  # fmt: skip
         candidate = each(job)
         if candidate is not None:
             yield candidate
@@ -117,7 +119,7 @@ def _together(trial: _Trial) -> tuple[Advice, ...]:
 
 def _rows(trial: _Trial) -> Iterator[Candidate]:
     steps: tuple[Callable[[Job], Candidate | None], ...] = (
-        _bucket_view, _expandable_segments, _fuse_optimizer, _chunked_loss, _full,
+        _bucket_view, _expandable_segments, _fuse_optimizer, _sequence_parallel, _chunked_loss, _full,
     )  # fmt: skip
     job = trial.job
     change: Change = {}
@@ -164,6 +166,16 @@ def _fuse_optimizer(job: Job) -> Candidate | None:
     if "foreach" in optimizer.arguments:
         change["train.optimizer.foreach"] = None
     return change, _with_train(job, optimizer=fused)
+
+
+def _sequence_parallel(job: Job) -> Candidate | None:
+    tp, tokens = job.parallel.tp, job.train.sequence_length
+    if tp.degree == 1 or tp.sequence_parallel or tp.plan or not tokens or tokens % (tp.degree * job.parallel.cp.degree):
+        return None
+    if job.model.decoder is None and (job.model.hf_config is None or job.parallel.pp.degree > 1):
+        return None
+    parallel = dataclasses.replace(job.parallel, tp=dataclasses.replace(tp, sequence_parallel=True))
+    return {"parallel.tp.sequence_parallel": True}, dataclasses.replace(job, parallel=parallel)
 
 
 def _chunked_loss(job: Job) -> Candidate | None:

@@ -23,6 +23,10 @@ _SIZES = {
     "vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 384,
 }  # fmt: skip
+_QWEN = Model(hf_config={"model_type": "qwen3", "head_dim": 32, **_SIZES})
+_NORMED = Model(
+    decoder=Decoder(layers=2, hidden=128, heads=4, kv_heads=2, ffn=384, vocab=1000, head_dim=48, qk_norm=True)
+)
 _LLAMA = Model(hf_config={"model_type": "llama", **_SIZES})
 
 
@@ -44,5 +48,7 @@ PAIRS = [
     split("split-logits", _DECODER, loss_parallel=True),
     split("split-tied", _TIED, train={"eval": Eval(micro_batch_size=4, every=2)}),
     split("split-llama", _LLAMA, train=_CLIPPED),
+    split("split-qwen-tokens", _QWEN, sequence_parallel=True, train=_CLIPPED),
+    split("split-heads-normed", _NORMED, sequence_parallel=True),
 ]
 """Worlds of two."""

@@ -225,7 +225,7 @@ def test_a_decoder_whose_heads_do_not_divide_is_refused() -> None:
 
     assert refusal(Model(decoder=Decoder(**shape, heads=5, kv_heads=1))) == (
         "model.decoder.heads: hidden 32 does not divide into 5 heads of an even size\n"
-        "  allowed: hidden = heads times an even number"
+        "  allowed: hidden = heads times an even number, or an even head_dim"
     )
     assert refusal(Model(decoder=Decoder(**shape, heads=4, kv_heads=3))) == (
         "model.decoder.kv_heads: 4 heads cannot share 3 key-value heads evenly\n  allowed: a divisor of heads"

@@ -26,7 +26,7 @@ def test_a_rank_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
     assert_alike(*runs[name, rank])
 
 
-@pytest.mark.parametrize("name", ["split", "split-tokens", "split-llama"])
+@pytest.mark.parametrize("name", ["split", "split-tokens", "split-llama", "split-qwen-tokens"])
 def test_what_one_collective_returned_less_is_noticed(runs: Both, name: str) -> None:
     paper, real = runs[name, 0]
     returned = _largest_at_peak(paper.events, Category.COMMUNICATION)

@@ -17,25 +17,30 @@ ROTARY_BASE = 500_000.0
 
 
 class Attention(nn.Module):
-    def __init__(self, hidden: int, heads: int, kv_heads: int) -> None:
+    def __init__(self, spec: schema.Decoder) -> None:
         super().__init__()
-        self.head_dim = hidden // heads
+        hidden, heads, kv_heads = spec.hidden, spec.heads, spec.kv_heads
+        self.head_dim = head_dim(spec)
         self.grouped = heads != kv_heads
         self.q = nn.Linear(hidden, heads * self.head_dim, bias=False)
         self.k = nn.Linear(hidden, kv_heads * self.head_dim, bias=False)
         self.v = nn.Linear(hidden, kv_heads * self.head_dim, bias=False)
         self.o = nn.Linear(heads * self.head_dim, hidden, bias=False)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if spec.qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if spec.qk_norm else None
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        q, k, v = (self._by_head(projection(x)) for projection in (self.q, self.k, self.v))
+        q, k = self._by_head(self.q(x), self.q_norm), self._by_head(self.k(x), self.k_norm)
+        v = self._by_head(self.v(x))
         mixed = functional.scaled_dot_product_attention(
             _rotate(q, cos, sin), _rotate(k, cos, sin), v, is_causal=True, enable_gqa=self.grouped
         )
         return self.o(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
-    def _by_head(self, x: Tensor) -> Tensor:
+    def _by_head(self, x: Tensor, norm: nn.RMSNorm | None = None) -> Tensor:
         batch, length, _ = x.shape
-        return x.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        heads = x.view(batch, length, -1, self.head_dim)
+        return (heads if norm is None else norm(heads)).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -53,7 +58,7 @@ class Block(nn.Module):
     def __init__(self, spec: schema.Decoder) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(spec.hidden, eps=1e-5)
-        self.attention = Attention(spec.hidden, spec.heads, spec.kv_heads)
+        self.attention = Attention(spec)
         self.ffn_norm = nn.RMSNorm(spec.hidden, eps=1e-5)
         self.ffn = FeedForward(spec.hidden, spec.ffn)
 
@@ -79,7 +84,8 @@ class Decoder(nn.Module):
         super().__init__()
         _check(spec)
         self.vocab = spec.vocab
-        self.head_dim = spec.hidden // spec.heads
+        self.head_dim = head_dim(spec)
+        self.qk_norm = spec.qk_norm
         self.embedding = nn.Embedding(spec.vocab, spec.hidden)
         self.layers = nn.ModuleList(Block(spec) for _ in range(spec.layers))
         self.norm = nn.RMSNorm(spec.hidden, eps=1e-5)
@@ -110,11 +116,17 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
+def head_dim(spec: schema.Decoder) -> int:
+    """Width of a head: as the spec says, or an even share of the hidden width."""
+    return spec.head_dim or spec.hidden // spec.heads
+
+
 def _check(spec: schema.Decoder) -> None:
-    if spec.hidden % spec.heads or (spec.hidden // spec.heads) % 2:
+    if spec.head_dim % 2 or (not spec.head_dim and (spec.hidden % spec.heads or (spec.hidden // spec.heads) % 2)):
         raise SpecError(
-            f"hidden {spec.hidden} does not divide into {spec.heads} heads of an even size",
-            allowed="hidden = heads times an even number",
+            f"hidden {spec.hidden} does not divide into {spec.heads} heads of an even size"
+            + (f", or head_dim {spec.head_dim} is odd" if spec.head_dim else ""),
+            allowed="hidden = heads times an even number, or an even head_dim",
             place="model.decoder.heads",
         )
     if spec.heads % spec.kv_heads:

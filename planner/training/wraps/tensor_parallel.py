@@ -33,6 +33,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from planner.errors import SpecError
 from planner.job import schema
 from planner.training.models.decoder import Decoder
+from planner.training.wraps import sequence_parallel
 
 _PLACE = "parallel.tp.plan"
 _HEADS_FIRST = "replicated_with_grad_allreduce"
@@ -93,8 +94,10 @@ def losses(spec: schema.Tp) -> Iterator[None]:
 
 def _split_decoder(model: Decoder, spec: schema.Tp, mesh: DeviceMesh) -> None:
     tokens = Shard(1) if spec.sequence_parallel else Replicate()
+    norms = ("q_norm", "k_norm") if model.qk_norm else ()
     block: dict[str, ParallelStyle] = {
         **{f"attention.{name}": ColwiseParallel() for name in ("q", "k", "v")},
+        **{f"attention.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in norms},
         "attention.o": RowwiseParallel(output_layouts=tokens),
         "ffn.gate": ColwiseParallel(),
         "ffn.up": ColwiseParallel(),
@@ -160,6 +163,8 @@ def _split_transformers(model: Any, spec: schema.Tp, mesh: DeviceMesh) -> None:
         styles: Any = tensor_parallel.ALL_PARALLEL_STYLES  # type: ignore[attr-defined]
         styles.register(_LOGITS, logits)
         plan |= _as_logits(model, plan)
+    if spec.sequence_parallel:
+        plan = sequence_parallel.split_rows_along_tokens(model, plan)
     norms = [name for name, style in plan.items() if style == _HEADS_FIRST]
     # As transformers itself finds them when it splits: it ties weights after they are loaded.
     tied = _untie_parameters(model)
@@ -172,6 +177,9 @@ def _split_transformers(model: Any, spec: schema.Tp, mesh: DeviceMesh) -> None:
         module = dict(model.named_modules()).get(name)
         if module is not None:
             _replicate(module, mesh, Shard(2))
+    if spec.sequence_parallel:
+        for module in sequence_parallel.norms_and_hooks(model, mesh):
+            _replicate(module, mesh, Shard(1))
 
 
 def _as_logits(model: Any, plan: Mapping[str, str]) -> dict[str, str]:
