@@ -61,6 +61,8 @@ class Loop:
                 if self._evaluates(iteration):
                     self._evaluate(iteration)
                 gc.collect()
+                if self.train.empty_cache_every and iteration % self.train.empty_cache_every == 0:
+                    self._empty_cache()
                 settled = iteration > 1 and compiling.graphs_so_far() == known
                 if folder and settled and folding.iterations_are_alike(self.train, self.parallel):
                     folder.repeat(began, folder.place(), self._iterations() - iteration)
@@ -139,6 +141,10 @@ class Loop:
 
     def _clip(self, limit: float) -> None:
         clipping.clip(self.host.select_clipped(self._trained_parameters()), limit)
+
+    def _empty_cache(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _trained_parameters(self) -> Iterator[nn.Parameter]:
         return (parameter for parameter in self.bare_model.parameters() if parameter.requires_grad)
