@@ -22,6 +22,7 @@ from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import RankClass, parts_of, rank_classes
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
+from planner.planning.assumptions import assumptions_of
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, RankClassStatement, Seconds
@@ -276,6 +277,7 @@ def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
     unknown = sorted({name for each in rank_traces for name in each.trace.unknown_workspaces})
     if unknown:
         notes.append(f"Workspaces of unknown size, not counted: {'; '.join(unknown)}.")
+    notes += assumptions_of(job)
     if job.train.compile is not None:
         notes.append(_describe_compiling(job.train.compile, rank_traces))
     traced = ".".join(identity.software()["torch"].split(".")[:2])

@@ -26,6 +26,8 @@ class Feed:
     constants: Mapping[str, Any] = field(default_factory=dict)
     own_loss: bool = False
     """The model's output has nothing a loss by hand could start from: only its own loss is possible."""
+    padded: bool = False
+    """The attention mask has gaps: sequences shorter than the first of their batch are filled up."""
     image_token: int = -1
     image_tokens: int = 0
     """So many of the first tokens of `input_ids` stand for the image."""

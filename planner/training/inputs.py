@@ -63,7 +63,7 @@ def make(feed: Feed, batch: int, device: torch.device, observer: Observer, *, ow
     """
     labels = feed.own_labels if own_loss and feed.own_labels is not None else feed.labels
     wanted = feed.arguments if own_loss else {**feed.arguments, **feed.by_hand}
-    arguments = {name: _host(name, spec, batch) for name, spec in wanted.items()}
+    arguments = {name: _host(name, spec, batch, padded=feed.padded) for name, spec in wanted.items()}
     if feed.image_tokens:
         ids = arguments["input_ids"]
         ids[ids == feed.image_token] = 0
@@ -81,11 +81,14 @@ def to_device(tensor: Tensor, device: torch.device, observer: Observer, name: st
     return moved
 
 
-def _host(name: str, spec: schema.Input, batch: int) -> Tensor:
+def _host(name: str, spec: schema.Input, batch: int, *, padded: bool = False) -> Tensor:
     dtype = any_dtype(spec.dtype, place=f"train.inputs.{name}.dtype")
     shape = (batch, *spec.shape)
     if name.endswith("attention_mask"):
-        return torch.ones(shape, dtype=dtype)
+        mask = torch.ones(shape, dtype=dtype)
+        if padded:
+            mask[1:, -1] = 0  # the first sequence is the longest of its batch
+        return mask
     if dtype is torch.bool:
         return torch.rand(shape) < 0.5
     if dtype.is_floating_point:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -21,7 +22,7 @@ DEFAULT_SAMPLES = 160_000
 
 
 def feed_of(model: nn.Module, spec: schema.Job) -> Feed:
-    """The inputs of this model: text without an attention mask, as packed sequences have it; videos frame by frame.
+    """The inputs of this model: text with an attention mask only under `train.padding`; videos frame by frame.
 
     Sizes not in the config: images are 224 pixels square, raw audio 160,000 samples. Raises SpecError for a model of
     tokens without `train.sequence_length`.
@@ -31,13 +32,13 @@ def feed_of(model: nn.Module, spec: schema.Job) -> Feed:
     takes = signatures.of_forward(model)
     main = str(model.main_input_name)
     if "pixel_values" in takes.names and "input_ids" in takes.names:
-        return _image_and_text(config, takes, spec)
+        return _with_mask(_image_and_text(config, takes, spec), takes, spec)
     if main == "pixel_values":
         return _image(config, head)
     if main in ("input_features", "input_values"):
         return _audio(config, head, main, takes, spec)
     if main == "input_ids":
-        return _text(config, head, takes, spec)
+        return _with_mask(_text(config, head, takes, spec), takes, spec)
     if spec.train.inputs:
         return Feed(arguments={})
     raise SpecError(
@@ -45,6 +46,20 @@ def feed_of(model: nn.Module, spec: schema.Job) -> Feed:
         allowed=f"train.inputs with {main}: {{shape: [...], dtype: ...}}",
         place="train.inputs",
     )
+
+
+def _with_mask(found: Feed, takes: signatures.ForwardSignature, spec: schema.Job) -> Feed:
+    """A padded batch has its mask beside the tokens."""
+    if spec.train.padding == "none":
+        return found
+    if "attention_mask" not in takes.names:
+        raise SpecError(
+            f"train.padding is {spec.train.padding}, and the model takes no attention_mask",
+            allowed="none",
+            place="train.padding",
+        )
+    mask = Input(shape=found.arguments["input_ids"].shape, dtype="int64")
+    return replace(found, arguments={**found.arguments, "attention_mask": mask}, padded=True)
 
 
 def _text(config: Any, head: str, takes: signatures.ForwardSignature, spec: schema.Job) -> Feed:

@@ -41,6 +41,21 @@ std::optional<at::Tensor> remembered(const at::Tensor& device) {
   return found->second.as_strided(device.sizes(), device.strides(), device.storage_offset());
 }
 
+void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
+                     const torch::jit::Stack& results) {
+  if (known_count == 0 || results.size() != 1 || !results[0].isTensor() || results[0].toTensor().numel() != 1) return;
+  const auto& self = arguments[0].toTensor();
+  if (!at::isIntegralType(self.scalar_type(), /*includeBool=*/true)) return;
+  for (size_t i = 1; i < arguments.size(); ++i)
+    if (arguments[i].isTensor()) return;  // `out=`
+  const auto value = remembered(self);
+  if (!value.has_value()) return;
+  torch::jit::Stack on_host(arguments);
+  on_host[0] = *value;
+  op.callBoxed(&on_host);
+  remember(results[0].toTensor(), on_host[0].toTensor());
+}
+
 void forget(const void* address) {
   if (known_count == 0) return;
   std::lock_guard<std::mutex> lock(value_mutex);

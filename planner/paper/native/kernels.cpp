@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include <memory>
+#include <unordered_set>
 #include <vector>
 
 #include "attention.h"
@@ -232,13 +233,25 @@ void forget_written(const c10::OperatorHandle& op, const torch::jit::Stack& stac
   }
 }
 
+bool compares_with_number(const c10::OperatorHandle& op) {
+  static const std::unordered_set<c10::OperatorName> names = {
+      {"aten::eq", "Scalar"}, {"aten::ne", "Scalar"}, {"aten::lt", "Scalar"},
+      {"aten::le", "Scalar"}, {"aten::gt", "Scalar"}, {"aten::ge", "Scalar"},
+  };
+  return names.count(op.operator_name()) != 0;
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (op.schema().is_mutable()) forget_written(op, *stack);
   if (only_writes(op.schema()) && !op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     torch::jit::drop(*stack, op.schema().arguments().size());
     return;
   }
+  if (!compares_with_number(op)) return run_meta(op, stack);
+  const auto given = torch::jit::last(*stack, op.schema().arguments().size());
+  const torch::jit::Stack arguments(given.begin(), given.end());
   run_meta(op, stack);
+  remember_result(op, arguments, {stack->back()});
 }
 
 at::Tensor empty_memory_format(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,

@@ -224,21 +224,6 @@ void take_temporaries(Reduction reduction, const c10::FunctionSchema& schema, co
   run_kernel(iter, reduction);
 }
 
-// One number of values that came from the host is known as they are: how many classes there are, whether a mask has gaps.
-void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arguments, const torch::jit::Stack& results) {
-  if (results.size() != 1 || !results[0].isTensor() || results[0].toTensor().numel() != 1) return;
-  const auto& self = arguments[0].toTensor();
-  if (!at::isIntegralType(self.scalar_type(), /*includeBool=*/true)) return;
-  const auto value = remembered(self);
-  if (!value.has_value()) return;
-  torch::jit::Stack on_host(arguments);
-  on_host[0] = *value;
-  for (size_t i = 1; i < on_host.size(); ++i)
-    if (on_host[i].isTensor()) return;  // `out=`
-  op.callBoxed(&on_host);
-  remember(results[0].toTensor(), on_host[0].toTensor());
-}
-
 void reduce(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   if (multiprocessors == 0) return run_meta(op, stack);
