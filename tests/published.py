@@ -31,8 +31,13 @@ RUNS = {
     "torchao-llama-3-8b-none": ("torchao-11",),
     "torchao-llama-3-8b-every-second": ("torchao-14",),
     "torchao-llama-3-8b-full": ("torchao-17",),
+    "torchtitan-qwen3-32b-tp8": ("qwen3-32B, dp_shard 4 x tp 8 (sequence parallel), batch 16",),
+    "torchtitan-qwen3-32b-tp8-batch-32": ("qwen3-32B, dp_shard 4 x tp 8 (sequence parallel), batch 32",),
+    "torchtitan-qwen3-32b-fsdp16": ("qwen3-32B, dp_shard 16, batch 4",),
+    "torchtitan-qwen3-32b-tp4": ("torchtitan-80",),
 }
-"""A spec, and the ids of the rows that were measured of it: FSDP2 in eager mode."""
+"""A spec, and the ids of the rows that were measured of it: FSDP2 in eager mode, with and without tensor parallelism.
+Rows of rows-2.json have none and are called by model, layout and batch."""
 
 COMPILED = {
     "torchtitan-llama-2-7b-full-compiled": ("torchtitan-64",),
@@ -43,8 +48,10 @@ COMPILED = {
 LEFT_OUT = {
     "torchtitan-13": "shows a leak of reference cycles",
     "torchtitan-56 to -59": "FSDP1, which is refused",
-    "torchtitan-77, -78": "Qwen3-32B: its own rotation and norms of queries and keys are not rebuilt",
-    "torchtitan-80 to -87": "tensor parallel, or out of memory without a figure",
+    "torchtitan-77, -78": "Qwen3-32B on 8 GPUs of which 86 and 94 % are full; whether the first recomputes is not said",
+    "torchtitan-81 to -87": "out of memory without a figure",
+    "rows-2, llama2-7B": "tensor parallel with a torch of 2024-03, whose collectives hold their tensors (accuracy.md)",
+    "rows-2, llama3-8B over 8 and 64": "of one table whose rows do not fit together (accuracy.md)",
     "torchtitan-98, -100": "SimpleFSDP, which is another program",
     "torchao-12, -15": "float8",
     "torchao-20, -25": "compiled, and another trainer",
@@ -67,12 +74,21 @@ def figures(runs: Mapping[str, tuple[str, ...]] = RUNS) -> Iterator[Published]:
     """Every row of the runs; nothing without the truth files."""
     if not TRUTH.exists():
         return
-    rows = {row["id"]: row for row in json.loads(TRUTH.read_text())}
+    rows = _rows()
     for name, ids in runs.items():
         for each in ids:
             row = rows[each]
-            what, step = _what(row["metric"]), "first" if row.get("step") == 1 else "later"
+            what, step = _what(row.get("metric", "reserved")), "first" if row.get("step") == 1 else "later"
             yield Published(each, name, what, step, _predicted(name, what, step), round(row["gib"] * GIB))
+
+
+def _rows() -> dict[str, dict[str, Any]]:
+    rows = {row["id"]: row for row in json.loads(TRUTH.read_text())}
+    more = TRUTH.with_name("rows-2.json")
+    for row in json.loads(more.read_text())["torchtitan"] if more.exists() else ():
+        if "reserved_gib" in row:
+            rows[f"{row['model']}, {row['layout']}, batch {row['batch']}"] = {**row, "gib": row["reserved_gib"]}
+    return rows
 
 
 def _what(metric: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.calibration.approximations import Approximation
 from planner.calibration.correction import AppliedCorrection, Correction, apply_correction
 from planner.calibration.observation import minor_of
 from planner.calibration.quarantine import QuarantinedObservation
@@ -73,6 +75,7 @@ def interval(
     calibration: Calibration,
     *,
     unknown_workspaces: bool = False,
+    approximations: Sequence[Approximation] = (),
     gpu: str = "",
     torch: str = "",
 ) -> tuple[int, int]:
@@ -80,14 +83,24 @@ def interval(
 
     `device_bytes` are reserved bytes plus `outside.total_bytes`; `outside` may be corrected already. `gpu` and `torch`
     are those of the job: without them, or where nothing was measured on them, the prior holds. The uncertainty of the
-    two parts is added up, as if both could be at their end together.
+    two parts is added up, as if both could be at their end together. `approximations` widen it to where published runs
+    with the same features lay.
     """
     known = calibration.applied_to(gpu, torch)
     reserved = device_bytes - outside.total_bytes
-    middle = reserved + round(reserved * known.reserved_residual)
-    margin = round(reserved * known.reserved_error)
+    below, above = reserved_band(known.reserved_residual, known.reserved_error, approximations)
     held = known.correct_outside(outside)
     correction = 0 if held.calibrated else calibration.outside_correction_bytes
     more = PRIOR_UNKNOWN_WORKSPACE_BYTES if unknown_workspaces else 0
-    lowest = max(middle - margin, 0) + held.low_bytes + correction
-    return lowest, middle + margin + more + held.high_bytes + correction
+    lowest = max(reserved + round(reserved * below), 0) + held.low_bytes + correction
+    return lowest, reserved + round(reserved * above) + more + held.high_bytes + correction
+
+
+def reserved_band(residual: float, error: float, approximations: Sequence[Approximation] = ()) -> tuple[float, float]:
+    """Where measured / predicted - 1 lies with 95 % probability: around `residual`, or as far as a feature says."""
+    bands = [(residual - error, residual + error)]
+    for each in approximations:
+        learnt = each.estimate
+        margin = learnt.margin(PRIOR_RESERVED_ERROR)
+        bands.append((learnt.residual - margin, learnt.residual + margin))
+    return min(low for low, _ in bands), max(high for _, high in bands)

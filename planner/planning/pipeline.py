@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from planner.allocator.rules import Rules
 from planner.allocator.settled import replay_until_settled
 from planner.allocator.timeline import Timeline
+from planner.calibration.approximations import approximations_of
 from planner.calibration.correction import AppliedCorrection
 from planner.calibration.interval import Calibration, interval
 from planner.errors import SpecError
@@ -263,6 +264,7 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
             held,
             calibration,
             unknown_workspaces=bool(rank_trace.trace.unknown_workspaces),
+            approximations=approximations_of(job, rank_trace.trace.unknown_workspaces),
             gpu=job.cluster.gpu.name,
             torch=job.software.torch,
         ),
@@ -278,6 +280,9 @@ def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
     if unknown:
         notes.append(f"Workspaces of unknown size, not counted: {'; '.join(unknown)}.")
     notes += assumptions_of(job)
+    if approximated := approximations_of(job, unknown):
+        said = "; ".join(each.sentence for each in approximated)
+        notes.append(f"Approximated, and the interval is wider for it: {said}.")
     if job.train.compile is not None:
         notes.append(_describe_compiling(job.train.compile, rank_traces))
     traced = ".".join(identity.software()["torch"].split(".")[:2])

@@ -1,0 +1,68 @@
+"""Features of a job that a plan says by approximation, and how far published runs with them lay from their plans.
+
+Residuals are measured / predicted - 1 of reserved or allocated bytes, each beside its row in docs/accuracy.md
+(2026-11-20 to 22, torch 2.13); what is known of a feature widens the interval by the rules of a calibration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.calibration.estimate import Estimate, estimate
+from planner.job.schema import Job
+
+_HOLDS_COLLECTIVES_UNTIL = (2, 8)
+"""Before this torch, functional collectives hold their tensors until NCCL's stream has passed (`record_stream`;
+TORCH_NCCL_AVOID_RECORD_STREAMS is the default since, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Approximation:
+    """A feature, what about it is approximated, and the residuals of published runs that have it."""
+
+    name: str
+    sentence: str
+    residuals: tuple[float, ...]
+
+    @property
+    def estimate(self) -> Estimate:
+        return estimate(self.residuals)
+
+
+CONVOLUTIONS = Approximation(
+    "convolutions",
+    "workspaces of convolutions are not known",
+    (-0.012, 0.141, -0.006, 0.152, 0.202, 0.208, -0.096, 0.0),
+)
+"""xMem's eight convolutional networks (torch 2.6)."""
+FOUR_BITS = Approximation(
+    "four bits",
+    "a model in four bits is loaded layer by layer, which not every program does",
+    (0.342, 0.302, 0.248),
+)
+"""litgpt's QLoRA, which has the whole model on the device before it is packed."""
+HELD_COLLECTIVES = Approximation(
+    "held collectives",
+    "collectives of tensor parallelism before torch 2.8 hold their tensors for as long as the device lags behind",
+    (0.929, 0.333),
+)
+"""torchtitan's 2-D runs of 2024-03."""
+EVERY_APPROXIMATION = (CONVOLUTIONS, FOUR_BITS, HELD_COLLECTIVES)
+
+
+def approximations_of(job: Job, unknown_workspaces: Sequence[str] = ()) -> tuple[Approximation, ...]:
+    """Those of the job; `unknown_workspaces` are the kernels of its trace whose scratch memory nobody knows."""
+    found = []
+    if any(name.startswith("cuDNN") and "convolution" in name for name in unknown_workspaces):
+        found.append(CONVOLUTIONS)
+    if job.model.adapter is not None and job.model.adapter.kind == "qlora":
+        found.append(FOUR_BITS)
+    if job.parallel.tp.degree > 1 and _version(job.software.torch) < _HOLDS_COLLECTIVES_UNTIL:
+        found.append(HELD_COLLECTIVES)
+    return tuple(found)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in re.findall(r"\d+", text)[:2])
