@@ -79,6 +79,9 @@ def _check_model_source(job: Job, document: Node) -> None:
         if used and source not in sources:
             at = document.nearest_to(f"model.{key}")
             raise at.error(f"is only used with {source}", remedy=f"delete it, or give model.{source}")
+    if model.adapter is not None and model.adapter.load != "layers" and model.adapter.kind != "qlora":
+        at = document.nearest_to("model.adapter.load")
+        raise at.error(f"is {model.adapter.load}, and only qlora packs what it loads", allowed="layers")
     if model.parameter_dtype == AS_BUILT and not model.factory:
         at = document.nearest_to("model.parameter_dtype")
         raise at.error(f"is {AS_BUILT}, which is only used with factory", allowed=FLOATING.allowed)

@@ -101,6 +101,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Adapter, "alpha"): COUNT,
     (schema.Adapter, "dropout"): Check("a number from 0 to 1", lambda value: 0 <= value <= 1),
     (schema.Adapter, "target_modules"): _like(r"[\w.]+", "names of modules (q_proj)"),
+    (schema.Adapter, "load"): _one_of("layers", "whole"),
     (schema.Input, "shape"): COUNT,
     (schema.Input, "dtype"): _one_of(*FLOATING.names, "int64", "int32", "int16", "int8", "uint8", "bool"),
     (schema.Input, "maximum"): COUNT,

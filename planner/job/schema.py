@@ -60,6 +60,9 @@ class Adapter:
     """Before the layers; above 0 it keeps a mask."""
     target_modules: tuple[str, ...] = ()
     """Names of the modules that are adapted; empty: those that peft knows for the architecture."""
+    load: str = "layers"
+    """Of qlora. layers: each layer is packed as it is loaded, as transformers does; whole: all of the model is on the
+    device in `parameter_dtype` before it is packed."""
 
 
 AS_BUILT = "as_built"

@@ -19,12 +19,26 @@ def materialize(model: nn.Module, device: torch.device, host: Host | None = None
     CPUOffloadPolicy wants it. What is tied stays tied.
     """
     filling = RealHost() if host is None else host
+    tied = _tied_parameters(model)
     model.to_empty(device=torch.device("cpu") if offloaded else device)
+    for (owner, first), *others in tied:
+        for module, name in others:
+            module._parameters[name] = owner._parameters[first]
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
                 filling.fill(_local(parameter))
     _zero_buffers(model, device)
+
+
+def _tied_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Who holds a parameter together: from meta, `to_empty` gives each of them one of its own (torch 2.13)."""
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append((module, name))
+    return [together for together in owners.values() if len(together) > 1]
 
 
 def _zero_buffers(model: nn.Module, device: torch.device) -> None:

@@ -6,12 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from cpu_runs import Both, assert_alike, both_ways
 
 from planner.errors import SpecError
-from planner.job.schema import Adapter, Job, Metadata, Model, Optimizer, Train
+from planner.events import Phase
+from planner.job.schema import Adapter, Cluster, Gpu, Job, Metadata, Model, Optimizer, Train
 from planner.planning import identity
+from planner.planning.pipeline import plan_with_traces
 from planner.tracing.trace import trace
+from planner.training.materialize import materialize
+from planner.training.models.build import build
 
 _CONFIG = {
     "model_type": "llama", "vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -79,3 +84,23 @@ def test_stored_traces_hinge_on_the_version_of_peft(monkeypatch: pytest.MonkeyPa
     after = [identity.trace_id_of(each) for each in (JOBS[0], plain)]
 
     assert (before[0] != after[0], before[1] == after[1]) == (True, True)
+
+
+def test_what_is_tied_stays_tied_when_it_is_given_memory() -> None:
+    model = build(Model(hf_config={**_CONFIG, "tie_word_embeddings": True}), torch.device("meta"))
+
+    materialize(model, torch.device("cpu"))
+
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_a_model_in_four_bits_that_is_loaded_whole_lies_there_unpacked_first() -> None:
+    four_bits, gpu = JOBS[-1], Gpu(total_bytes=2**36, arch="sm_90")
+
+    def at_load(load: str) -> int:
+        model = replace(four_bits.model, adapter=Adapter(r=4, kind="qlora", load=load))
+        planned = plan_with_traces(replace(four_bits, model=model, cluster=Cluster(gpu=gpu)))
+        phases = planned.plan.rank_classes[0].phases
+        return max(each.peak_allocated_bytes for each in phases if each.phase is Phase.LOAD)
+
+    assert at_load("whole") > 1.5 * at_load("layers")

@@ -36,11 +36,13 @@ def build(model: schema.Model, device: torch.device) -> nn.Module:
         from planner.training.models import transformers_models
 
         four_bits = model.adapter is not None and model.adapter.kind == "qlora"
-        # A model in four bits is never whole: its layers are packed one by one as they are loaded.
-        with _born_on(torch.device("meta") if four_bits else device, dtype):
+        # Packed one by one as they are loaded, the layers of a model in four bits are never there as a whole.
+        by_layers = four_bits and model.adapter is not None and model.adapter.load == "layers"
+        with _born_on(torch.device("meta") if by_layers else device, dtype):
             module = transformers_models.from_config(model, dtype)
         if four_bits:
             four_bit.quantize(module)
+        if by_layers:
             materialize(module, device)
         module = module.to(device)  # a model may name the host for a parameter of its own
         if model.adapter is not None:

@@ -64,12 +64,14 @@ class _UnpackedLinear(torch.autograd.Function):
 
 
 def quantize(model: nn.Module) -> None:
-    """Every linear layer but the head's, in place, as transformers' `load_in_4bit` chooses them."""
+    """Every linear layer but the head's, one after the other, as transformers' `load_in_4bit` chooses them."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
+    for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
+        for name in [name for name, _ in parent.named_children()]:
+            child = getattr(parent, name)
             if type(child) is nn.Linear and child is not head:
                 setattr(parent, name, Linear4bit(child))
+            del child
 
 
 def adapter_layer(peft_linear: Any) -> Any:
