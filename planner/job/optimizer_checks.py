@@ -62,11 +62,6 @@ def _check_in_backward(job: Job, document: Node) -> None:
 
 def _check_offload(job: Job, document: Node) -> None:
     node = document.nearest_to("train.activation_offload")
-    if job.train.recompute.mode != "none":
-        raise node.error(
-            f"is true beside recompute {job.train.recompute.mode}, whose blocks save nothing that save_on_cpu is shown",
-            allowed="one of the two",
-        )
     if job.parallel.pp.degree > 1:
         raise node.error("is true in a pipeline, which is not planned", allowed="pp 1")
 

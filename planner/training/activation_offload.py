@@ -1,7 +1,8 @@
 """Offloads activations to the host: what a block saves for its backward is copied there and back.
 
 `torch.autograd.graph.save_on_cpu` with pinned memory, around the forward of each block. It takes every saved tensor,
-weights as well: in the backward each comes back as a copy.
+weights as well: in the backward each comes back as a copy. Of a block that recomputes it takes the inputs, which are
+all that `torch.utils.checkpoint` saves.
 """
 
 from __future__ import annotations

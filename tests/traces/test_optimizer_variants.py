@@ -10,7 +10,19 @@ import pytest
 from cpu_runs import Both, assert_alike, both_ways
 
 from planner.events import Category, Role
-from planner.job.schema import Cluster, Decoder, DpShard, Gpu, Job, Metadata, Model, Optimizer, Parallel, Train
+from planner.job.schema import (
+    Cluster,
+    Decoder,
+    DpShard,
+    Gpu,
+    Job,
+    Metadata,
+    Model,
+    Optimizer,
+    Parallel,
+    Recompute,
+    Train,
+)
 from planner.measuring.event_phases import most_by_category, phases_of
 from planner.tracing.trace import trace
 
@@ -135,3 +147,15 @@ def test_offloaded_activations_are_gone_when_the_forward_ends(ranks: int) -> Non
     ends = [(each.phase, here.end.requested_bytes - each.end.requested_bytes) for here, each in zip(
         kept, offloaded, strict=True) if each.phase == "forward"]  # fmt: skip
     assert all(saved > 2 * 8 * 64 * 384 * 4 * 4 for _, saved in ends), ends
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_blocks_that_recompute_offload_their_inputs(mode: str) -> None:
+    """What `selective` keeps besides stays: torch's cache of it is shown to nobody."""
+    jobs = (small(activation_offload=flag, recompute=Recompute(mode=mode)) for flag in (False, True))
+    kept, offloaded = (
+        [each.end.requested_bytes for each in phases_of(trace(job).events) if each.phase == "forward"] for job in jobs
+    )
+    inputs_bytes = 2 * 8 * 64 * 128 * 4
+
+    assert all(inputs_bytes <= k - o < 1.2 * inputs_bytes for k, o in zip(kept, offloaded, strict=True))
