@@ -19,6 +19,7 @@ class About(StrEnum):
     PEERS = "peers"
     HOST = "host"
     DEVICE = "device"
+    COMPILING = "compiling"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from planner import (
     paper,  # before torch
     upstream,
 )
-from planner.errors import ProgramError, TraceError
+from planner.errors import ProgramError
 from planner.paper import values
 from planner.paper.device import Paper
-from planner.running import accelerate_environment, cuda_face, program_host, storages
+from planner.running import accelerate_environment, cuda_face, nvidia_smi, program_host, storages
 from planner.running.assumptions import About, Assumptions
+from planner.running.compiling import ProgramCompiling
 from planner.running.launch_line import Launcher, LaunchLine
 from planner.running.live_memory import LiveMemory
 from planner.running.moments import Kind
@@ -50,6 +51,7 @@ class ProgramRun:
         self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
         self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict)
         self.world = World(self.assumptions)
+        self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder)
         self._stopping = Stopping(order.steps)
         self.watcher = Watcher(gpu.recorder, self._look)
 
@@ -78,6 +80,8 @@ class ProgramRun:
                 recorder.mark_at(position, phase, iteration)
         self.memory.settle()
         events = tuple(recorder.events(until))
+        for sentence in self.compiling.assumed():
+            self.assumptions.add(About.COMPILING, sentence)
         ends = [moments.log[index].position for index in moments.ends()]
         self._finish(
             RankRun(
@@ -101,15 +105,6 @@ class ProgramRun:
 def _load_dynamo() -> None:
     """Optimizers load it, and it lists torch's functions: while they are torch's own."""
     importlib.import_module("torch._dynamo")
-
-
-def _refuse_to_compile(*_arguments: Any, **_named: Any) -> NoReturn:
-    raise TraceError(
-        "the program compiles (torch.compile): what a compiled region takes is not known yet",
-        allowed="programs that run eagerly",
-        remedy="switch compilation off in the program, or put TORCHDYNAMO_DISABLE=1 before the command and read the "
-        "report as that of the eager program",
-    )
 
 
 def _read_conf() -> str:
@@ -171,6 +166,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
     losses = run.answers.watching_losses
     with (
         cuda_face.whole(order.gpu, order.line.processes_per_node, order.cuda, run.memory),
+        nvidia_smi.on_the_path(order.gpu.product, order.gpu.total_bytes, order.line.processes_per_node),
         storages.on_paper(run.assumptions),
         program_host.kept_inside(order.line.program, run.assumptions),
         values.read_by(run.answers),
@@ -178,9 +174,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         run.world.entered(),
         _deepspeed_peers(order.line),
         absent_peers.every_step_is_taken(),
-        upstream.patch_targets(
-            "program compiles", replaced={"torch._dynamo.convert_frame:_compile": _refuse_to_compile}
-        ),
+        run.compiling.watch(),
         upstream.patch_targets(
             "program losses",
             wrapped={"torch.nn.functional:cross_entropy": losses, "torch.nn.functional:nll_loss": losses},

@@ -67,7 +67,8 @@ def _noting(name: str) -> Callable[..., Any]:
 
 
 for _name in absent_peers.COLLECTIVES:
-    setattr(ProgramPeers, _name, _noting(_name))
+    # Dynamo looks at every Python that runs inside a compiled call, and of a process group it knows nothing.
+    setattr(ProgramPeers, _name, torch.compiler.disable(_noting(_name)))
 
 
 class NcclOptions:

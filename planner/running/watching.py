@@ -86,6 +86,8 @@ class Watcher:
         return init_helper
 
     def _forward_begins(self, module: nn.Module, _arguments: Any) -> None:
+        if torch.compiler.is_compiling():  # what is compiled says itself of which module an allocation is
+            return
         depth = getattr(self._open, "depth", 0)
         if depth == 0 and not self._backward:
             self._root_begins(module)
@@ -93,6 +95,8 @@ class Watcher:
         self._recorder.enter(self._paths.get(module, ""))
 
     def _forward_ends(self, _module: nn.Module, _arguments: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if getattr(self._open, "depth", 0):
             self._open.depth -= 1
             self._recorder.leave()

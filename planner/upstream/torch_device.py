@@ -170,9 +170,18 @@ PROGRAMS = (
         target="torch.serialization:_save", kind=Kind.PATCH, group="program storages", test=_STORAGES,
         why="what lies on the device is written as a hole, which torch can do for whole files only (skip_data)",
     ),
+    *(
+        Entry(
+            target=target, kind=Kind.PATCH, group="program compiles", has_source=False,
+            test="tests/running/test_compiled_programs.py",
+            why="compiling for the paper GPU is switched on when a program first asks for it",
+        )
+        for target in ("torch:compile", "torch._dynamo.convert_frame:_compile")
+    ),
     Entry(
-        target="torch._dynamo.convert_frame:_compile", kind=Kind.PATCH, group="program compiles", has_source=False,
-        test="tests/running/test_bad_programs.py", why="a compiled region would be traced, or run, as something else",
+        target="torch.backends.cuda:is_built", kind=Kind.PATCH, group="inductor loaded", has_source=False,
+        test="tests/running/test_compiled_programs.py",
+        why="Inductor takes what a build with CUDA has in torch._C where it finds one",
     ),
     *entries(
         "torch", "save", "load",

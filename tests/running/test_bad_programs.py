@@ -40,7 +40,6 @@ def test_an_error_of_its_own_is_shown_from_its_first_line(run: Run, program: Pro
             TraceError,
             "size of a result of aten.nonzero, which depends on the values",
         ),
-        ("import torch\ntorch.compile(lambda x: x + 1)(torch.ones(2, device='cuda'))", TraceError, "torch.compile"),
         ("import torch\ntorch.cuda.CUDAGraph()", TraceError, "torch.cuda.CUDAGraph: a CUDA graph keeps a pool"),
         (
             "import os\nos.environ['PYTORCH_ALLOC_CONF'] = 'nonsense:1'\nimport torch\ntorch.zeros(2).cuda()",

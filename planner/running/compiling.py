@@ -1,0 +1,68 @@
+"""Compiles what a program compiles, from its first `torch.compile` on, for the paper GPU that it runs on."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from planner import upstream
+from planner.errors import TraceError
+from planner.paper.compiled import Compiling, enable
+from planner.paper.recorder import Recorder
+
+
+class ProgramCompiling:
+    """Switches compiling on when it is first asked for: Dynamo lists torch's functions as they are then, which is
+    after `init_process_group` in most programs, and who compiles nothing does not load Inductor."""
+
+    def __init__(self, arch: str, recorder: Recorder) -> None:
+        self._arch, self._recorder = arch, recorder
+        self._stack = ExitStack()
+        self._compiling: Compiling | None = None
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Inside, the program may compile."""
+        wrapped: dict[str, upstream.Wrapper] = {
+            "torch:compile": self._enabling,
+            "torch._dynamo.convert_frame:_compile": self._refusing_before,
+        }
+        with self._stack, upstream.patch_targets("program compiles", wrapped=wrapped):
+            yield
+
+    def assumed(self) -> tuple[str, ...]:
+        """What was assumed where a GPU would have been timed, and where graphs broke, as sentences."""
+        if self._compiling is None:
+            return ()
+        breaks = (f"A graph broke: {' '.join(each.split())[:200]}" for each in self._compiling.breaks())
+        return (*self._compiling.assumed(), *breaks)
+
+    def _enabling(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_(*arguments: Any, **options: Any) -> Any:
+            if self._compiling is None:
+                _load_inductor()
+                self._compiling = self._stack.enter_context(enable(self._arch, self._recorder))
+            return real(*arguments, **options)
+
+        return compile_
+
+    def _refusing_before(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_frame(*arguments: Any, **options: Any) -> Any:
+            if self._compiling is None:
+                raise TraceError(
+                    "the program compiles by other means than torch.compile",
+                    allowed="torch.compile, as a function, a decorator or a module's method",
+                    remedy="switch compilation off in the program, or put TORCHDYNAMO_DISABLE=1 before the command and "
+                    "read the report as that of the eager program",
+                )
+            return real(*arguments, **options)
+
+        return compile_frame
+
+
+def _load_inductor() -> None:
+    """As in this build, whose torch._C lacks what CUDA graphs want (torch 2.13, _inductor/cudagraph_trees.py)."""
+    with upstream.patch_targets("inductor loaded", replaced={"torch.backends.cuda:is_built": lambda: False}):
+        importlib.import_module("torch._inductor.cudagraph_trees")

@@ -1,0 +1,43 @@
+"""Programs that compile are compiled for the paper GPU, as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from program_runs import Run
+
+from planner.allocator.replay import replay
+from planner.errors import TraceError
+from planner.running.assumptions import About
+from planner.running.order import RankRun
+
+PROGRAM = "{programs}/compiled.py"
+
+
+def allocated_bytes(run: RankRun) -> int:
+    return replay(run.trace.written_out()).peak_allocated_bytes
+
+
+def test_a_compiled_model_takes_less_than_the_eager_one(run: Run) -> None:
+    eager, compiled = run(f"python {PROGRAM} eager", steps=3), run(f"python {PROGRAM} model", steps=3)
+
+    assert allocated_bytes(compiled) < allocated_bytes(eager)
+    assert len(compiled.trace.written_out()) < len(eager.trace.written_out())
+
+
+def test_a_model_behind_ddp_is_compiled_bucket_by_bucket(run: Run) -> None:
+    compiled = run(f"torchrun --nproc-per-node 4 {PROGRAM} ddp", rank=3, steps=3)
+
+    assert compiled.iterations == 3
+    assert [each.text for each in compiled.assumptions if each.about is About.COMPILING and "timed" in each.text] == []
+
+
+def test_dynamo_without_torch_compile_is_refused_by_name(run: Run, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch\nimport torch._dynamo\ntorch._dynamo.optimize('eager')(lambda x: x + 1)(torch.ones(2).cuda())"
+    )
+
+    with pytest.raises(TraceError, match="compiles by other means"):
+        run(f"python {program}")
