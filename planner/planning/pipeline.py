@@ -6,7 +6,7 @@ job -> layout -> trace of each rank class -> replay through the allocator -> sta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.allocator.rules import Rules
@@ -276,9 +276,8 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
 
 def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
     notes = list(outside_of(job).provenance)
-    unknown = sorted({name for each in rank_traces for name in each.trace.unknown_workspaces})
-    if unknown:
-        notes.append(f"Workspaces of unknown size, not counted: {'; '.join(unknown)}.")
+    unknown = unknown_workspaces_of(each.trace for each in rank_traces)
+    notes += describe_unknown_workspaces(unknown)
     notes += assumptions_of(job)
     if approximated := approximations_of(job, unknown):
         said = "; ".join(each.sentence for each in approximated)
@@ -289,6 +288,16 @@ def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
     if job.software.torch != traced:
         notes.append(f"The job runs torch {job.software.torch}; it was traced with torch {traced}.")
     return tuple(notes)
+
+
+def unknown_workspaces_of(traces: Iterable[Trace]) -> list[str]:
+    """The kernels of any of the traces whose scratch memory nobody knows, each once, in order."""
+    return sorted({name for each in traces for name in each.unknown_workspaces})
+
+
+def describe_unknown_workspaces(names: Sequence[str]) -> list[str]:
+    """The note on them for people; none without any."""
+    return [f"Workspaces of unknown size, not counted: {'; '.join(names)}."] if names else []
 
 
 def _describe_compiling(compiled: Compile, rank_traces: Sequence[RankTrace]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.allocator.replay import replay
@@ -12,6 +12,7 @@ from planner.calibration.interval import Calibration, interval
 from planner.job.schema import Gpu, Software
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
+from planner.planning.pipeline import Progress, describe_unknown_workspaces, unknown_workspaces_of
 from planner.planning.program_ranks import RankShare, choose_ranks, share_ranks
 from planner.report.program_statement import AssumptionStatement, ProgramStatement, say_unseen
 from planner.report.rank_class import state_rank_class
@@ -24,8 +25,6 @@ from planner.running.rank_process import USUAL_LIMITS
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
 from planner.tracing import garbage_collection
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +178,5 @@ def _untried(share: RankShare) -> AssumptionStatement:
 
 
 def _notes(work: ProgramInputs, runs: Sequence[RankRun]) -> tuple[str, ...]:
-    notes = list(outside(work.gpu, work.software, runs[0].communicators).provenance)
-    unknown = sorted({name for each in runs for name in each.trace.unknown_workspaces})
-    if unknown:
-        notes.append(f"Workspaces of unknown size, not counted: {'; '.join(unknown)}.")
-    return tuple(notes)
+    notes = outside(work.gpu, work.software, runs[0].communicators).provenance
+    return (*notes, *describe_unknown_workspaces(unknown_workspaces_of(each.trace for each in runs)))

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.report.statement import Provenance, RankClassStatement, Seconds, Verdict, rank_class_to_json, worst_verdict
+from planner.report.statement import (
+    Provenance,
+    RankClassStatement,
+    Seconds,
+    Verdict,
+    fields_to_json,
+    rank_class_to_json,
+    worst_verdict,
+)
 
 SCHEMA = "planner.run/1"
 
@@ -67,10 +75,10 @@ def to_json(found: ProgramStatement) -> dict[str, Any]:
         "unseen": list(found.unseen),
         "allocator_conf": found.allocator_conf,
         "rank_classes": [rank_class_to_json(each) for each in found.rank_classes],
-        "assumptions": [_plain(each) for each in found.assumptions],
-        "provenance": _plain(found.provenance),
+        "assumptions": [fields_to_json(each) for each in found.assumptions],
+        "provenance": fields_to_json(found.provenance),
         "notes": list(found.notes),
-        "seconds": _plain(found.seconds),
+        "seconds": fields_to_json(found.seconds),
     }
 
 
@@ -78,7 +86,3 @@ def say_unseen(seen: Mapping[str, int]) -> tuple[str, ...]:
     """Sentences for what a run did not show, whose memory is in no figure."""
     sentences = {"eval": "no evaluation was seen", "save": "no checkpoint was seen being saved"}
     return tuple(sentence for kind, sentence in sentences.items() if not seen.get(kind))
-
-
-def _plain(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}

@@ -190,8 +190,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
             {"change": _plain(each.change), "device_bytes": each.device_bytes, "verdict": each.verdict.value}
             for each in plan.advice
         ],
-        "provenance": _fields(plan.provenance),
-        "seconds": _fields(plan.seconds),
+        "provenance": fields_to_json(plan.provenance),
+        "seconds": fields_to_json(plan.seconds),
     }
 
 
@@ -229,15 +229,15 @@ def rank_class_to_json(statement: RankClassStatement) -> dict[str, Any]:
         "representative": statement.representative,
         "ranks": statement.ranks,
         "coordinates": dict(statement.coordinates),
-        "peak": _fields(statement.peak),
+        "peak": fields_to_json(statement.peak),
         "capacity_bytes": statement.capacity_bytes,
         "headroom_bytes": statement.headroom_bytes,
         "verdict": statement.verdict.value,
         "cache_releases": statement.cache_releases,
         "at_peak": {category.value: statement.at_peak.get(category, 0) for category in Category},
-        "phases": [_fields(each) for each in statement.phases],
-        "outside_allocator": _fields(statement.outside_allocator),
-        "holders": [_fields(each) for each in statement.holders],
+        "phases": [fields_to_json(each) for each in statement.phases],
+        "outside_allocator": fields_to_json(statement.outside_allocator),
+        "holders": [fields_to_json(each) for each in statement.holders],
     }
 
 
@@ -262,7 +262,8 @@ def _read_rank_class(document: Mapping[str, Any]) -> RankClassStatement:
     )
 
 
-def _fields(record: Any) -> dict[str, Any]:
+def fields_to_json(record: Any) -> dict[str, Any]:
+    """The fields of a record as plain values, by their names."""
     return {name: _plain(getattr(record, name)) for name in record.__dataclass_fields__}
 
 
