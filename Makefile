@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test test-torch fuzz cpu-runs opinfo check lint bench accuracy gpu-truth validate-gpu clean
+.PHONY: help setup plan test soak test-torch fuzz cpu-runs opinfo check lint bench accuracy gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,9 +27,13 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 	$(BIN)/planner check examples/nemotron-4b-ddp-bucket-view.yaml
 
 # What starts clusters and kills them has the machine to itself.
-test: $(READY) ## every test, on two cores where they can be shared
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster"
-	$(BIN)/python -m pytest -m cluster
+test: $(READY) ## the tests that CI runs, on two cores where they can be shared
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak"
+	$(BIN)/python -m pytest -m "cluster and not soak"
+
+soak: $(READY) ## the rest of the tests, and all cases of those of which CI takes a share (half an hour)
+	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "soak and not cluster"
+	PLANNER_SOAK=whole $(BIN)/python -m pytest -m cluster
 
 CORE := $(addprefix tests/,bound layouts overheads plans replays reports specs steps traces)
 TORCH ?= 2.11.0

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.cluster
 NewJob = Callable[..., dict[str, Any]]
 READY_SECONDS = 60.0
 """What a start takes on a machine that has little else to do; on a busier one, some times the first start."""
-VITAL = ("planner", "gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+VITAL = ("gcs_server", "planner", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Without these it ends. `planner` is `planner serve` itself; the others end with one of these."""
 MENDED = (
     "haproxy", "ray::ServeReplica:planner:Planner", "ray::ServeReplica:planner:Tracers", "ray::ServeController",
-    "ray::ServeReplica:planner:Validations", "ray::ProxyActor", "ray::TracingWorker",
+    "ray::ServeReplica:planner:Validations", "ray::TracingWorker", "ray::ProxyActor",
 )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def port(planner_serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield Port(planner_serve, database, stack)
 
 
-@pytest.mark.parametrize("name", VITAL)
+@pytest.mark.parametrize("name", [VITAL[0], *(pytest.param(each, marks=pytest.mark.soak) for each in VITAL[1:])])
 def test_one_without_which_it_ends_is_killed_and_it_starts_again(
     port: Port, new_job: NewJob, eventually: Any, name: str
 ) -> None:
@@ -83,7 +83,7 @@ def test_one_without_which_it_ends_is_killed_and_it_starts_again(
     assert again.insist(job).content == before.content
 
 
-@pytest.mark.parametrize("name", MENDED)
+@pytest.mark.parametrize("name", [*MENDED[:-1], pytest.param(MENDED[-1], marks=pytest.mark.soak)])
 def test_one_that_is_mended_is_killed_and_it_is_ready_again(port: Port, name: str) -> None:
     killed = port.service.processes.kill(name)
     began = time.monotonic()

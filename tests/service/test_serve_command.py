@@ -96,17 +96,8 @@ def test_a_plan_that_is_asked_for_before_the_end_is_answered_and_stored_and_noth
     assert serving.process.stdout.read() == ""
 
 
-def test_ctrl_c_reaches_all_processes_at_once_and_is_a_clean_end_too(serving: Serving) -> None:
-    assert httpx.post(f"{serving.url}/v1/checks", json=EXAMPLE_JOB, timeout=60).status_code in (200, 202)
-
-    os.killpg(serving.process.pid, signal.SIGINT)
-
-    assert serving.process.wait(60) == 0
-    assert serving.left() == []
-
-
-def test_who_reaches_the_ports_of_its_ray_needs_rays_token(serving: Serving) -> None:
-    """They listen on every address of the machine, and run code."""
+def test_its_ray_asks_for_a_token_and_ctrl_c_is_a_clean_end_of_all_processes_at_once(serving: Serving) -> None:
+    """Its ports listen on every address of the machine, and run code. One service for both: a start takes long."""
     said = subprocess.run(["ps", "-wweo", "sid=,args="], capture_output=True, text=True, check=True).stdout
     (address,) = {
         found[1]
@@ -122,6 +113,12 @@ def test_who_reaches_the_ports_of_its_ray_needs_rays_token(serving: Serving) -> 
     assert without.returncode != 0
     assert "Unauthenticated" in without.stderr + without.stdout
     assert (bearer.returncode, "Resources" in bearer.stdout) == (0, True), bearer.stderr
+    assert httpx.post(f"{serving.url}/v1/checks", json=EXAMPLE_JOB, timeout=60).status_code in (200, 202)
+
+    os.killpg(serving.process.pid, signal.SIGINT)
+
+    assert serving.process.wait(60) == 0
+    assert serving.left() == []
 
 
 def test_a_port_in_use_is_said_at_once() -> None:
