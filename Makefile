@@ -26,9 +26,9 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 	@echo
 	$(BIN)/planner check examples/nemotron-4b-ddp-bucket-view.yaml
 
-# What starts clusters and kills them has the machine to itself.
-test: $(READY) ## the tests that CI runs, on two cores where they can be shared
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak"
+# Three processes on two cores: one of them mostly waits for daemons. What starts clusters has the machine to itself.
+test: $(READY) ## the tests that CI runs, side by side where they can be
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not cluster and not soak"
 	$(BIN)/python -m pytest -m "cluster and not soak"
 
 soak: $(READY) ## the rest of the tests, and all cases of those of which CI takes a share (half an hour)

@@ -77,7 +77,13 @@ def shortened(job: Job) -> Job:
     return dataclasses.replace(job, model=model, train=train, parallel=dataclasses.replace(job.parallel, pp=pp))
 
 
-@pytest.mark.parametrize("name", [name for name in BY_CONFIG if name != MANY_CLASSES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if load_job(EXAMPLES / name).train.compile is None else pytest.mark.soak)
+        for name in BY_CONFIG if name != MANY_CLASSES
+    ],
+)  # fmt: skip
 def test_the_bound_lies_below_a_plan_that_is_made_now(name: str) -> None:
     job = shortened(load_job(EXAMPLES / name))
     if job.parallel.deepspeed is not None:

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
+import soak
 
 import planner.paper  # noqa: F401
 from planner.allocator.replay import replay
@@ -37,7 +38,7 @@ from planner.tracing.traced import Trace
 from planner.training.loop import Loop
 
 DECODER = Decoder(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
-STEPS = (1, 2, 3, 4, 16)
+STEPS = (1, 2, 3, 4, 16) if soak.IS_WHOLE else (3, 6)
 
 
 def job(parallel: Parallel, *, adapter: Adapter | None = None, **train: Any) -> Job:
