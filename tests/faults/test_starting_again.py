@@ -116,6 +116,7 @@ def test_another_service_that_runs_is_left_alone(port: Port) -> None:
     assert port.service.readiness()[0] == 200
 
 
+@pytest.mark.soak
 def test_sigterm_while_a_trace_takes_minutes_ends_it_soon_and_its_caller_is_told_to_come_again(
     port: Port, new_job: NewJob
 ) -> None:

@@ -66,6 +66,7 @@ def events(trace: Trace) -> Trace:
     return dataclasses.replace(trace, seconds=0.0)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("ray_session")
 def test_a_worker_that_has_traced_many_jobs_gives_the_events_of_a_fresh_process() -> None:
     from planner.service.scheduler_deployment import RayWorker
