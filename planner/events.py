@@ -7,7 +7,7 @@ is known about a block travels as an :class:`Origin` or as a :class:`Role`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -114,12 +114,25 @@ Event = Alloc | Free | Use | FreeCompleted | Synchronize | EmptyCache | Role | M
 class Repeat:
     """The events from `first` to before `after` happen `times` more times after `after`, where nobody wrote them.
 
-    Such a stretch gives up every block that is born in it, and no other: it can happen any number of times.
+    Such a stretch leaves as much as it finds: it gives up every block that is born in it but its heirs. Of those,
+    (found, left), `left` is at its end what `found` was at its beginning, and the next repetition gives it up where
+    the first gave up `found`. What is written after a repetition names by `left` what the last repetition left.
     """
 
     first: int
     after: int
     times: int
+    iterations: int = 0
+    """How many iterations one repetition is."""
+    heirs: tuple[tuple[int, int], ...] = ()
+
+    def pass_on(self, names: Mapping[int, int], born: Mapping[int, int]) -> dict[int, int]:
+        """How the next repetition calls what it finds: `names` is how this one did, `born` its own blocks."""
+        return {found: born.get(left, names.get(left, left)) for found, left in self.heirs}
+
+    def left_names(self, names: Mapping[int, int], born: Mapping[int, int]) -> dict[int, int]:
+        """How what is written afterwards is called, if this repetition was the last."""
+        return {left: born.get(left, names.get(left, left)) for _, left in self.heirs}
 
 
 def rename_blocks(event: Event, names: Mapping[int, int], iterations: int = 0) -> Event:
@@ -146,20 +159,37 @@ def first_unused_block(events: Sequence[Event]) -> int:
     return max((event.block for event in events if isinstance(event, Alloc)), default=-1) + 1
 
 
-def copy_stretch(stretch: Sequence[Event], unused: int, iterations: int = 0) -> tuple[list[Event], int]:
-    """The stretch once more, with blocks named from `unused` on; and what is unused then."""
+def copy_stretch(
+    stretch: Sequence[Event], unused: int, iterations: int = 0, names: Mapping[int, int] | None = None
+) -> tuple[list[Event], dict[int, int]]:
+    """The stretch once more, with blocks named from `unused` on, others as `names` says; and the names of its own."""
     born = [event.block for event in stretch if isinstance(event, Alloc)]
-    names = dict(zip(born, range(unused, unused + len(born)), strict=True))
-    return [rename_blocks(event, names, iterations) for event in stretch], unused + len(born)
+    own = dict(zip(born, range(unused, unused + len(born)), strict=True))
+    every = {**names, **own} if names else own
+    return [rename_blocks(event, every, iterations) for event in stretch], own
 
 
 def write_out_repeats(events: Sequence[Event], repeats: Sequence[Repeat]) -> Iterator[Event]:
     """Everything that happens, one event after the other. `repeats` come in order and do not overlap."""
     unused, written = first_unused_block(events), 0
+    now: dict[int, int] = {}
     for repeat in repeats:
-        yield from events[written : repeat.after]
-        for _ in range(repeat.times):
-            copied, unused = copy_stretch(events[repeat.first : repeat.after], unused)
+        yield from rename_all(events[written : repeat.after], now)
+        stretch = events[repeat.first : repeat.after]
+        names: Mapping[int, int] = now
+        own: Mapping[int, int] = {}
+        for time in range(1, repeat.times + 1):
+            names = {**now, **repeat.pass_on(names, own)}
+            copied, own = copy_stretch(stretch, unused, time * repeat.iterations, names)
+            unused += len(own)
             yield from copied
+        now = {**now, **repeat.left_names(names, own)}
         written = repeat.after
-    yield from events[written:]
+    yield from rename_all(events[written:], now)
+
+
+def rename_all(events: Sequence[Event], names: Mapping[int, int]) -> Iterable[Event]:
+    """The events with other blocks; those without a new name keep their own."""
+    if not names:
+        return events
+    return (event if isinstance(event, Alloc) else rename_blocks(event, names) for event in events)

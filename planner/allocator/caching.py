@@ -144,8 +144,8 @@ class CachingAllocator:
         if self._collects:
             return None
         blocks = [
-            (each.address, each.size, each.requested, each.free, each.mapped, each.pool.stream, each.pool.small,
-             frozenset(each.uses or ()))
+            (each.address, each.size, 0 if each.free else each.requested, each.free, each.mapped, each.pool.stream,
+             each.pool.small, frozenset(each.uses or ()))
             for each in self.blocks()
         ]  # fmt: skip
         return (blocks, self.active, self.allocated, *self.device.state())

@@ -92,6 +92,10 @@ class Replay:
             raise ValueError(f"event {len(self._reserved)}: {event} names a block that is not alive") from missing
         return True
 
+    def address_of(self, block: int) -> int | None:
+        """Where a block is, or was; None for one that never was."""
+        return self._block_addresses.get(block)
+
     def timeline(self) -> Timeline:
         """What was replayed so far."""
         return Timeline(

@@ -35,7 +35,20 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--gpu", default=_GPU, metavar="NAME", help=f"a GPU of the catalog (default: {_GPU})")
     parser.add_argument("--ranks", default="auto", help="auto (the first and the last), all, or numbers (0,7)")
-    parser.add_argument("--steps", type=int, default=0, metavar="N", help="iterations (default: until it is steady)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=0,
+        metavar="N",
+        help="iterations (default: until it is steady and was seen to evaluate twice and to save, within --patience)",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        metavar="S",
+        help="seconds of a processor for which a steady program is watched "
+        "for evaluations and checkpoints (default: as long as it took to be steady, 5 to 60)",
+    )
     parser.add_argument("--seconds", type=float, default=0.0, help="how long each rank may take (default: 1800)")
     parser.add_argument("--strict", action="store_true", help="refuse to answer values that only the device would have")
     parser.add_argument(
@@ -79,6 +92,7 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
 
     _check_count("--steps", arguments.steps, _MOST_STEPS)
     _check_count("--seconds", arguments.seconds, _MOST_SECONDS)
+    _check_count("--patience", arguments.patience or 0.0, _MOST_SECONDS)
     known = look_up(arguments.gpu, place="--gpu")
     line = parse(arguments.command)
     choose_ranks(arguments.ranks, line.world_size)
@@ -92,6 +106,7 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
         software=Software(torch=torch),
         ranks=arguments.ranks,
         steps=arguments.steps,
+        patience_seconds=arguments.patience,
         strict=arguments.strict,
         writes=arguments.allow_writes,
         limits=replace(USUAL_LIMITS, seconds=seconds),

@@ -7,28 +7,24 @@ import struct
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from dataclasses import dataclass, fields
 
 import torch
 
 from planner.events import (
     Alloc,
     Category,
-    EmptyCache,
     Event,
-    Free,
     FreeCompleted,
     Mark,
-    Origin,
     Phase,
     Repeat,
     Role,
-    Synchronize,
-    Use,
     write_out_repeats,
 )
 from planner.paper import library
+from planner.paper.record_events import Origins, Placed, RecordKinds, event_of, renumber
+from planner.paper.record_folding import Fold, Records, find_folds
 from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
 
 # as native/kernels.cpp names it
@@ -40,22 +36,8 @@ class _WaitMark:
     before: int
 
 
-@dataclass(frozen=True, slots=True)
-class _RecordKinds:
-    """How the native library numbers the kinds of its records."""
-
-    alloc: int
-    free: int
-    use: int
-    synchronize: int
-    empty_cache: int
-
-    @classmethod
-    def of(cls, native: ctypes.CDLL) -> _RecordKinds:
-        return cls(*(native.paper_kind(field.name.encode()) for field in fields(cls)))
-
-
-_Placed = Event | Place | Repetition | Again | Copy
+def _record_kinds(native: ctypes.CDLL) -> RecordKinds:
+    return RecordKinds(*(native.paper_kind(field.name.encode()) for field in fields(RecordKinds)))
 
 
 class Recorder:
@@ -68,10 +50,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self._native = library.load()
-        self._kinds = _RecordKinds.of(self._native)
+        self._kinds = _record_kinds(self._native)
         self.folds = False
         """Whether repetition may be told instead of being run; see `repeat` and `copy`."""
-        self._placed: dict[int, list[_Placed | _WaitMark]] = defaultdict(list)
+        self._placed: dict[int, list[Placed | _WaitMark]] = defaultdict(list)
         self._told = 0
         self._born_as: dict[int, Role] = {}
         self._category: dict[int, Category] = {}
@@ -101,7 +83,7 @@ class Recorder:
     def plain_events(self, since: int) -> list[Event]:
         """What the allocator was told since then (`now`), without origins, roles and marks; blocks as the device
         numbers them."""
-        return [_event(record, self._kinds, None, None) for record in self._records(since)]
+        return [event_of(record, self._kinds, None, None) for record in self._records(since)]
 
     def settle(self) -> None:
         """Wait until autograd's device thread has given up the graph of every backward that has ended."""
@@ -156,7 +138,7 @@ class Recorder:
         self._placed[position].append(Copy(first, after, number, tuple(parents), bound))
         return number, made
 
-    def _place(self, event: _Placed | _WaitMark) -> None:
+    def _place(self, event: Placed | _WaitMark) -> None:
         self._placed[self._native.paper_count()].append(event)
 
     def now(self) -> int:
@@ -261,37 +243,89 @@ class Recorder:
             return events, []  # type: ignore[return-value]
         return write_out(events, max((each.block for each in events if isinstance(each, Alloc)), default=-1) + 1)
 
-    def _in_order(self, records: list[tuple[int, ...]], numbers: Mapping[int, int]) -> Iterator[_Placed]:
-        origins = _Origins(self._native, self._scopes)
+    def repeating_events(
+        self, until: int, cuts: Sequence[int], iteration_ends: Sequence[int]
+    ) -> tuple[list[Event], list[Repeat]]:
+        """As `folded_events`, of what nobody told to be a repetition: stretches between `cuts` (`now`) are compared.
+
+        `iteration_ends`: where the iterations end, of which a stretch may have some.
+        """
+        content = ctypes.string_at(self._native.paper_records(), until * self._record().size)
+        waits = {
+            position: [each.before for each in placed if isinstance(each, _WaitMark)]
+            for position, placed in self._placed.items()
+            if position <= until and any(isinstance(each, _WaitMark) for each in placed)
+        }
+        columns = Records(content, self._record().format, self._kinds, waits)
+        folds = find_folds(columns, cuts)
+        numbers = {int(block): number for number, block in enumerate(columns.blocks.tolist())}
+        for fold in folds:
+            numbers.update({block: numbers[first] for block, first in columns.stand_ins(fold)})
+        records = list(self._record().iter_unpack(content))
+        events: list[Event] = []
+        places: list[int] = []
+        for each in self._in_order(records, numbers, folds):
+            if isinstance(each, Place):
+                places.append(len(events))
+            else:
+                events.append(each)  # type: ignore[arg-type]
+        repeats = [
+            Repeat(
+                first,
+                after,
+                fold.times,
+                sum(fold.first < end <= fold.after for end in iteration_ends),
+                tuple((numbers[found], numbers[left]) for found, left in fold.heirs),
+            )
+            for fold, first, after in zip(folds, places[::2], places[1::2], strict=True)
+        ]
+        return events, repeats
+
+    def _in_order(
+        self, records: list[tuple[int, ...]], numbers: Mapping[int, int], folds: Sequence[Fold] = ()
+    ) -> Iterator[Placed]:
+        """What is folded away is left out; where the stretch that stands for it begins and ends there is a Place."""
+        origins = Origins(self._native, self._scopes)
         kinds = self._kinds
         workspace = self._native.paper_name_index(_CUBLAS_WORKSPACE.encode())
         used: set[int] = set()
         given_up: deque[tuple[int, int]] = deque()
-        for position, record in enumerate(records):
+        begins, ends = ({getattr(fold, name): fold for fold in folds} for name in ("first", "after"))
+        position = -1
+        while (position := position + 1) < len(records):
+            if position in ends:
+                yield Place(0)
+                position, left_out = ends[position].end, ends[position].end - position
+                given_up = deque((at + left_out, block) for at, block in given_up)
+                if position == len(records):
+                    break
+            if position in begins:
+                yield Place(0)
+            record = records[position]
             for placed in self._placed.get(position, ()):
                 if isinstance(placed, _WaitMark):
                     while given_up and given_up[0][0] < placed.before:
-                        yield FreeCompleted(numbers[given_up.popleft()[1]])
+                        yield FreeCompleted(given_up.popleft()[1])
                     continue
-                yield _renumber(placed, numbers)
+                yield renumber(placed, numbers)
             if record[0] == kinds.use:
                 if position and record == records[position - 1]:
                     continue  # said once for each rank's part of what was gathered
-                used.add(record[4])
-            elif record[0] == kinds.free and record[4] in used:
-                given_up.append((position, record[4]))
+                used.add(numbers[record[4]])
+            elif record[0] == kinds.free and numbers[record[4]] in used:
+                given_up.append((position, numbers[record[4]]))
             elif record[0] in (kinds.synchronize, kinds.empty_cache):
                 given_up.clear()
-            yield _event(record, kinds, origins, numbers)
+            yield event_of(record, kinds, origins, numbers)
             if record[0] != kinds.alloc:
                 continue
             if record[4] in self._born_as:
-                yield _renumber(self._born_as[record[4]], numbers)
+                yield renumber(self._born_as[record[4]], numbers)
             elif record[1] == workspace:
                 yield Role(numbers[record[4]], Category.WORKSPACE, _CUBLAS_WORKSPACE)
         for placed in self._placed.get(len(records), ()):
             if not isinstance(placed, _WaitMark):
-                yield _renumber(placed, numbers)
+                yield renumber(placed, numbers)
 
     def _assign_block(self, block: int, category: Category, name: str) -> None:
         role = Role(block, category, name)
@@ -305,66 +339,15 @@ class Recorder:
         count = self._native.paper_count() - since
         if count <= 0:
             return []
-        record = struct.Struct(self._native.paper_record_format().decode())
+        record = self._record()
         begin = self._native.paper_records() + since * record.size
         return list(record.iter_unpack(ctypes.string_at(begin, count * record.size)))
+
+    def _record(self) -> struct.Struct:
+        return struct.Struct(self._native.paper_record_format().decode())
 
     def _born_alive(self, first: int) -> list[int]:
         room = self._native.paper_count() - first
         blocks = (ctypes.c_int64 * max(room, 1))()
         found = self._native.paper_born_alive(first, blocks, room)
         return list(blocks[:found])
-
-
-class _Origins:
-    """One Origin for all blocks that come from the same place."""
-
-    def __init__(self, native: ctypes.CDLL, scopes: dict[str, int]) -> None:
-        self._ops = [native.paper_name(i).decode().replace("::", ".") for i in range(native.paper_name_count())]
-        self._paths = list(scopes)
-        count = native.paper_shape_count()
-        self._shapes = (ctypes.c_int64 * count).from_address(native.paper_shapes()) if count else []
-        self._known: dict[tuple[int, int, tuple[int, ...], int], Origin] = {}
-
-    def of(self, op: int, scope: int, shape_index: int, dtype: int) -> Origin:
-        shape = self._shape(shape_index)
-        key = (op, scope, shape, dtype)
-        if key not in self._known:
-            self._known[key] = Origin(self._ops[op], self._paths[scope], shape, _dtype_names().get(dtype, ""))
-        return self._known[key]
-
-    def _shape(self, index: int) -> tuple[int, ...]:
-        if index < 0:
-            return ()
-        dims = self._shapes[index]
-        return tuple(self._shapes[index + 1 : index + 1 + dims])
-
-
-@cache
-def _dtype_names() -> dict[int, str]:
-    """By torch's own numbers of its dtypes (c10::ScalarType)."""
-    found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    return {int(torch.ops.paper.dtype_number(dtype)): str(dtype).removeprefix("torch.") for dtype in found}
-
-
-def _renumber(placed: _Placed, numbers: Mapping[int, int]) -> _Placed:
-    if isinstance(placed, Role):
-        return Role(numbers[placed.block], placed.category, placed.name)
-    if isinstance(placed, Copy):
-        return replace(placed, bound=tuple((numbers[block], numbers[there]) for block, there in placed.bound))
-    return placed
-
-
-def _event(
-    record: tuple[int, ...], kinds: _RecordKinds, origins: _Origins | None, numbers: Mapping[int, int] | None
-) -> Event:
-    kind, op, scope, stream, block, size, shape, dtype, _ = record
-    if numbers is not None and kind in (kinds.alloc, kinds.free, kinds.use):
-        block = numbers[block]
-    if kind == kinds.alloc:
-        return Alloc(block, size, stream, None if origins is None else origins.of(op, scope, shape, dtype))
-    if kind == kinds.free:
-        return Free(block)
-    if kind == kinds.use:
-        return Use(block, stream)
-    return Synchronize() if kind == kinds.synchronize else EmptyCache()

@@ -120,7 +120,8 @@ class _EventWriter:
         stretch, times = self._stretch(again.first, again.after), again.times
         _refuse_open(stretch)
         if again.iterations or self._at[again.after] != len(self.out):
-            copied, self._unused = copy_stretch(stretch, self._unused, again.iterations)
+            copied, own = copy_stretch(stretch, self._unused, again.iterations)
+            self._unused += len(own)
             self.out += copied
             times -= 1
         if times:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
+from planner.allocator.settled import replay_until_settled
 from planner.calibration.interval import Calibration, interval
 from planner.job.schema import Gpu, Software
 from planner.overhead.estimate import OutsideEstimate, outside
@@ -38,6 +38,7 @@ class ProgramInputs:
     software: Software
     ranks: str = "auto"
     steps: int = 0
+    patience_seconds: float | None = None
     strict: bool = False
     writes: bool = False
     limits: Limits = USUAL_LIMITS
@@ -68,11 +69,11 @@ def _run(work: ProgramInputs, ranks: Sequence[int], progress: Progress) -> list[
     """One after the other: each may take all the memory that a program is allowed."""
     # What torch reads while it is imported, a server has read for all of its children.
     server = ForkServer(rank_process.PRELOAD) if len(ranks) > 1 and not work.line.environment else None
-    runs = []
+    runs: list[RankRun] = []
     try:
         for rank in ranks:
             progress(f"running rank {rank} of {work.line.world_size}")
-            runs.append(rank_process.run_rank(_order(work, rank), work.limits, server))
+            runs.append(rank_process.run_rank(_order(work, rank, runs), work.limits, server))
     finally:
         if server is not None:
             server.close()
@@ -96,7 +97,8 @@ def _statement(
         ending=first.ending,
         iterations=first.iterations,
         seen=seen,
-        unseen=say_unseen(seen),
+        repeated=sum(each.times * each.iterations for each in first.trace.repeats),
+        unseen=say_unseen(seen, min(each.idle_optimizers for each in runs)),
         allocator_conf=first.allocator_conf,
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,
         rank_classes=statements,
@@ -107,7 +109,9 @@ def _statement(
     )
 
 
-def _order(work: ProgramInputs, rank: int) -> ProgramOrder:
+def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> ProgramOrder:
+    """The first rank is ended when enough was seen of it, the others after as many iterations."""
+    ended = [each.iterations for each in before if not each.is_whole]
     return ProgramOrder(
         line=work.line,
         rank=rank,
@@ -118,7 +122,9 @@ def _order(work: ProgramInputs, rank: int) -> ProgramOrder:
             outside_bytes=outside(work.gpu, work.software, [work.line.world_size]).total_bytes,
         ),
         cuda=work.software.cuda,
-        steps=work.steps,
+        steps=ended[0] if ended else work.steps,
+        patience_seconds=work.patience_seconds,
+        seconds=work.limits.seconds,
         strict=work.strict,
         writes=work.writes,
     )
@@ -130,16 +136,18 @@ def _state(work: ProgramInputs, share: RankShare) -> RankClassStatement:
     rules = Rules.from_conf(run.allocator_conf)
     if run.memory_fraction < 1.0:
         rules = replace(rules, per_process_memory_fraction=run.memory_fraction)
-    events = run.trace.events
-    capped = replay(events, rules, max(capacity - held.total_bytes, 0), device_bytes=capacity)
-    unlimited = replay(events, rules) if capped.out_of_memory is not None else capped
+    events, repeats, room = run.trace.events, run.trace.repeats, max(capacity - held.total_bytes, 0)
+    capped = replay_until_settled(events, repeats, rules, room, device_bytes=capacity)
+    # What it would have taken is asked for only where it does not get it.
+    runs_out = capped.timeline.out_of_memory is not None
+    found = replay_until_settled(events, repeats, rules) if runs_out else capped
     return state_rank_class(
         representative=run.rank,
         ranks=share.ranks,
         coordinates={},
-        events=events,
-        unlimited=unlimited,
-        capped=capped,
+        events=found.events,
+        unlimited=found.timeline,
+        capped=capped.timeline,
         outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
         interval=lambda device_bytes: interval(
             device_bytes,

@@ -9,6 +9,7 @@ from planner.errors import SpecError
 from planner.events import Event, Free
 from planner.layout.rank_sets import RankSet
 from planner.running.order import RankRun
+from planner.tracing.traced import Trace
 
 PLACE = "--ranks"
 
@@ -50,7 +51,14 @@ def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
     for number, run in enumerate(runs):
         end = runs[number + 1].rank if number + 1 < len(runs) else world_size
         begin = run.rank if number else 0
-        alike = next((at for at, each in enumerate(heads) if do_the_same(each.trace.events, run.trace.events)), None)
+        alike = next(
+            (
+                at
+                for at, each in enumerate(heads)
+                if each.trace.repeats == run.trace.repeats and do_the_same(each.trace.events, run.trace.events)
+            ),
+            None,
+        )
         if alike is None:
             heads.append(run)
             spans.append([(begin, end - 1)])
@@ -61,6 +69,11 @@ def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
         RankShare(head, str(RankSet.of(each)), any(_misses(span, ran) for span in each))
         for head, each in zip(heads, spans, strict=True)
     ]
+
+
+def are_alike(trace: Trace, other: Trace) -> bool:
+    """Whether two ranks tell the allocator the same, as often."""
+    return trace.repeats == other.repeats and do_the_same(trace.events, other.events)
 
 
 def do_the_same(events: Sequence[Event], others: Sequence[Event]) -> bool:

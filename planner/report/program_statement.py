@@ -41,8 +41,11 @@ class ProgramStatement:
     ending: str
     """How the run ended."""
     iterations: int
+    """All of them were run."""
+    repeated: int = 0
+    """Of these, how many did for the allocator what those before them did: they are folded in the replay."""
     seen: Mapping[str, int]
-    """Outermost forwards without gradients (`eval`), checkpoints saved and loaded, while it was watched."""
+    """Evaluations (`eval`), checkpoints saved and loaded, while it was watched."""
     unseen: tuple[str, ...]
     """Sentences on what was not seen."""
     allocator_conf: str
@@ -71,6 +74,7 @@ def to_json(found: ProgramStatement) -> dict[str, Any]:
         "gpus_per_node": found.gpus_per_node,
         "ending": found.ending,
         "iterations": found.iterations,
+        "repeated": found.repeated,
         "seen": dict(found.seen),
         "unseen": list(found.unseen),
         "allocator_conf": found.allocator_conf,
@@ -82,7 +86,16 @@ def to_json(found: ProgramStatement) -> dict[str, Any]:
     }
 
 
-def say_unseen(seen: Mapping[str, int]) -> tuple[str, ...]:
+def say_unseen(seen: Mapping[str, int], idle_optimizers: int = 0) -> tuple[str, ...]:
     """Sentences for what a run did not show, whose memory is in no figure."""
-    sentences = {"eval": "no evaluation was seen", "save": "no checkpoint was seen being saved"}
-    return tuple(sentence for kind, sentence in sentences.items() if not seen.get(kind))
+    sentences = []
+    if not seen.get("eval"):
+        sentences.append("no evaluation was seen")
+    elif seen["eval"] == 1:
+        sentences.append("one evaluation was seen, and none after it")
+    if not seen.get("save"):
+        sentences.append("no checkpoint was seen being saved")
+    if idle_optimizers:
+        which = "an optimizer" if idle_optimizers == 1 else f"{idle_optimizers} optimizers"
+        sentences.append(f"{which} did not step twice")
+    return tuple(sentences)

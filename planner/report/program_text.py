@@ -30,7 +30,8 @@ def render(found: ProgramStatement, style: Style, *, largest: int = 8, every_ass
 
 
 def _ended(found: ProgramStatement) -> str:
-    return "; ".join([found.ending, *found.unseen])
+    repeated = [f"{found.repeated} of these repeat others"] if found.repeated else []
+    return "; ".join([found.ending, *repeated, *found.unseen])
 
 
 def _most_frequent(assumptions: Sequence[AssumptionStatement]) -> list[AssumptionStatement]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,6 +16,9 @@ class Kind(StrEnum):
 
     FORWARD = "forward"
     EVAL = "eval"
+    ASIDE = "aside"
+    """A forward without gradients of a module that is not trained, or is not told to be evaluated: a teacher's, a
+    generator's. An evaluation all the same, unless every iteration has one."""
     BACKWARD = "backward"
     STEP = "step"
     STEPPED = "stepped"
@@ -40,12 +44,21 @@ class Moments:
     steps: Counter[int] = field(default_factory=Counter)
     _closing: int | None = None
     """Of the first round of optimizers the last: its step ends an iteration."""
+    _ends: list[int] = field(default_factory=list)
+    """Once that is known."""
+    _begun: defaultdict[Kind, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Indices of moments before which another kind was."""
 
     def add(self, position: int, kind: Kind, parameters: int = 0) -> None:
         if kind is Kind.STEP and self._closing is None and self.steps[parameters]:
             self._closing = next(each.parameters for each in reversed(self.log) if each.kind is Kind.STEPPED)
+            self._ends = self._stepped_by(self._closing)
         if kind is Kind.STEPPED:
             self.steps[parameters] += 1
+            if parameters == self._closing:
+                self._ends.append(len(self.log))
+        if not self.log or self.log[-1].kind is not kind:
+            self._begun[kind].append(len(self.log))
         self.log.append(Moment(position, kind, parameters))
 
     @property
@@ -55,23 +68,46 @@ class Moments:
 
     def ends(self) -> list[int]:
         """Of each iteration the index of its last moment, in order; also of the last of a program that has ended."""
-        stepped = [index for index, each in enumerate(self.log) if each.kind is Kind.STEPPED]
-        closing = self._closing
-        if closing is None and stepped:
-            closing = self.log[stepped[-1]].parameters
-        return [index for index in stepped if self.log[index].parameters == closing]
+        if self._closing is not None:
+            return self._ends
+        last = next((each.parameters for each in reversed(self.log) if each.kind is Kind.STEPPED), None)
+        return [] if last is None else self._stepped_by(last)
+
+    def _stepped_by(self, parameters: int) -> list[int]:
+        return [
+            index for index, each in enumerate(self.log) if each.kind is Kind.STEPPED and each.parameters == parameters
+        ]
+
+    def cuts(self, until: int) -> list[int]:
+        """Positions between which a program may do the same again: where its forwards begin, or else its backwards."""
+        of_kind = {kind: [each.position for each in self.log if each.kind is kind] for kind in Kind}
+        forwards = of_kind[Kind.FORWARD] or of_kind[Kind.BACKWARD]
+        found = {*forwards, *of_kind[Kind.EVAL], *of_kind[Kind.ASIDE]}
+        return sorted(each for each in found if each < until)
+
+    def evaluations(self, until: int | None = None) -> int:
+        """How many evaluations began, up to a position: what lies between two trainings counts once."""
+        surely = self._episodes(Kind.EVAL, until)
+        perhaps = self._episodes(Kind.ASIDE, until)
+        return len(surely | {each for each in perhaps if not {each - 1, each + 1} & perhaps})
 
     def seen(self, kind: Kind, until: int | None = None) -> int:
-        """How often this began, up to a position."""
-        return sum(each.kind is kind and (until is None or each.position <= until) for each in self.log)
+        """How often this was done, up to a position: what is done in parts between two trainings counts once."""
+        return len(self._episodes(kind, until))
+
+    def _episodes(self, kind: Kind, until: int | None) -> set[int]:
+        """After how many iterations this began."""
+        ends = self.ends()
+        positions = ((index, self.log[index].position) for index in self._begun[kind])
+        return {bisect(ends, index) for index, position in positions if until is None or position <= until}
 
     def end_of(self, iterations: int) -> int | None:
         """The position at which the forward after so many iterations begins; None if it never did."""
         ends = self.ends()
         if len(ends) < iterations or not iterations:
             return None
-        after = self.log[ends[iterations - 1] + 1 :]
         begins = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
+        after = (self.log[index] for index in range(ends[iterations - 1] + 1, len(self.log)))
         return next((each.position for each in after if each.kind in begins), None)
 
     def phases(self) -> Iterator[tuple[int, Phase, int]]:
@@ -81,7 +117,7 @@ class Moments:
         for index, each in enumerate(self.log):
             phase = _PHASES.get(each.kind)
             if phase is not None:
-                iteration = done if each.kind in (Kind.EVAL, Kind.LOAD) else done + 1
+                iteration = done if each.kind in (Kind.EVAL, Kind.ASIDE, Kind.LOAD) else done + 1
                 if (phase, iteration) != before:
                     yield each.position, phase, iteration
                 before = phase, iteration
@@ -91,6 +127,7 @@ class Moments:
 _PHASES = {
     Kind.FORWARD: Phase.FORWARD,
     Kind.EVAL: Phase.EVAL,
+    Kind.ASIDE: Phase.EVAL,
     Kind.BACKWARD: Phase.BACKWARD,
     Kind.STEP: Phase.OPTIMIZER_STEP,
     Kind.LOAD: Phase.CHECKPOINT_LOAD,

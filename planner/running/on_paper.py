@@ -30,7 +30,7 @@ from planner.running.moments import Kind
 from planner.running.order import ProgramOrder, RankRun
 from planner.running.peers import World, is_waiting
 from planner.running.rank_environment import extra_arguments
-from planner.running.stopping import Stopping
+from planner.running.stopping import Seen, Stopping
 from planner.running.value_answers import AnswersByTable
 from planner.running.watching import Watcher
 from planner.tracing.traced import Trace
@@ -52,8 +52,8 @@ class ProgramRun:
         self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict)
         self.world = World(self.assumptions)
         self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder)
-        self._stopping = Stopping(order.steps)
-        self.watcher = Watcher(gpu.recorder, self._look)
+        self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
+        self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
 
     def end_whole(self, how: str) -> NoReturn:
         """The program has come to its own end. Raises ProgramError if it never took an optimizer step."""
@@ -63,15 +63,29 @@ class ProgramRun:
                 allowed="a program whose optimizers (of torch.optim, or derived from it) step",
                 remedy="run it until it trains: check its arguments, its data and its number of steps",
             )
-        self._report(f"the program {how}", None)
+        self._report(f"the program {how}", None, is_whole=True)
 
     def _look(self) -> None:
-        """A backward or a step is about to begin: it may be enough."""
-        iterations = self.watcher.moments.iterations
-        if iterations and self._stopping.is_over(iterations, self.memory.highest()):
-            self._report(self._stopping.reason, self.watcher.moments.end_of(iterations))
+        """A forward, a backward or a step is about to begin: it may be enough."""
+        seen = self._seen()
+        if seen.iterations and self._stopping.is_over(seen, self.memory.highest):
+            self._report(self._stopping.reason, self.watcher.moments.end_of(seen.iterations))
 
-    def _report(self, ending: str, until: int | None) -> NoReturn:
+    def _look_at_the_time(self) -> None:
+        """An evaluation is at work, and may be a long one."""
+        if self._stopping.is_out_of_patience(self._seen(), evaluates=True):
+            self._report(f"{self._stopping.reason}, within an evaluation", None)
+
+    def _seen(self) -> Seen:
+        moments = self.watcher.moments
+        return Seen(
+            iterations=moments.iterations,
+            evaluations=moments.evaluations(),
+            checkpoints=moments.seen(Kind.SAVE),
+            idle=self.watcher.idle_optimizers(),
+        )
+
+    def _report(self, ending: str, until: int | None, *, is_whole: bool = False) -> NoReturn:
         recorder, moments = self._gpu.recorder, self.watcher.moments
         recorder.settle()
         last = recorder.now() if until is None else until
@@ -79,21 +93,27 @@ class ProgramRun:
             if until is None or position < until:
                 recorder.mark_at(position, phase, iteration)
         self.memory.settle()
-        events = tuple(recorder.events(until))
+        ends = [moments.log[index].position for index in moments.ends()]
+        events, repeats = recorder.repeating_events(last, moments.cuts(last), ends)
         for sentence in self.compiling.assumed():
             self.assumptions.add(About.COMPILING, sentence)
-        ends = [moments.log[index].position for index in moments.ends()]
         self._finish(
             RankRun(
                 rank=self._order.rank,
                 trace=Trace(
-                    events,
+                    tuple(events),
+                    repeats=tuple(repeats),
                     unknown_workspaces=self._gpu.unknown_workspaces(),
                     seconds=time.perf_counter() - self._began,
                 ),
                 ending=ending,
                 iterations=sum(position <= last for position in ends),
-                seen={kind.value: moments.seen(kind, last) for kind in (Kind.EVAL, Kind.SAVE, Kind.LOAD)},
+                is_whole=is_whole,
+                seen={
+                    "eval": moments.evaluations(last),
+                    **{kind.value: moments.seen(kind, last) for kind in (Kind.SAVE, Kind.LOAD)},
+                },
+                idle_optimizers=self.watcher.idle_optimizers(),
                 assumptions=self.assumptions.all(),
                 communicators=self.world.communicators(),
                 allocator_conf=self.memory.conf,

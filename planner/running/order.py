@@ -22,13 +22,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOrder:
-    """One rank of a program. `steps` 0: until it is steady."""
+    """One rank of a program. `steps` 0: until enough was seen (planner.running.stopping)."""
 
     line: LaunchLine
     rank: int
     gpu: Gpu
     cuda: str
     steps: int = 0
+    patience_seconds: float | None = None
+    """How long it is watched when it is steady; None: as `planner.running.stopping` has it."""
+    seconds: float = float("inf")
+    """All the time that it has."""
     strict: bool = False
     writes: bool = False
     """Whether what the program writes stays; else it is gone with its process."""
@@ -43,8 +47,12 @@ class RankRun:
     ending: str
     """How the run ended, for people."""
     iterations: int
+    is_whole: bool = False
+    """Whether the program came to its own end."""
     seen: Mapping[str, int] = field(default_factory=dict)
-    """Outermost forwards without gradients (`eval`), and how often it saved and loaded."""
+    """Evaluations (`eval`), and how often it saved and loaded."""
+    idle_optimizers: int = 0
+    """That have not stepped twice."""
     assumptions: tuple[Assumption, ...] = ()
     communicators: tuple[int, ...] = ()
     """Sizes of the process groups over which tensors of the device travelled."""

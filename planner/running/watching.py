@@ -3,11 +3,13 @@ what tensors are for."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +25,19 @@ from planner.training import collectives, optimizers
 from planner.training.wraps import fsdp2
 from planner.training.wraps.ddp import ObservedReducer
 
+_OFTEN = 2
+"""State is born in an optimizer's first step."""
+
 
 class Watcher:
-    """Follows one program. `step_begins` is called before each backward and each optimizer step: it may end it all."""
+    """Follows one program. `trains` is called before each forward that is trained, each backward and each optimizer
+    step, `evaluates` before each other forward: they may end it all."""
 
-    def __init__(self, recorder: Recorder, step_begins: Callable[[], None]) -> None:
+    def __init__(self, recorder: Recorder, trains: Callable[[], None], evaluates: Callable[[], None]) -> None:
         self.moments = Moments()
-        self._recorder, self._step_begins = recorder, step_begins
+        self._recorder, self._trains, self._evaluates = recorder, trains, evaluates
+        self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        """How often each has stepped, of those that there are."""
         self._paths = WeakIdKeyDictionary()
         self._roots = WeakIdKeyDictionary()
         self._names = WeakIdKeyDictionary()
@@ -49,6 +57,7 @@ class Watcher:
         wrapped = {
             ddp: self._telling_buckets,
             "torch.autograd:_engine_run_backward": self._around_backward,
+            "torch.optim:Optimizer.__init__": self._knowing,
             "torch:save": self._noting(Kind.SAVE),
             "torch:load": self._noting(Kind.LOAD),
         }
@@ -62,6 +71,20 @@ class Watcher:
         finally:
             for handle in handles:
                 handle.remove()
+
+    def idle_optimizers(self) -> int:
+        """How many have parameters, and have not stepped twice."""
+        return sum(
+            steps < _OFTEN for each, steps in self._optimizers.items() if next(_parameters(each), None) is not None
+        )
+
+    def _knowing(self, real: Any) -> Any:
+        @functools.wraps(real)
+        def init(optimizer: Optimizer, *arguments: Any, **named: Any) -> None:
+            real(optimizer, *arguments, **named)
+            self._optimizers.setdefault(optimizer, 0)
+
+        return init
 
     def _tell(self, kind: Kind, parameters: int = 0) -> None:
         self.moments.add(self._recorder.now(), kind, parameters)
@@ -104,7 +127,19 @@ class Watcher:
     def _root_begins(self, module: nn.Module) -> None:
         if module not in self._roots:
             self._learn(module)
-        self._tell(Kind.FORWARD if torch.is_grad_enabled() else Kind.EVAL)
+        if torch.is_grad_enabled():
+            self._trains()
+            self._tell(Kind.FORWARD)
+        else:
+            self._evaluates()
+            self._tell(Kind.EVAL if not module.training and self._is_trained(module) else Kind.ASIDE)
+
+    def _is_trained(self, root: nn.Module) -> bool:
+        """A teacher is not, nor a mean of what is trained."""
+        known = {id(each) for optimizer in self._optimizers for each in _parameters(optimizer)}
+        if not known:
+            return any(each.requires_grad for each in root.parameters())
+        return any(id(each) in known for each in root.parameters())
 
     def _learn(self, root: nn.Module) -> None:
         """Paths and parameters of a module that is called by the program itself, by their names in it."""
@@ -119,7 +154,7 @@ class Watcher:
         def run(*arguments: Any, **options: Any) -> Any:
             if self._backward:  # a block that is recomputed inside another backward
                 return real(*arguments, **options)
-            self._step_begins()
+            self._trains()
             self._tell(Kind.BACKWARD)
             self._backward = True
             try:
@@ -131,7 +166,7 @@ class Watcher:
         return run
 
     def _step_starts(self, optimizer: Optimizer, *_arguments: Any) -> None:
-        self._step_begins()
+        self._trains()
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
                 self._recorder.assign(parameter.grad, Category.GRADIENT, self._names.get(parameter, ""))
@@ -142,6 +177,7 @@ class Watcher:
             for parameter, state in kept.state.items():
                 self._tell_state(parameter, state)
         self._tell(Kind.STEPPED, _key(optimizer))
+        self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
         gc.collect()
 
     def _tell_state(self, parameter: Any, state: Any) -> None:

@@ -47,7 +47,10 @@ def dumps(trace: Trace) -> str:
         "assumed": list(trace.assumed),
         "origins": len(origins),
         "events": len(events),
-        "repeats": [[each.first, each.after, each.times] for each in trace.repeats],
+        "repeats": [
+            [each.first, each.after, each.times, each.iterations, [number for pair in each.heirs for number in pair]]
+            for each in trace.repeats
+        ],
         "seconds": trace.seconds,
     }
     rows: Iterable[list[Any]] = ([each.op, each.module, list(each.shape), each.dtype] for each in origins)
@@ -161,11 +164,18 @@ def _origin(row: Sequence[Any]) -> Origin:
 
 
 def _repeats(rows: Sequence[Sequence[Any]], events: int) -> tuple[Repeat, ...]:
-    found = tuple(Repeat(*map(_number, row)) for row in rows)
+    found = tuple(_repeat(*row) for row in rows)
     ends = [0, *(each.after for each in found)]
     if any(not before <= each.first < each.after <= events for before, each in zip(ends, found, strict=False)):
         raise ValueError("what repeats is not there")
     return found
+
+
+def _repeat(first: Any, after: Any, times: Any, iterations: Any = 0, heirs: Sequence[Any] = ()) -> Repeat:
+    """Traces that were kept before repetitions had heirs say neither."""
+    blocks = [_number(each) for each in heirs]
+    pairs = tuple(zip(blocks[::2], blocks[1::2], strict=True))
+    return Repeat(_number(first), _number(after), _number(times), _number(iterations), pairs)
 
 
 def _buckets(value: Any) -> dict[str, Any]:

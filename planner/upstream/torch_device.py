@@ -159,6 +159,10 @@ PROGRAMS = (
         test=_RUN, why="a program's backwards begin there, those of torch.autograd.grad too (autograd/__init__.py)",
     ),
     Entry(
+        target="torch.optim:Optimizer.__init__", kind=Kind.PATCH, group="program watched", has_source=False, test=_RUN,
+        why="a program is watched until each of its optimizers has stepped, and for one that has not there is no hook",
+    ),
+    Entry(
         target="torch:UntypedStorage.__new__", kind=Kind.PATCH, group="program storages", has_source=False,
         test=_STORAGES, why="a build without CUDA makes no storage on a GPU (torch/csrc/Storage.cpp)",
     ),

@@ -11,5 +11,12 @@ class Run(Protocol):
     """Runs a command as one rank of its world; `{programs}` in it is the folder of the tests' programs."""
 
     def __call__(
-        self, command: str, *, rank: int = 0, steps: int = 0, strict: bool = False, seconds: float = 120
+        self,
+        command: str,
+        *,
+        rank: int = 0,
+        steps: int = 0,
+        strict: bool = False,
+        seconds: float = 120,
+        patience: float = 0,
     ) -> RankRun: ...

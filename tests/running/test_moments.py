@@ -1,14 +1,11 @@
-"""Phases and iterations that follow from what a program was seen to do, and when enough of it was seen."""
+"""Phases and iterations that follow from what a program was seen to do."""
 
 from __future__ import annotations
 
-import pytest
-
 from planner.events import Phase
 from planner.running.moments import Kind, Moments
-from planner.running.stopping import MOST, Stopping
 
-LETTERS = {"f": Kind.FORWARD, "e": Kind.EVAL, "b": Kind.BACKWARD, "s": Kind.SAVE, "l": Kind.LOAD}
+LETTERS = {"f": Kind.FORWARD, "e": Kind.EVAL, "b": Kind.BACKWARD, "a": Kind.ASIDE, "s": Kind.SAVE, "l": Kind.LOAD}
 
 
 def seen(told: str) -> Moments:
@@ -70,38 +67,20 @@ def test_a_checkpoint_that_is_loaded_is_a_phase() -> None:
     assert (Phase.CHECKPOINT_LOAD.value, 1) in phases("fb1lfb1")
 
 
-@pytest.mark.parametrize(
-    ("peaks", "ended_at"),
-    [
-        ([(1, 1), (2, 2), (2, 2)], 3),
-        ([(2, 2), (2, 2), (2, 2)], 3),
-        ([(1, 1), (2, 2), (3, 3), (3, 4), (3, 4)], 5),
-    ],
-)
-def test_it_is_over_when_an_iteration_changes_no_peak(peaks: list[tuple[int, int]], ended_at: int) -> None:
-    stopping = Stopping()
-
-    over = [stopping.is_over(number, each) for number, each in enumerate(peaks, 1)]
-
-    assert over == [number == ended_at for number in range(1, len(peaks) + 1)]
+def test_what_is_evaluated_between_two_steps_is_one_evaluation() -> None:
+    assert seen("eeefb1fb1eefb1").evaluations() == 2
+    assert seen("eeefb1fb1eefb1").evaluations(until=4) == 1
 
 
-def test_each_iteration_is_looked_at_once() -> None:
-    stopping = Stopping()
-
-    assert [stopping.is_over(number, (1, 1)) for number in (1, 1, 2, 2, 3)] == [False] * 4 + [True]
-
-
-def test_steps_that_were_asked_for_are_taken_whatever_the_peak() -> None:
-    stopping = Stopping(steps=5)
-
-    assert [stopping.is_over(number, (1, 1)) for number in range(1, 6)] == [False] * 4 + [True]
+def test_forwards_beside_training_are_evaluations_unless_every_iteration_has_them() -> None:
+    assert seen("afb1afb1afb1").evaluations() == 0
+    assert seen("aafb1fb1fb1aafb1").evaluations() == 2
 
 
-def test_a_peak_that_rises_for_ever_is_said() -> None:
-    stopping = Stopping()
+def test_a_checkpoint_in_parts_is_one() -> None:
+    assert seen("fb1sssfb1ss").seen(Kind.SAVE) == 2
 
-    over = [stopping.is_over(number, (number, number)) for number in range(1, MOST + 1)]
 
-    assert over == [False] * (MOST - 1) + [True]
-    assert stopping.reason == f"ended after {MOST} iterations, although its peak still rises"
+def test_a_program_is_cut_where_its_forwards_begin() -> None:
+    assert seen("efbfb1efb1").cuts(until=8) == [0, 1, 3, 6, 7]
+    assert seen("b1b1").cuts(until=4) == [0, 2]

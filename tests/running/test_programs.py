@@ -23,8 +23,9 @@ def test_a_loop_with_scaler_evaluation_and_checkpoint(run: Run, tmp_path_factory
 
     found = run(f"python {{programs}}/classifier.py --out {path}")
 
-    assert (found.ending, found.iterations) == ("ended after 3 iterations, of which the last changed no peak", 3)
-    assert found.seen == {"eval": 3, "save": 1, "load": 0}
+    ending = "ended after 3 iterations: training is steady since iteration 3, and nothing new came in 0 s"
+    assert (found.ending, found.iterations) == (ending, 3)
+    assert found.seen == {"eval": 1, "save": 1, "load": 0}
     marks = [(each.phase, each.iteration) for each in found.trace.events if isinstance(each, Mark)]
     assert marks[0] == (Phase.FORWARD, 1)
     assert (Phase.EVAL, 2) in marks
@@ -44,7 +45,7 @@ def test_a_checkpoint_is_loaded_again(run: Run) -> None:
     found = run("python {programs}/resumed.py")
 
     assert found.seen == {"eval": 0, "save": 1, "load": 1}
-    phases = [each.phase for each in found.trace.events if isinstance(each, Mark)]
+    phases = [each.phase for each in found.trace.written_out() if isinstance(each, Mark)]
     assert phases.index(Phase.CHECKPOINT_LOAD) < len(phases) - 1
 
 
@@ -61,6 +62,18 @@ def test_steps_that_were_asked_for(run: Run) -> None:
     found = run("python {programs}/classifier.py --eval-every 1000", steps=5)
 
     assert (found.iterations, found.ending) == (5, "ended after 5 iterations, as asked for")
+
+
+def test_a_program_is_followed_to_its_second_evaluation(run: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("out") / "checkpoint.pt"
+
+    found = run(f"python {{programs}}/classifier.py --eval-every 20 --out {path}", patience=60)
+
+    assert found.ending == ("ended after 40 iterations: training is steady since iteration 3, and everything was seen")
+    assert found.seen == {"eval": 2, "save": 1, "load": 0}
+    repeated = {each.iterations: each.times for each in found.trace.repeats}
+    assert repeated[1] >= 15
+    assert len(found.trace.events) * 3 < len(found.trace.written_out())
 
 
 def test_a_program_that_ends_by_itself_is_whole(run: Run) -> None:

@@ -122,7 +122,7 @@ def test_no_more_are_run_for_a_thousand_than_for_eight(name: str, monkeypatch: p
 
 def test_repetition_is_replayed_until_the_allocator_is_as_it_was() -> None:
     """The first time takes a segment that the second finds; the second leaves everything as it was."""
-    events = (Alloc(0, 5 << 20), Alloc(1, 3 << 20), Free(1), Free(0))
+    events = (Alloc(0, 5 << 20), Alloc(1, 30 << 20), Free(1), Free(0))
     found = replay_until_settled(events, [Repeat(1, 3, 1000)])
 
     assert len(found.events) == 6
