@@ -28,16 +28,19 @@ def planner(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_json_is_one_object_on_standard_output() -> None:
-    ended = planner("run", "--allow-writes", "--format", "json", "--gpu", "A10G-24GB", "--", *WORLD)
+    ended = planner(
+        "run", "--allow-writes", "--patience", "0.5", "--format", "json", "--gpu", "A10G-24GB", "--", *WORLD
+    )
 
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert list(found) == [
-        "schema", "verdict", "calibrated", "command", "gpu", "nodes", "gpus_per_node", "ending", "iterations", "seen",
-        "unseen", "allocator_conf", "rank_classes", "assumptions", "provenance", "notes", "seconds",
+        "schema", "verdict", "calibrated", "command", "gpu", "nodes", "gpus_per_node", "ending", "iterations",
+        "repeated", "seen", "unseen", "allocator_conf", "rank_classes", "assumptions", "provenance", "notes", "seconds",
     ]  # fmt: skip
     assert (found["schema"], found["command"], found["gpu"]) == ("planner.run/1", WORLD, "A10G-24GB")
     assert [each["ranks"] for each in found["rank_classes"]] == ["0-3"]
+    assert 0 < found["repeated"] < found["iterations"]
     assert found["unseen"] == ["no evaluation was seen", "no checkpoint was seen being saved"]
     assert {each["about"] for each in found["assumptions"]} == {"host", "ranks", "value"}
     assert set(found["rank_classes"][0]["peak"]) >= {"allocated_bytes", "reserved_bytes", "device_bytes"}
@@ -47,7 +50,7 @@ def test_a_program_that_does_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "large.py"
     path.write_text(LARGE)
 
-    ended = planner("run", "--allow-writes", "--gpu", "A10G-24GB", "--", "python", str(path))
+    ended = planner("run", "--allow-writes", "--patience", "0", "--gpu", "A10G-24GB", "--", "python", str(path))
 
     assert ended.returncode == 3, ended.stderr
     assert "It does not fit: rank 0 would take" in ended.stdout
@@ -73,6 +76,7 @@ def test_the_traceback_of_a_program_is_marked_as_its_own(tmp_path: Path) -> None
         (["run", "--gpu", "H1000", "--", "python", "t.py"], "there is no GPU `H1000`"),
         (["run", "--ranks", "9", "--", "torchrun", "--nproc-per-node", "8", "t.py"], "there is no rank 9"),
         (["run", "--steps", "-1", "--", "python", "t.py"], "--steps is -1"),
+        (["run", "--patience", "-1", "--", "python", "t.py"], "--patience is -1"),
         (["run", "--", "python", "/nowhere/t.py"], "there is no such program"),
     ],
 )
