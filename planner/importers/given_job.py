@@ -35,15 +35,15 @@ class GivenJob:
     standard_input: str = ""
     """Its text, where `named` is `-`."""
     words: Shorthand = field(default_factory=Shorthand)
-    settings: Sequence[str] = ()
-    """`key=value`, each."""
+    settings: Sequence[str | Setting] = ()
+    """`key=value`, each, or what that comes to."""
     sources: ImportSources | None = None
     """Files of other programs; its words and settings are filled in here."""
 
 
 def read(given: GivenJob, folder: Path) -> ImportedJob:
     """The job; relative paths of options start at `folder`, those of a spec at its own. Raises SpecError."""
-    settings = [overrides.parse(each) for each in given.settings]
+    settings = [overrides.parse(each) if isinstance(each, str) else each for each in given.settings]
     if given.sources is not None:
         return import_job(_with_words(given, settings), folder)
     text, source = _text(given, folder)

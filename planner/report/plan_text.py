@@ -35,7 +35,7 @@ def judgement_lines(judged: Judged, style: Style, largest: int = 8) -> Iterator[
     """Every rank class, and the verdict in words."""
     for statement in judged.rank_classes:
         yield from (*_rank_class(statement, judged, style, largest), "")
-    for line in _wrap(_in_words(judged), style):
+    for line in _wrap(verdict_sentence(judged), style):
         yield style.paint(line, _VERDICT_COLORS[judged.verdict])
 
 
@@ -205,7 +205,8 @@ def _device(statement: RankClassStatement, plan: Judged, style: Style) -> Iterat
         yield style.paint(f"  {marks[3]} {'headroom':<{_LABEL}}{left}", "green")
 
 
-def _in_words(plan: Judged) -> str:
+def verdict_sentence(plan: Judged) -> str:
+    """Whether it fits and by how much, in one sentence."""
     worst = deciding(plan)
     ranks = _ranks_of(worst)
     capacity, device, high = worst.capacity_bytes, worst.peak.device_bytes, worst.peak.interval_bytes[1]
@@ -240,12 +241,13 @@ def _advice(advice: Sequence[Advice], style: Style) -> Iterator[str]:
     indent = 2 + _SIZE + 9
     for each in advice:
         verdict = style.paint(f"{each.verdict.value:<7}", _VERDICT_COLORS[each.verdict])
-        first, *more = textwrap.wrap(_change(each.change), style.width - indent - 2)
+        first, *more = textwrap.wrap(change_text(each.change), style.width - indent - 2)
         yield f"  {size(each.device_bytes):>{_SIZE - 1}}  {verdict} {first}"
         yield from (f"{'':{indent}}  {line}" for line in more)
 
 
-def _change(change: Mapping[str, Any]) -> str:
+def change_text(change: Mapping[str, Any]) -> str:
+    """Keys of a spec and their new values, as advice says them."""
     return ", ".join(
         f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in change.items()
     )

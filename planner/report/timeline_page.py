@@ -10,7 +10,8 @@ from importlib import resources
 from typing import Any
 
 from planner.allocator.timeline import Timeline
-from planner.events import Category, Event
+from planner.events import Event
+from planner.report.category_colors import DARK, LIGHT, STACKED, css_variables
 from planner.report.lives import phase_spans
 from planner.report.series import thin
 from planner.report.statement import Plan, RankClassStatement
@@ -18,11 +19,6 @@ from planner.report.style import Style
 from planner.report.title import describe, name_of
 
 _HOLDERS = 60
-_STACKED = (
-    Category.PARAMETER, Category.OPTIMIZER_STATE, Category.BUCKET, Category.GRADIENT, Category.INPUT,
-    Category.ACTIVATION, Category.WORKSPACE, Category.COMMUNICATION, Category.OTHER, Category.TEMPORARY,
-)  # fmt: skip
-"""From the bottom up: what stays longest lies lowest, so that the picture is calm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +42,7 @@ def render_page(plan: Plan, classes: Sequence[ClassTimeline]) -> str:
     template = resources.files("planner.report").joinpath("timeline_page.html").read_text(encoding="utf-8")
     filled = template.replace("{{name}}", escape(name_of(plan.job)))
     filled = filled.replace("{{about}}", escape(" · ".join(describe(plan.job, Style()))))
+    filled = filled.replace("{{light}}", css_variables(LIGHT)).replace("{{dark}}", css_variables(DARK))
     return filled.replace("{{data}}", embedded)
 
 
@@ -71,7 +68,7 @@ def _class(traced: ClassTimeline) -> dict[str, Any]:
         "at": series.at,
         "allocated_bytes": {
             category.value: series.allocated_bytes[category]
-            for category in _STACKED
+            for category in STACKED
             if category in series.allocated_bytes
         },
         "reserved_bytes": series.reserved_bytes,

@@ -15,10 +15,11 @@ import pytest
 
 from planner.allocator.replay import replay
 from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
+from planner.report.category_colors import STACKED
 from planner.report.rank_class import state_rank_class
 from planner.report.series import thin
 from planner.report.statement import OutsideAllocator, Plan
-from planner.report.timeline_page import _STACKED, ClassTimeline, render_page
+from planner.report.timeline_page import ClassTimeline, render_page
 
 
 def _page(plan: Plan, events: list[Event]) -> str:
@@ -65,7 +66,7 @@ def test_what_stays_longest_is_stacked_lowest(plan: Callable[..., Plan], trainin
     (shown,) = _data(_page(plan(), training))["classes"]
 
     assert list(shown["allocated_bytes"]) == ["parameter", "optimizer_state", "gradient", "activation", "temporary"]
-    assert set(_STACKED) == set(Category)
+    assert set(STACKED) == set(Category)
 
 
 def test_a_module_named_like_markup_stays_text(plan: Callable[..., Plan]) -> None:

@@ -1,0 +1,156 @@
+"""`planner.plan` and `planner.check`: a job's memory as an object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from planner.api.child import call
+from planner.api.given import JobSource, JobWords, read_job
+from planner.bound.lower_bound import lower_bound
+from planner.errors import PlannerError
+from planner.job.bundle import bundle
+from planner.job.schema import Job
+from planner.report import statement
+from planner.report.plan_card import render_card
+from planner.report.plan_text import bound_line, deciding, one_line, render
+from planner.report.statement import Advice, RankClassStatement, Verdict
+from planner.report.style import Style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every rank of a job will hold, and whether it fits. All sizes are bytes.
+
+    It prints as the report of `planner plan`, and shows itself in a notebook.
+    """
+
+    job: Job
+    statement: statement.Plan
+    """The plan with all of its figures."""
+    notes: tuple[str, ...] = ()
+    """What was taken where nobody said it, and where figures come from."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """`fits`, `tight` or `exceeds`."""
+        return self.statement.verdict
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job will run: also tightly."""
+        return self.verdict is not Verdict.EXCEEDS
+
+    @property
+    def rank_classes(self) -> tuple[RankClassStatement, ...]:
+        """The ranks that do the same, with their peak, phases, categories and holders."""
+        return self.statement.rank_classes
+
+    @property
+    def fullest(self) -> RankClassStatement:
+        """The rank class that decides the verdict."""
+        return deciding(self.statement)
+
+    @property
+    def device_bytes(self) -> int:
+        """What NVML would show of the fullest rank at its peak."""
+        return self.fullest.peak.device_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.fullest.capacity_bytes
+
+    @property
+    def headroom_bytes(self) -> int:
+        return self.fullest.headroom_bytes
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """Changes that make it fit; none where it does."""
+        return self.statement.advice
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `planner plan --format json` prints it (planner.plan/1)."""
+        return statement.to_json(self.statement)
+
+    def plot(self, rank_class: int = 0, ax: Axes | None = None) -> Axes:
+        """Memory over time of one rank class, stacked by category. Raises PlannerError without matplotlib."""
+        from planner.api.chart import draw
+
+        if not 0 <= rank_class < len(self.rank_classes):
+            raise PlannerError(
+                f"there is no rank class {rank_class}", allowed=f"0 to {len(self.rank_classes) - 1}", place="plot"
+            )
+        over_time = call("planner.api.work:memory_over_time", self.job, rank_class)
+        return draw(over_time, self.rank_classes[rank_class], ax)
+
+    def write_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Memory over time of all rank classes, as a page of its own."""
+        Path(path).write_text(call("planner.api.work:timeline_page", self.job), encoding="utf-8")
+
+    def write_snapshot(self, path: str | os.PathLike[str]) -> None:
+        """The first rank class for PyTorch's memory viewer."""
+        call("planner.api.work:snapshot", self.job, os.fspath(path))
+
+    def __str__(self) -> str:
+        return render(self.statement, Style(), notes=self.notes)
+
+    def __repr__(self) -> str:
+        return f"<Plan {one_line(self.statement)}>"
+
+    def _repr_html_(self) -> str:
+        return render_card(self.statement, self.notes)
+
+
+@dataclass(frozen=True)
+class Check:
+    """The verdict on a job, and a sentence with its figures."""
+
+    verdict: Verdict
+    sentence: str
+    plan: Plan | None
+    """None where a lower bound alone was enough to refuse."""
+
+    @cached_property
+    def fits(self) -> bool:
+        return self.verdict is not Verdict.EXCEEDS
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    __repr__ = __str__
+
+
+def plan(
+    job: JobSource, *, settings: Mapping[str, Any] | None = None, advice: bool = True, **words: Unpack[JobWords]
+) -> Plan:
+    """Plan a job: `planner.plan("Qwen/Qwen3-8B", gpus="4xH100", lora="r=16", sequence_length=4096, fsdp=True)`.
+
+    `job` is a spec or a bundle (a path, or a mapping), a model, or a Job; `words` say the rest of it in a few words,
+    and `settings` set any key of a spec: `{"train.micro_batch_size": 4}`. With `advice` changes are looked for that
+    would make it fit where it does not. The first call loads PyTorch in a process of its own (some seconds).
+    Raises SpecError for what is no job, TraceError or AllocatorConfError for what cannot be planned.
+    """
+    given = read_job(job, settings, **words)
+    found, notes = call("planner.api.work:make_plan", given.job, advice)
+    return Plan(given.job, found, (*given.taken, *notes))
+
+
+def check(job: JobSource, *, settings: Mapping[str, Any] | None = None, **words: Unpack[JobWords]) -> Check:
+    """Say whether a job fits; arguments and errors are those of :func:`plan`.
+
+    A job whose lower bound exceeds its GPU is refused at once, without a trace.
+    """
+    given = read_job(job, settings, **words)
+    bound = lower_bound(given.job)
+    if bound.least_bytes > bound.capacity_bytes:
+        return Check(Verdict.EXCEEDS, bound_line(bundle(given.job), bound), None)
+    found, notes = call("planner.api.work:make_plan", given.job, False)
+    return Check(found.verdict, one_line(found), Plan(given.job, found, (*given.taken, *notes)))

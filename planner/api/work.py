@@ -1,0 +1,83 @@
+"""What the child process of the Python API does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.calibration.interval import Calibration
+from planner.comparing import compare_files
+from planner.comparing.comparison import Comparison
+from planner.job.schema import Job
+from planner.planning import pipeline
+from planner.planning.answer import plan_and_advise
+from planner.planning.child_processes import ChildProcesses, usable
+from planner.planning.pipeline import PlanningInputs, PlanningResult, plan_by
+from planner.planning.trace_cache import TraceCache
+from planner.planning.trace_source import TraceSource
+from planner.report.lives import PhaseSpan, phase_spans
+from planner.report.memory_viz import write_snapshot
+from planner.report.series import Series, thin
+from planner.report.statement import Plan
+from planner.report.timeline_page import ClassTimeline, render_page
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOverTime:
+    """Of one rank class: its series, the events at which phases begin and end, and how many events there are."""
+
+    series: Series
+    phases: Sequence[PhaseSpan]
+    events: int
+
+
+def make_plan(job: Job, advice: bool) -> tuple[Plan, tuple[str, ...]]:
+    """The plan, and sentences on where its figures come from."""
+    found = plan_and_advise(
+        job,
+        with_advice=advice,
+        with_eager=True,
+        executor=ChildProcesses(usable()),
+        keep_traces=False,
+        source=_source(),
+    )
+    return found.plan, found.notes
+
+
+def memory_over_time(job: Job, number: int) -> MemoryOverTime:
+    """Of the rank class with that number."""
+    found = _with_traces(job)
+    events, timeline = found.traces[number].trace.events, found.timelines[number]
+    return MemoryOverTime(thin(events, timeline), phase_spans(events), len(timeline.allocated_bytes))
+
+
+def timeline_page(job: Job) -> str:
+    """The page that `planner plan --timeline` writes."""
+    found = _with_traces(job)
+    classes = [
+        ClassTimeline(statement, each.trace.events, timeline)
+        for statement, each, timeline in zip(found.plan.rank_classes, found.traces, found.timelines, strict=True)
+    ]
+    return render_page(found.plan, classes)
+
+
+def snapshot(job: Job, path: str) -> None:
+    """Writes the first rank class for PyTorch's own memory viewer."""
+    write_snapshot(Path(path), _with_traces(job).traces[0].trace.events, job.allocator.conf)
+
+
+def compare_job(job: Job, measured: str, case: str, rank: int | None) -> list[Comparison]:
+    """The job's plan, made for the device of the measurements, beside them."""
+    path = Path(measured)
+    found = pipeline.plan_with_traces(job, target=compare_files.target_of(path))
+    return compare_files.run_compare(found.plan, path, case=case, rank=rank, events_of=found.events_of)
+
+
+def _with_traces(job: Job) -> PlanningResult:
+    work = PlanningInputs(job=job, calibration=Calibration.none(), source=_source())
+    return plan_by(pipeline.plan_here, work, lambda _: None)
+
+
+def _source() -> TraceSource:
+    return TraceSource(cache=TraceCache.of_user())
