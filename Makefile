@@ -68,7 +68,7 @@ accuracy: $(READY) ## predicted against recorded, for every truth at hand
 	$(BIN)/python tests/accuracy.py
 
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)
-	$(PYTHON) -m planner gpu-truth --out $(or $(OUT),tests/data/gpu)
+	$(PYTHON) -m planner gpu-truth --out $(or $(OUT),tests/data/gpu) --minutes $(or $(MINUTES),9) --jobs $(or $(JOBS),8)
 
 validate-gpu: $(READY) ## run JOB's step on the GPUs of this machine through Ray, beside its plan (GPU: catalog name)
 	$(BIN)/planner validate $(or $(JOB),examples/gpt2-xl.yaml) $(if $(GPU),--gpu $(GPU))

@@ -24,12 +24,15 @@ def add(commands: Commands) -> None:
         "DIR/snapshots.tar.xz. Cases that stand in the file already are skipped, unless they failed.",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for what is measured")
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu (default: %(default)s)")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, cpu; or paper:sm_90 (default: %(default)s)")
     parser.add_argument("--small", action="store_true", help="small sizes: a rehearsal")
     parser.add_argument("--jobs", type=int, default=4, help="processes at a time (default: %(default)s)")
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument(
-        "--seconds", type=float, default=560, help="no case is begun after so long (default: %(default)s)"
+        "--minutes", type=float, default=9, help="no case is begun after so long (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--against", type=Path, metavar="DIR", help="say which operators allocate otherwise than in that folder"
     )
     parser.set_defaults(run=run_gpu_truth)
 
@@ -45,6 +48,21 @@ def run_gpu_truth(arguments: argparse.Namespace) -> int:
         small=arguments.small,
         jobs=arguments.jobs,
         only=arguments.only,
-        seconds=arguments.seconds,
+        seconds=60 * arguments.minutes,
     )
-    return OUR_FAULT if gpu_truth.measure_matrix(matrix) else DONE
+    failed = gpu_truth.measure_matrix(matrix)
+    if arguments.against:
+        _compare(arguments.out, arguments.against)
+    return OUR_FAULT if failed else DONE
+
+
+def _compare(out: Path, against: Path) -> None:
+    """Operators by how much they differ; of the two folders one was measured on paper."""
+    from planner.comparing.operator_differences import compare_operators, render
+    from planner.measuring import store
+    from planner.measuring.gpu_truth import MEASUREMENTS
+
+    here, there = store.read(out / MEASUREMENTS), store.read(against / MEASUREMENTS)
+    if any(each.device.kind == "paper" for each in here):
+        here, there = there, here
+    print(render(compare_operators(here, there)), end="")

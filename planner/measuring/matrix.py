@@ -16,6 +16,8 @@ from planner.job.schema import Job
 
 _CLUSTER = {"gpu": {"total_bytes": "80GiB", "arch": "sm_90"}}
 """A step does not ask what GPU it runs on; the spec does."""
+SHARES = 24
+"""Of the operator database: a process takes some twenty seconds for one."""
 _SIZES = ("micro_batch_size", "sequence_length")
 _AS_A_WHOLE = ("hf_config", "optimizer", "factory_arguments", "decoder", "inputs")
 _SECTIONS = ("model", "train", "parallel", "allocator")
@@ -23,11 +25,13 @@ _SECTIONS = ("model", "train", "parallel", "allocator")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One process: a job, or a family of operators."""
+    """One process: a job, a family of operators, or a share of torch's operator database."""
 
     name: str
     job: Job | None = None
     operators: tuple[Mapping[str, Any], ...] = ()
+    share: tuple[int, int] | None = None
+    """Every n-th operator of the database, and n."""
     alone: bool = False
     """No other case runs at the same time."""
     snapshot: bool = False
@@ -38,12 +42,14 @@ class Case:
 
 
 def cases(*, small: bool = False) -> list[Case]:
-    """All cases: those that want the GPU for themselves, then the operators, then the rest. `small`: a rehearsal."""
+    """All cases, what tells most first: the operator database and the operators, whose rules every step rests on, then
+    the steps that want the GPU for themselves, then the rest. `small`: a rehearsal."""
     document = _document()
     steps = [_case(entry, document["models"][entry["of"]], small) for entry in document["cases"]]
     families = document["operators"].items()
     operators = [Case(name=f"operators-{family}", operators=tuple(entries)) for family, entries in families]
-    return [c for c in steps if c.alone] + operators + [c for c in steps if not c.alone]
+    shares = [Case(name=f"opinfo-share-{each:02}", share=(each, SHARES)) for each in range(SHARES)]
+    return shares + operators + [c for c in steps if c.alone] + [c for c in steps if not c.alone]
 
 
 @cache

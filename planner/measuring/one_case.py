@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from planner.measuring import store
+from planner.measuring import operator_conformance, store
 from planner.measuring.matrix import Case, cases
 from planner.measuring.measure import measure
 from planner.measuring.measurement import Measurement
@@ -33,8 +33,18 @@ def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
 def measure_case(name: str, out: Path, device: torch.device, *, small: bool, alone: bool) -> None:
     """Measures one case and writes its lines into a file of its own, `out`/cases/NAME.jsonl."""
     case = next(each for each in cases(small=small) if each.name == name)
-    found = _operators(case, device, small=small) if case.job is None else [_step(case, out, device, alone=alone)]
-    store.append(out / "cases" / f"{name}.jsonl", found)
+    store.append(out / "cases" / f"{name}.jsonl", _measured(case, out, device, small=small, alone=alone))
+
+
+def _measured(case: Case, out: Path, device: torch.device, *, small: bool, alone: bool) -> Iterator[Measurement]:
+    if case.job is not None:
+        yield _step(case, out, device, alone=alone)
+    elif case.share is not None:
+        extent = operator_conformance.REHEARSAL if small else operator_conformance.WHOLE
+        yield from operator_conformance.measure_share(case.share, device, device_facts(device), extent=extent)
+        yield replace(_about(case.name, device), operator={"share": list(case.share)})  # says that it is whole
+    else:
+        yield from _operators(case, device, small=small)
 
 
 def _step(case: Case, out: Path, device: torch.device, *, alone: bool) -> Measurement:
@@ -44,14 +54,7 @@ def _step(case: Case, out: Path, device: torch.device, *, alone: bool) -> Measur
 
 
 def _operators(case: Case, device: torch.device, *, small: bool) -> Iterator[Measurement]:
-    about = Measurement(
-        case=case.name,
-        job={},
-        device=device_facts(device),
-        software=software(),
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        allocator_conf=allocator_conf(),
-    )
+    about = _about(case.name, device)
     yield replace(about, operator={"family": [entry["name"] for entry in case.operators]})
     for entry in case.operators:
         named = replace(about, case=f"operator-{entry['name']}")
@@ -66,3 +69,14 @@ def _operators(case: Case, device: torch.device, *, small: bool) -> Iterator[Mea
             yield replace(named, error=f"{type(error).__name__}: {error}".splitlines()[0][:500])
             continue
         yield replace(named, operator={**steps, "first_run": cold}, phases=phases_of_steps(steps))
+
+
+def _about(name: str, device: torch.device) -> Measurement:
+    return Measurement(
+        case=name,
+        job={},
+        device=device_facts(device),
+        software=software(),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        allocator_conf=allocator_conf(),
+    )

@@ -1,7 +1,6 @@
 """Single operators on a device: every allocation of forward and backward, in order.
 
-An operator is data: a callable below `torch`, shapes, arguments. On a GPU the order comes from the allocator's own
-history, on a CPU from the profiler.
+An operator is data: a callable below `torch`, shapes, arguments.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any, cast
 import torch
 
 from planner.errors import MeasureError
-from planner.events import Alloc, Event, Free, Phase
-from planner.measuring.host_recorder import HostRecorder
+from planner.events import Phase
+from planner.measuring.allocation_history import history_of
 from planner.measuring.measurement import Levels, MeasuredPhase
 
 _LARGEST_SMALL = 128
@@ -48,7 +47,7 @@ class Operator:
         return self._record_steps()
 
     def _record_steps(self) -> dict[str, Any]:
-        recorder = _CudaHistory(self._device) if self._device.type == "cuda" else _HostHistory()
+        recorder = history_of(self._device)
         with recorder:
             self._forward_and_backward(recorder.mark)
         self._forget()
@@ -91,83 +90,6 @@ class Operator:
 
     def _shape(self, shape: Sequence[int]) -> list[int]:
         return [min(size, _LARGEST_SMALL) if self._small else size for size in shape]
-
-
-class _HostHistory:
-    """Steps from the profiler's memory events."""
-
-    def __init__(self) -> None:
-        self._recorder = HostRecorder()
-        self._profiled: Any = None
-        self._names: list[str] = []
-
-    def __enter__(self) -> _HostHistory:
-        self._profiled = self._recorder.profile()
-        self._profiled.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._profiled.__exit__(*error)
-
-    def mark(self, name: str) -> None:
-        self._names.append(name)
-        self._recorder.mark(Phase.FORWARD, len(self._names))
-
-    def steps(self) -> dict[str, Any]:
-        parts: list[list[Event]] = []
-        for event in self._recorder.build_recording().events:
-            if isinstance(event, Alloc | Free):
-                parts[-1].append(event) if parts else None
-            else:
-                parts.append([])
-        sizes: dict[int, int] = {}
-        return {name: _sign_sizes(part, sizes) for name, part in zip(self._names, parts, strict=True)}
-
-
-class _CudaHistory:
-    """Steps from the history of the caching allocator."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._marks: list[tuple[str, int]] = []
-        self._trace: list[dict[str, Any]] = []
-
-    def __enter__(self) -> _CudaHistory:
-        torch.cuda.memory._record_memory_history(context=None, stacks="python", max_entries=100_000)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._trace = self._entries()
-        torch.cuda.memory._record_memory_history(enabled=None)
-
-    def mark(self, name: str) -> None:
-        self._marks.append((name, len(self._entries())))
-
-    def steps(self) -> dict[str, Any]:
-        ends = [position for _, position in self._marks[1:]] + [len(self._trace)]
-        return {
-            name: [
-                entry["size"] if entry["action"] == "alloc" else -entry["size"]
-                for entry in self._trace[begin:end]
-                if entry["action"] in ("alloc", "free_requested")
-            ]
-            for (name, begin), end in zip(self._marks, ends, strict=True)
-        }
-
-    def _entries(self) -> list[dict[str, Any]]:
-        index = self._device.index or 0
-        return list(torch.cuda.memory._snapshot()["device_traces"][index])
-
-
-def _sign_sizes(events: Sequence[Event], sizes: dict[int, int]) -> list[int]:
-    found = []
-    for event in events:
-        if isinstance(event, Alloc):
-            sizes[event.block] = event.requested_bytes
-            found.append(event.requested_bytes)
-        elif isinstance(event, Free):
-            found.append(-sizes[event.block])
-    return found
 
 
 def phases_of_steps(steps: Mapping[str, Any]) -> tuple[MeasuredPhase, ...]:

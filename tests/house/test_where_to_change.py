@@ -18,6 +18,7 @@ QUESTIONS = [
     "a launcher hook",
     "a metric",
     "an HTTP endpoint",
+    "a call of the Python API",
     "a command",
     "a key of the spec, with its check",
     "an allocator rule",
@@ -26,7 +27,7 @@ QUESTIONS = [
 ]
 
 
-def test_it_answers_twelve_questions() -> None:
+def test_it_answers_these_questions() -> None:
     assert [question for question, _ in ROWS] == QUESTIONS
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from planner.measuring.matrix import Case, cases
 
 ROOT = Path(__file__).parent.parent.parent
+SHARE = "opinfo-share-07"
 
 
 def _steps() -> list[Case]:
@@ -63,13 +66,14 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for only in ("mlp-ddp-view", "mlp-ddp-"):
         _run(folder, only)
     _run(folder, "operators-losses")
+    _run(folder, SHARE)
     return folder
 
 
-def _run(folder: Path, only: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "planner", "gpu-truth", "--out", str(folder), "--device", "cpu", "--small"]
+def _run(folder: Path, only: str, *more: object, device: str = "cpu") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "planner", "gpu-truth", "--out", str(folder), "--device", device, "--small"]
     return subprocess.run(
-        [*command, "--jobs", "2", "--only", only],
+        [*command, "--jobs", "2", "--only", only, *map(str, more)],
         cwd=ROOT,
         env=dict(os.environ),
         capture_output=True,
@@ -103,6 +107,49 @@ def test_a_rehearsed_operator_lists_its_allocations(rehearsed: Path) -> None:
     whole = 128 * 128 * 4
     assert mse["error"] == ""
     assert [size for size in mse["operator"]["forward"] if abs(size) > 8] == [whole, whole, -whole]
+
+
+def test_all_of_torchs_operator_database_is_in_it() -> None:
+    shares = [case.share for case in cases() if case.share is not None]
+
+    assert sorted(each for first, step in shares for each in range(first, 1000, step)) == list(range(1000))
+
+
+def test_what_tells_most_comes_first() -> None:
+    kinds = ["share" if each.share else "operators" if each.job is None else "step" for each in cases()]
+
+    assert [kind for kind, _ in groupby(kinds)] == ["share", "operators", "step"]
+    assert [alone for alone, _ in groupby(case.alone for case in _steps())] == [True, False]
+
+
+def test_a_rehearsed_share_of_the_database_says_what_its_operators_allocate(rehearsed: Path) -> None:
+    said = [each for each in _lines(rehearsed) if each["case"].startswith("opinfo-")]
+    samples = {each["operator"]["name"]: each["operator"]["samples"] for each in said[:-1]}
+
+    assert (said[-1]["case"], said[-1]["operator"]) == (SHARE, {"share": [7, 24]})
+    assert len(samples) == len(range(7, 702, 24 * 5))
+    assert sum(size for (sample,) in samples.values() for size in sample["forward"] if size > 0) > 1000
+
+
+def test_the_same_share_on_paper_is_set_beside_it(rehearsed: Path, tmp_path: Path) -> None:
+    said = _run(tmp_path, SHARE, "--against", rehearsed, device="paper:sm_90").stdout.splitlines()[0]
+    alike, differ, refused, not_compared = map(int, re.findall(r"\d+", said))
+
+    assert alike > 0  # CPUs have other kernels: those that differ are no fault of paper's
+    assert (alike + differ + refused, not_compared) == (len(range(7, 702, 24 * 5)), 0)
+
+
+def test_a_case_that_is_not_begun_in_time_is_left_for_the_next_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "planner", "gpu-truth", "--out", str(tmp_path), "--device", "cpu", "--small"]
+    ended = subprocess.run([*command, "--minutes", "0"], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 1
+    assert f"0 measured, {len(cases())} not: opinfo-share-00, " in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_comes_back_is_few_files(rehearsed: Path) -> None:
+    assert [each.name for each in rehearsed.iterdir()] == ["measurements.jsonl"]
 
 
 def test_measuring_needs_neither_ray_nor_pydantic() -> None:
