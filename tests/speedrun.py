@@ -1,8 +1,8 @@
 """`make speedrun`: training scripts that others ran compiled on 8 H100, unedited on paper, beside the peaks they printed.
 
 The scripts and their peaks are PLANNER_TRUTH/programs/speedrun. Each runs in a process of its own under `planner run`;
-what it came to is kept (`results/` in the folder), so that a run that was ended goes on where it was: `--again` runs
-what was run before. Tens of processor seconds a script, hence outside CI.
+what it came to is kept (`results/` in the folder), so that a run that was ended goes on where it was: `--again` also
+runs what ran before. Tens of processor seconds a script, hence outside CI.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def _results(chosen: list[Recorded], folder: Path, options: argparse.Namespace) 
     for recorded in chosen:
         kept = folder / "results" / f"{Path(recorded.file).stem}.json"
         result = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-        if not options.shown and (options.again or result.get("key") != _key(recorded, options)):
+        is_done = "answer" in result and result["key"] == _key(recorded, options)
+        if not options.shown and (options.again or not is_done):
             print(f"running {recorded.file}", file=sys.stderr, flush=True)
             result = run(recorded, folder, options)
             kept.parent.mkdir(exist_ok=True)
@@ -143,8 +144,8 @@ def peaks_of(answer: dict[str, Any]) -> tuple[int, int]:
 def _error_of(result: dict[str, Any]) -> str:
     """The line that says what was wrong."""
     lines = [line for line in result.get("stderr", "").splitlines() if line.strip()]
-    said = [index for index, line in enumerate(lines) if line.lstrip().startswith("allowed:")]
-    return lines[said[-1] - 1] if said and said[-1] else (lines[-1] if lines else "not run")
+    said = [line.partition(": ")[2] for line in lines if line.partition(": ")[0].endswith(".py")]
+    return said[-1] if said else (lines[-1] if lines else "not run")
 
 
 def _range(pair: tuple[int, int]) -> str:
