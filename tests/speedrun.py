@@ -1,4 +1,4 @@
-"""`make speedrun`: training scripts that others ran compiled on 8 H100, unedited on paper, beside the peaks they printed.
+"""`make speedrun`: scripts that others ran compiled on 8 H100, unedited on paper, beside the peaks that they printed.
 
 The scripts and their peaks are PLANNER_TRUTH/programs/speedrun. Each runs in a process of its own under `planner run`;
 what it came to is kept (`results/` in the folder), so that a run that was ended goes on where it was: `--again` also
@@ -48,7 +48,7 @@ def read_recorded() -> list[Recorded]:
 
 
 def error_percent(peak_bytes: int, recorded: tuple[int, int]) -> float | None:
-    """How far from the nearer end of a range of whole MiB, in percent of it; 0 inside, None where nothing was printed."""
+    """How far from the nearer end of a range of whole MiB, in percent; 0 inside, None where nothing was printed."""
     low, high = recorded
     if not high:
         return None
@@ -173,13 +173,17 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=user_cache() / "speedrun", help="data, logs and results")
     parser.add_argument("--steps", type=int, default=3, help="iterations; 0: until it is steady (default: 3)")
     parser.add_argument("--seconds", type=float, default=1800, help="how long one may take (default: 1800)")
-    parser.add_argument("--triton", default=os.environ.get("PLANNER_TRITON", ""), help="a folder with the package triton")
+    parser.add_argument(
+        "--triton", default=os.environ.get("PLANNER_TRITON", ""), help="a folder with the package triton"
+    )
     parser.add_argument("--again", action="store_true", help="run what was run before, too")
     parser.add_argument("--shown", action="store_true", help="run nothing, show what there is")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     chosen = [each for each in read_recorded() if not options.names or any(name in each.file for name in options.names)]
-    print("script | recorded allocated | reserved | allocated (MiB) | error | reserved (MiB) | error | rests on | seconds")
+    print(
+        "script | recorded allocated | reserved | allocated (MiB) | error | reserved (MiB) | error | rests on | seconds"
+    )
     errors: dict[str, list[float]] = {"allocated": [], "reserved": []}
     failed = 0
     for recorded, result in zip(chosen, _results(chosen, options.folder, options), strict=True):

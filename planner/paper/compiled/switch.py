@@ -42,8 +42,9 @@ def enable(arch: str, recorder: Recorder | None = None, *, as_asked: bool = Fals
     """Inside, `torch.compile` compiles for the paper GPU that is open (`paper.gpu`), as for a GPU of this architecture.
 
     The recorder is told of which module and operator compiled allocations are. With `as_asked`, a function that was
-    compiled too often is an error, where torch would run it eagerly from then on, and so are strides of its own operators
-    that they do not say. Nothing that was compiled is left in this process at the end. Raises TraceError for an architecture that is not known.
+    compiled too often is an error, where torch would run it eagerly from then on, and so are strides of its own
+    operators that they do not say. Nothing that was compiled is left in this process at the end. Raises TraceError for
+    an architecture that is not known.
     """
     import torch._inductor.codegen.common  # noqa: F401
     from torch._dynamo import trace_rules
