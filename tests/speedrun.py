@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -27,6 +28,8 @@ _ROOT = Path(__file__).parents[1]
 TRUTH = Path(os.environ.get("PLANNER_TRUTH", _ROOT.parent / "shared" / "truth")) / "programs" / "speedrun"
 _SECOND_FILE = f"{'-' * 40}\n# triton_kernels.py\n{'-' * 40}\n"
 """Where a script's log shows the module that it imports, behind the script itself."""
+_KIND_OF_RUN = re.compile(r"""run_id.*f['"]([\w-]+)/\{uuid""")
+"""A folder of logs that was there where a script ran."""
 _TRAIN_TOKENS, _TRAIN_FILES, _VALIDATION_TOKENS = 20_000_000, 8, 11_000_000
 _SEPARATOR, _DOCUMENT_TOKENS = 50256, 1000
 
@@ -98,6 +101,8 @@ def run(recorded: Recorded, folder: Path, options: argparse.Namespace) -> dict[s
         if not (work / name).exists():  # some scripts look beside the folder that they start in
             work.mkdir(exist_ok=True)
             (work / name).symlink_to(folder / name)
+    for kind in _KIND_OF_RUN.findall(program.read_text(encoding="utf-8")):
+        (folder / "logs" / kind).mkdir(exist_ok=True)
     path = os.pathsep.join(filter(None, (str(_ROOT), options.triton, os.environ.get("PYTHONPATH"))))
     command = [
         sys.executable, "-m", "planner", "run", "--format", "json", "--ranks", "0", "--steps", str(options.steps),

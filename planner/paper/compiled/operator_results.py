@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -28,7 +28,9 @@ def other_strides(*, go_on: bool) -> Iterator[None]:
         _goes_on = before
 
 
-def assert_size_stride(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], operator: str = "") -> None:
+def assert_size_stride(
+    tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], operator: str = ""
+) -> None:
     """As the function of this name that generated code calls (torch 2.13, torch/csrc/dynamo/guards.cpp), but for
     strides of a program's own operators: of earlier versions of torch the generated code did not check them.
 
