@@ -141,9 +141,8 @@ def _results(chosen: list[Recorded], folder: Path, options: argparse.Namespace) 
 
 
 def peaks_of(answer: dict[str, Any]) -> tuple[int, int]:
-    """Allocated and reserved bytes of rank 0, as `torch.cuda` counts them for the program."""
-    peak = answer["rank_classes"][0]["peak"]
-    return peak["allocated_bytes"], peak["reserved_bytes"]
+    """Allocated and reserved bytes of rank 0 as the script would print them: since it last reset the counters."""
+    return answer["counted"]["max_allocated_bytes"], answer["counted"]["max_reserved_bytes"]
 
 
 def _error_of(result: dict[str, Any]) -> str:
