@@ -77,7 +77,7 @@ class LiveMemory:
         return self._ever["allocated_bytes"], self._ever["reserved_bytes"]
 
     def counted(self) -> dict[str, int]:
-        """What the program itself would print now: its peaks in bytes since it last reset them, and how often it did."""
+        """The peaks in bytes that the program would print now, since it last reset them, and how often it did."""
         self._catch_up()
         peaks = {f"max_{name}": self._statistics[name, "all"].peak for name in self._ever}
         return {**peaks, "resets": self._resets}
