@@ -166,7 +166,7 @@ def _line(recorded: Recorded, result: dict[str, Any]) -> str:
         error = error_percent(peak, pair)
         cells += [f"{peak / MIB:.1f}", "" if error is None else f"{error:+.3f} %"]
     seen = result["answer"]["seen"]
-    assumed = f"{len(result['answer']['assumptions'])} assumptions, {seen.get('eval', 0)} forwards of evaluations"
+    assumed = f"{len(result['answer']['assumptions'])} assumptions; {seen.get('eval', 0)} evaluations seen"
     return " | ".join((*cells, assumed, str(seconds)))
 
 
