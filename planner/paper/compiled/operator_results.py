@@ -11,15 +11,15 @@ from torch._library.simple_registry import singleton
 from planner.paper.compiled.assumptions import ASSUMED
 
 _OTHER_STRIDES = (
-    "the operator {name} returns strides that its own register_fake does not say: torch since 2.8 stops there, and an "
-    "earlier one, which goes on, is taken to run the program"
+    "the operator {name} returns strides that its own register_fake does not say: torch 2.13 stops there, and an earlier "
+    "one (2.7), which goes on, is taken to run the program"
 )
 _goes_on = False
 
 
 @contextmanager
 def other_strides(*, go_on: bool) -> Iterator[None]:
-    """Inside, a program whose own operators return other strides than they say goes on, as before torch 2.8, or not."""
+    """Inside, a program whose own operators return other strides than they say goes on, as under torch 2.7, or not."""
     global _goes_on
     before, _goes_on = _goes_on, go_on
     try:
