@@ -11,7 +11,7 @@ from torch._library.simple_registry import singleton
 from planner.paper.compiled.assumptions import ASSUMED
 
 _OTHER_STRIDES = (
-    "the operator {name} returns strides that its own register_fake does not say: torch 2.13 stops there, and an earlier "
+    "the operator {name} returns strides that its own register_fake does not say: torch 2.13 stops there, an earlier "
     "one (2.7), which goes on, is taken to run the program"
 )
 _goes_on = False
