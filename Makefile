@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test soak test-torch fuzz cpu-runs opinfo check lint bench accuracy gpu-truth validate-gpu clean
+.PHONY: help setup plan test soak test-torch fuzz cpu-runs opinfo check lint bench accuracy speedrun gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench: $(READY) ## speeds, as ratios within one run
 
 accuracy: $(READY) ## predicted against recorded, for every truth at hand
 	$(BIN)/python tests/accuracy.py
+
+speedrun: $(READY) ## scripts that others ran compiled on 8 H100, beside their peaks (SCRIPTS: parts of names; needs triton)
+	$(BIN)/python tests/speedrun.py $(SCRIPTS)
 
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)
 	$(PYTHON) -m planner gpu-truth --out $(or $(OUT),tests/data/gpu) --minutes $(or $(MINUTES),9) --jobs $(or $(JOBS),8)

@@ -96,6 +96,7 @@ def _statement(
         gpus_per_node=work.line.processes_per_node,
         ending=first.ending,
         iterations=first.iterations,
+        counted=first.counted,
         seen=seen,
         repeated=sum(each.times * each.iterations for each in first.trace.repeats),
         unseen=say_unseen(seen, min(each.idle_optimizers for each in runs)),

@@ -44,6 +44,9 @@ class ProgramStatement:
     """All of them were run."""
     repeated: int = 0
     """Of these, how many did for the allocator what those before them did: they are folded in the replay."""
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """Peaks in bytes of the first rank that was run as `torch.cuda` would say them at its end: since the last of
+    `resets` by the program itself."""
     seen: Mapping[str, int]
     """Evaluations (`eval`), checkpoints saved and loaded, while it was watched."""
     unseen: tuple[str, ...]
@@ -75,6 +78,7 @@ def to_json(found: ProgramStatement) -> dict[str, Any]:
         "ending": found.ending,
         "iterations": found.iterations,
         "repeated": found.repeated,
+        "counted": dict(found.counted),
         "seen": dict(found.seen),
         "unseen": list(found.unseen),
         "allocator_conf": found.allocator_conf,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import CodeType
 from typing import Any
 
 from planner import upstream
 from planner.errors import TraceError
 from planner.paper.compiled import Compiling, enable
 from planner.paper.recorder import Recorder
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_NOT_COMPILED = "{name}, which torch 2.13 has deprecated, is called as before that: outside of what is compiled"
 
 
 class ProgramCompiling:
@@ -21,13 +26,14 @@ class ProgramCompiling:
         self._arch, self._recorder = arch, recorder
         self._stack = ExitStack()
         self._compiling: Compiling | None = None
+        self._skipped: set[str] = set()
 
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Inside, the program may compile."""
         wrapped: dict[str, upstream.Wrapper] = {
             "torch:compile": self._enabling,
-            "torch._dynamo.convert_frame:_compile": self._refusing_before,
+            "torch._dynamo.convert_frame:_compile": self._frame_by_frame,
         }
         with self._stack, upstream.patch_targets("program compiles", wrapped=wrapped):
             yield
@@ -36,8 +42,11 @@ class ProgramCompiling:
         """What was assumed where a GPU would have been timed, and where graphs broke, as sentences."""
         if self._compiling is None:
             return ()
-        breaks = (f"A graph broke: {' '.join(each.split())[:200]}" for each in self._compiling.breaks())
-        return (*self._compiling.assumed(), *breaks)
+        breaks = (
+            f"A graph broke: {' '.join(_ADDRESS.sub('', each).split())[:200]}" for each in self._compiling.breaks()
+        )
+        skipped = (_NOT_COMPILED.format(name=name) for name in sorted(self._skipped))
+        return (*self._compiling.assumed(), *skipped, *breaks)
 
     def _enabling(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def compile_(*arguments: Any, **options: Any) -> Any:
@@ -48,8 +57,10 @@ class ProgramCompiling:
 
         return compile_
 
-    def _refusing_before(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_frame(*arguments: Any, **options: Any) -> Any:
+    def _frame_by_frame(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_frame(
+            code: CodeType, names: dict[str, Any], values: dict[str, Any], *rest: Any, **options: Any
+        ) -> Any:
             if self._compiling is None:
                 raise TraceError(
                     "the program compiles by other means than torch.compile",
@@ -57,9 +68,27 @@ class ProgramCompiling:
                     remedy="switch compilation off in the program, or put TORCHDYNAMO_DISABLE=1 before the command and "
                     "read the report as that of the eager program",
                 )
-            return real(*arguments, **options)
+            deprecated = _deprecated_collective(code, values)
+            if deprecated:
+                from torch._dynamo.types import ConvertFrameReturn
+
+                self._skipped.add(deprecated)
+                return ConvertFrameReturn(apply_to_code=False, skip_reason="a frame of torch.distributed")
+            return real(code, names, values, *rest, **options)
 
         return compile_frame
+
+
+def _deprecated_collective(code: CodeType, values: dict[str, Any]) -> str:
+    """The function of torch.distributed, if any, that a frame of `typing_extensions.deprecated` is about to call.
+
+    Dynamo compiles no frame of torch.distributed (torch 2.13, _dynamo/trace_rules.py), but torch 2.13 has deprecated
+    some collectives, and these frames are not its own.
+    """
+    called = values.get("arg")
+    if code.co_name != "wrapper" or not str(getattr(called, "__module__", "")).startswith("torch.distributed"):
+        return ""
+    return str(getattr(called, "__name__", ""))
 
 
 def _load_inductor() -> None:

@@ -59,6 +59,7 @@ class LiveMemory:
         self._statistics = {(name, pool): _Statistic() for name in _FOLLOWED for pool in _POOLS}
         self._highest_inactive: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._ever = {"allocated_bytes": 0, "reserved_bytes": 0}
+        self._resets = 0
 
     def settle(self, conf: str | None = None) -> CachingAllocator:
         """The settings are read, if they were not before; `conf` stands for what the environment says.
@@ -75,6 +76,12 @@ class LiveMemory:
         self._catch_up()
         return self._ever["allocated_bytes"], self._ever["reserved_bytes"]
 
+    def counted(self) -> dict[str, int]:
+        """The peaks in bytes that the program would print now, since it last reset them, and how often it did."""
+        self._catch_up()
+        peaks = {f"max_{name}": self._statistics[name, "all"].peak for name in self._ever}
+        return {**peaks, "resets": self._resets}
+
     def free_bytes(self) -> int:
         """What the device would have left, of its total."""
         self._catch_up()
@@ -83,6 +90,7 @@ class LiveMemory:
     def reset_peaks(self) -> None:
         """From here on peaks are counted anew."""
         self._catch_up()
+        self._resets += 1
         for each in self._statistics.values():
             each.peak = each.current
         self._highest_inactive.clear()

@@ -114,6 +114,7 @@ class ProgramRun:
                     **{kind.value: moments.seen(kind, last) for kind in (Kind.SAVE, Kind.LOAD)},
                 },
                 idle_optimizers=self.watcher.idle_optimizers(),
+                counted=self.memory.counted(),
                 assumptions=self.assumptions.all(),
                 communicators=self.world.communicators(),
                 allocator_conf=self.memory.conf,

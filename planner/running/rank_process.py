@@ -134,9 +134,10 @@ def _read_run(parts: Mapping[str, bytes]) -> RankRun:
             Assumption(About(each["about"]), str(each["text"]), str(each["place"]), int(each["count"]))
             for each in about["assumptions"]
         )
+        about["counted"] = {str(name): int(value) for name, value in about["counted"].items()}
         about["communicators"] = tuple(map(int, about["communicators"]))
         return RankRun(trace=trace_text.loads(parts[_TRACE].decode()), **about)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         # The program could write there itself: nothing is believed of what came.
         raise ProgramError(f"the program's process brought no trace: {error}") from None
 

@@ -118,6 +118,15 @@ REGISTRIES = (
         "torch._dynamo.utils", "counters",
         kind=Kind.PRIVATE, has_source=False, test=_COMPILED, why="how many graphs were captured, and what broke them",
     ),
+    *entries(
+        "torch._library.simple_registry", "singleton",
+        kind=Kind.PRIVATE, has_source=False, test="tests/running/test_compiled_programs.py",
+        why="whether a program itself says what an operator returns, which may be wrong",
+    ),
+    Entry(
+        target="torch._dynamo.types:ConvertFrameReturn", kind=Kind.PRIVATE, has_source=False,
+        test="tests/running/test_compiled_programs.py", why="how Dynamo is told that a frame is not compiled",
+    ),
     Entry(
         target="torch._guards:TracingContext.get", kind=Kind.PRIVATE, test=_CPU_RUNS,
         why="the tensors without memory that a program was captured with",

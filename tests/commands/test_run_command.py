@@ -36,9 +36,11 @@ def test_json_is_one_object_on_standard_output() -> None:
     found = json.loads(ended.stdout)
     assert list(found) == [
         "schema", "verdict", "calibrated", "command", "gpu", "nodes", "gpus_per_node", "ending", "iterations",
-        "repeated", "seen", "unseen", "allocator_conf", "rank_classes", "assumptions", "provenance", "notes", "seconds",
+        "repeated", "counted", "seen", "unseen", "allocator_conf", "rank_classes", "assumptions", "provenance", "notes",
+        "seconds",
     ]  # fmt: skip
     assert (found["schema"], found["command"], found["gpu"]) == ("planner.run/1", WORLD, "A10G-24GB")
+    assert found["counted"]["max_allocated_bytes"] == found["rank_classes"][0]["peak"]["allocated_bytes"]
     assert [each["ranks"] for each in found["rank_classes"]] == ["0-3"]
     assert 0 < found["repeated"] < found["iterations"]
     assert found["unseen"] == ["no evaluation was seen", "no checkpoint was seen being saved"]

@@ -9,6 +9,7 @@ from program_runs import Run
 
 from planner.allocator.replay import replay
 from planner.errors import TraceError
+from planner.events import Alloc, Role
 from planner.running.assumptions import About
 from planner.running.order import RankRun
 
@@ -41,3 +42,16 @@ def test_dynamo_without_torch_compile_is_refused_by_name(run: Run, tmp_path: Pat
 
     with pytest.raises(TraceError, match="compiles by other means"):
         run(f"python {program}")
+
+
+def test_collectives_in_a_compiled_step_and_an_operator_that_says_other_strides_than_it_returns(run: Run) -> None:
+    found = run("torchrun --nproc-per-node 8 {programs}/compiled_collectives.py", rank=1)
+
+    assert found.iterations == 3
+    states = {each.block for each in found.trace.events if isinstance(each, Role) and "momentum" in each.name}
+    sizes = [each.requested_bytes for each in found.trace.events if isinstance(each, Alloc) and each.block in states]
+    assert sizes == [512 * 256 * 4 // 8]
+    said = " ".join(each.text for each in found.assumptions if each.about is About.COMPILING)
+    assert "the operator programs::turn returns strides that its own register_fake does not say" in said
+    assert "reduce_scatter_tensor, which torch 2.13 has deprecated, is called as before that" in said
+    assert "all_gather_into_tensor, which torch 2.13 has deprecated, is called as before that" in said

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from program_runs import Run
 
+from planner.allocator.replay import replay
+
 WALK = """
 import inspect, json, sys, torch, torch.cuda as cuda
 from planner.errors import TraceError
@@ -95,3 +97,17 @@ torch.cuda.set_rng_state(state)
 """
 
     assert run(f"python {program(lines + STEP)}").iterations == 1
+
+
+def test_the_peaks_that_a_program_would_print_are_counted_since_it_last_reset_them(
+    run: Run, program: Callable[[str], str]
+) -> None:
+    lines = """
+import torch
+torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+torch.cuda.reset_peak_memory_stats()
+"""
+    found = run(f"python {program(lines + STEP)}")
+
+    assert found.counted["resets"] == 1
+    assert found.counted["max_allocated_bytes"] < 1 << 28 == replay(found.trace.written_out()).peak_allocated_bytes

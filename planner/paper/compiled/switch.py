@@ -42,13 +42,14 @@ def enable(arch: str, recorder: Recorder | None = None, *, as_asked: bool = Fals
     """Inside, `torch.compile` compiles for the paper GPU that is open (`paper.gpu`), as for a GPU of this architecture.
 
     The recorder is told of which module and operator compiled allocations are. With `as_asked`, a function that was
-    compiled too often is an error, where torch would run it eagerly from then on. Nothing that was compiled is left in
-    this process at the end. Raises TraceError for an architecture that is not known.
+    compiled too often is an error, where torch would run it eagerly from then on, and so are strides of its own
+    operators that they do not say. Nothing that was compiled is left in this process at the end. Raises TraceError for
+    an architecture that is not known.
     """
     import torch._inductor.codegen.common  # noqa: F401
     from torch._dynamo import trace_rules
 
-    from planner.paper.compiled import cpu_target, generated, registries, users_kernels
+    from planner.paper.compiled import cpu_target, generated, operator_results, registries, users_kernels
 
     target = target_of(arch)
     checking.enforce("compiling")
@@ -63,6 +64,7 @@ def enable(arch: str, recorder: Recorder | None = None, *, as_asked: bool = Fals
         stack.enter_context(registries.registered("cpu" if target.is_cpu else "cuda"))
         stack.enter_context(upstream.patch_targets("inductor", replaced=_replaced(), wrapped=_wrapped()))
         stack.enter_context(users_kernels.launched_as_nothing(target))
+        stack.enter_context(operator_results.other_strides(go_on=not as_asked))
         if target.is_cpu:
             led = {"torch._inductor.compile_fx:compile_fx": cpu_target.on_cpu}
             stack.enter_context(upstream.patch_targets("inductor for a cpu", wrapped=led))

@@ -39,6 +39,7 @@ class PaperWrapper(PythonWrapperCodegen):
         self.imports.writeline(f"from planner.paper.compiled.generated import Origins, {self.compiler}")
         # The last of the header: what Inductor's own defines stands before.
         self.header.writeline(f"async_compile = {self.compiler}()")
+        self.header.writeline("from planner.paper.compiled.operator_results import assert_size_stride")
 
     @cache_on_self
     def write_triton_header_once(self) -> None:

@@ -1,0 +1,48 @@
+"""What `make speedrun` does around the scripts: errors against what was printed, and scripts as they lay on a disk."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.units import MIB
+
+sys.path.append(str(Path(__file__).parents[1]))
+import speedrun  # isort: skip
+
+
+@pytest.mark.parametrize(
+    ("peak_mib", "error"), [(99, -1.0), (100, 0.0), (110, 0.0), (110.9, 0.0), (121, 10.0)], ids=str
+)
+def test_an_error_is_that_against_the_nearer_end_of_what_was_printed(peak_mib: float, error: float) -> None:
+    assert speedrun.error_percent(int(peak_mib * MIB), (100, 110)) == pytest.approx(error)
+
+
+def test_what_was_not_printed_has_no_error() -> None:
+    assert speedrun.error_percent(MIB, (0, 0)) is None
+
+
+def test_a_module_that_a_log_shows_behind_its_script_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "-" * 40
+    (tmp_path / "one.py").write_text(f"import triton_kernels\n\n{line}\n# triton_kernels.py\n{line}\n\nx = 1\n")
+    monkeypatch.setattr(speedrun, "TRUTH", tmp_path)
+
+    program = speedrun.write_program(speedrun.Recorded("one.py", (0, 0), (0, 0)), tmp_path / "programs")
+
+    assert program.read_text().split() == ["import", "triton_kernels"]
+    assert program.with_name("triton_kernels.py").read_text().split() == ["x", "=", "1"]
+
+
+def test_tokens_are_as_many_as_the_header_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speedrun, "_TRAIN_TOKENS", 5000)
+    monkeypatch.setattr(speedrun, "_VALIDATION_TOKENS", 3000)
+
+    speedrun.write_data(tmp_path)
+
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert sizes.pop("fineweb_val_000000.bin") == 256 * 4 + 3000 * 2
+    assert set(sizes.values()) == {256 * 4 + 5000 * 2}
