@@ -22,6 +22,7 @@ from planner.running.generators import DeviceGenerator
 from planner.running.legacy_types import legacy_types
 from planner.running.live_memory import LiveMemory
 from planner.running.order import Gpu
+from planner.running.outside.management_library import ManagementLibrary
 
 NCCL = (2, 28, 9)
 """NCCL of torch 2.13 with CUDA 13.0 asks for (nvidia-nccl-cu13 in its package metadata)."""
@@ -67,11 +68,11 @@ def properties_of(gpu: Gpu) -> Properties:
 
 
 @contextmanager
-def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory) -> Iterator[None]:
+def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: ManagementLibrary) -> Iterator[None]:
     """Inside, a program finds `gpus` GPUs of a CUDA build; to be entered inside `paper.gpu`."""
     replaced: dict[str, Any] = {
         **{f"torch._C:{name}": _alone(answer) for name, answer in _bindings(gpu, memory).items()},
-        **{f"torch.cuda:{name}": _alone(answer) for name, answer in _cuda(gpu, gpus, memory).items()},
+        **{f"torch.cuda:{name}": _alone(answer) for name, answer in _cuda(gpu, gpus, memory, management).items()},
         **{f"torch.cuda:{name}": getattr(getattr(torch.cuda, module), name)
            for module, names in _FROM_TORCH.items() for name in names},
         **{f"torch.cuda:{name}": refused for name, refused in _refused().items()},
@@ -93,10 +94,9 @@ def _alone(answer: Any) -> Any:
     return (lambda *arguments, **named: answer(*arguments, **named)) if callable(answer) else answer
 
 
-def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory) -> dict[str, Any]:
+def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory, management: ManagementLibrary) -> dict[str, Any]:
     properties = properties_of(gpu)
     runtime = _runtime(memory)
-    used = lambda _device=None: memory.total_bytes - memory.free_bytes()  # noqa: E731
     return {
         "_is_compiled": lambda: True,
         "_initialized": False,
@@ -111,13 +111,13 @@ def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory) -> dict[str, Any]:
         "get_arch_list": lambda: [gpu.arch],
         "get_device_name": lambda _device=None: gpu.product,
         "get_device_properties": lambda _device=None: properties,
-        "device_memory_used": used,
-        "memory_usage": lambda _device=None: 0,
-        "utilization": lambda _device=None: 0,
-        "temperature": lambda _device=None: 0,
-        "power_draw": lambda _device=None: 0,
-        "clock_rate": lambda _device=None: 0,
-        "list_gpu_processes": lambda _device=None: "GPU:0\nno processes are running",
+        "device_memory_used": lambda device=None: management.used_bytes(_index_of(device)),
+        "memory_usage": lambda _device=None: management.idle("the share of time in which memory is read"),
+        "utilization": lambda _device=None: management.idle("the utilization"),
+        "temperature": lambda _device=None: management.idle("the temperature"),
+        "power_draw": lambda _device=None: management.idle("the power"),
+        "clock_rate": lambda _device=None: management.idle("a clock"),
+        "list_gpu_processes": lambda device=None: management.list_processes(_index_of(device)),
     }
 
 
@@ -253,6 +253,8 @@ def _enable_caching(value: bool) -> None:
 
 
 def _index_of(device: Any) -> int:
+    if device is None:
+        return torch.accelerator.current_device_index()
     if isinstance(device, int):
         return device
     found = torch.device(device).index

@@ -28,6 +28,8 @@ from planner.running.launch_line import Launcher, LaunchLine
 from planner.running.live_memory import LiveMemory
 from planner.running.moments import Kind
 from planner.running.order import ProgramOrder, RankRun
+from planner.running.outside.management_library import ManagementLibrary
+from planner.running.outside.surroundings import Surroundings
 from planner.running.peers import World, is_waiting
 from planner.running.rank_environment import extra_arguments
 from planner.running.stopping import Seen, Stopping
@@ -51,7 +53,11 @@ class ProgramRun:
         self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
         self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict)
         self.world = World(self.assumptions)
-        self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder)
+        self.management = ManagementLibrary(
+            order.gpu.product, order.line.processes_per_node, self.memory, self.assumptions
+        )
+        self.surroundings = Surroundings(order, cuda_face.properties_of(order.gpu), self.management, self.assumptions)
+        self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, self.surroundings.compiling_begins)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
 
@@ -185,13 +191,14 @@ def _deepspeed_peers(line: LaunchLine) -> AbstractContextManager[None]:
 def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
     losses = run.answers.watching_losses
     with (
-        cuda_face.whole(order.gpu, order.line.processes_per_node, order.cuda, run.memory),
+        cuda_face.whole(order.gpu, order.line.processes_per_node, order.cuda, run.memory, run.management),
         nvidia_smi.on_the_path(order.gpu.product, order.gpu.total_bytes, order.line.processes_per_node),
         storages.on_paper(run.assumptions),
         program_host.kept_inside(order.line.program, run.assumptions),
         values.read_by(run.answers),
         run.watcher.watch(),
         run.world.entered(),
+        run.surroundings.entered(),
         _deepspeed_peers(order.line),
         absent_peers.every_step_is_taken(),
         run.compiling.watch(),
