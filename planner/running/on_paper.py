@@ -42,6 +42,9 @@ from planner.training.wraps import deepspeed_library
 _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The first wins: torch 2.13, c10/core/AllocatorConfig.cpp."""
 
+_COLLECTED = "Cyclic garbage is collected at the end of every optimizer step, not in between."
+_NOT_COLLECTED = "The program has switched garbage collection off: cycles stay until it collects them itself."
+
 
 class ProgramRun:
     """One program at work; `finish` is called once, with what it did, and must not return."""
@@ -101,6 +104,7 @@ class ProgramRun:
         self.memory.settle()
         ends = [moments.log[index].position for index in moments.ends()]
         events, repeats = recorder.repeating_events(last, moments.cuts(last), ends)
+        self.assumptions.add(About.HOST, _COLLECTED if gc.isenabled() else _NOT_COLLECTED)
         for sentence in self.compiling.assumed():
             self.assumptions.add(About.COMPILING, sentence)
         self._finish(
@@ -149,10 +153,7 @@ def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> N
             run.assumptions.add(About.HOST, "Files that the program writes stay (--allow-writes).")
         gc.collect()
         gc.freeze()
-        gc.disable()
-        run.assumptions.add(
-            About.HOST, "Cyclic garbage is collected at the end of every optimizer step, not in between."
-        )
+        gc.set_threshold(0)  # never by itself; whether it is enabled is the program's own affair
         if order.line.launcher is Launcher.ACCELERATE:
             os.environ.update(accelerate_environment.variables_of(order.line))
         try:

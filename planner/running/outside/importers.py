@@ -6,6 +6,7 @@ import ast
 import sys
 import sysconfig
 from collections.abc import Iterator
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -28,16 +29,26 @@ def frames() -> list[FrameType]:
     return found
 
 
-def is_probe() -> bool:
-    """Whether somebody only asks if the module is there (`importlib.util.find_spec`)."""
+class Way(StrEnum):
+    """How a module is asked for."""
+
+    STATEMENT = "statement"
+    BY_NAME = "by name"
+    """`importlib.import_module`."""
+    ASKED = "asked"
+    """Only whether it is there (`importlib.util.find_spec`)."""
+
+
+def way() -> Way:
+    """How the module is asked for that the import system looks for now."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "find_spec" and "importlib" in frame.f_code.co_filename:
-            return True
-        if frame.f_code.co_name == "_find_and_load":
-            return False
+    while frame is not None and (frame.f_code.co_filename.startswith(_OURS) or "importlib" in frame.f_code.co_filename):
+        if "importlib.util" in frame.f_code.co_filename or frame.f_code.co_filename.endswith("importlib/util.py"):
+            return Way.ASKED
+        if frame.f_code.co_name == "import_module":
+            return Way.BY_NAME
         frame = frame.f_back
-    return False
+    return Way.STATEMENT
 
 
 def is_guarded(importing: list[FrameType]) -> bool:

@@ -133,9 +133,10 @@ class Last(importlib.abc.MetaPathFinder):
             return False
         if package.is_modelled and package.name not in SOUGHT:
             SOUGHT.append(package.name)
-        probe = importers.is_probe()
-        if probe or importers.is_guarded(importing):
-            if not probe or importers.belongs_to_program(importing[0]):
+        way = importers.way()
+        if way is importers.Way.ASKED or importers.is_guarded(importing):
+            # Libraries ask for much by name that the program has no use for.
+            if way is importers.Way.STATEMENT or importers.belongs_to_program(importing[0]):
                 self._tell_missing(package, place_of(importing))
             return False
         if not package.is_modelled:
