@@ -115,6 +115,11 @@ OUTSIDE = (
         for target in ("torch.utils.cpp_extension:load", "torch.utils.cpp_extension:load_inline")
     ),
     Entry(
+        target="bitsandbytes.cextension:lib", kind=Kind.PATCH, group="program's bitsandbytes", has_source=False,
+        optional=True, test="tests/running/test_bitsandbytes.py",
+        why="kernels for a GPU, which write to what Python has allocated for them",
+    ),
+    Entry(
         target="deepspeed.ops.op_builder.builder:OpBuilder.load", kind=Kind.PATCH, group="deepspeed builds",
         has_source=False, optional=True, test=_OUTSIDE, why="compiles an optimizer's kernels at their first use",
     ),

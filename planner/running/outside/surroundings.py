@@ -16,6 +16,7 @@ from planner.running.assumptions import About, Assumptions
 from planner.running.launch_line import LaunchLine
 from planner.running.order import ProgramOrder
 from planner.running.outside import (
+    bitsandbytes_library,
     builds,
     followed,
     hub_kernels,
@@ -71,6 +72,7 @@ class Surroundings:
 
         return {
             "triton": (lambda: enter(self._launches.patched())) if has_triton else self._tell_of_triton,
+            "bitsandbytes.cextension": lambda: enter(bitsandbytes_library.patched()),
             "kernels": lambda: enter(_hub()),
             "deepspeed.ops.op_builder.builder": lambda: enter(_builders(built)),
         }
