@@ -18,6 +18,7 @@ from planner import upstream
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import library
+from planner.running import cuda_bindings
 from planner.running.generators import DeviceGenerator
 from planner.running.legacy_types import legacy_types
 from planner.running.live_memory import LiveMemory
@@ -72,6 +73,10 @@ def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: Manage
     """Inside, a program finds `gpus` GPUs of a CUDA build; to be entered inside `paper.gpu`."""
     replaced: dict[str, Any] = {
         **{f"torch._C:{name}": _alone(answer) for name, answer in _bindings(gpu, memory).items()},
+        **{f"torch._C:{name}": _alone(answer)
+           for name, answer in cuda_bindings.answers(gpu, cuda, memory, _refuse_setting).items()},
+        **{f"torch._C:{name}": _refusing(name, why, "torch._C") for name, why in cuda_bindings.REFUSED.items()},
+        "torch._C:_CudaDeviceProperties": Properties,
         **{f"torch.cuda:{name}": _alone(answer) for name, answer in _cuda(gpu, gpus, memory, management).items()},
         **{f"torch.cuda:{name}": getattr(getattr(torch.cuda, module), name)
            for module, names in _FROM_TORCH.items() for name in names},
@@ -83,6 +88,8 @@ def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: Manage
         "torch.cuda.nvtx:mark": lambda _message: None,
         "torch.cuda.nvtx:range_start": lambda _message: 0,
         "torch.cuda.nvtx:range_end": lambda _number: None,
+        "torch.cuda.nvtx:_device_range_start": lambda _message, _stream=0: None,
+        "torch.cuda.nvtx:_device_range_end": lambda _range, _stream=0: None,
     }  # fmt: skip
     wrapped = {"torch.autograd.profiler:profile.__init__": _of_the_host_alone}
     with upstream.patch_targets("program's cuda face", replaced=replaced, wrapped=wrapped):
@@ -233,12 +240,17 @@ def _refused() -> dict[str, Any]:
     return {name: _refusing(name, reason) for name, reason in why.items()}
 
 
-def _refusing(name: str, reason: str) -> Any:
+def _refuse_setting(reason: str) -> NoReturn:
+    _refusing("this setting", reason)()
+    raise AssertionError
+
+
+def _refusing(name: str, reason: str, module: str = "torch.cuda") -> Any:
     """A function, or for a class one of which no instance is made: libraries name it in their annotations."""
 
     def refuse(*_arguments: Any, **_named: Any) -> NoReturn:
         raise TraceError(
-            f"the program uses torch.cuda.{name}: {reason}",
+            f"the program uses {module}.{name}: {reason}",
             allowed="torch's own caching allocator, without CUDA graphs",
             remedy="switch it off in the program",
         )
