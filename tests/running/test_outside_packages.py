@@ -12,7 +12,7 @@ from planner.errors import TraceError
 from planner.events import Alloc
 from planner.running.assumptions import About
 from planner.running.order import RankRun
-from planner.running.outside import requirements
+from planner.running.outside import packages, requirements
 from planner.running.rank_process import CrashedError
 
 STEP = """
@@ -191,3 +191,11 @@ assert torch.cuda.memory_allocated() == before + 2 * 512
 """
 
     assert run(f"python {program(lines)}").iterations == 1
+
+
+def test_the_page_names_every_package_with_its_version() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "outside-kernels.md").read_text()
+
+    modelled = [each for each in packages.PACKAGES if each.is_modelled]
+    assert [each.name for each in modelled if f"| {each.name} | {each.version} |" not in page] == []
+    assert [each.name for each in packages.PACKAGES if each.name not in page and not each.instead] == []

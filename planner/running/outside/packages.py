@@ -14,6 +14,9 @@ _FLASH_3 = "planner.paper.outside.flash_attention_3"
 _PADDING = "planner.paper.outside.flash_attention_padding"
 _ROTARY = "planner.paper.outside.flash_attention_rotary"
 _LOSS = "planner.paper.outside.flash_attention_loss"
+_APEX_NORMS = "planner.paper.outside.apex_normalization"
+_APEX_OPTIMIZERS = "planner.paper.outside.apex_optimizers"
+_NORMS = ("FusedLayerNorm", "FusedRMSNorm", "MixedFusedLayerNorm", "MixedFusedRMSNorm")
 _FUNCTIONS = (
     "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache",
@@ -103,7 +106,26 @@ PACKAGES: tuple[Package, ...] = (
         modules={"kernels": Offered("planner.running.outside.hub_kernels", ("get_kernel",))},
         instead="kernels",
     ),
-    _named("apex", "apex"),
+    Package(
+        name="apex",
+        module="apex",
+        version="0.1",
+        source="apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda_kernel.cu, apex/optimizers/fused_adam.py "
+        "at the commit 6424da3",
+        modules={
+            "apex": Offered(),
+            "apex.normalization": Offered(_APEX_NORMS, _NORMS),
+            "apex.normalization.fused_layer_norm": Offered(_APEX_NORMS, _NORMS),
+            "apex.optimizers": Offered(_APEX_OPTIMIZERS, ("FusedAdam",)),
+            "apex.multi_tensor_apply": Offered(_APEX_OPTIMIZERS, ("multi_tensor_applier", "MultiTensorApply")),
+        },
+        extension={
+            "amp_C": Offered(
+                _APEX_OPTIMIZERS,
+                ("multi_tensor_adam", "multi_tensor_scale", "multi_tensor_axpby", "multi_tensor_sgd"),
+            )
+        },
+    ),
     _named("bitsandbytes", "bitsandbytes", "bitsandbytes"),
     _named("causal-conv1d", "causal_conv1d"),
     _named("deep-gemm", "deep_gemm"),

@@ -35,8 +35,12 @@ class _Module(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        whole = f"{self.__name__}.{name}"
+        package = packages.BY_MODULE.get(whole.partition(".")[0])
+        if package is not None and whole in package.modules:
+            return importlib.import_module(whole)
         raise TraceError(
-            f"the program uses {self.__name__}.{name}, which is not modelled",
+            f"the program uses {whole}, which is not modelled",
             allowed=", ".join(sorted(each for each in vars(self) if not each.startswith("_"))) or "its modules",
             remedy=_HOW,
         )
@@ -72,17 +76,20 @@ class _Ready(importlib.abc.Loader):
 class First(importlib.abc.MetaPathFinder):
     """Asked before what is installed: compiled parts, which would ask a driver, and modules of a user's own."""
 
-    def __init__(self, own: Mapping[str, ModuleType]) -> None:
-        self._own = own
-        self._parts = {name: (offered, each.version) for each in packages.PACKAGES
-                       for name, offered in each.extension.items()}  # fmt: skip
+    def __init__(self, own: Mapping[str, ModuleType], provided: Mapping[str, str]) -> None:
+        self._own, self._provided = own, provided
+        self._parts = {name: (each, offered) for each in packages.PACKAGES for name, offered in each.extension.items()}
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name in self._own:
             holds = any(each.startswith(f"{name}.") for each in self._own)
             return importlib.util.spec_from_loader(name, _Ready(self._own[name]), is_package=holds)
-        if name in self._parts:
-            return importlib.util.spec_from_loader(name, _Loader(*self._parts[name]))
+        if name not in self._parts:
+            return None
+        package, offered = self._parts[name]
+        known = package.module in self._provided or package.module in sys.modules
+        if known or importlib.machinery.PathFinder.find_spec(package.module):
+            return importlib.util.spec_from_loader(name, _Loader(offered, package.version))
         return None
 
 
@@ -225,7 +232,7 @@ def found(
 ) -> Iterator[None]:
     """Inside, packages are found as this module says (`First`, `Last`). Of what was imported by then a user's own
     modules take the place."""
-    first, last = First(own), Last(provided, ready, assumptions)
+    first, last = First(own, provided), Last(provided, ready, assumptions)
     sys.meta_path.insert(0, first)
     sys.meta_path.append(last)
     imported = {name: sys.modules[name] for name in own if name in sys.modules}
