@@ -69,6 +69,18 @@ def test_without_the_package_the_report_says_so_and_compiling_needs_it(run: Run,
         run(f"python {program(PROGRAM + 'torch.compile(model)')}")
 
 
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_beside_a_compiled_model_launches_are_as_before(run: Run, program: Callable[[str], str]) -> None:
+    eager = run(f"python {program(PROGRAM)}")
+    lines = PROGRAM.replace("x = model(", "x = compiled(").replace("flag =", "compiled = torch.compile(model)\nflag =")
+
+    beside = run(f"python {program(lines)}")
+
+    for found in (eager, beside):
+        taken = [each for each in found.trace.events if isinstance(each, Alloc)]
+        assert sum(each.requested_bytes == 256 << 20 for each in taken) == 4
+
+
 def test_a_compiled_kernel_says_nothing_of_itself(run: Run, program: Callable[[str], str]) -> None:
     with pytest.raises(TraceError, match="asks a compiled Triton kernel for n_regs"):
         run(f"python {program(PROGRAM + 'double.fn.fn[(1,)](y, x, 4, BLOCK=4, even=True).n_regs')}")
