@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -156,19 +156,24 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
         sought = [str(each) for each in crash["sought"]]
     except (ValueError, KeyError, TypeError):
         return ProgramError("the program ended with an error that cannot be read", place=order.line.program)
-    if sought:
-        remedy = f"--with the one that the job has, of {', '.join(sought)}: the program looked for it here"
-    elif missing:
-        remedy = f"install {missing} where planner runs: a program needs its packages here as on the cluster"
-    else:
-        remedy = "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback"
     return CrashedError(
         f"the program ended with an error of its own on rank {order.rank}: {said}",
         text,
         allowed="a program that trains when it is started by this command",
-        remedy=remedy,
+        remedy=_remedy(said, missing, sought),
         place=order.line.program,
     )
+
+
+def _remedy(said: str, missing: str | None, sought: Sequence[str]) -> str:
+    """What to change for a program that raised an error: packages that are `missing`, or were `sought` in vain."""
+    if sought:
+        return f"--with the one that the job has, of {', '.join(sought)}: the program looked for it here"
+    if "cannot open shared object file" in said or "undefined symbol" in said:
+        return "a compiled extension cannot be loaded here: describe it with --kernels (docs/outside-kernels.md)"
+    if missing:
+        return f"install {missing} where planner runs: a program needs its packages here as on the cluster"
+    return "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback"
 
 
 def _ended_error(answer: Answer, order: ProgramOrder) -> ProgramError:

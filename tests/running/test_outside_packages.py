@@ -199,3 +199,10 @@ def test_the_page_names_every_package_with_its_version() -> None:
     modelled = [each for each in packages.PACKAGES if each.is_modelled]
     assert [each.name for each in modelled if f"| {each.name} | {each.version} |" not in page] == []
     assert [each.name for each in packages.PACKAGES if each.name not in page and not each.instead] == []
+
+
+def test_an_extension_that_cannot_be_loaded_is_to_be_described(run: Run, program: Callable[[str], str]) -> None:
+    message = "libcudart.so.12: cannot open shared object file: No such file or directory"
+
+    with pytest.raises(CrashedError, match="describe it with --kernels"):
+        run(f"python {program(f'raise ImportError({message!r})')}")

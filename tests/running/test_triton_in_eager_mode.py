@@ -67,6 +67,8 @@ def test_without_the_package_the_report_says_so_and_compiling_needs_it(run: Run,
     ]
     with pytest.raises(TraceError, match="compiles, has kernels of Triton, and triton is not installed"):
         run(f"python {program(PROGRAM + 'torch.compile(model)')}")
+    with pytest.raises(TraceError, match="compiles, has kernels of Triton, and triton is not installed"):
+        run(f"python {program('import torch; torch.compile(torch.sin)' + PROGRAM)}")
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")

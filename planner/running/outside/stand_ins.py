@@ -142,8 +142,9 @@ class Last(importlib.abc.MetaPathFinder):
             SOUGHT.append(package.name)
         way = importers.way()
         if way is importers.Way.ASKED or importers.is_guarded(importing):
-            # Libraries ask for much by name that the program has no use for.
-            if way is importers.Way.STATEMENT or importers.belongs_to_program(importing[0]):
+            # Libraries ask for much that the program has no use for, and go another way for few.
+            decides = way is importers.Way.STATEMENT and package.is_modelled
+            if decides or importers.belongs_to_program(importing[0]):
                 self._tell_missing(package, place_of(importing))
             return False
         if not package.is_modelled:

@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 from planner import upstream
-from planner.errors import TraceError
 from planner.running.assumptions import About, Assumptions
 from planner.running.launch_line import LaunchLine
 from planner.running.order import ProgramOrder
@@ -56,13 +55,10 @@ class Surroundings:
             yield
 
     def compiling_begins(self) -> None:
-        """The program compiles. Raises TraceError where Triton's stand-in would be read by torch."""
+        """The program compiles. Raises TraceError where torch would read Triton's stand-in; a later launch does too."""
+        self._launches.compiles = True
         if isinstance(sys.modules.get("triton"), triton_package.Package):
-            raise TraceError(
-                "the program compiles, has kernels of Triton, and triton is not installed here",
-                remedy="install triton where planner runs: it needs no GPU",
-                place=self._order.line.program,
-            )
+            triton_package.refuse_compiled()
 
     def _patches(self, built: Mapping[str, ModuleType], *, has_triton: bool) -> dict[str, Callable[[], None]]:
         """What is done to packages that are installed, once they are imported."""

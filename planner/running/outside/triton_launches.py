@@ -47,6 +47,8 @@ class Launches:
         self.driver = Driver(properties, self.timed)
         self._assumptions = assumptions
         self._scratch = False
+        self.compiles = False
+        """Whether the program compiles."""
 
     def launch(self, _kernel: Any, *arguments: Any, **named: Any) -> Launched:
         """`JITFunction.run`: what a tensor holds is not known afterwards."""

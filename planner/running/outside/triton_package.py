@@ -91,6 +91,8 @@ class JITFunction(KernelInterface):
         self.params = [SimpleNamespace(name=name) for name in self.arg_names]
 
     def run(self, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Launched:  # noqa: ARG002
+        if self.launches.compiles:
+            refuse_compiled()
         return self.launches.launch(self, *arguments, **named)
 
     def __call__(self, *_arguments: Any, **_named: Any) -> Any:
@@ -153,6 +155,14 @@ class Autotuner(KernelInterface):
         self.fn.run(*arguments, grid=grid, warmup=False, **named, **config.all_kwargs())
         for name, value in kept.items():
             given[name].copy_(value)
+
+
+def refuse_compiled() -> NoReturn:
+    """Raises TraceError: torch compiles by the package itself."""
+    raise TraceError(
+        "the program compiles, has kernels of Triton, and triton is not installed here",
+        remedy="install triton where planner runs: it needs no GPU",
+    )
 
 
 def _dtypes(given: Mapping[str, Any]) -> list[str]:
