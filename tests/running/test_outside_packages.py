@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from program_runs import Run
 
-from planner.errors import TraceError
+from planner.errors import ProgramError, TraceError
 from planner.events import Alloc
 from planner.running.assumptions import About
 from planner.running.order import RankRun
-from planner.running.outside import packages, requirements
+from planner.running.outside import own_kernels, packages, requirements
 from planner.running.rank_process import CrashedError
 
 STEP = """
@@ -206,3 +206,13 @@ def test_an_extension_that_cannot_be_loaded_is_to_be_described(run: Run, program
 
     with pytest.raises(CrashedError, match="describe it with --kernels"):
         run(f"python {program(f'raise ImportError({message!r})')}")
+
+
+def test_a_file_that_describes_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def registers(kernels): ...\n")
+
+    with pytest.raises(ProgramError, match="has no function register"):
+        own_kernels.read(str(path))
+    with pytest.raises(ProgramError, match="there is no file"):
+        own_kernels.read(str(tmp_path / "other.py"))
