@@ -19,6 +19,7 @@ from planner import (
     upstream,
 )
 from planner.errors import ProgramError
+from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.running import accelerate_environment, cuda_face, nvidia_smi, program_host, storages
@@ -193,7 +194,12 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
     losses = run.answers.watching_losses
     with (
         cuda_face.whole(order.gpu, order.line.processes_per_node, order.cuda, run.memory, run.management),
-        nvidia_smi.on_the_path(order.gpu.product, order.gpu.total_bytes, order.line.processes_per_node),
+        nvidia_smi.on_the_path(
+            order.gpu.product,
+            order.gpu.total_bytes,
+            order.line.processes_per_node,
+            ARCHITECTURES[order.gpu.arch].capability,
+        ),
         storages.on_paper(run.assumptions),
         program_host.kept_inside(order.line.program, run.assumptions),
         values.read_by(run.answers),
