@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from torch.utils._triton import has_triton_package
 
 from planner import upstream
 from planner.running.assumptions import About, Assumptions
@@ -44,7 +45,7 @@ class Surroundings:
         own = own_kernels.read(self._order.kernels)
         listed = requirements.listed(_folders(self._order.line))
         provided = stand_ins.provided_by(self._order.packages, listed)
-        has_triton = _is_installed("triton")
+        has_triton = has_triton_package()  # torch remembers the answer, also when a stand-in is there
         stands = {} if has_triton else triton_package.modules(self._launches)
         with (
             self._stack,
@@ -55,10 +56,12 @@ class Surroundings:
             yield
 
     def compiling_begins(self) -> None:
-        """The program compiles. Raises TraceError where torch would read Triton's stand-in; a later launch does too."""
+        """The program compiles, for which torch looks for Triton: it finds no stand-in, whose launches are refused from
+        here on. Whoever has imported it keeps it."""
         self._launches.compiles = True
         if isinstance(sys.modules.get("triton"), triton_package.Package):
-            triton_package.refuse_compiled()
+            for name in [each for each in sys.modules if each.partition(".")[0] == "triton"]:
+                del sys.modules[name]
 
     def _patches(self, built: Mapping[str, ModuleType], *, has_triton: bool) -> dict[str, Callable[[], None]]:
         """What is done to packages that are installed, once they are imported."""
@@ -88,10 +91,6 @@ def _hub() -> Any:
 def _builders(built: Mapping[str, ModuleType]) -> Any:
     target = "deepspeed.ops.op_builder.builder:OpBuilder.load"
     return upstream.patch_targets("deepspeed builds", wrapped={target: builds.deepspeed_builder(built)})
-
-
-def _is_installed(name: str) -> bool:
-    return name in sys.modules or importlib.util.find_spec(name) is not None
 
 
 def _folders(line: LaunchLine) -> list[Path]:

@@ -158,9 +158,9 @@ class Autotuner(KernelInterface):
 
 
 def refuse_compiled() -> NoReturn:
-    """Raises TraceError: torch compiles by the package itself."""
+    """Raises TraceError: torch reads a kernel in a compiled function by the package itself."""
     raise TraceError(
-        "the program compiles, has kernels of Triton, and triton is not installed here",
+        "the program compiles, launches kernels of Triton, and triton is not installed here",
         remedy="install triton where planner runs: it needs no GPU",
     )
 
