@@ -54,6 +54,11 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--allow-writes", action="store_true", help="files that the program writes stay (default: gone)"
     )
+    parser.add_argument(
+        "--with", dest="packages", default="", metavar="NAMES", help="packages that the job has and this machine has "
+        "not, between commas (flash-attn): stand-ins allocate what their kernels do",
+    )  # fmt: skip
+    parser.add_argument("--kernels", default="", metavar="FILE", help="a Python file that describes your own kernels")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
     parser.set_defaults(run=run)
 
@@ -109,6 +114,8 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
         patience_seconds=arguments.patience,
         strict=arguments.strict,
         writes=arguments.allow_writes,
+        packages=tuple(name for name in arguments.packages.split(",") if name),
+        kernels=arguments.kernels,
         limits=replace(USUAL_LIMITS, seconds=seconds),
     )
 

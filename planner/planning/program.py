@@ -41,6 +41,8 @@ class ProgramInputs:
     patience_seconds: float | None = None
     strict: bool = False
     writes: bool = False
+    packages: tuple[str, ...] = ()
+    kernels: str = ""
     limits: Limits = USUAL_LIMITS
     calibration: Calibration = field(default_factory=Calibration.none)
 
@@ -128,6 +130,8 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
         seconds=work.limits.seconds,
         strict=work.strict,
         writes=work.writes,
+        packages=work.packages,
+        kernels=work.kernels,
     )
 
 

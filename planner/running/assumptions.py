@@ -20,6 +20,7 @@ class About(StrEnum):
     HOST = "host"
     DEVICE = "device"
     COMPILING = "compiling"
+    PACKAGES = "packages"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ class ProgramCompiling:
     """Switches compiling on when it is first asked for: Dynamo lists torch's functions as they are then, which is
     after `init_process_group` in most programs, and who compiles nothing does not load Inductor."""
 
-    def __init__(self, arch: str, recorder: Recorder) -> None:
-        self._arch, self._recorder = arch, recorder
+    def __init__(self, arch: str, recorder: Recorder, begins: Callable[[], None] = lambda: None) -> None:
+        """`begins` is called before it is switched on, and may raise."""
+        self._arch, self._recorder, self._begins = arch, recorder, begins
         self._stack = ExitStack()
         self._compiling: Compiling | None = None
         self._skipped: set[str] = set()
@@ -51,6 +52,7 @@ class ProgramCompiling:
     def _enabling(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def compile_(*arguments: Any, **options: Any) -> Any:
             if self._compiling is None:
+                self._begins()
                 _load_inductor()
                 self._compiling = self._stack.enter_context(enable(self._arch, self._recorder))
             return real(*arguments, **options)

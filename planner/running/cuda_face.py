@@ -18,10 +18,12 @@ from planner import upstream
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import library
+from planner.running import cuda_bindings
 from planner.running.generators import DeviceGenerator
 from planner.running.legacy_types import legacy_types
 from planner.running.live_memory import LiveMemory
 from planner.running.order import Gpu
+from planner.running.outside.management_library import ManagementLibrary
 
 NCCL = (2, 28, 9)
 """NCCL of torch 2.13 with CUDA 13.0 asks for (nvidia-nccl-cu13 in its package metadata)."""
@@ -67,11 +69,15 @@ def properties_of(gpu: Gpu) -> Properties:
 
 
 @contextmanager
-def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory) -> Iterator[None]:
+def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: ManagementLibrary) -> Iterator[None]:
     """Inside, a program finds `gpus` GPUs of a CUDA build; to be entered inside `paper.gpu`."""
     replaced: dict[str, Any] = {
         **{f"torch._C:{name}": _alone(answer) for name, answer in _bindings(gpu, memory).items()},
-        **{f"torch.cuda:{name}": _alone(answer) for name, answer in _cuda(gpu, gpus, memory).items()},
+        **{f"torch._C:{name}": _alone(answer)
+           for name, answer in cuda_bindings.answers(gpu, cuda, memory, _refuse_setting).items()},
+        **{f"torch._C:{name}": _refusing(name, why, "torch._C") for name, why in cuda_bindings.REFUSED.items()},
+        "torch._C:_CudaDeviceProperties": Properties,
+        **{f"torch.cuda:{name}": _alone(answer) for name, answer in _cuda(gpu, gpus, memory, management).items()},
         **{f"torch.cuda:{name}": getattr(getattr(torch.cuda, module), name)
            for module, names in _FROM_TORCH.items() for name in names},
         **{f"torch.cuda:{name}": refused for name, refused in _refused().items()},
@@ -82,6 +88,8 @@ def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory) -> Iterator[None]:
         "torch.cuda.nvtx:mark": lambda _message: None,
         "torch.cuda.nvtx:range_start": lambda _message: 0,
         "torch.cuda.nvtx:range_end": lambda _number: None,
+        "torch.cuda.nvtx:_device_range_start": lambda _message, _stream=0: None,
+        "torch.cuda.nvtx:_device_range_end": lambda _range, _stream=0: None,
     }  # fmt: skip
     wrapped = {"torch.autograd.profiler:profile.__init__": _of_the_host_alone}
     with upstream.patch_targets("program's cuda face", replaced=replaced, wrapped=wrapped):
@@ -93,10 +101,9 @@ def _alone(answer: Any) -> Any:
     return (lambda *arguments, **named: answer(*arguments, **named)) if callable(answer) else answer
 
 
-def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory) -> dict[str, Any]:
+def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory, management: ManagementLibrary) -> dict[str, Any]:
     properties = properties_of(gpu)
     runtime = _runtime(memory)
-    used = lambda _device=None: memory.total_bytes - memory.free_bytes()  # noqa: E731
     return {
         "_is_compiled": lambda: True,
         "_initialized": False,
@@ -111,13 +118,13 @@ def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory) -> dict[str, Any]:
         "get_arch_list": lambda: [gpu.arch],
         "get_device_name": lambda _device=None: gpu.product,
         "get_device_properties": lambda _device=None: properties,
-        "device_memory_used": used,
-        "memory_usage": lambda _device=None: 0,
-        "utilization": lambda _device=None: 0,
-        "temperature": lambda _device=None: 0,
-        "power_draw": lambda _device=None: 0,
-        "clock_rate": lambda _device=None: 0,
-        "list_gpu_processes": lambda _device=None: "GPU:0\nno processes are running",
+        "device_memory_used": lambda device=None: management.used_bytes(_index_of(device)),
+        "memory_usage": lambda _device=None: management.idle("the share of time in which memory is read"),
+        "utilization": lambda _device=None: management.idle("the utilization"),
+        "temperature": lambda _device=None: management.idle("the temperature"),
+        "power_draw": lambda _device=None: management.idle("the power"),
+        "clock_rate": lambda _device=None: management.idle("a clock"),
+        "list_gpu_processes": lambda device=None: management.list_processes(_index_of(device)),
     }
 
 
@@ -233,12 +240,17 @@ def _refused() -> dict[str, Any]:
     return {name: _refusing(name, reason) for name, reason in why.items()}
 
 
-def _refusing(name: str, reason: str) -> Any:
+def _refuse_setting(reason: str) -> NoReturn:
+    _refusing("this setting", reason)()
+    raise AssertionError
+
+
+def _refusing(name: str, reason: str, module: str = "torch.cuda") -> Any:
     """A function, or for a class one of which no instance is made: libraries name it in their annotations."""
 
     def refuse(*_arguments: Any, **_named: Any) -> NoReturn:
         raise TraceError(
-            f"the program uses torch.cuda.{name}: {reason}",
+            f"the program uses {module}.{name}: {reason}",
             allowed="torch's own caching allocator, without CUDA graphs",
             remedy="switch it off in the program",
         )
@@ -253,6 +265,8 @@ def _enable_caching(value: bool) -> None:
 
 
 def _index_of(device: Any) -> int:
+    if device is None:
+        return torch.accelerator.current_device_index()
     if isinstance(device, int):
         return device
     found = torch.device(device).index

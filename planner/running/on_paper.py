@@ -19,6 +19,7 @@ from planner import (
     upstream,
 )
 from planner.errors import ProgramError
+from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.running import accelerate_environment, cuda_face, nvidia_smi, program_host, storages
@@ -28,6 +29,8 @@ from planner.running.launch_line import Launcher, LaunchLine
 from planner.running.live_memory import LiveMemory
 from planner.running.moments import Kind
 from planner.running.order import ProgramOrder, RankRun
+from planner.running.outside.management_library import ManagementLibrary
+from planner.running.outside.surroundings import Surroundings
 from planner.running.peers import World, is_waiting
 from planner.running.rank_environment import extra_arguments
 from planner.running.stopping import Seen, Stopping
@@ -40,6 +43,9 @@ from planner.training.wraps import deepspeed_library
 _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The first wins: torch 2.13, c10/core/AllocatorConfig.cpp."""
 
+_COLLECTED = "Cyclic garbage is collected at the end of every optimizer step, not in between."
+_NOT_COLLECTED = "The program has switched garbage collection off: cycles stay until it collects them itself."
+
 
 class ProgramRun:
     """One program at work; `finish` is called once, with what it did, and must not return."""
@@ -51,7 +57,11 @@ class ProgramRun:
         self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
         self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict)
         self.world = World(self.assumptions)
-        self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder)
+        self.management = ManagementLibrary(
+            order.gpu.product, order.line.processes_per_node, self.memory, self.assumptions
+        )
+        self.surroundings = Surroundings(order, cuda_face.properties_of(order.gpu), self.management, self.assumptions)
+        self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, self.surroundings.compiling_begins)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
 
@@ -95,6 +105,7 @@ class ProgramRun:
         self.memory.settle()
         ends = [moments.log[index].position for index in moments.ends()]
         events, repeats = recorder.repeating_events(last, moments.cuts(last), ends)
+        self.assumptions.add(About.HOST, _COLLECTED if gc.isenabled() else _NOT_COLLECTED)
         for sentence in self.compiling.assumed():
             self.assumptions.add(About.COMPILING, sentence)
         self._finish(
@@ -144,10 +155,7 @@ def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> N
             run.assumptions.add(About.HOST, "Files that the program writes stay (--allow-writes).")
         gc.collect()
         gc.freeze()
-        gc.disable()
-        run.assumptions.add(
-            About.HOST, "Cyclic garbage is collected at the end of every optimizer step, not in between."
-        )
+        gc.set_threshold(0)  # never by itself; whether it is enabled is the program's own affair
         if order.line.launcher is Launcher.ACCELERATE:
             os.environ.update(accelerate_environment.variables_of(order.line))
         try:
@@ -186,13 +194,19 @@ def _deepspeed_peers(line: LaunchLine) -> AbstractContextManager[None]:
 def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
     losses = run.answers.watching_losses
     with (
-        cuda_face.whole(order.gpu, order.line.processes_per_node, order.cuda, run.memory),
-        nvidia_smi.on_the_path(order.gpu.product, order.gpu.total_bytes, order.line.processes_per_node),
+        cuda_face.whole(order.gpu, order.line.processes_per_node, order.cuda, run.memory, run.management),
+        nvidia_smi.on_the_path(
+            order.gpu.product,
+            order.gpu.total_bytes,
+            order.line.processes_per_node,
+            ARCHITECTURES[order.gpu.arch].capability,
+        ),
         storages.on_paper(run.assumptions),
         program_host.kept_inside(order.line.program, run.assumptions),
         values.read_by(run.answers),
         run.watcher.watch(),
         run.world.entered(),
+        run.surroundings.entered(),
         _deepspeed_peers(order.line),
         absent_peers.every_step_is_taken(),
         run.compiling.watch(),

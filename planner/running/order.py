@@ -36,6 +36,10 @@ class ProgramOrder:
     strict: bool = False
     writes: bool = False
     """Whether what the program writes stays; else it is gone with its process."""
+    packages: tuple[str, ...] = ()
+    """That the job has and that are not installed here (planner.running.outside)."""
+    kernels: str = ""
+    """A file that describes kernels of the user's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

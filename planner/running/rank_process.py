@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -87,6 +87,7 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str]], answer: Answer
     if not order.writes:
         overlay.discard_writes(_DISCARDED_BYTES, kept=(user_cache(),))
     from planner.running.on_paper import run_program
+    from planner.running.outside import stand_ins
 
     def finish(run: RankRun) -> NoReturn:
         answer.write(_TRACE, trace_text.dumps(run.trace).encode())
@@ -104,6 +105,7 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str]], answer: Answer
         crash = {
             "said": "".join(traceback.format_exception_only(error)).strip(),
             "missing": error.name if isinstance(error, ModuleNotFoundError) else None,
+            "sought": stand_ins.SOUGHT if isinstance(error, ImportError) else [],
             "text": _own_traceback(error)[-_MOST_CRASH_CHARACTERS:],
         }
         answer.write(_CRASH, json.dumps(crash).encode())
@@ -152,19 +154,27 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
     try:
         crash = json.loads(content)
         said, missing, text = str(crash["said"]), crash["missing"], str(crash["text"])
+        sought = [str(each) for each in crash["sought"]]
     except (ValueError, KeyError, TypeError):
         return ProgramError("the program ended with an error that cannot be read", place=order.line.program)
-    if missing:
-        remedy = f"install {missing} where planner runs: a program needs its packages here as on the cluster"
-    else:
-        remedy = "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback"
     return CrashedError(
         f"the program ended with an error of its own on rank {order.rank}: {said}",
         text,
         allowed="a program that trains when it is started by this command",
-        remedy=remedy,
+        remedy=_remedy(said, missing, sought),
         place=order.line.program,
     )
+
+
+def _remedy(said: str, missing: str | None, sought: Sequence[str]) -> str:
+    """What to change for a program that raised an error: packages that are `missing`, or were `sought` in vain."""
+    if sought:
+        return f"--with the one that the job has, of {', '.join(sought)}: the program looked for it here"
+    if "cannot open shared object file" in said or "undefined symbol" in said:
+        return "a compiled extension cannot be loaded here: describe it with --kernels (docs/outside-kernels.md)"
+    if missing:
+        return f"install {missing} where planner runs: a program needs its packages here as on the cluster"
+    return "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback"
 
 
 def _ended_error(answer: Answer, order: ProgramOrder) -> ProgramError:

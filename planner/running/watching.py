@@ -178,7 +178,8 @@ class Watcher:
                 self._tell_state(parameter, state)
         self._tell(Kind.STEPPED, _key(optimizer))
         self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
-        gc.collect()
+        if gc.isenabled():  # a program that has switched it off keeps its cycles, as on a GPU
+            gc.collect()
 
     def _tell_state(self, parameter: Any, state: Any) -> None:
         if not isinstance(state, dict):

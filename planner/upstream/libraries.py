@@ -86,6 +86,45 @@ DEEPSPEED = (
     ),
 )  # fmt: skip
 
+_OUTSIDE = "tests/running/test_outside_packages.py"
+_TRITON = "tests/running/test_triton_in_eager_mode.py"
+
+OUTSIDE = (
+    *(
+        Entry(
+            target=target, kind=Kind.PATCH, group="program launches triton", has_source=False, optional=True,
+            test=_TRITON, why="compiles and launches a kernel, which on paper is nothing, or times one",
+        )
+        for target in (
+            "triton.runtime.jit:JITFunction.run", "triton.testing:do_bench", "triton.testing:do_bench_cudagraph",
+            "triton:set_allocator",
+        )
+    ),
+    *(
+        Entry(
+            target=target, kind=Kind.PATCH, group="program's hub kernels", has_source=False, optional=True,
+            test=_OUTSIDE, why="fetches compiled kernels from a hub; what they allocate is modelled",
+        )
+        for target in ("kernels:get_kernel", "kernels.load:get_kernel")
+    ),
+    *(
+        Entry(
+            target=target, kind=Kind.PATCH, group="program builds", has_source=False, test=_OUTSIDE,
+            why="compiles an extension for a GPU while the program runs",
+        )
+        for target in ("torch.utils.cpp_extension:load", "torch.utils.cpp_extension:load_inline")
+    ),
+    Entry(
+        target="bitsandbytes.cextension:lib", kind=Kind.PATCH, group="program's bitsandbytes", has_source=False,
+        optional=True, test="tests/running/test_bitsandbytes.py",
+        why="kernels for a GPU, which write to what Python has allocated for them",
+    ),
+    Entry(
+        target="deepspeed.ops.op_builder.builder:OpBuilder.load", kind=Kind.PATCH, group="deepspeed builds",
+        has_source=False, optional=True, test=_OUTSIDE, why="compiles an optimizer's kernels at their first use",
+    ),
+)  # fmt: skip
+
 _HOST = "tests/running/test_bad_programs.py"
 
 PROGRAM_HOST = (

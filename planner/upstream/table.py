@@ -21,6 +21,7 @@ TABLE: tuple[Entry, ...] = (
     *libraries.TRANSFORMERS,
     *libraries.DEEPSPEED,
     *libraries.PROGRAM_HOST,
+    *libraries.OUTSIDE,
 )
 
 

@@ -129,7 +129,37 @@ PROGRAMS = (
         why="bindings of a CUDA build, on which torch's own Python code under torch.cuda stands",
     ),
     *entries(
-        "torch.cuda.nvtx", "mark", "range_start", "range_end",
+        "torch._C",
+        "_cuda_beginAllocateCurrentStreamToPool", "_cuda_checkPoolLiveAllocations", "_cuda_getCheckpointState",
+        "_cuda_setCheckpointPoolState", "_cuda_changeCurrentAllocator", "_cuda_customAllocator", "_cuda_getAllocator",
+        "_cuda_cudaHostAllocator", "_cuda_cudaCachingAllocator_raw_alloc", "_cuda_cudaCachingAllocator_raw_delete",
+        "_cuda_allocationTraceback", "_cuda_getStreamFromExternal", "_cuda_getCublasLtWorkspaceSize",
+        "_cuda_setCublasLtWorkspaceSize", "_cuda_resetCublasLtWorkspaceSize", "_cuda_tunableop_read_file",
+        "_broadcast", "_broadcast_coalesced", "_broadcast_out", "_gather", "_scatter", "_nccl_all_gather",
+        "_nccl_all_reduce", "_nccl_broadcast", "_nccl_init_rank", "_nccl_reduce", "_nccl_reduce_scatter",
+        "_nccl_unique_id", "_CUDAGreenContext", "_gds_register_buffer", "_gds_deregister_buffer",
+        "_gds_register_handle", "_gds_deregister_handle", "_gds_load_storage", "_gds_save_storage",
+        "_cuda_getCompiledVersion", "_cuda_getCublasWorkspaceSize", "_cuda_setCublasWorkspaceSize",
+        "_cuda_resetCublasWorkspaceSize", "_cuda_getCurrentStream", "_cuda_getDefaultStream", "_cuda_setStream",
+        "_cuda_hasPrimaryContext", "_cuda_isInBadFork", "_cuda_attach_out_of_memory_observer",
+        "_cuda_get_conv_benchmark_empty_cache", "_cudnn_set_conv_benchmark_empty_cache",
+        "_cuda_jiterator_compile_and_launch_kernel", "_cuda_lock_mutex", "_cuda_unlock_mutex",
+        "_cuda_cudaCachingAllocator_set_allocator_settings", "_cuda_record_untuned_is_enabled",
+        "_cuda_record_untuned_enable", "_CudaDeviceProperties",
+        *(
+            f"_cuda_tunableop_{name}"
+            for name in (
+                "enable", "is_enabled", "tuning_is_enabled", "get_filename", "get_max_tuning_duration",
+                "get_max_tuning_iterations", "get_rotating_buffer_size", "get_rotation_buffer_size", "get_results",
+                "get_validators", "set_filename", "set_max_tuning_duration", "set_max_tuning_iterations",
+                "tuning_enable", "set_numerical_check_tolerances", "set_rotating_buffer_size",
+            )
+        ),
+        kind=Kind.PATCH, group="program's cuda face", has_source=False, created=True, test=_FACE,
+        why="the rest of a CUDA build's bindings: a setting that is off, or refused by name",
+    ),
+    *entries(
+        "torch.cuda.nvtx", "mark", "range_start", "range_end", "_device_range_start", "_device_range_end",
         kind=Kind.PATCH, group="program's cuda face", has_source=False, test=_FACE,
         why="calls the profiler's library of CUDA, which is not there",
     ),

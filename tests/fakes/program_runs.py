@@ -19,4 +19,6 @@ class Run(Protocol):
         strict: bool = False,
         seconds: float = 120,
         patience: float = 0,
+        packages: tuple[str, ...] = (),
+        kernels: str = "",
     ) -> RankRun: ...

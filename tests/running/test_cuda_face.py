@@ -111,3 +111,54 @@ torch.cuda.reset_peak_memory_stats()
 
     assert found.counted["resets"] == 1
     assert found.counted["max_allocated_bytes"] < 1 << 28 == replay(found.trace.written_out()).peak_allocated_bytes
+
+
+WALK_BELOW = """
+import json, re, sys, torch
+from pathlib import Path
+from planner.errors import TraceError
+held = torch.zeros(8, device="cuda")
+declared = Path(torch.__file__).with_name("_C").joinpath("__init__.pyi").read_text()
+names = re.findall(r"^def (_cuda_\\w+|_nccl_\\w+|_broadcast\\w*|_scatter|_gather|_cudnn_set\\w+)\\(", declared, re.M)
+names += [f"_gds_{name}" for name in ("register_buffer", "register_handle", "load_storage", "save_storage")]
+names += ["_cuda_lock_mutex", "_cuda_unlock_mutex", "_cuda_cudaCachingAllocator_set_allocator_settings"]
+found = {}
+for name in names:
+    if not hasattr(torch._C, name):
+        found[name] = "missing"
+        continue
+    try:
+        getattr(torch._C, name)()
+    except TraceError:
+        found[name] = "refused"
+    except Exception:
+        pass  # it wants arguments
+print(json.dumps(found), file=open(sys.argv[1], "w"))
+double = torch.cuda.jiterator._create_jit_fn("template <typename T> T double_of(T x, T y) { return x + y; }")
+assert double(torch.empty(3, 1, device="cuda"), torch.empty(4, device="cuda")).shape == (3, 4)
+assert not torch.cuda.tunable.is_enabled() and torch.cuda.tunable.get_max_tuning_iterations() == 100
+with torch.cuda.nvtx.range("here"):
+    pass
+assert torch.backends.cudnn.version() and torch.backends.cuda.matmul.allow_tf32 in (True, False)
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True
+"""
+REFUSED_BELOW = {
+    "_broadcast", "_broadcast_coalesced", "_broadcast_out", "_cuda_allocationTraceback",
+    "_cuda_beginAllocateCurrentStreamToPool", "_cuda_changeCurrentAllocator", "_cuda_checkPoolLiveAllocations",
+    "_cuda_cudaCachingAllocator_raw_alloc", "_cuda_cudaCachingAllocator_raw_delete", "_cuda_cudaHostAllocator",
+    "_cuda_customAllocator", "_cuda_getAllocator", "_cuda_getCheckpointState", "_cuda_getCublasLtWorkspaceSize",
+    "_cuda_getStreamFromExternal", "_cuda_resetCublasLtWorkspaceSize", "_cuda_setCheckpointPoolState",
+    "_cuda_setCublasLtWorkspaceSize", "_cuda_tunableop_read_file", "_gather", "_gds_load_storage",
+    "_gds_register_buffer", "_gds_register_handle", "_gds_save_storage", "_nccl_all_gather", "_nccl_all_reduce",
+    "_nccl_broadcast", "_nccl_init_rank", "_nccl_reduce", "_nccl_reduce_scatter", "_nccl_unique_id", "_scatter",
+}  # fmt: skip
+
+
+def test_every_binding_of_a_cuda_build_is_there_or_refused(
+    run: Run, program: Callable[[str], str], folder: Path
+) -> None:
+    run(f"python {program(WALK_BELOW + STEP)} {folder}/below.json")
+
+    found = json.loads((folder / "below.json").read_text())
+    assert {name for name, what in found.items() if what == "missing"} == set()
+    assert {name for name, what in found.items() if what == "refused"} == REFUSED_BELOW

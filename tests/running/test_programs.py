@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from program_runs import Run
@@ -11,6 +12,7 @@ from planner.allocator.replay import replay
 from planner.errors import TraceError
 from planner.events import Alloc, Category, Mark, Phase, Role
 from planner.planning.program_ranks import do_the_same
+from planner.running.assumptions import About
 from planner.running.order import RankRun
 
 
@@ -140,3 +142,29 @@ def test_the_same_program_has_the_same_events(run: Run) -> None:
     first, second = (run("python {programs}/adversaries.py").trace.events for _ in range(2))
 
     assert do_the_same(first, second)
+
+
+def test_a_program_that_switches_garbage_collection_off_keeps_its_cycles(
+    run: Run, program: Callable[[str], str]
+) -> None:
+    lines = """
+import gc, torch
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+assert gc.isenabled()
+{}
+for step in range(3):
+    cycle = [torch.empty(1 << 20, dtype=torch.uint8, device="cuda")]
+    cycle.append(cycle)
+    model(torch.zeros(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+    held = torch.cuda.memory_allocated()
+print(held, file=open(__file__ + ".held", "w"))
+"""
+    found = []
+    for first in ("", "gc.disable()"):
+        path = program(lines.format(first))
+        kept = [each.text for each in run(f"python {path}").assumptions if each.about is About.HOST][-1]
+        found.append((int(Path(f"{path}.held").read_text()) >> 20, "off" in kept))
+
+    assert [found[1][0] - found[0][0], found[0][1], found[1][1]] == [2, False, True]

@@ -1,0 +1,122 @@
+"""apex's fused layer and RMS norms: what they keep a row, and sixteen partial gradients a column.
+
+Source, apex at the commit 6424da3 (2026-07): apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda.cpp,
+csrc/layer_norm_cuda_kernel.cu (part_size).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.paper.outside.operators import told_as
+
+Tensor = torch.Tensor
+
+_PARTS = 16
+
+
+def _statistics(given: Tensor, rows: int) -> Tensor:
+    """One figure a row, in float32 for 16-bit inputs."""
+    half = given.dtype in (torch.float16, torch.bfloat16)
+    return torch.empty(rows, dtype=torch.float32 if half else given.dtype, device=given.device)
+
+
+class _Norm(torch.autograd.Function):
+    """Layer norm with a mean, RMS norm without; `weight` and `bias` may be None."""
+
+    @staticmethod
+    def forward(
+        context: Any, given: Tensor, weight: Tensor | None, bias: Tensor | None, columns: int, has_mean: bool,
+        keeps_output: bool, as_weight: bool,
+    ) -> Tensor:  # fmt: skip
+        given = given.contiguous()
+        weight, bias = (None if each is None else each.contiguous() for each in (weight, bias))
+        with told_as("apex::norm_fwd"):
+            dtype = weight.dtype if as_weight and weight is not None else given.dtype
+            out = torch.empty_like(given, dtype=dtype)
+            rows = given.numel() // columns
+            mean = _statistics(given, rows) if has_mean else None
+            spread = _statistics(given, rows)
+        context.save_for_backward(out if keeps_output else given, weight, bias, None if keeps_output else mean, spread)
+        context.columns = columns
+        context.dtype = given.dtype
+        return out
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        kept, weight, bias, _, spread = context.saved_tensors
+        grad = grad.contiguous()
+        with told_as("apex::norm_bwd"):
+            of_input = torch.empty_like(kept, dtype=context.dtype)
+            gradients = [None if each is None else torch.empty_like(each) for each in (weight, bias)]
+            count = sum(each is not None for each in gradients)
+            parts = [
+                torch.empty(_PARTS, context.columns, dtype=spread.dtype, device=spread.device) for _ in range(count)
+            ]
+        del parts
+        return of_input, *gradients, None, None, None, None
+
+
+class _FusedNorm(nn.Module):
+    """What the four modules share."""
+
+    has_mean = True
+    as_weight = False
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
+        memory_efficient: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape, self.eps = torch.Size(shape), eps
+        self.elementwise_affine, self.memory_efficient = elementwise_affine, memory_efficient
+        self.register_parameter("weight", nn.Parameter(torch.ones(shape)) if elementwise_affine else None)
+        if self.has_mean:
+            self.register_parameter("bias", nn.Parameter(torch.zeros(shape)) if elementwise_affine else None)
+
+    def forward(self, input: Tensor) -> Any:
+        tensors = (input, self.weight, getattr(self, "bias", None))
+        kind = input.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            tensors = tuple(each if each is None else each.to(dtype) for each in tensors)  # type: ignore[assignment]
+        with torch.autocast(kind, enabled=False):
+            return _Norm.apply(
+                *tensors, self.normalized_shape.numel(), self.has_mean, self.memory_efficient, self.as_weight
+            )  # type: ignore[no-untyped-call]
+
+
+class FusedLayerNorm(_FusedNorm):
+    """Layer norm whose result has the dtype of its input."""
+
+
+class FusedRMSNorm(_FusedNorm):
+    """RMS norm whose result has the dtype of its input."""
+
+    has_mean = False
+
+
+class _Mixed(_FusedNorm):
+    as_weight = True
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, memory_efficient: bool = False, **named: Any
+    ) -> None:
+        if not named.pop("elementwise_affine", True):
+            raise RuntimeError("norms of mixed dtypes have weights: elementwise_affine=True")
+        super().__init__(normalized_shape, eps, True, memory_efficient)
+
+
+class MixedFusedLayerNorm(_Mixed):
+    """Layer norm whose result has the dtype of its weight."""
+
+
+class MixedFusedRMSNorm(_Mixed):
+    """RMS norm whose result has the dtype of its weight."""
+
+    has_mean = False

@@ -1,0 +1,242 @@
+"""flash-attn 2 as a program calls it: its functions with their gradients, on the extension's stand-in.
+
+What is kept for the backward and what the backward makes is as in flash-attn 2.8.4, flash_attn/flash_attn_interface.py:
+heads are padded to a multiple of 8, gradients of packed inputs are one tensor, and the operators of torch have the
+package's names and signatures, so that compiled programs find the same ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from planner.paper.outside import flash_attention_2_extension as extension
+from planner.paper.outside.operators import operator
+
+Tensor = torch.Tensor
+Window = tuple[int, int]
+
+VERSION = "2.8.4"
+_MULTIPLE = 8
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+@operator("flash_attn::_flash_attn_forward")
+def _flash_attn_forward(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
+    window_size_right: int, softcap: float, alibi_slopes: Tensor | None, return_softmax: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    out, lse, probabilities, seed = extension.fwd(
+        _dense(q), _dense(k), _dense(v), None, alibi_slopes, dropout_p, softmax_scale, causal, window_size_left,
+        window_size_right, softcap, return_softmax,
+    )  # fmt: skip
+    return out, lse, probabilities, seed
+
+
+@operator("flash_attn::_flash_attn_varlen_forward")
+def _flash_attn_varlen_forward(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int = -1, window_size_right: int = -1,
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, return_softmax: bool = False,
+    block_table: Tensor | None = None, leftpad_k: Tensor | None = None, seqused_k: Tensor | None = None,
+    zero_tensors: bool = False, num_splits: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    out, lse, probabilities, seed = extension.varlen_fwd(
+        _dense(q), _dense(k), _dense(v), None, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table,
+        alibi_slopes, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, zero_tensors, causal, window_size_left,
+        window_size_right, softcap, return_softmax, None, num_splits,
+    )  # fmt: skip
+    return out, lse, probabilities, seed
+
+
+@operator("flash_attn::_flash_attn_backward", writes=("dq", "dk", "dv"))
+def _flash_attn_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
+    dk: Tensor | None, dv: Tensor | None, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
+    window_size_right: int, softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
+    rng_state: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    kept = _dense(dout), _dense(q), _dense(k), _dense(v), _dense(out)
+    row_sums = extension.bwd(
+        *kept, softmax_lse, dq, dk, dv, alibi_slopes, dropout_p, softmax_scale, causal, window_size_left,
+        window_size_right, softcap, deterministic, None, rng_state,
+    )[3]  # fmt: skip
+    del kept
+    return row_sums
+
+
+@operator("flash_attn::_flash_attn_varlen_backward", writes=("dq", "dk", "dv"))
+def _flash_attn_varlen_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
+    dk: Tensor | None, dv: Tensor | None, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
+    window_size_right: int, softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
+    rng_state: Tensor | None = None, zero_tensors: bool = False,
+) -> Tensor:  # fmt: skip
+    kept = _dense(dout), _dense(q), _dense(k), _dense(v), _dense(out)
+    row_sums = extension.varlen_bwd(
+        *kept, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, alibi_slopes, max_seqlen_q, max_seqlen_k,
+        dropout_p, softmax_scale, zero_tensors, causal, window_size_left, window_size_right, softcap, deterministic,
+        None, rng_state,
+    )[3]  # fmt: skip
+    del kept
+    return row_sums
+
+
+class _Attention(torch.autograd.Function):
+    """All six functions. Inputs are q, k, v; q and packed keys and values; or all of them packed: what is not there is
+    None. Sequences have lengths if `cu_q` is there."""
+
+    @staticmethod
+    def forward(
+        context: Any, first: Tensor, second: Tensor | None, third: Tensor | None, cu_q: Tensor | None,
+        cu_k: Tensor | None, max_q: int, max_k: int, dropout: float, scale: float | None, causal: bool, window: Window,
+        softcap: float, slopes: Tensor | None, deterministic: bool, with_probabilities: bool,
+        block_table: Tensor | None, with_gradients: bool,
+    ) -> Any:  # fmt: skip
+        q, k, v = _unpacked(first, second, third)
+        head_dim = q.size(-1)
+        scale = head_dim**-0.5 if scale is None else scale
+        if head_dim % _MULTIPLE:
+            wider = [0, _MULTIPLE - head_dim % _MULTIPLE]
+            q, k, v = pad(q, wider), pad(k, wider), pad(v, wider)
+        wanted = with_probabilities and dropout > 0
+        if cu_q is None:
+            out, lse, probabilities, seed = torch.ops.flash_attn._flash_attn_forward(
+                q, k, v, dropout, scale, causal, *window, softcap, slopes, wanted
+            )
+        else:
+            out, lse, probabilities, seed = torch.ops.flash_attn._flash_attn_varlen_forward(
+                q, k, v, cu_q, cu_k, max_q, max_k, dropout, scale, causal, *window, softcap, slopes, wanted,
+                block_table,
+            )  # fmt: skip
+        given = [each for each in (first, second, third) if each is not None]
+        if with_gradients and any(each.requires_grad for each in given):
+            context.save_for_backward(q, k, v, out, lse, seed, cu_q, cu_k)
+            context.inputs = len(given)
+            context.lengths = max_q, max_k
+            context.settings = dropout, scale, causal, *window, softcap, slopes, deterministic
+        result = out[..., :head_dim]
+        return (result, lse, probabilities) if with_probabilities else result
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor, *_unused: Any) -> Any:
+        q, k, v, out, lse, seed, cu_q, cu_k = context.saved_tensors
+        head_dim = grad.size(-1)
+        given, (dq, dk, dv) = _gradients(q, k, v, context.inputs)
+        padded = pad(grad, [0, _MULTIPLE - head_dim % _MULTIPLE]) if head_dim % _MULTIPLE else grad
+        if cu_q is None:
+            torch.ops.flash_attn._flash_attn_backward(
+                padded, q, k, v, out, lse, dq, dk, dv, *context.settings, rng_state=seed
+            )
+        else:
+            torch.ops.flash_attn._flash_attn_varlen_backward(
+                padded, q, k, v, out, lse, dq, dk, dv, cu_q, cu_k, *context.lengths, *context.settings, rng_state=seed
+            )
+        made = [each[..., :head_dim] for each in given]
+        return *made, *[None] * (17 - len(made))
+
+
+def _unpacked(first: Tensor, second: Tensor | None, third: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of query, key and value: packed ones lie in the dim before the heads."""
+    if second is None:
+        q, k, v = (first.select(-3, index).detach() for index in range(3))
+        return q, k, v
+    if third is None:
+        return first, second.select(-3, 0).detach(), second.select(-3, 1).detach()
+    return first, second, third
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor, inputs: int) -> tuple[list[Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Those of the inputs, and of query, key and value in them."""
+    if inputs == 3:
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        return [dq, dk, dv], (dq, dk, dv)
+    if inputs == 2:
+        dq, dkv = torch.empty_like(q), k.new_empty((*k.shape[:-2], 2, *k.shape[-2:]))
+        return [dq, dkv], (dq, dkv.select(-3, 0), dkv.select(-3, 1))
+    dqkv = q.new_empty((*q.shape[:-2], 3, *q.shape[-2:]))
+    return [dqkv], (dqkv.select(-3, 0), dqkv.select(-3, 1), dqkv.select(-3, 2))
+
+
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """Attention over [batch, rows, heads, head dim]."""
+    return _Attention.apply(
+        q, k, v, None, None, 0, 0, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs, None, torch.is_grad_enabled(),
+    )  # type: ignore[no-untyped-call]  # fmt: skip
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """As `flash_attn_func`, with keys and values in [batch, rows, 2, heads, head dim]."""
+    return _Attention.apply(
+        q, kv, None, None, None, 0, 0, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs, None, torch.is_grad_enabled(),
+    )  # type: ignore[no-untyped-call]  # fmt: skip
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """As `flash_attn_func`, with all three in [batch, rows, 3, heads, head dim]."""
+    return _Attention.apply(
+        qkv, None, None, None, None, 0, 0, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        deterministic, return_attn_probs, None, torch.is_grad_enabled(),
+    )  # type: ignore[no-untyped-call]  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: bool = False, block_table: Tensor | None = None,
+) -> Any:  # fmt: skip
+    """Attention over sequences that lie one after another, [rows of all, heads, head dim]; `cu_seqlens_q` has one
+    entry more than there are sequences."""
+    return _Attention.apply(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs, block_table, torch.is_grad_enabled(),
+    )  # type: ignore[no-untyped-call]  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False, window_size: Window = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """As `flash_attn_varlen_func`, with keys and values in [rows of all, 2, heads, head dim]."""
+    return _Attention.apply(
+        q, kv, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None, torch.is_grad_enabled(),
+    )  # type: ignore[no-untyped-call]  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Window = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """As `flash_attn_varlen_func`, with all three in [rows of all, 3, heads, head dim]."""
+    return _Attention.apply(
+        qkv, None, None, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs, None, torch.is_grad_enabled(),
+    )  # type: ignore[no-untyped-call]  # fmt: skip
+
+
+flash_attn_with_kvcache = extension.fwd_kvcache

@@ -1,0 +1,100 @@
+"""Puts everything in its place that a program of one rank finds of other packages' kernels."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch.utils._triton import has_triton_package
+
+from planner import upstream
+from planner.running.assumptions import About, Assumptions
+from planner.running.launch_line import LaunchLine
+from planner.running.order import ProgramOrder
+from planner.running.outside import (
+    bitsandbytes_library,
+    builds,
+    followed,
+    hub_kernels,
+    own_kernels,
+    requirements,
+    stand_ins,
+    triton_launches,
+    triton_package,
+)
+from planner.running.outside.management_library import ManagementLibrary
+
+
+class Surroundings:
+    """Of one program. `properties` are those of its GPU (`torch.cuda.get_device_properties`)."""
+
+    def __init__(
+        self, order: ProgramOrder, properties: Any, library: ManagementLibrary, assumptions: Assumptions
+    ) -> None:
+        self._order, self._library, self._assumptions = order, library, assumptions
+        self._launches = triton_launches.Launches(properties, assumptions)
+        self._stack = ExitStack()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Inside, packages are found, nothing is built, and kernels of Triton are launched as nothing."""
+        own = own_kernels.read(self._order.kernels)
+        listed = requirements.listed(_folders(self._order.line))
+        provided = stand_ins.provided_by(self._order.packages, listed)
+        has_triton = has_triton_package()  # torch remembers the answer, also when a stand-in is there
+        stands = {} if has_triton else triton_package.modules(self._launches)
+        with (
+            self._stack,
+            stand_ins.found(provided, {"pynvml": self._library.module(), **own.modules}, stands, self._assumptions),
+            builds.not_built(own.built),
+            followed.followed(self._patches(own.built, has_triton=has_triton)),
+        ):
+            yield
+
+    def compiling_begins(self) -> None:
+        """The program compiles, for which torch looks for Triton: it finds no stand-in, whose launches are refused from
+        here on. Whoever has imported it keeps it."""
+        self._launches.compiles = True
+        if isinstance(sys.modules.get("triton"), triton_package.Package):
+            for name in [each for each in sys.modules if each.partition(".")[0] == "triton"]:
+                del sys.modules[name]
+
+    def _patches(self, built: Mapping[str, ModuleType], *, has_triton: bool) -> dict[str, Callable[[], None]]:
+        """What is done to packages that are installed, once they are imported."""
+
+        def enter(context: Any) -> None:
+            self._stack.enter_context(context)
+
+        return {
+            "triton": (lambda: enter(self._launches.patched())) if has_triton else self._tell_of_triton,
+            "bitsandbytes.cextension": lambda: enter(bitsandbytes_library.patched()),
+            "kernels": lambda: enter(_hub()),
+            "deepspeed.ops.op_builder.builder": lambda: enter(_builders(built)),
+        }
+
+    def _tell_of_triton(self) -> None:
+        self._assumptions.add(
+            About.PACKAGES,
+            "triton is not installed here, and torch for CUDA always brings it: a stand-in launches nothing",
+        )
+
+
+def _hub() -> Any:
+    replaced = dict.fromkeys(("kernels:get_kernel", "kernels.load:get_kernel"), hub_kernels.get_kernel)
+    return upstream.patch_targets("program's hub kernels", replaced=replaced)
+
+
+def _builders(built: Mapping[str, ModuleType]) -> Any:
+    target = "deepspeed.ops.op_builder.builder:OpBuilder.load"
+    return upstream.patch_targets("deepspeed builds", wrapped={target: builds.deepspeed_builder(built)})
+
+
+def _folders(line: LaunchLine) -> list[Path]:
+    """The program's own, and the one where it is started."""
+    here = Path.cwd()
+    own = here if line.is_module else Path(line.program).resolve().parent
+    return [own] if own == here else [own, here]

@@ -1,0 +1,268 @@
+"""Stands for the package triton where it is not installed: torch for CUDA always comes with it.
+
+Kernels are objects whose launch does nothing; their bodies are never read. Names are those of Triton 3.9. Programs that
+compile, or that ask a compiled kernel for something, need the package itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn
+
+import torch
+
+from planner.errors import TraceError
+from planner.running.outside.triton_launches import Launched, Launches
+
+VERSION = "3.9.0"
+_LANGUAGE = (
+    "language", "language.core", "language.math", "language.extra", "language.extra.libdevice", "language.extra.cuda",
+    "language.extra.cuda.libdevice",
+)  # fmt: skip
+
+
+class _Symbol:
+    """Something of Triton's language, which only bodies of kernels use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> _Symbol:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Symbol(f"{self._name}.{name}")
+
+    def __call__(self, *_arguments: Any, **_named: Any) -> _Symbol:
+        return self
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+class constexpr:  # noqa: N801
+    """A constant of a kernel: an annotation, or a value of a module."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = getattr(value, "value", value)
+
+    def __index__(self) -> int:
+        return int(self.value)
+
+
+class Config:
+    """One configuration of a kernel."""
+
+    def __init__(
+        self, kwargs: dict[str, Any], num_warps: int = 4, num_stages: int = 3, num_ctas: int = 1,
+        maxnreg: int | None = None, pre_hook: Callable[..., Any] | None = None, ir_override: str | None = None,
+    ) -> None:  # fmt: skip
+        self.kwargs, self.num_warps, self.num_stages, self.num_ctas = kwargs, num_warps, num_stages, num_ctas
+        self.maxnreg, self.pre_hook, self.ir_override = maxnreg, pre_hook, ir_override
+
+    def all_kwargs(self) -> dict[str, Any]:
+        return {**self.kwargs, "num_warps": self.num_warps, "num_stages": self.num_stages, "num_ctas": self.num_ctas}
+
+
+class KernelInterface:
+    """What can be launched by `kernel[grid](...)`."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return functools.partial(self.run, grid=grid, warmup=False)
+
+    def run(self, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        raise NotImplementedError
+
+    def warmup(self, *arguments: Any, grid: Any = None, **named: Any) -> Any:
+        return self.run(*arguments, grid=grid, warmup=True, **named)
+
+
+class JITFunction(KernelInterface):
+    """A kernel; `launches` of the program that has it."""
+
+    launches: Launches
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.arg_names = list(inspect.signature(fn).parameters)
+        self.params = [SimpleNamespace(name=name) for name in self.arg_names]
+
+    def run(self, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Launched:  # noqa: ARG002
+        if self.launches.compiles:
+            refuse_compiled()
+        return self.launches.launch(self, *arguments, **named)
+
+    def __call__(self, *_arguments: Any, **_named: Any) -> Any:
+        raise RuntimeError("Cannot call @triton.jit'd outside of the scope of a kernel")
+
+
+class Heuristics(KernelInterface):
+    """A kernel of which some arguments follow from others."""
+
+    def __init__(self, fn: Any, values: Mapping[str, Callable[..., Any]]) -> None:
+        self.fn, self.values, self.arg_names = fn, values, fn.arg_names
+
+    def run(self, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        for name, value in self.values.items():
+            named[name] = value({**dict(zip(self.arg_names, arguments, strict=False)), **named})
+        return self.fn.run(*arguments, grid=grid, warmup=warmup, **named)
+
+
+class Autotuner(KernelInterface):
+    """A kernel of several configurations, of which the first is taken (triton/runtime/autotuner.py)."""
+
+    def __init__(
+        self, fn: Any, configs: Sequence[Config], key: Sequence[str], reset_to_zero: Sequence[str] | None = None,
+        restore_value: Sequence[str] | None = None, pre_hook: Any = None, post_hook: Any = None,
+        prune_configs_by: Mapping[str, Any] | None = None, **_settings: Any,
+    ) -> None:  # fmt: skip
+        self.fn, self.arg_names = fn, fn.arg_names
+        self.configs = list(configs) or [Config({})]
+        self.keys = list(key)
+        self.cache: dict[tuple[Any, ...], Config] = {}
+        self._zeroed, self._restored = list(reset_to_zero or ()), list(restore_value or ())
+        self._before, self._after, self._prune = pre_hook, post_hook, prune_configs_by or {}
+
+    def run(self, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        given = {**dict(zip(self.arg_names, arguments, strict=False)), **named}
+        key = tuple([given[name] for name in self.keys if name in given] + _dtypes(given))
+        if key not in self.cache:
+            self.cache[key] = self._choose(given, arguments, named, grid)
+        chosen = self.cache[key]
+        if chosen.pre_hook is not None:
+            chosen.pre_hook({**given, **chosen.all_kwargs()})
+        return self.fn.run(*arguments, grid=grid, warmup=warmup, **named, **chosen.all_kwargs())
+
+    def _choose(self, given: dict[str, Any], arguments: tuple[Any, ...], named: dict[str, Any], grid: Any) -> Config:
+        configs = self.configs
+        if len(configs) > 1 and "early_config_prune" in self._prune:
+            configs = self._prune["early_config_prune"](configs, given, **named)
+        for config in configs if len(configs) > 1 else ():
+            JITFunction.launches.timed(functools.partial(self._once, config, given, arguments, named, grid))
+        return configs[0]
+
+    def _once(
+        self, config: Config, given: dict[str, Any], arguments: tuple[Any, ...], named: dict[str, Any], grid: Any
+    ) -> None:
+        if self._before is not None:
+            self._before({**given, **config.all_kwargs()})
+        for name in self._zeroed:
+            given[name].zero_()
+        kept = {name: given[name].clone() for name in self._restored}
+        self.fn.run(*arguments, grid=grid, warmup=False, **named, **config.all_kwargs())
+        for name, value in kept.items():
+            given[name].copy_(value)
+
+
+def refuse_compiled() -> NoReturn:
+    """Raises TraceError: torch reads a kernel in a compiled function by the package itself."""
+    raise TraceError(
+        "the program compiles, launches kernels of Triton, and triton is not installed here",
+        remedy="install triton where planner runs: it needs no GPU",
+    )
+
+
+def _dtypes(given: Mapping[str, Any]) -> list[str]:
+    return [str(each.dtype) for each in given.values() if hasattr(each, "dtype")]
+
+
+def jit(fn: Any = None, **_settings: Any) -> Any:
+    """`triton.jit`, with and without settings."""
+    return JITFunction if fn is None else JITFunction(fn)
+
+
+def autotune(configs: Sequence[Config], key: Sequence[str], **settings: Any) -> Callable[[Any], Autotuner]:
+    """`triton.autotune`."""
+    return lambda fn: Autotuner(fn, configs, key, **settings)
+
+
+def heuristics(values: Mapping[str, Callable[..., Any]]) -> Callable[[Any], Heuristics]:
+    """`triton.heuristics`."""
+    return lambda fn: Heuristics(fn, values)
+
+
+def cdiv(x: int, y: int) -> int:
+    """Division that rounds up."""
+    return (x + y - 1) // y
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is not smaller."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+class TensorDescriptor:
+    """A tensor as a kernel's argument, made on the host (triton/tools/tensor_descriptor.py)."""
+
+    def __init__(self, base: torch.Tensor, shape: Any, strides: Any, block_shape: Any, *_settings: Any) -> None:
+        self.base, self.shape, self.strides, self.block_shape = base, shape, strides, block_shape
+
+    @staticmethod
+    def from_tensor(tensor: torch.Tensor, block_shape: Any) -> TensorDescriptor:
+        return TensorDescriptor(tensor, tensor.shape, tensor.stride(), block_shape)
+
+
+class Package(ModuleType):
+    """The package itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _refuse(self, name)
+
+
+class _Language(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Symbol(f"tl.{name}")
+
+
+class _Part(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        return _refuse(self, name)
+
+
+def _refuse(module: ModuleType, name: str) -> NoReturn:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise TraceError(
+        f"the program uses {module.__name__}.{name}, and triton is not installed here",
+        allowed=", ".join(sorted(each for each in vars(module) if not each.startswith("_"))),
+        remedy="install triton where planner runs: it needs no GPU",
+    )
+
+
+def modules(launches: Launches) -> dict[str, ModuleType]:
+    """The package's modules, by their names; launches are told to `launches`."""
+    JITFunction.launches = launches
+    kernels = {"JITFunction": JITFunction, "KernelInterface": KernelInterface}
+    tuned = {"Autotuner": Autotuner, "Heuristics": Heuristics, "Config": Config}
+    active = {"active": launches.driver, "set_active": lambda _driver: None, "reset_active": lambda: None}
+    timing = {"do_bench": launches.timed, "do_bench_cudagraph": launches.timed}
+    contents: dict[str, dict[str, Any]] = {
+        "": {
+            **kernels, **tuned, "__version__": VERSION, "jit": jit, "autotune": autotune, "heuristics": heuristics,
+            "cdiv": cdiv, "next_power_of_2": next_power_of_2, "set_allocator": launches.set_allocator,
+        },
+        "runtime": {**kernels, **tuned},
+        "runtime.driver": {**active, "driver": SimpleNamespace(**active)},
+        "runtime.jit": {**kernels, "jit": jit},
+        "runtime.autotuner": {**tuned, "autotune": autotune, "heuristics": heuristics},
+        "testing": timing,
+        "tools": {},
+        "tools.tensor_descriptor": {"TensorDescriptor": TensorDescriptor},
+        **{name: {"constexpr": constexpr} for name in _LANGUAGE},
+    }  # fmt: skip
+    made: dict[str, ModuleType] = {}
+    for name, content in contents.items():
+        kind: type[ModuleType] = _Language if name.startswith("language") else _Part if name else Package
+        module = kind(f"triton.{name}" if name else "triton")
+        vars(module).update(content)
+        made[module.__name__] = module
+    for name, module in made.items():
+        parent, _, last = name.rpartition(".")
+        if parent:
+            vars(made[parent])[last] = module
+    return made

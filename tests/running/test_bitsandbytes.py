@@ -1,0 +1,89 @@
+"""Programs with bitsandbytes: its own Python code allocates, and takes what the jobs of a spec are planned with."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from program_runs import Run
+
+HAS_IT = importlib.util.find_spec("bitsandbytes") is not None
+PROGRAM = """
+import torch
+torch.zeros(1, device="cuda")
+from planner.training import low_bit
+from planner.training.models import four_bit
+
+def taken(make):
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    torch.cuda.reset_peak_memory_stats()
+    made = make()
+    stats = torch.cuda.memory_stats()
+    return made, stats["requested_bytes.all.current"] - before
+
+def train(optimizer_class):
+    parameters = [torch.nn.Parameter(torch.empty(n, device="cuda")) for n in (100, 4096, 300_000)]
+    optimizer = optimizer_class(parameters, lr=0.1)
+    for each in parameters:
+        each.grad = torch.empty_like(each)
+    optimizer.step()
+    return parameters, optimizer
+
+for name in ("Adam8bit", "AdamW8bit", "PagedAdamW8bit"):
+    import bitsandbytes
+    kept, real = taken(lambda: train(getattr(bitsandbytes.optim, name)))
+    kept, modelled = taken(lambda: train(low_bit.MODELLED[f"bitsandbytes.{name}"]))
+    assert real == modelled, (name, real, modelled)
+
+layer = torch.nn.Linear(512, 256, bias=False)
+def quantized():
+    made = bitsandbytes.nn.Linear4bit(
+        512, 256, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4", compress_statistics=True
+    )
+    made.load_state_dict(layer.state_dict())
+    return made.cuda()
+quantized()  # the first one leaves a table of 1 KiB in the package
+real_layer, real = taken(quantized)
+model_layer, modelled = taken(lambda: four_bit.Linear4bit(torch.nn.Linear(512, 256, bias=False, device="cuda")))
+assert real == modelled, (real, modelled)
+
+def run(layer):
+    given = torch.empty(4096, 512, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    at = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    layer(given).sum().backward()
+    return torch.cuda.max_memory_allocated() - at
+run(real_layer), run(model_layer)
+assert run(real_layer) == run(model_layer)
+"""
+STEP = """
+parameter = torch.nn.Parameter(torch.ones(8, 8, device="cuda"))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+parameter.sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.skipif(not HAS_IT, reason="bitsandbytes is not installed")
+def test_the_package_takes_what_its_models_take(run: Run, program: Callable[[str], str]) -> None:
+    assert run(f"python {program(PROGRAM + STEP)}").iterations > 0
+
+
+def test_only_the_part_for_a_gpu_is_replaced(tmp_path: Path, run: Run, program: Callable[[str], str]) -> None:
+    """A package of the same shape stands for the real one."""
+    package = tmp_path / "bitsandbytes"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .cextension import lib\nimport bitsandbytes.functional\n")
+    (package / "cextension.py").write_text("DYNAMIC_LIBRARY_SUFFIX = '.so'\nlib = None\n")
+    (package / "functional.py").write_text("from .cextension import lib\n")
+    lines = """
+import ctypes, torch
+from bitsandbytes.functional import lib
+assert lib.cadam_8bit_blockwise_grad_fp32(1, 2) == 0 and lib.compiled_with_cuda
+address = lib.cget_managed_ptr(ctypes.c_size_t(1 << 40))
+assert ctypes.c_char.from_address(address + (1 << 39)).value == bytes(1)
+"""
+
+    assert run(f"python {program(lines + STEP)}").iterations == 1

@@ -1,0 +1,96 @@
+"""apex's norms and its Adam ask for what theirs ask for.
+
+Source: apex at the commit 6424da3, csrc/layer_norm_cuda.cpp, csrc/layer_norm_cuda_kernel.cu,
+apex/optimizers/fused_adam.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from program_runs import Run
+from told_events import told_events
+
+import planner.paper  # noqa: F401
+from planner.paper.outside import apex_normalization, apex_optimizers
+
+
+def trained(make: Callable[[], torch.nn.Module], autocast: bool = False) -> list[str]:
+    def run() -> Any:
+        given = torch.empty(6, 32, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        module = make().cuda()
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            result = module(given)
+        result.backward(torch.empty_like(result))
+        return result, given, module
+
+    return [line for line in told_events(run) if "norm" in line]
+
+
+def test_layer_norm() -> None:
+    assert trained(lambda: apex_normalization.FusedLayerNorm(32)) == [
+        "+ norm_fwd 6x32 bfloat16",
+        "+ norm_fwd 6 float32",  # mean
+        "+ norm_fwd 6 float32",  # one over the deviation
+        "+ norm_bwd 6x32 bfloat16",
+        "+ norm_bwd 32 float32",
+        "+ norm_bwd 32 float32",
+        "+ norm_bwd 16x32 float32",
+        "+ norm_bwd 16x32 float32",
+        *["- norm_bwd 16x32"] * 2,
+        *["- norm_fwd 6"] * 2,
+    ]
+
+
+def test_rms_norm_of_mixed_dtypes_that_keeps_its_result() -> None:
+    assert trained(lambda: apex_normalization.MixedFusedRMSNorm(32, memory_efficient=True)) == [
+        "+ norm_fwd 6x32 float32",
+        "+ norm_fwd 6 float32",
+        "+ norm_bwd 6x32 bfloat16",
+        "+ norm_bwd 32 float32",
+        "+ norm_bwd 16x32 float32",
+        "- norm_bwd 16x32",
+        "- norm_fwd 6",
+    ]
+
+
+@pytest.mark.parametrize(("autocast", "dtype"), [(False, "float32"), (True, "bfloat16")])
+def test_autocast_casts_the_weight(autocast: bool, dtype: str) -> None:
+    lines = trained(lambda: apex_normalization.FusedRMSNorm(32), autocast)
+
+    assert f"+ norm_bwd 32 {dtype}" in lines
+
+
+def test_adam_keeps_its_states_in_float32() -> None:
+    def step() -> Any:
+        parameter = torch.nn.Parameter(torch.empty(40, dtype=torch.bfloat16, device="cuda"))
+        parameter.grad = torch.empty_like(parameter)
+        optimizer = apex_optimizers.FusedAdam([parameter])
+        optimizer.step()
+        optimizer.step()
+        return optimizer
+
+    assert told_events(step)[2:] == [
+        "+ empty 1 int32",
+        *["+ empty_strided 40 bfloat16", "+ empty_strided 40 float32", "- empty_strided 40"] * 2,
+    ]
+
+
+def test_a_program_finds_the_package_by_its_modules(run: Run, program: Callable[[str], str]) -> None:
+    lines = """
+import apex, torch
+from apex.multi_tensor_apply import multi_tensor_applier
+import amp_C
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), apex.normalization.FusedLayerNorm(8)).cuda()
+optimizer = apex.optimizers.FusedAdam(model.parameters())
+model(torch.ones(2, 8, device="cuda")).sum().backward()
+flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+gradients = [each.grad for each in model.parameters()]
+multi_tensor_applier(amp_C.multi_tensor_scale, flag, [gradients, gradients], 0.5)
+optimizer.step()
+"""
+
+    assert run(f"python {program(lines)}").iterations == 1

@@ -1,0 +1,218 @@
+"""Packages that a program's job has and this machine has not: who finds them, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from program_runs import Run
+
+from planner.errors import ProgramError, TraceError
+from planner.events import Alloc
+from planner.running.assumptions import About
+from planner.running.order import RankRun
+from planner.running.outside import own_kernels, packages, requirements
+from planner.running.rank_process import CrashedError
+
+STEP = """
+import torch
+parameter = torch.nn.Parameter(torch.ones(8, 8, device="cuda"))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+parameter.sum().backward()
+optimizer.step()
+"""
+ATTEND = """
+import torch
+x = torch.empty(1, 16, 2, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+flash_attn_func(x, x, x).sum().backward()
+"""
+GUARDED = """
+try:
+    from flash_attn import flash_attn_func
+except ImportError:
+    flash_attn_func = None
+if flash_attn_func is not None:
+""" + "\n".join(f"    {line}" for line in ATTEND.splitlines())  # fmt: skip
+
+
+def attends(found: RankRun) -> bool:
+    return any(
+        each.origin is not None and each.origin.op == "flash_attn._flash_attn_forward"
+        for each in found.trace.events
+        if isinstance(each, Alloc)
+    )
+
+
+def said(found: RankRun) -> list[str]:
+    return [f"{each.place}: {each.text}" for each in found.assumptions if each.about is About.PACKAGES]
+
+
+def test_an_import_that_nobody_catches_is_of_a_package_that_the_job_has(
+    run: Run, program: Callable[[str], str]
+) -> None:
+    found = run(f"python {program('from flash_attn import flash_attn_func' + ATTEND + STEP)}")
+
+    assert attends(found)
+    assert said(found) == [
+        ": flash-attn is not installed here (the program imports it and catches no error): its kernels allocate what "
+        "those of 2.8.4 do, and the rest of it is refused by name"
+    ]
+
+
+def test_a_caught_import_fails_and_the_report_says_what_would_change_it(
+    run: Run, program: Callable[[str], str], tmp_path: Path
+) -> None:
+    path = program(GUARDED + STEP)
+
+    without = run(f"python {path}")
+    named = run(f"python {path}", packages=("flash-attn",))
+    (tmp_path / "requirements-gpu.txt").write_text("torch\nflash_attn>=2.7  # for speed\n")
+    listed = run(f"python {path}")
+
+    assert (attends(without), attends(named), attends(listed)) == (False, True, True)
+    assert [each.partition(": ")[2] for each in said(without)] == [
+        "flash-attn is not installed here, and the program goes its way without it; if the job has it: "
+        "--with flash-attn"
+    ]
+    assert "requirements-gpu.txt lists it" in said(listed)[0]
+
+
+def test_a_project_file_lists_packages_too(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["torch"]\n[project.optional-dependencies]\ngpu = ["Flash_Attn >= 2"]\n'
+    )
+
+    assert requirements.listed([tmp_path]) == {"torch": "pyproject.toml", "flash-attn": "pyproject.toml"}
+
+
+def test_transformers_uses_it_where_the_command_names_it(run: Run, program: Callable[[str], str]) -> None:
+    path = program("""
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+config = LlamaConfig(
+    hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=100,
+)
+model = LlamaForCausalLM._from_config(config, attn_implementation="flash_attention_2", dtype=torch.bfloat16).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ids = torch.zeros(1, 32, dtype=torch.int64).cuda()
+model(input_ids=ids, labels=ids).loss.backward()
+optimizer.step()
+""")
+
+    assert attends(run(f"python {path}", packages=("flash-attn",)))
+    with pytest.raises(CrashedError, match=r"--with the one that the job has, of flash-attn, flash-attn-3"):
+        run(f"python {path}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("import flash_attn\nflash_attn.flash_attn_gpu", "flash_attn.flash_attn_gpu, which is not modelled"),
+        ("import flash_attn.modules.mha", "imports flash_attn.modules, which is not modelled"),
+        ("import mamba_ssm", "needs mamba-ssm, whose kernels are not modelled"),
+        ("import pynvml\npynvml.nvmlDeviceGetFanSpeed(0)", "pynvml.nvmlDeviceGetFanSpeed, which is not answered"),
+        (
+            "from torch.utils.cpp_extension import load\nload(name='mine', sources=['mine.cu'])",
+            "builds an extension 'mine', whose kernels are not modelled",
+        ),
+        ("from kernels import get_kernel\nget_kernel('some/body')", "loads the kernels of some/body from a hub"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(
+    run: Run, program: Callable[[str], str], lines: str, message: str
+) -> None:
+    with pytest.raises(TraceError, match=message):
+        run(f"python {program(lines)}")
+
+
+def test_a_package_that_nobody_knows_is_refused_before_anything_runs(run: Run, program: Callable[[str], str]) -> None:
+    with pytest.raises(TraceError, match="no model of a package 'flash-atn'"):
+        run(f"python {program(STEP)}", packages=("flash-atn",))
+
+
+def test_kernels_of_a_users_own(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("""
+import torch
+def register(kernels):
+    kernels.module("my_package.fast", twice=lambda x: torch.empty(2 * x.numel(), device="cuda"))
+    kernels.extension("built", thrice=lambda x: torch.empty(3 * x.numel(), device="cuda"))
+    kernels.hub("me/kernel", four_times=lambda x: torch.empty(4 * x.numel(), device="cuda"))
+""")
+    lines = """
+import torch
+from my_package import fast
+from kernels import get_kernel
+from torch.utils.cpp_extension import load
+x = torch.empty(7, device="cuda")
+fast.twice(x), load(name="built", sources=[]).thrice(x), get_kernel("me/kernel").four_times(x)
+"""
+
+    found = run(f"python {program(lines + STEP)}", kernels=str(tmp_path / "mine.py"))
+
+    asked = [each.requested_bytes for each in found.trace.events if isinstance(each, Alloc)]
+    assert asked[:4] == [28, 56, 84, 112]
+
+
+def test_management_library(run: Run, program: Callable[[str], str]) -> None:
+    lines = """
+import pynvml, torch
+held = torch.zeros(3 << 20, dtype=torch.uint8, device="cuda")
+pynvml.nvmlInit()
+assert pynvml.nvmlDeviceGetCount() == 1 and pynvml.nvmlDeviceGetName(0) == "NVIDIA H100 80GB HBM3"
+memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
+assert memory.used == 2**30 + (20 << 20) == torch.cuda.device_memory_used()
+assert memory.total == memory.used + memory.free
+assert pynvml.nvmlDeviceGetUtilizationRates(0).gpu == 0
+assert "1044.000 MB GPU memory" in torch.cuda.list_gpu_processes()
+try:
+    pynvml.nvmlDeviceGetHandleByIndex(1)
+except pynvml.NVMLError as error:
+    assert error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT
+"""
+
+    found = run(f"python {program(lines + STEP)}")
+
+    device = [each.text for each in found.assumptions if each.about is About.DEVICE]
+    assert device == ["the utilization of the GPU was asked for and answered with 0"]
+
+
+def test_deepspeeds_adam_is_not_built(run: Run, program: Callable[[str], str]) -> None:
+    lines = """
+import torch
+from deepspeed.ops.adam import FusedAdam
+model = torch.nn.Linear(8, 8, bias=False).cuda()
+optimizer = FusedAdam(model.parameters())
+model(torch.zeros(2, 8, device="cuda")).sum().backward()
+before = torch.cuda.memory_allocated()
+optimizer.step()
+assert torch.cuda.memory_allocated() == before + 2 * 512
+"""
+
+    assert run(f"python {program(lines)}").iterations == 1
+
+
+def test_the_page_names_every_package_with_its_version() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "outside-kernels.md").read_text()
+
+    modelled = [each for each in packages.PACKAGES if each.is_modelled]
+    assert [each.name for each in modelled if f"| {each.name} | {each.version} |" not in page] == []
+    assert [each.name for each in packages.PACKAGES if each.name not in page and not each.instead] == []
+
+
+def test_an_extension_that_cannot_be_loaded_is_to_be_described(run: Run, program: Callable[[str], str]) -> None:
+    message = "libcudart.so.12: cannot open shared object file: No such file or directory"
+
+    with pytest.raises(CrashedError, match="describe it with --kernels"):
+        run(f"python {program(f'raise ImportError({message!r})')}")
+
+
+def test_a_file_that_describes_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def registers(kernels): ...\n")
+
+    with pytest.raises(ProgramError, match="has no function register"):
+        own_kernels.read(str(path))
+    with pytest.raises(ProgramError, match="there is no file"):
+        own_kernels.read(str(tmp_path / "other.py"))

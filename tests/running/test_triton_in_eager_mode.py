@@ -1,0 +1,101 @@
+"""Kernels of Triton that a program launches itself: nothing runs, with the package and without it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import pytest
+from program_runs import Run
+
+from planner.errors import TraceError
+from planner.events import Alloc, Free
+from planner.running.assumptions import About
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+PROGRAM = """
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128}, num_warps=8)], key=["count"])
+@triton.heuristics({"even": lambda given: given["count"] % given["BLOCK"] == 0})
+@triton.jit
+def double(into, x, count, BLOCK: tl.constexpr, even: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(into + at, 2 * tl.load(x + at))
+
+assert triton.cdiv(100, 64) == 2 and triton.next_power_of_2(100) == 128
+known = triton.runtime.driver.active.utils.get_device_properties(0)
+assert known["multiprocessor_count"] == torch.cuda.get_device_properties(0).multi_processor_count == 132
+assert triton.runtime.driver.active.get_current_target().arch == 90
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+flag = torch.tensor([5]).cuda()
+for step in range(2):
+    x = model(torch.ones(4, 8, device="cuda"))
+    y = torch.empty_like(x)
+    double[lambda given: (triton.cdiv(x.numel(), given["BLOCK"]),)](y, x, x.numel())
+    x.sum().backward()
+    optimizer.step()
+double[(1,)](flag, flag, 1)
+assert flag.item() == 1  # what the kernel wrote is not known: an answer, and not the 5 of before
+assert double.cache and all(each.kwargs == {"BLOCK": 64} for each in double.cache.values())
+"""
+
+
+def test_launches_are_nothing_and_timing_takes_its_buffer_once_for_each_configuration(
+    run: Run, program: Callable[[str], str]
+) -> None:
+    found = run(f"python {program(PROGRAM)}")
+
+    timing = [
+        each.block for each in found.trace.events if isinstance(each, Alloc) and each.requested_bytes == 256 << 20
+    ]
+    assert len(timing) == 4  # two for each of two keys
+    assert {each.block for each in found.trace.events if isinstance(each, Free)} >= set(timing)
+    assert [each.count for each in found.assumptions if each.text.startswith("of several configurations")] == [4]
+
+
+@pytest.mark.skipif(HAS_TRITON, reason="triton is installed here")
+def test_who_imports_the_stand_in_can_compile_what_has_no_kernels(run: Run, program: Callable[[str], str]) -> None:
+    lines = """
+import torch
+import triton
+model = torch.nn.Linear(8, 8).cuda()
+compiled = torch.compile(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+compiled(torch.ones(4, 8, device="cuda")).sum().backward()
+optimizer.step()
+"""
+
+    assert run(f"python {program(lines)}").iterations == 1
+
+
+@pytest.mark.skipif(HAS_TRITON, reason="triton is installed here")
+def test_without_the_package_the_report_says_so_and_compiling_needs_it(run: Run, program: Callable[[str], str]) -> None:
+    found = run(f"python {program(PROGRAM)}")
+
+    assert [each.text for each in found.assumptions if each.about is About.PACKAGES] == [
+        "triton is not installed here, and torch for CUDA always brings it: a stand-in launches nothing"
+    ]
+    with pytest.raises(TraceError, match="compiles, launches kernels of Triton, and triton is not installed"):
+        run(f"python {program('import torch; torch.compile(torch.sin)' + PROGRAM)}")
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_beside_a_compiled_model_launches_are_as_before(run: Run, program: Callable[[str], str]) -> None:
+    eager = run(f"python {program(PROGRAM)}")
+    lines = PROGRAM.replace("x = model(", "x = compiled(").replace("flag =", "compiled = torch.compile(model)\nflag =")
+
+    beside = run(f"python {program(lines)}")
+
+    for found in (eager, beside):
+        taken = [each for each in found.trace.events if isinstance(each, Alloc)]
+        assert sum(each.requested_bytes == 256 << 20 for each in taken) == 4
+
+
+def test_a_compiled_kernel_says_nothing_of_itself(run: Run, program: Callable[[str], str]) -> None:
+    with pytest.raises(TraceError, match="asks a compiled Triton kernel for n_regs"):
+        run(f"python {program(PROGRAM + 'double.fn.fn[(1,)](y, x, 4, BLOCK=4, even=True).n_regs')}")
