@@ -13,7 +13,7 @@ from planner.job.schema import Gpu, Software
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
 from planner.planning.pipeline import Progress, describe_unknown_workspaces, unknown_workspaces_of
-from planner.planning.program_ranks import RankShare, choose_ranks, share_ranks
+from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
 from planner.report.program_statement import AssumptionStatement, ProgramStatement, say_unseen
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, RankClassStatement, Seconds
@@ -51,7 +51,7 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
     Raises SpecError for ranks that it does not have, ProgramError and TraceError for a rank that cannot be run.
     """
     began = time.perf_counter()
-    runs = _run(work, choose_ranks(work.ranks, work.line.world_size), progress)
+    runs = _run(work, progress)
     progress("replaying")
     replayed = time.perf_counter()
     shares = share_ranks(runs, work.line.world_size)
@@ -65,15 +65,22 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
     return _statement(work, runs, shares, statements, seconds)
 
 
-def _run(work: ProgramInputs, ranks: Sequence[int], progress: Progress) -> list[RankRun]:
-    """One after the other: each may take all the memory that a program is allowed."""
+def _run(work: ProgramInputs, progress: Progress) -> list[RankRun]:
+    """One after the other: each may take all the memory that a program is allowed. What the first one does says which
+    others are run."""
     # What torch reads while it is imported, a server has read for all of its children.
-    server = ForkServer(rank_process.PRELOAD) if len(ranks) > 1 and not work.line.environment else None
+    world_size = work.line.world_size
+    server = ForkServer(rank_process.PRELOAD) if world_size > 1 and not work.line.environment else None
     runs: list[RankRun] = []
+
+    def run(rank: int) -> None:
+        progress(f"running rank {rank} of {world_size}")
+        runs.append(rank_process.run_rank(_order(work, rank, runs), work.limits, server))
+
     try:
-        for rank in ranks:
-            progress(f"running rank {rank} of {work.line.world_size}")
-            runs.append(rank_process.run_rank(_order(work, rank, runs), work.limits, server))
+        run(choose_ranks(work.ranks, world_size)[0])
+        for rank in more_ranks(work.ranks, world_size, runs[0]):
+            run(rank)
     finally:
         if server is not None:
             server.close()
@@ -180,8 +187,11 @@ def _assumptions(runs: Sequence[RankRun]) -> tuple[AssumptionStatement, ...]:
 
 
 def _untried(share: RankShare) -> AssumptionStatement:
+    staged = "each as the one of its pipeline's stage that was run"
+    why = staged if share.run.talkers else "only collectives travel between them"
     return AssumptionStatement(
-        about="ranks", text=f"not every rank was run: {share.ranks} are taken to do as rank {share.run.rank} does"
+        about="ranks",
+        text=f"not every rank was run: {share.ranks} are taken to do as rank {share.run.rank} does ({why})",
     )
 
 

@@ -124,6 +124,7 @@ class ProgramRun:
                 idle_optimizers=self.watcher.idle_optimizers(),
                 assumptions=self.assumptions.all(),
                 communicators=self.world.communicators(),
+                talkers=self.world.talkers(),
                 allocator_conf=self.memory.conf,
                 memory_fraction=self.memory.fraction,
             )

@@ -56,6 +56,8 @@ class RankRun:
     assumptions: tuple[Assumption, ...] = ()
     communicators: tuple[int, ...] = ()
     """Sizes of the process groups over which tensors of the device travelled."""
+    talkers: tuple[tuple[int, ...], ...] = ()
+    """Ranks of each group over which single messages travelled: a pipeline's stages."""
     allocator_conf: str = ""
     """Of the program itself, when it first took memory."""
     memory_fraction: float = 1.0

@@ -135,6 +135,7 @@ def _read_run(parts: Mapping[str, bytes]) -> RankRun:
             for each in about["assumptions"]
         )
         about["communicators"] = tuple(map(int, about["communicators"]))
+        about["talkers"] = tuple(tuple(map(int, each)) for each in about["talkers"])
         return RankRun(trace=trace_text.loads(parts[_TRACE].decode()), **about)
     except (ValueError, KeyError, TypeError) as error:
         # The program could write there itself: nothing is believed of what came.
