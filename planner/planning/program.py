@@ -13,6 +13,7 @@ from planner.job.schema import Gpu, Software
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
 from planner.planning.pipeline import Progress, describe_unknown_workspaces, unknown_workspaces_of
+from planner.planning.program_branches import try_branches
 from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
 from planner.report.program_statement import AssumptionStatement, ProgramStatement, say_unseen
 from planner.report.rank_class import state_rank_class
@@ -57,12 +58,21 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
     shares = share_ranks(runs, work.line.world_size)
     with garbage_collection.pause_collection():
         statements = tuple(_state(work, each) for each in shares)
+    replayed_seconds = time.perf_counter() - replayed
+    if runs[0].branches:
+        progress("trying branches the other way")
+    branches = try_branches(
+        runs[0],
+        _order(work, runs[0].rank),
+        lambda order: rank_process.run_rank(order, replace(work.limits, seconds=order.seconds)),
+        lambda run: _state(work, RankShare(run, str(run.rank), untried=False)),
+    )
     seconds = Seconds(
         trace=round(sum(each.trace.seconds for each in runs), 3),
-        replay=round(time.perf_counter() - replayed, 3),
+        replay=round(replayed_seconds, 3),
         total=round(time.perf_counter() - began, 3),
     )
-    return _statement(work, runs, shares, statements, seconds)
+    return replace(_statement(work, runs, shares, statements, seconds), branches=branches)
 
 
 def _run(work: ProgramInputs, progress: Progress) -> list[RankRun]:

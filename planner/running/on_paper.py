@@ -57,7 +57,7 @@ class ProgramRun:
         self._began = time.perf_counter()
         self.assumptions = Assumptions()
         self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
-        self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict)
+        self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
         self.world = World(self.assumptions)
         self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
@@ -125,6 +125,7 @@ class ProgramRun:
                 assumptions=self.assumptions.all(),
                 communicators=self.world.communicators(),
                 talkers=self.world.talkers(),
+                branches=tuple(self.answers.branches.values()),
                 allocator_conf=self.memory.conf,
                 memory_fraction=self.memory.fraction,
             )

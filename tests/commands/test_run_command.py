@@ -36,11 +36,14 @@ def test_json_is_one_object_on_standard_output() -> None:
     found = json.loads(ended.stdout)
     assert list(found) == [
         "schema", "verdict", "calibrated", "command", "gpu", "nodes", "gpus_per_node", "ending", "iterations",
-        "repeated", "seen", "unseen", "allocator_conf", "rank_classes", "assumptions", "provenance", "notes", "seconds",
+        "repeated", "seen", "unseen", "allocator_conf", "rank_classes", "assumptions", "branches",
+        "provenance", "notes", "seconds",
     ]  # fmt: skip
     assert (found["schema"], found["command"], found["gpu"]) == ("planner.run/1", WORLD, "A10G-24GB")
     assert [each["ranks"] for each in found["rank_classes"]] == ["0-3"]
     assert 0 < found["repeated"] < found["iterations"]
+    (branch,) = found["branches"]
+    assert (branch["taken"], branch["outcome"].partition(":")[0]) == (True, "the program ends")
     assert found["unseen"] == ["no evaluation was seen", "no checkpoint was seen being saved"]
     assert {each["about"] for each in found["assumptions"]} == {"host", "ranks", "value"}
     assert set(found["rank_classes"][0]["peak"]) >= {"allocated_bytes", "reserved_bytes", "device_bytes"}

@@ -19,4 +19,5 @@ class Run(Protocol):
         strict: bool = False,
         seconds: float = 120,
         patience: float = 0,
+        otherwise: str = "",
     ) -> RankRun: ...

@@ -33,11 +33,18 @@ def run(server: ForkServer) -> Run:
     gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes, outside_bytes=2**30)
 
     def run_command(
-        command: str, *, rank: int = 0, steps: int = 0, strict: bool = False, seconds: float = 120, patience: float = 0
+        command: str,
+        *,
+        rank: int = 0,
+        steps: int = 0,
+        strict: bool = False,
+        seconds: float = 120,
+        patience: float = 0,
+        otherwise: str = "",
     ) -> RankRun:
         order = ProgramOrder(
             line=parse(command.format(programs=PROGRAMS).split()), rank=rank, gpu=gpu, cuda="13.0", steps=steps,
-            patience_seconds=patience, strict=strict, writes=True,
+            patience_seconds=patience, otherwise=otherwise, strict=strict, writes=True,
         )  # fmt: skip
         return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), server)
 
