@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.allocator.rules import Rules
-from planner.allocator.settled import replay_until_settled
+from planner.allocator.settled import SettledReplay, replay_until_settled
 from planner.calibration.interval import Calibration, interval
 from planner.job.schema import Gpu, Software
 from planner.overhead.estimate import OutsideEstimate, outside
@@ -15,6 +15,7 @@ from planner.planning import identity
 from planner.planning.pipeline import Progress, describe_unknown_workspaces, unknown_workspaces_of
 from planner.planning.program_branches import try_branches
 from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
+from planner.report.lives import phase_spans
 from planner.report.program_statement import AssumptionStatement, ProgramStatement, say_unseen
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, RankClassStatement, Seconds
@@ -57,7 +58,7 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
     replayed = time.perf_counter()
     shares = share_ranks(runs, work.line.world_size)
     with garbage_collection.pause_collection():
-        statements = tuple(_state(work, each) for each in shares)
+        judged = [_judge(work, each) for each in shares]
     replayed_seconds = time.perf_counter() - replayed
     if runs[0].branches:
         progress("trying branches the other way")
@@ -65,14 +66,14 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
         runs[0],
         _order(work, runs[0].rank),
         lambda order: rank_process.run_rank(order, replace(work.limits, seconds=order.seconds)),
-        lambda run: _state(work, RankShare(run, str(run.rank), untried=False)),
+        lambda run: _judge(work, RankShare(run, str(run.rank), untried=False))[0],
     )
     seconds = Seconds(
         trace=round(sum(each.trace.seconds for each in runs), 3),
         replay=round(replayed_seconds, 3),
         total=round(time.perf_counter() - began, 3),
     )
-    return replace(_statement(work, runs, shares, statements, seconds), branches=branches)
+    return replace(_statement(work, runs, shares, judged, seconds), branches=branches)
 
 
 def _run(work: ProgramInputs, progress: Progress) -> list[RankRun]:
@@ -101,7 +102,7 @@ def _statement(
     work: ProgramInputs,
     runs: Sequence[RankRun],
     shares: Sequence[RankShare],
-    statements: tuple[RankClassStatement, ...],
+    judged: Sequence[tuple[RankClassStatement, str]],
     seconds: Seconds,
 ) -> ProgramStatement:
     first = runs[0]
@@ -118,8 +119,9 @@ def _statement(
         unseen=say_unseen(seen, min(each.idle_optimizers for each in runs)),
         allocator_conf=first.allocator_conf,
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,
-        rank_classes=statements,
+        rank_classes=tuple(statement for statement, _ in judged),
         assumptions=(*_assumptions(runs), *(_untried(each) for each in shares if each.untried)),
+        out_of_memory=tuple(sentence for _, sentence in judged if sentence),
         provenance=identity.provenance_of(work.calibration),
         notes=_notes(work, runs),
         seconds=seconds,
@@ -147,7 +149,8 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
     )
 
 
-def _state(work: ProgramInputs, share: RankShare) -> RankClassStatement:
+def _judge(work: ProgramInputs, share: RankShare) -> tuple[RankClassStatement, str]:
+    """What the ranks will hold, and where they would run out of memory (empty if they do not)."""
     run, capacity = share.run, work.gpu.total_bytes
     held = _outside(work, run)
     rules = Rules.from_conf(run.allocator_conf)
@@ -158,7 +161,7 @@ def _state(work: ProgramInputs, share: RankShare) -> RankClassStatement:
     # What it would have taken is asked for only where it does not get it.
     runs_out = capped.timeline.out_of_memory is not None
     found = replay_until_settled(events, repeats, rules) if runs_out else capped
-    return state_rank_class(
+    statement = state_rank_class(
         representative=run.rank,
         ranks=share.ranks,
         coordinates={},
@@ -175,6 +178,20 @@ def _state(work: ProgramInputs, share: RankShare) -> RankClassStatement:
             torch=work.software.torch,
         ),
         capacity_bytes=capacity,
+    )
+    return statement, _out_of_memory(share, capped)
+
+
+def _out_of_memory(share: RankShare, capped: SettledReplay) -> str:
+    failed = capped.timeline.out_of_memory
+    if failed is None:
+        return ""
+    where = next(each for each in phase_spans(capped.events) if failed.event_index < each.last)
+    phase = where.phase.value.replace("_", " ")
+    ranks = f"rank {share.ranks}" if share.ranks.isdigit() else f"ranks {share.ranks}"
+    return (
+        f"The first allocation that fails on {ranks} is in iteration {where.iteration}, {phase} (the program is not told, "
+        f"and goes on): {failed.message()}"
     )
 
 

@@ -66,6 +66,8 @@ class ProgramStatement:
     calibrated: bool
     rank_classes: tuple[RankClassStatement, ...]
     assumptions: tuple[AssumptionStatement, ...]
+    out_of_memory: tuple[str, ...]
+    """Where ranks would run out of memory, in CUDA's words; the program is not told, and goes on."""
     provenance: Provenance
     branches: tuple[BranchStatement, ...] = ()
     notes: tuple[str, ...] = ()
@@ -94,6 +96,7 @@ def to_json(found: ProgramStatement) -> dict[str, Any]:
         "unseen": list(found.unseen),
         "allocator_conf": found.allocator_conf,
         "rank_classes": [rank_class_to_json(each) for each in found.rank_classes],
+        "out_of_memory": list(found.out_of_memory),
         "assumptions": [fields_to_json(each) for each in found.assumptions],
         "branches": [fields_to_json(each) for each in found.branches],
         "provenance": fields_to_json(found.provenance),

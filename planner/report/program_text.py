@@ -22,6 +22,7 @@ def render(found: ProgramStatement, style: Style, *, largest: int = 8, every_ass
     return join_lines([
         *title_lines(" ".join(found.command), parts, style),
         *judgement_lines(found, style, largest),
+        *(line for sentence in found.out_of_memory for line in sentence_lines([sentence], style)),
         "",
         *_assumptions(found, shown, style),
         *_branches(found, style),
