@@ -190,8 +190,8 @@ def _out_of_memory(share: RankShare, capped: SettledReplay) -> str:
     phase = where.phase.value.replace("_", " ")
     ranks = f"rank {share.ranks}" if share.ranks.isdigit() else f"ranks {share.ranks}"
     return (
-        f"The first allocation that fails on {ranks} is in iteration {where.iteration}, {phase} (the program is not told, "
-        f"and goes on): {failed.message()}"
+        f"The first allocation that fails on {ranks} is in iteration {where.iteration}, {phase} "
+        f"(the program is not told, and goes on): {failed.message()}"
     )
 
 
