@@ -31,15 +31,21 @@ def left_unwritten(assumptions: Assumptions) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Oo]verriding a previously registered kernel.*")
         for name in _RANDOM:
-            library.impl(name, host.random(name), "CPU", with_keyset=True)
-        library.impl("copy_", host.copy(), "CPU", with_keyset=True)
-        library.impl("zeros", _zeros, "CPU")
+            library.impl(name, _uncompiled(host.random(name)), "CPU", with_keyset=True)
+        library.impl("copy_", _uncompiled(host.copy()), "CPU", with_keyset=True)
+        library.impl("zeros", _uncompiled(_zeros), "CPU")
     wrapped: dict[str, upstream.Wrapper] = dict.fromkeys(_INITIALISERS, host.initialiser)
     try:
         with upstream.patch_targets("program initialises", wrapped=wrapped):
             yield
     finally:
         library._destroy()
+
+
+def _uncompiled(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Dynamo looks at every Python that runs inside a compiled call."""
+    disabled: Callable[..., Tensor] = torch.compiler.disable(kernel)
+    return disabled
 
 
 _INITIALISERS = ("torch.nn.init:_no_grad_trunc_normal_", "torch.nn.init:orthogonal_")
