@@ -57,6 +57,8 @@ REPORT_SECONDS = 2.0
 BOUND_SECONDS = 0.005
 ASKED_SECONDS = 0.1
 METRICS_SECONDS, METRICS_BYTES = 0.2, 1_000_000
+STEP_SECONDS = 1.0
+"""Of a program's step on paper, once it is warm, for a model of 8 billion parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,15 @@ def commanding(repetitions: int) -> Iterator[Row]:
         yield Row(what, f"{seconds:.2f} s, {ratio:.2f} of 1", line, ratio <= MOST_ACCUMULATION)
 
 
+def running(repetitions: int) -> Iterator[Row]:
+    """A program as it is: what it takes on paper besides its imports."""
+    runs = [_child("program_speed.py") for _ in range(repetitions)]
+    built, first, step = (median(run[name] for run in runs) for name in ("built", "first", "step"))
+    yield Row("built on the host in float32, sharded, moved", f"{built:.2f} s")
+    yield Row("its first step", f"{first:.2f} s")
+    yield Row("a later step", f"{step:.2f} s", f"<= {STEP_SECONDS:g} s", step <= STEP_SECONDS)
+
+
 def beside_peers() -> Iterator[Row]:
     """Once each: an error has no noise, and the seconds are whole processes of seconds to minutes."""
     found = []
@@ -277,6 +288,7 @@ def main() -> int:
         ("Plans from the store over HTTP", serving(repetitions)),
         ("Plans that are new to the service, Llama-3-8B", making(repetitions)),
         ("Commands from a cold process: planner plan", commanding(repetitions)),
+        ("planner run: Llama-3-8B in transformers' code, FSDP2 over 8 ranks, 8,192 tokens", running(repetitions)),
         ("Large layouts: Llama-3.1-405B's shape, TP 8, PP 16, dp_shard 128, 32 micro-batches", laying_out(repetitions)),
         ("Eight jobs that were measured, beside other tools: said, error, processor seconds", beside_peers()),
         ("The report of a million events, without the replay", reporting(repetitions)),

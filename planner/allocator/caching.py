@@ -165,6 +165,10 @@ class CachingAllocator:
                 yield following
                 following = following.after
 
+    def waiting(self) -> list[Block]:
+        """Blocks that were given up, and are still used on another stream."""
+        return list(self._waiting.values())
+
     def adopt(self, segment: StartSegment) -> None:
         """Takes over a segment that exists already, with the blocks in it."""
         pool = self.pool(segment.stream, segment.small)

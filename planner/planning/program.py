@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.allocator.rules import Rules
-from planner.allocator.settled import replay_until_settled
+from planner.allocator.settled import SettledReplay, replay_until_settled
 from planner.calibration.interval import Calibration, interval
 from planner.job.schema import Gpu, Software
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
 from planner.planning.pipeline import Progress, describe_unknown_workspaces, unknown_workspaces_of
-from planner.planning.program_ranks import RankShare, choose_ranks, share_ranks
+from planner.planning.program_branches import try_branches
+from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
+from planner.report.lives import phase_spans
 from planner.report.program_statement import AssumptionStatement, ProgramStatement, say_unseen
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, RankClassStatement, Seconds
@@ -53,29 +55,45 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
     Raises SpecError for ranks that it does not have, ProgramError and TraceError for a rank that cannot be run.
     """
     began = time.perf_counter()
-    runs = _run(work, choose_ranks(work.ranks, work.line.world_size), progress)
+    runs = _run(work, progress)
     progress("replaying")
     replayed = time.perf_counter()
     shares = share_ranks(runs, work.line.world_size)
     with garbage_collection.pause_collection():
-        statements = tuple(_state(work, each) for each in shares)
+        judged = [_judge(work, each) for each in shares]
+    replayed_seconds = time.perf_counter() - replayed
+    if runs[0].branches:
+        progress("trying branches the other way")
+    branches = try_branches(
+        runs[0],
+        _order(work, runs[0].rank),
+        lambda order: rank_process.run_rank(order, replace(work.limits, seconds=order.seconds)),
+        lambda run: _judge(work, RankShare(run, str(run.rank), untried=False))[0],
+    )
     seconds = Seconds(
         trace=round(sum(each.trace.seconds for each in runs), 3),
-        replay=round(time.perf_counter() - replayed, 3),
+        replay=round(replayed_seconds, 3),
         total=round(time.perf_counter() - began, 3),
     )
-    return _statement(work, runs, shares, statements, seconds)
+    return replace(_statement(work, runs, shares, judged, seconds), branches=branches)
 
 
-def _run(work: ProgramInputs, ranks: Sequence[int], progress: Progress) -> list[RankRun]:
-    """One after the other: each may take all the memory that a program is allowed."""
+def _run(work: ProgramInputs, progress: Progress) -> list[RankRun]:
+    """One after the other: each may take all the memory that a program is allowed. What the first one does says which
+    others are run."""
     # What torch reads while it is imported, a server has read for all of its children.
-    server = ForkServer(rank_process.PRELOAD) if len(ranks) > 1 and not work.line.environment else None
+    world_size = work.line.world_size
+    server = ForkServer(rank_process.PRELOAD) if world_size > 1 and not work.line.environment else None
     runs: list[RankRun] = []
+
+    def run(rank: int) -> None:
+        progress(f"running rank {rank} of {world_size}")
+        runs.append(rank_process.run_rank(_order(work, rank, runs), work.limits, server))
+
     try:
-        for rank in ranks:
-            progress(f"running rank {rank} of {work.line.world_size}")
-            runs.append(rank_process.run_rank(_order(work, rank, runs), work.limits, server))
+        run(choose_ranks(work.ranks, world_size)[0])
+        for rank in more_ranks(work.ranks, world_size, runs[0]):
+            run(rank)
     finally:
         if server is not None:
             server.close()
@@ -86,7 +104,7 @@ def _statement(
     work: ProgramInputs,
     runs: Sequence[RankRun],
     shares: Sequence[RankShare],
-    statements: tuple[RankClassStatement, ...],
+    judged: Sequence[tuple[RankClassStatement, str]],
     seconds: Seconds,
 ) -> ProgramStatement:
     first = runs[0]
@@ -104,8 +122,9 @@ def _statement(
         unseen=say_unseen(seen, min(each.idle_optimizers for each in runs)),
         allocator_conf=first.allocator_conf,
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,
-        rank_classes=statements,
+        rank_classes=tuple(statement for statement, _ in judged),
         assumptions=(*_assumptions(runs), *(_untried(each) for each in shares if each.untried)),
+        out_of_memory=tuple(sentence for _, sentence in judged if sentence),
         provenance=identity.provenance_of(work.calibration),
         notes=_notes(work, runs),
         seconds=seconds,
@@ -135,7 +154,8 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
     )
 
 
-def _state(work: ProgramInputs, share: RankShare) -> RankClassStatement:
+def _judge(work: ProgramInputs, share: RankShare) -> tuple[RankClassStatement, str]:
+    """What the ranks will hold, and where they would run out of memory (empty if they do not)."""
     run, capacity = share.run, work.gpu.total_bytes
     held = _outside(work, run)
     rules = Rules.from_conf(run.allocator_conf)
@@ -146,7 +166,7 @@ def _state(work: ProgramInputs, share: RankShare) -> RankClassStatement:
     # What it would have taken is asked for only where it does not get it.
     runs_out = capped.timeline.out_of_memory is not None
     found = replay_until_settled(events, repeats, rules) if runs_out else capped
-    return state_rank_class(
+    statement = state_rank_class(
         representative=run.rank,
         ranks=share.ranks,
         coordinates={},
@@ -163,6 +183,20 @@ def _state(work: ProgramInputs, share: RankShare) -> RankClassStatement:
             torch=work.software.torch,
         ),
         capacity_bytes=capacity,
+    )
+    return statement, _out_of_memory(share, capped)
+
+
+def _out_of_memory(share: RankShare, capped: SettledReplay) -> str:
+    failed = capped.timeline.out_of_memory
+    if failed is None:
+        return ""
+    where = next(each for each in phase_spans(capped.events) if failed.event_index < each.last)
+    phase = where.phase.value.replace("_", " ")
+    ranks = f"rank {share.ranks}" if share.ranks.isdigit() else f"ranks {share.ranks}"
+    return (
+        f"The first allocation that fails on {ranks} is in iteration {where.iteration}, {phase} "
+        f"(the program is not told, and goes on): {failed.message()}"
     )
 
 
@@ -185,8 +219,11 @@ def _assumptions(runs: Sequence[RankRun]) -> tuple[AssumptionStatement, ...]:
 
 
 def _untried(share: RankShare) -> AssumptionStatement:
+    staged = "each as the one of its pipeline's stage that was run"
+    why = staged if share.run.talkers else "only collectives travel between them"
     return AssumptionStatement(
-        about="ranks", text=f"not every rank was run: {share.ranks} are taken to do as rank {share.run.rank} does"
+        about="ranks",
+        text=f"not every rank was run: {share.ranks} are taken to do as rank {share.run.rank} does ({why})",
     )
 
 

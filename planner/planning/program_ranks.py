@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from planner.errors import SpecError
 from planner.events import Event, Free
@@ -12,6 +15,8 @@ from planner.running.order import RankRun
 from planner.tracing.traced import Trace
 
 PLACE = "--ranks"
+_MOST_STAGES = 16
+"""Of a pipeline whose stages are each run unasked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,34 @@ class RankShare:
     run: RankRun
     ranks: str
     untried: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Along which strides of ranks single messages travel: (stride, count). Ranks at different places of one are
+    different stages of a pipeline; what only collectives join does the same."""
+
+    axes: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, talkers: Sequence[Sequence[int]]) -> Stages:
+        """From the groups of rank 0 over which they travelled. Groups whose ranks are not evenly spaced say nothing."""
+        axes = set()
+        for ranks in talkers:
+            stride = ranks[1] - ranks[0] if len(ranks) > 1 else 0
+            if stride and list(ranks) == list(range(ranks[0], ranks[-1] + 1, stride)):
+                axes.add((stride, len(ranks)))
+        return cls(tuple(sorted(axes)))
+
+    def of_rank(self, rank: int) -> tuple[int, ...]:
+        """Its place along each axis."""
+        return tuple(rank // stride % count for stride, count in self.axes)
+
+    def representatives(self) -> list[int]:
+        """The lowest rank of every stage; none if there are more than are run unasked."""
+        places = [range(0, stride * count, stride) for stride, count in self.axes]
+        found = sorted({sum(each) for each in product(*places)})
+        return found if len(found) <= _MOST_STAGES else []
 
 
 def choose_ranks(wanted: str, world_size: int) -> list[int]:
@@ -43,32 +76,44 @@ def choose_ranks(wanted: str, world_size: int) -> list[int]:
     return found
 
 
+def more_ranks(wanted: str, world_size: int, first: RankRun) -> list[int]:
+    """What is run after the first rank, ascending: with `auto` one rank of each stage that it talks with, too."""
+    chosen = set(choose_ranks(wanted, world_size))
+    if wanted == "auto":
+        chosen.update(each for each in Stages.of(first.talkers).representatives() if each < world_size)
+    return sorted(chosen - {first.rank})
+
+
 def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
-    """Runs whose events are equal speak together; of what lies between the first and the last that were run, each
-    rank is taken to do as the next lower one that was."""
+    """Runs whose events are equal speak together; a rank that was not run is taken to do as the next lower one of its
+    stage that was, or the next higher one."""
     heads: list[RankRun] = []
-    spans: list[list[tuple[int, int]]] = []
-    for number, run in enumerate(runs):
-        end = runs[number + 1].rank if number + 1 < len(runs) else world_size
-        begin = run.rank if number else 0
-        alike = next(
-            (
-                at
-                for at, each in enumerate(heads)
-                if each.trace.repeats == run.trace.repeats and do_the_same(each.trace.events, run.trace.events)
-            ),
-            None,
-        )
+    spoken: list[list[int]] = []
+    speakers = _speakers([each.rank for each in runs], Stages.of(runs[0].talkers), world_size)
+    for run in runs:
+        alike = next((at for at, each in enumerate(heads) if are_alike(each.trace, run.trace)), None)
         if alike is None:
             heads.append(run)
-            spans.append([(begin, end - 1)])
+            spoken.append(speakers[run.rank])
         else:
-            spans[alike].append((begin, end - 1))
-    ran = [each.rank for each in runs]
+            spoken[alike] += speakers[run.rank]
+    ran = {each.rank for each in runs}
     return [
-        RankShare(head, str(RankSet.of(each)), any(_misses(span, ran) for span in each))
-        for head, each in zip(heads, spans, strict=True)
+        RankShare(head, str(RankSet.of((rank, rank) for rank in each)), not ran.issuperset(each))
+        for head, each in zip(heads, spoken, strict=True)
     ]
+
+
+def _speakers(ran: Sequence[int], stages: Stages, world_size: int) -> dict[int, list[int]]:
+    """By each rank that was run the ranks that it speaks for."""
+    of_stage: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank in ran:
+        of_stage[stages.of_rank(rank)].append(rank)
+    found: dict[int, list[int]] = {rank: [] for rank in ran}
+    for rank in range(world_size):
+        near = of_stage.get(stages.of_rank(rank)) or ran
+        found[near[max(bisect(near, rank) - 1, 0)]].append(rank)
+    return found
 
 
 def are_alike(trace: Trace, other: Trace) -> bool:
@@ -94,8 +139,3 @@ def _with_frees_in_order(events: Sequence[Event]) -> Iterator[Event]:
         freed.clear()
         yield event
     yield from map(Free, sorted(freed))
-
-
-def _misses(span: tuple[int, int], ran: Sequence[int]) -> bool:
-    first, last = span
-    return sum(first <= rank <= last for rank in ran) <= last - first

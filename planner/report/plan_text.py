@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from planner.bound.lower_bound import Bound
 from planner.events import Category
-from planner.report.statement import Advice, Holder, Judged, Plan, RankClassStatement, Verdict
+from planner.report.statement import Advice, Holder, Judged, PhaseStatement, Plan, RankClassStatement, Verdict
 from planner.report.style import Style, size
 from planner.report.title import describe, gpu_of, name_of
 
@@ -97,7 +99,9 @@ def _phases(statement: RankClassStatement, style: Style) -> Iterator[str]:
     yield style.paint(f"  {'phase':<{_LABEL}}{heads}", "dim")
     arrow = " ◂ peak" if style.unicode else "<- peak"
     iteration = -1
-    for each in statement.phases:
+    iterations = _iterations(statement.phases)
+    repeated = _repeated(iterations)
+    for each in (phase for number, phases in iterations.items() if number not in repeated for phase in phases):
         head = f"iteration {each.iteration}" if each.iteration > 0 and each.iteration != iteration else ""
         iteration = each.iteration
         label = f"{head:<13}{_phase(each.phase.value)}" if each.iteration > 0 else _phase(each.phase.value)
@@ -105,6 +109,30 @@ def _phases(statement: RankClassStatement, style: Style) -> Iterator[str]:
         row = f"  {label:<{_LABEL}}" + "".join(f"{size(count):>{_SIZE}}" for count in sizes)
         peak = (each.phase, each.iteration) == (statement.peak.phase, statement.peak.iteration)
         yield style.paint(f"{row} {arrow}", "bold") if peak else row
+        if each is iterations[iteration][-1] and iteration in repeated.values():
+            last = max(number for number, like in repeated.items() if like == iteration)
+            yield style.paint(f"  {'':<13}and so until iteration {last}", "dim")
+
+
+def _iterations(phases: Sequence[PhaseStatement]) -> dict[int, list[PhaseStatement]]:
+    found: dict[int, list[PhaseStatement]] = {}
+    for each in phases:
+        found.setdefault(each.iteration, []).append(each)
+    return found
+
+
+def _repeated(iterations: Mapping[int, Sequence[PhaseStatement]]) -> dict[int, int]:
+    """Iterations of a long run that are like the one before them, with the first of those: from the third alike on."""
+    alike: dict[int, int] = {}
+    first, before = 0, None
+    for number, phases in iterations.items():
+        sizes = [replace(each, iteration=0) for each in phases]
+        if sizes == before:
+            alike[number] = first
+        else:
+            first, before = number, sizes
+    often = Counter(alike.values())
+    return {number: like for number, like in alike.items() if often[like] > 1}
 
 
 def _categories(statement: RankClassStatement, style: Style) -> Iterator[str]:

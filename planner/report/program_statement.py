@@ -30,6 +30,20 @@ class AssumptionStatement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BranchStatement:
+    """A line of the program at which a truth value of the device decides: which way was taken, and what would have come
+    of the other, as a sentence and, where it takes other memory, as both peaks."""
+
+    place: str
+    taken: bool
+    outcome: str
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    other_allocated_bytes: int = 0
+    other_reserved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramStatement:
     """What a program was seen to do, and what its ranks will hold. Ranks without a run of their own are like the
     representative of their class."""
@@ -55,7 +69,10 @@ class ProgramStatement:
     calibrated: bool
     rank_classes: tuple[RankClassStatement, ...]
     assumptions: tuple[AssumptionStatement, ...]
+    out_of_memory: tuple[str, ...]
+    """Where ranks would run out of memory, in CUDA's words; the program is not told, and goes on."""
     provenance: Provenance
+    branches: tuple[BranchStatement, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: Seconds = field(default_factory=Seconds)
 
@@ -83,7 +100,9 @@ def to_json(found: ProgramStatement) -> dict[str, Any]:
         "unseen": list(found.unseen),
         "allocator_conf": found.allocator_conf,
         "rank_classes": [rank_class_to_json(each) for each in found.rank_classes],
+        "out_of_memory": list(found.out_of_memory),
         "assumptions": [fields_to_json(each) for each in found.assumptions],
+        "branches": [fields_to_json(each) for each in found.branches],
         "provenance": fields_to_json(found.provenance),
         "notes": list(found.notes),
         "seconds": fields_to_json(found.seconds),

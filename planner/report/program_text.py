@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from planner.report.plan_text import join_lines, judgement_lines, provenance_lines, sentence_lines, title_lines
 from planner.report.program_statement import AssumptionStatement, ProgramStatement
-from planner.report.style import Style
+from planner.report.style import Style, size
 
 _MOST_SHOWN = 12
 
@@ -22,8 +22,10 @@ def render(found: ProgramStatement, style: Style, *, largest: int = 8, every_ass
     return join_lines([
         *title_lines(" ".join(found.command), parts, style),
         *judgement_lines(found, style, largest),
+        *(line for sentence in found.out_of_memory for line in sentence_lines([sentence], style)),
         "",
         *_assumptions(found, shown, style),
+        *_branches(found, style),
         "",
         *provenance_lines(found, found.notes, style),
     ])  # fmt: skip
@@ -49,3 +51,14 @@ def _assumptions(found: ProgramStatement, shown: Sequence[AssumptionStatement], 
     left = len(found.assumptions) - len(shown)
     if left:
         yield style.paint(f"  and {left} more reads of values (--format json has them all)", "dim")
+
+
+def _branches(found: ProgramStatement, style: Style) -> Iterator[str]:
+    for each in found.branches:
+        said = f"- {each.place}: {each.taken} decided which way the program goes; with {not each.taken} {each.outcome}"
+        if each.other_allocated_bytes:
+            said += (
+                f": {size(each.other_allocated_bytes)} allocated and {size(each.other_reserved_bytes)} reserved at its "
+                f"peak, where it was {size(each.allocated_bytes)} and {size(each.reserved_bytes)}"
+            )
+        yield from sentence_lines([said], style)

@@ -180,7 +180,7 @@ def _bindings(gpu: Gpu, memory: LiveMemory) -> dict[str, Any]:
         "_cuda_hostMemoryStats": dict,
         "_cuda_resetPeakHostMemoryStats": nothing,
         "_cuda_resetAccumulatedHostMemoryStats": nothing,
-        "_cuda_memorySnapshot": lambda *_arguments: {"segments": [], "device_traces": [], "allocator_settings": {}},
+        "_cuda_memorySnapshot": lambda *_arguments: memory.snapshot(torch.accelerator.device_count()),
         "_cuda_record_memory_history": nothing,
         "_cuda_record_memory_history_legacy": nothing,
         "_cuda_isHistoryEnabled": lambda: False,

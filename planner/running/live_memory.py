@@ -12,6 +12,7 @@ from planner.allocator.device import Device
 from planner.allocator.rules import Rules
 from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
 from planner.paper.recorder import Recorder
+from planner.running.memory_snapshot import snapshot_of
 
 _POOLS = ("all", "small_pool", "large_pool")
 _FOLLOWED = (
@@ -117,6 +118,11 @@ class LiveMemory:
         found["oversize_allocations"] = _plain(_Statistic())
         found["oversize_segments"] = _plain(_Statistic())
         return found
+
+    def snapshot(self, devices: int) -> dict[str, Any]:
+        """What the binding behind torch.cuda.memory_snapshot returns."""
+        self._catch_up()
+        return snapshot_of(self.settle(), devices)
 
     def _inactive(self) -> dict[str, Any]:
         now: defaultdict[tuple[str, str], int] = defaultdict(int)

@@ -22,7 +22,15 @@ from planner.errors import ProgramError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import values
 from planner.paper.device import Paper
-from planner.running import accelerate_environment, cuda_face, nvidia_smi, program_host, storages
+from planner.running import (
+    accelerate_environment,
+    checkpoint_files,
+    cuda_face,
+    nvidia_smi,
+    program_host,
+    storages,
+    unwritten_host,
+)
 from planner.running.assumptions import About, Assumptions
 from planner.running.compiling import ProgramCompiling
 from planner.running.launch_line import Launcher, LaunchLine
@@ -55,7 +63,7 @@ class ProgramRun:
         self._began = time.perf_counter()
         self.assumptions = Assumptions()
         self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
-        self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict)
+        self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
         self.world = World(self.assumptions)
         self.management = ManagementLibrary(
             order.gpu.product, order.line.processes_per_node, self.memory, self.assumptions
@@ -128,6 +136,8 @@ class ProgramRun:
                 counted=self.memory.counted(),
                 assumptions=self.assumptions.all(),
                 communicators=self.world.communicators(),
+                talkers=self.world.talkers(),
+                branches=tuple(self.answers.branches.values()),
                 allocator_conf=self.memory.conf,
                 memory_fraction=self.memory.fraction,
             )
@@ -202,8 +212,10 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
             ARCHITECTURES[order.gpu.arch].capability,
         ),
         storages.on_paper(run.assumptions),
+        unwritten_host.left_unwritten(run.assumptions),
         program_host.kept_inside(order.line.program, run.assumptions),
         values.read_by(run.answers),
+        checkpoint_files.with_holes(run.watcher.saves),
         run.watcher.watch(),
         run.world.entered(),
         run.surroundings.entered(),

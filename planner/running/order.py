@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planner.running.assumptions import Assumption
+from planner.running.branches import Branch
 from planner.running.launch_line import LaunchLine
 from planner.tracing.traced import Trace
 
@@ -40,6 +41,8 @@ class ProgramOrder:
     """That the job has and that are not installed here (planner.running.outside)."""
     kernels: str = ""
     """A file that describes kernels of the user's own."""
+    otherwise: str = ""
+    """A line (`train.py:12`) at which truth values are answered the other way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,10 @@ class RankRun:
     assumptions: tuple[Assumption, ...] = ()
     communicators: tuple[int, ...] = ()
     """Sizes of the process groups over which tensors of the device travelled."""
+    talkers: tuple[tuple[int, ...], ...] = ()
+    """Ranks of each group over which single messages travelled: a pipeline's stages."""
+    branches: tuple[Branch, ...] = ()
+    """Lines at which an answer decides, in the order in which they were met."""
     allocator_conf: str = ""
     """Of the program itself, when it first took memory."""
     memory_fraction: float = 1.0

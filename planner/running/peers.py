@@ -29,6 +29,10 @@ _PATIENCE = timedelta(seconds=5)
 _C10D = "torch.distributed.distributed_c10d"
 
 
+_MESSAGES = ("send", "recv", "recv_anysource")
+"""Collectives that are none: one rank sends to one other."""
+
+
 class OwnStore(dist.HashStore):  # type: ignore[name-defined, misc]
     """A store that only this process writes to: whoever waits for a peer's key is told so after seconds, not after the
     half hour that the program allows."""
@@ -47,6 +51,13 @@ class ProgramPeers(absent_peers.AbsentPeers):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self.carried = False
+        self.talkers: tuple[int, ...] = ()
+        """The ranks of the world in this group, once single messages have travelled over it."""
+
+    def note_message(self) -> None:
+        """A message to or from one rank."""
+        if not self.talkers:
+            self.talkers = tuple(sorted(dist.get_process_group_ranks(self)))
 
     def note(self, tensors: Any) -> None:
         """What a collective fills: a tensor, or lists of them."""
@@ -61,6 +72,8 @@ def _noting(name: str) -> Callable[..., Any]:
 
     def collective(self: ProgramPeers, tensors: Any, *arguments: Any, **named: Any) -> Any:
         self.note(tensors)
+        if name in _MESSAGES:
+            self.note_message()
         return inherited(self, tensors, *arguments, **named)
 
     return collective
@@ -98,6 +111,10 @@ class World:
     def communicators(self) -> tuple[int, ...]:
         """Sizes of the groups over which tensors of the device travelled."""
         return tuple(sorted((each.size() for each in self._groups if each.carried), reverse=True))
+
+    def talkers(self) -> tuple[tuple[int, ...], ...]:
+        """The groups over which single messages travelled, by their ranks in the world."""
+        return tuple(sorted({each.talkers for each in self._groups if each.talkers}))
 
     @contextmanager
     def entered(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from planner.errors import PlannerError, ProgramError
 from planner.running.assumptions import About, Assumption
+from planner.running.branches import Branch
 from planner.running.order import ProgramOrder, RankRun
 from planner.running.rank_environment import variables_of
 from planner.runtime import answers, overlay, running
@@ -114,7 +115,8 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str]], answer: Answer
 def _fields_of(run: RankRun) -> dict[str, Any]:
     """The fields of a run as plain values, its trace as it is."""
     found = {name: getattr(run, name) for name in run.__dataclass_fields__}
-    return {**found, "assumptions": [asdict(each) for each in run.assumptions]}
+    listed = {name: [asdict(each) for each in found[name]] for name in ("assumptions", "branches")}
+    return {**found, **listed}
 
 
 def _own_traceback(error: BaseException) -> str:
@@ -138,6 +140,8 @@ def _read_run(parts: Mapping[str, bytes]) -> RankRun:
         )
         about["counted"] = {str(name): int(value) for name, value in about["counted"].items()}
         about["communicators"] = tuple(map(int, about["communicators"]))
+        about["branches"] = tuple(Branch(str(each["place"]), bool(each["answer"])) for each in about["branches"])
+        about["talkers"] = tuple(tuple(map(int, each)) for each in about["talkers"])
         return RankRun(trace=trace_text.loads(parts[_TRACE].decode()), **about)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         # The program could write there itself: nothing is believed of what came.

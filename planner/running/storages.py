@@ -5,6 +5,7 @@ A checkpoint is torch's own file, in which what lies on the device is a hole: it
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,10 @@ import torch
 
 from planner import upstream
 from planner.running.assumptions import About, Assumptions
+from planner.running.unwritten_host import is_storage_unwritten
 
+_ZEROS = 1 << 20
+"""Written at a time."""
 _SAVED = "what lies on the device is saved as nothing: a checkpoint has its structure and its size, but no values"
 
 
@@ -26,6 +30,7 @@ def on_paper(assumptions: Assumptions) -> Iterator[None]:
     wrapped = {
         "torch:UntypedStorage.cpu": kept.wrap_copy,
         "torch.serialization:_save": kept.wrap_save,
+        "torch.serialization:_open_zipfile_writer_buffer.__init__": _seeking,
     }
     with upstream.patch_targets("program storages", replaced=replaced, wrapped=wrapped):
         yield
@@ -68,7 +73,10 @@ class _HostCopies:
         return save
 
     def _stands_for_device(self, storage: Any) -> bool:
-        return self._copies.get(id(storage)) is storage
+        """Or for nothing at all: it reads as zeros, as a hole does."""
+        if self._copies.get(id(storage)) is storage:
+            return True
+        return isinstance(storage, torch.UntypedStorage) and is_storage_unwritten(storage)
 
 
 class _Archive:
@@ -85,3 +93,33 @@ class _Archive:
             self._real.write_record_metadata(name, count)
         else:
             self._real.write_record(name, content, count)
+
+
+def _seeking(real: Callable[..., Any]) -> Callable[..., Any]:
+    """An archive writer for streams whose holes are seeked over, also where the stream itself cannot be."""
+
+    def init(writer: Any, buffer: Any) -> None:
+        can_seek = getattr(buffer, "seekable", lambda: True)()
+        real(writer, buffer if can_seek or not hasattr(buffer, "write") else _Stream(buffer))
+
+    return init
+
+
+class _Stream:
+    """A stream that is written to only, such as each tensor's in a file of torch.distributed.checkpoint."""
+
+    def __init__(self, real: Any) -> None:
+        self._real, self._below = real, getattr(real, "raw", None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def seek(self, count: int, _whence: int) -> None:
+        """Over a hole: that of the file below, or else one that is written."""
+        if self._below is not None and self._below.seekable():
+            self._below.seek(count, os.SEEK_CUR)
+            return
+        while count:
+            part = min(count, _ZEROS)
+            self._real.write(bytes(part))
+            count -= part

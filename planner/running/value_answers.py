@@ -17,6 +17,7 @@ import torch
 from planner.paper.recorder import Recorder
 from planner.paper.values import Value
 from planner.running.assumptions import About, Assumptions, place_of
+from planner.running.branches import Branch, branch_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,12 @@ TensorCompare.cpp)."""
 class AnswersByTable:
     """The reader of a program (planner.paper.values.Reader). With `strict` nothing is answered that is not known."""
 
-    def __init__(self, recorder: Recorder, assumptions: Assumptions, *, strict: bool) -> None:
+    def __init__(self, recorder: Recorder, assumptions: Assumptions, *, strict: bool, otherwise: str = "") -> None:
+        """`otherwise`: a line at which a truth value is answered the other way."""
         self._recorder, self._assumptions, self._strict = recorder, assumptions, strict
+        self._otherwise = otherwise
+        self.branches: dict[str, Branch] = {}
+        """Lines at which an answer decides."""
         self.classes = 0
         """Of the last loss over classes; 0 before the first."""
 
@@ -56,6 +61,10 @@ class AnswersByTable:
         if self._strict:
             return None
         answer, why = self._judge(tensor)
+        if (branch := branch_at(frames, answer)) is not None:
+            self.branches.setdefault(branch.place, branch)
+            if branch.place == self._otherwise:
+                answer, why = not answer, "the other way is tried"
         self._list(tensor, frames, answer, why)
         return answer
 

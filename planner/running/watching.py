@@ -72,6 +72,10 @@ class Watcher:
             for handle in handles:
                 handle.remove()
 
+    def saves(self) -> None:
+        """A checkpoint is written by other means than torch.save."""
+        self._tell(Kind.SAVE)
+
     def idle_optimizers(self) -> int:
         """How many have parameters, and have not stepped twice."""
         return sum(

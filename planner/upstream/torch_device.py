@@ -88,6 +88,7 @@ PRIVATE = (
 )  # fmt: skip
 
 _RUN = "tests/running/test_programs.py"
+_HOST = "tests/running/test_large_hosts.py"
 _STORAGES = "tests/running/test_storages.py"
 _FACE = "tests/running/test_cuda_face.py"
 
@@ -217,6 +218,23 @@ PROGRAMS = (
         target="torch.backends.cuda:is_built", kind=Kind.PATCH, group="inductor loaded", has_source=False,
         test="tests/running/test_compiled_programs.py",
         why="Inductor takes what a build with CUDA has in torch._C where it finds one",
+    ),
+    Entry(
+        target="torch.serialization:_open_zipfile_writer_buffer.__init__", kind=Kind.PATCH, group="program storages",
+        has_source=False, test=_HOST, why="a hole is seeked over, which streams of torch.distributed.checkpoint cannot",
+    ),
+    *entries(
+        "torch.nn.init", "_no_grad_trunc_normal_", "orthogonal_",
+        kind=Kind.PATCH, group="program initialises", has_source=False, test=_HOST,
+        why="of large host tensors initial random numbers, with which these compute, are left out",
+    ),
+    Entry(
+        target="torch:load", kind=Kind.PATCH, group="program checkpoints", has_source=False, test=_HOST,
+        why="a large checkpoint is mapped: what is never read takes no memory",
+    ),
+    Entry(
+        target="safetensors.torch:serialize_file", kind=Kind.PATCH, group="program checkpoints", has_source=False,
+        test=_HOST, optional=True, why="what has no values is a hole in a file, where safetensors writes zeros",
     ),
     *entries(
         "torch", "save", "load",

@@ -36,13 +36,15 @@ def test_json_is_one_object_on_standard_output() -> None:
     found = json.loads(ended.stdout)
     assert list(found) == [
         "schema", "verdict", "calibrated", "command", "gpu", "nodes", "gpus_per_node", "ending", "iterations",
-        "repeated", "counted", "seen", "unseen", "allocator_conf", "rank_classes", "assumptions", "provenance", "notes",
-        "seconds",
+        "repeated", "counted", "seen", "unseen", "allocator_conf", "rank_classes",
+        "out_of_memory", "assumptions", "branches", "provenance", "notes", "seconds",
     ]  # fmt: skip
     assert (found["schema"], found["command"], found["gpu"]) == ("planner.run/1", WORLD, "A10G-24GB")
     assert found["counted"]["max_allocated_bytes"] == found["rank_classes"][0]["peak"]["allocated_bytes"]
     assert [each["ranks"] for each in found["rank_classes"]] == ["0-3"]
     assert 0 < found["repeated"] < found["iterations"]
+    (branch,) = found["branches"]
+    assert (branch["taken"], branch["outcome"].partition(":")[0]) == (True, "the program ends")
     assert found["unseen"] == ["no evaluation was seen", "no checkpoint was seen being saved"]
     assert {each["about"] for each in found["assumptions"]} == {"host", "ranks", "value"}
     assert set(found["rank_classes"][0]["peak"]) >= {"allocated_bytes", "reserved_bytes", "device_bytes"}
@@ -56,6 +58,9 @@ def test_a_program_that_does_not_fit(tmp_path: Path) -> None:
 
     assert ended.returncode == 3, ended.stderr
     assert "It does not fit: rank 0 would take" in ended.stdout
+    said = " ".join(ended.stdout.split())
+    assert "The first allocation that fails on rank 0 is in iteration 1, backward" in said
+    assert "CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of" in said
     assert "What this rests on, besides the program" in ended.stdout
 
 

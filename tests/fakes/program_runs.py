@@ -21,4 +21,5 @@ class Run(Protocol):
         patience: float = 0,
         packages: tuple[str, ...] = (),
         kernels: str = "",
+        otherwise: str = "",
     ) -> RankRun: ...

@@ -153,3 +153,16 @@ def test_bars_are_as_long_as_their_share() -> None:
     assert Style().bar(0.0001, 10) == "▏"
     assert Style(unicode=False).bar(0.5, 10) == "#####"
     assert Style().stack([("a", "A", 1), ("b", "B", 2), ("c", "C", 1)], 8) == "aabbbbcc"
+
+
+def test_iterations_that_are_alike_are_shown_once(plan: Callable[..., Plan]) -> None:
+    whole = plan()
+    (first,) = whole.rank_classes
+    second = [each for each in first.phases if each.iteration == 2]
+    more = [replace(each, iteration=number) for number in (3, 4, 40) for each in second]
+    other = [replace(each, iteration=41, end_allocated_bytes=1) for each in second]
+
+    text = render(replace(whole, rank_classes=(replace(first, phases=(*first.phases, *more, *other)),)), Style())
+
+    assert "and so until iteration 40" in text
+    assert [number for number in range(1, 42) if f"iteration {number} " in text] == [1, 2, 41]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,3 +163,25 @@ def test_every_binding_of_a_cuda_build_is_there_or_refused(
     found = json.loads((folder / "below.json").read_text())
     assert {name for name, what in found.items() if what == "missing"} == set()
     assert {name for name, what in found.items() if what == "refused"} == REFUSED_BELOW
+
+
+def test_a_snapshot_has_the_modelled_segments_and_blocks(run: Run, program: Callable[[str], str], folder: Path) -> None:
+    path = folder / "snapshot.pickle"
+    lines = f"""
+import torch
+kept = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+{STEP}
+del kept
+held = [torch.empty(count << 20, dtype=torch.uint8, device="cuda") for count in (3, 12)]
+segments = torch.cuda.memory_snapshot()
+assert sum(each["total_size"] for each in segments) == torch.cuda.memory_reserved()
+assert sum(each["allocated_size"] for each in segments) == torch.cuda.memory_allocated()
+blocks = [block for each in segments for block in each["blocks"]]
+assert {{each["state"] for each in blocks}} == {{"active_allocated", "inactive"}}
+assert 12 << 20 in [each["requested_size"] for each in blocks]
+torch.cuda.memory._dump_snapshot({str(path)!r})
+"""
+
+    run(f"python {program(lines)}")
+
+    assert sum(each["total_size"] for each in pickle.loads(path.read_bytes())["segments"]) >= 15 << 20

@@ -6,13 +6,13 @@ import pytest
 
 from planner.errors import SpecError
 from planner.events import Alloc, Free
-from planner.planning.program_ranks import choose_ranks, do_the_same, share_ranks
+from planner.planning.program_ranks import choose_ranks, do_the_same, more_ranks, share_ranks
 from planner.running.order import RankRun
 from planner.tracing.traced import Trace
 
 
-def ran(rank: int, size: int) -> RankRun:
-    return RankRun(rank=rank, trace=Trace((Alloc(0, size),)), ending="", iterations=1)
+def ran(rank: int, size: int, talkers: tuple[tuple[int, ...], ...] = ()) -> RankRun:
+    return RankRun(rank=rank, trace=Trace((Alloc(0, size),)), ending="", iterations=1, talkers=talkers)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,38 @@ def test_a_class_may_have_gaps() -> None:
     first, other = share_ranks([ran(0, 10), ran(1, 11), ran(2, 10)], 3)
 
     assert (first.ranks, other.ranks, first.untried) == ("0,2", "1", False)
+
+
+PIPELINE = ((0, 2, 4, 6),)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "talkers", "more"),
+    [
+        ("auto", (), [7]),
+        ("auto", PIPELINE, [2, 4, 6, 7]),
+        ("auto", ((0, 4), (0, 1)), [1, 4, 5, 7]),
+        ("auto", ((0, 3, 4),), [7]),
+        ("0,3", PIPELINE, [3]),
+    ],
+)
+def test_one_rank_of_each_stage_is_run(wanted: str, talkers: tuple[tuple[int, ...], ...], more: list[int]) -> None:
+    assert more_ranks(wanted, 8, ran(0, 10, talkers)) == more
+
+
+def test_a_pipeline_of_very_many_stages_is_not_run_unasked() -> None:
+    assert more_ranks("auto", 64, ran(0, 10, (tuple(range(64)),))) == [63]
+
+
+def test_a_rank_does_as_the_one_of_its_stage() -> None:
+    runs = [ran(0, 10, PIPELINE), ran(2, 11), ran(4, 11), ran(6, 12), ran(7, 13)]
+
+    assert [(each.run.rank, each.ranks, each.untried) for each in share_ranks(runs, 8)] == [
+        (0, "0-1", True), (2, "2-5", True), (6, "6", False), (7, "7", False),
+    ]  # fmt: skip
+
+
+def test_a_lower_rank_does_as_the_first_that_was_run() -> None:
+    (share,) = share_ranks([ran(5, 10)], 8)
+
+    assert (share.ranks, share.untried) == ("0-7", True)

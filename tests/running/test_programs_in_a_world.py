@@ -127,3 +127,27 @@ def test_accelerate_launch_decides_how_a_program_trains(run: Run, options: str, 
     assert (found.iterations, found.communicators[0]) == (3, 2)
     assert any(each.category is Category.BUCKET for each in roles) == buckets
     assert any(each.name.endswith("(gathered)") for each in roles) == gathered
+
+
+STAGES = """
+import os, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("pp", "dp"))
+group = mesh["pp"].get_group()
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    found = model(torch.zeros(2, 64, device="cuda"))
+    dist.send(found.detach(), group=group, group_dst=1)
+    gradient = torch.empty_like(found)
+    dist.recv(gradient, group=group, group_src=1)
+    found.backward(gradient)
+    dist.all_reduce(model.weight.grad, group=mesh["dp"].get_group())
+    optimizer.step()
+"""
+
+
+def test_single_messages_show_the_stages_of_a_pipeline(run: Run, program: Callable[[str], str]) -> None:
+    assert run(f"torchrun --nproc-per-node 4 {program(STAGES)}").talkers == ((0, 2),)
