@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -92,6 +93,33 @@ def test_compiled_modules_are_named_as_eager_ones_are() -> None:
     named = {each.origin.module for each in compiled_.events if isinstance(each, Alloc) and each.origin}
     assert {"layers.0.ffn.gate", "layers.1.attention", "head"} <= named
     assert named <= {each.origin.module for each in eager.events if isinstance(each, Alloc) and each.origin}
+
+
+def test_processes_that_compile_at_a_time_share_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both compile into an empty folder, which neither leaves damaged."""
+    monkeypatch.setenv("PLANNER_CACHE", str(tmp_path))
+    forking = multiprocessing.get_context("fork")
+    together, answers = forking.Barrier(2), forking.SimpleQueue()
+
+    def compile_something() -> None:
+        together.wait(60)
+        answers.put(_sizes_of_a_fused_program())
+
+    processes = [forking.Process(target=compile_something) for _ in range(2)]
+    for each in processes:
+        each.start()
+    for each in processes:
+        each.join(120)
+    assert [each.exitcode for each in processes] == [0, 0]
+    assert list((tmp_path / "inductor").iterdir()) != []
+    assert answers.get() == answers.get() == _sizes_of_a_fused_program()
+
+
+def _sizes_of_a_fused_program() -> list[int]:
+    with compiling() as (gpu, _):
+        given = torch.randn(64, 64, device="cuda")
+        fused = torch.compile(lambda x: (x.sin() + x.cos()).sum(0))
+        return [each.requested_bytes for each in allocated(gpu, lambda: fused(given))]
 
 
 class Block(nn.Module):
