@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ def enable(arch: str, recorder: Recorder | None = None, *, as_asked: bool = Fals
     import torch._inductor.codegen.common  # noqa: F401
     from torch._dynamo import trace_rules
 
-    from planner.paper.compiled import cpu_target, generated, registries, users_kernels
+    from planner.paper.compiled import cpu_target, generated, graphs, registries, users_kernels
 
     target = target_of(arch)
     checking.enforce("compiling")
@@ -63,6 +63,7 @@ def enable(arch: str, recorder: Recorder | None = None, *, as_asked: bool = Fals
         stack.enter_context(registries.registered("cpu" if target.is_cpu else "cuda"))
         stack.enter_context(upstream.patch_targets("inductor", replaced=_replaced(), wrapped=_wrapped()))
         stack.enter_context(users_kernels.launched_as_nothing(target))
+        stack.enter_context(graphs.on_paper())
         if target.is_cpu:
             led = {"torch._inductor.compile_fx:compile_fx": cpu_target.on_cpu}
             stack.enter_context(upstream.patch_targets("inductor for a cpu", wrapped=led))
@@ -112,6 +113,8 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
         # Kernels are not compiled, so nothing of them can be bundled.
         "bundle_triton_into_fx_graph_cache": False,
         "triton.autotune_at_compile_time": False,
+        # It compares a private pool with the tensors in it by a snapshot of the allocator, of which there is none.
+        "triton.slow_path_cudagraph_asserts": False,
     }
     # A state of random numbers would be kept in a generator of CUDA's, which a CPU build lacks; neither takes memory.
     functorch = {"graphsafe_rng_functionalization": False}
@@ -130,12 +133,15 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
 
 
 def _telling(recorder: Recorder) -> upstream.Wrapper:
-    """Around `install_callbacks` (torch 2.13, torch/_dynamo/callback.py), inside which something is compiled."""
+    """Around `install_callbacks` (torch 2.13, torch/_dynamo/callback.py), inside which something is compiled, or a
+    CUDA graph is captured: that is the program's."""
+    from torch._dynamo.callback import CallbackTrigger
 
     def wrap(real: Any) -> Any:
         @contextmanager
-        def compiling(*arguments: Any, **options: Any) -> Iterator[None]:
-            with recorder.compiling(), real(*arguments, **options):
+        def compiling(trigger: Any, *arguments: Any, **options: Any) -> Iterator[None]:
+            captures = trigger is CallbackTrigger.CUDAGRAPH_RECORDING
+            with nullcontext() if captures else recorder.compiling(), real(trigger, *arguments, **options):
                 yield
 
         return compiling
