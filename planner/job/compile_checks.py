@@ -28,17 +28,23 @@ def check_compile(job: Job, document: Node) -> None:
     if compiled is None:
         return
     _check_scope(compiled, document)
-    if compiled.mode in _CUDA_GRAPHS:
-        raise document.nearest_to("train.compile.mode").error(
-            f"is {compiled.mode}, which keeps its memory in private pools of CUDA graphs: that is not planned",
-            allowed="default, max-autotune-no-cudagraphs",
-        )
     if compiled.mode != "default" and compiled.backend != "inductor":
         raise document.nearest_to("train.compile.mode").error(
             f"is {compiled.mode}, a mode of the backend inductor, and the backend is {compiled.backend}",
             allowed="default",
         )
+    _check_graphs(job, compiled, document)
     _check_rest(job, compiled, document)
+
+
+def _check_graphs(job: Job, compiled: Compile, document: Node) -> None:
+    """A CUDA graph is captured again where its parameters lie elsewhere, and where what is gathered lies is not known."""
+    sharded = axis_degrees(job.parallel)["dp_shard"]
+    if compiled.mode in _CUDA_GRAPHS and sharded > 1:
+        raise document.nearest_to("train.compile.mode").error(
+            f"is {compiled.mode}, which captures CUDA graphs, beside parallel.dp_shard {sharded}, which is not planned",
+            allowed="default, max-autotune-no-cudagraphs",
+        )
 
 
 def _check_scope(compiled: Compile, document: Node) -> None:

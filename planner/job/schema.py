@@ -178,7 +178,7 @@ class Compile:
     scope: tuple[str, ...] = ()
     """model | blocks | loss | optimizer, one or several; by default blocks where the job shards, else the model"""
     mode: str = "default"
-    """default | max-autotune-no-cudagraphs"""
+    """default | reduce-overhead | max-autotune | max-autotune-no-cudagraphs; the middle two capture CUDA graphs"""
     fullgraph: bool = False
     """A graph break is an error."""
     dynamic: bool | None = None

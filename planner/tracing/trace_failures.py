@@ -13,6 +13,8 @@ from planner.errors import TraceError
 
 _COMPILERS = ("torch._dynamo.", "torch._inductor.")
 """Where errors of compiling come from."""
+_OVERWRITTEN = "of CUDAGraphs that has been overwritten"
+"""torch 2.13, torch/_inductor/cudagraph_trees.py."""
 
 
 def untraceable(error: Exception) -> TraceError:
@@ -27,6 +29,13 @@ def untraceable(error: Exception) -> TraceError:
             remedy="compile the step on a real device first; where the graph breaks, leave fullgraph out; if it"
             " compiles there, planner lacks something: report this line",
             place="train.compile",
+        )
+    if _OVERWRITTEN in said:
+        return TraceError(
+            f"a CUDA graph writes over what is still used{_module(frames)}: {said[:300]}",
+            allowed="results and gradients that nobody needs when the next compiled part runs",
+            remedy="compile without CUDA graphs (mode: default, or max-autotune-no-cudagraphs)",
+            place="train.compile.mode",
         )
     return TraceError(
         f"the step cannot be traced{_module(frames)}{_line(error)}: {type(error).__name__}: {said[:300]}",

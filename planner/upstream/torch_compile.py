@@ -92,6 +92,11 @@ CUDA_GRAPHS = (
         kind=Kind.PATCH, group="cuda graphs", has_source=False, created=True, test=_GRAPHS,
         why="Inductor's trees of CUDA graphs ask a CUDA build for them; they are asked about paper",
     ),
+    *entries(
+        f"{_INDUCTOR}.cudagraph_trees", "get_obj", "local", "CUDAGraphTreeManager",
+        kind=Kind.PRIVATE, has_source=False, test=_GRAPHS,
+        why="how often graphs were captured: an iteration that captures is not repeated",
+    ),
 )  # fmt: skip
 
 GENERATED_CODE = (

@@ -96,7 +96,7 @@ def _build_answers() -> dict[str, Any]:
             ctypes.c_void_p(storage), why.encode()
         ),
         "_cuda_getCheckpointState": lambda _device, _pool: object(),
-        "_cuda_setCheckpointPoolState": _refuse_to_go_back,
+        "_cuda_setCheckpointPoolState": _go_back,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_cuda_cudaCachingAllocator_raw_delete": lambda _address: None,
     }
@@ -112,10 +112,15 @@ def _tensor_of(metadata: dict[str, Any], storage: torch.UntypedStorage) -> torch
     return empty.set_(storage, metadata["storage_offset"], metadata["size"], metadata["stride"])
 
 
-def _refuse_to_go_back(*_state: Any) -> None:
-    """The state of a private pool is set back where a graph is captured after others were replayed."""
+def _go_back(_device: int, _state: object, _stale: Sequence[int], live: Sequence[int]) -> None:
+    """Sets a private pool back to where it was when a graph had been captured, before another one follows it.
+
+    Without any tensor that is alive all of it is free, then as now. Raises TraceError where there is one.
+    """
+    if not live:
+        return
     raise TraceError(
-        "a CUDA graph is captured after others of its step were replayed",
+        "a CUDA graph is captured after others were replayed whose results are alive",
         allowed="a step that runs the same compiled parts in the same order each time",
         remedy="compile without CUDA graphs (mode: default, or max-autotune-no-cudagraphs)",
         place="train.compile.mode",
