@@ -246,6 +246,21 @@ def test_a_function_compiled_too_often_is_an_error() -> None:
         scale_many()
 
 
+def test_compiling_that_takes_too_long_ends_with_an_error_that_says_so() -> None:
+    with (
+        pytest.raises(TraceError) as ended,
+        paper.gpu("sm_90") as gpu,
+        compiled.enable("sm_90", gpu.recorder, seconds=0.01),
+    ):
+        torch.compile(lambda x: x.sin() + x.cos())(torch.randn(4, device="cuda"))
+    assert str(ended.value).splitlines() == [
+        "train.compile: compiling took more than 0.01 s",
+        "  allowed: at most 0.01 s for one step",
+        "  change:  compile the blocks instead of the model (equal ones are compiled once), or delete it to plan the"
+        " eager step",
+    ]
+
+
 def test_an_operator_without_a_fake_implementation_is_an_error_that_names_it() -> None:
     @torch.library.custom_op("planner_test::opaque", mutates_args=())
     def opaque(x: torch.Tensor) -> torch.Tensor:

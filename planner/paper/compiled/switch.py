@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from planner import upstream
-from planner.paper.compiled import assumptions, caches
+from planner.paper.compiled import assumptions, caches, time_limit
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
 from planner.upstream import checking
@@ -38,12 +38,15 @@ class Compiling:
 
 
 @contextmanager
-def enable(arch: str, recorder: Recorder | None = None, *, as_asked: bool = False) -> Iterator[Compiling]:
+def enable(
+    arch: str, recorder: Recorder | None = None, *, as_asked: bool = False, seconds: float = time_limit.USUAL_SECONDS
+) -> Iterator[Compiling]:
     """Inside, `torch.compile` compiles for the paper GPU that is open (`paper.gpu`), as for a GPU of this architecture.
 
     The recorder is told of which module and operator compiled allocations are. With `as_asked`, a function that was
     compiled too often is an error, where torch would run it eagerly from then on. Nothing that was compiled is left in
-    this process at the end. Raises TraceError for an architecture that is not known.
+    this process at the end. Raises TraceError for an architecture that is not known, and where compiling takes longer
+    than so many seconds.
     """
     import torch._inductor.codegen.common  # noqa: F401
     from torch._dynamo import trace_rules
@@ -69,9 +72,10 @@ def enable(arch: str, recorder: Recorder | None = None, *, as_asked: bool = Fals
             stack.enter_context(upstream.patch_targets("inductor for a cpu", wrapped=led))
         generated.tell(recorder)
         stack.callback(generated.tell, None)
-        if recorder is not None:
-            told = {"torch._dynamo.callback:CompilationCallbackHandler.install_callbacks": _telling(recorder)}
-            stack.enter_context(upstream.patch_targets("compiling told", wrapped=told))
+        limit = time_limit.TimeLimit(seconds)
+        told = {"torch._dynamo.callback:CompilationCallbackHandler.install_callbacks": _telling(recorder, limit)}
+        stack.enter_context(upstream.patch_targets("compiling told", wrapped=told))
+        stack.enter_context(limit.enforced())
         yield Compiling()
 
 
@@ -132,7 +136,7 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
         torch.compiler.config.cache_key_tag = before
 
 
-def _telling(recorder: Recorder) -> upstream.Wrapper:
+def _telling(recorder: Recorder | None, limit: time_limit.TimeLimit) -> upstream.Wrapper:
     """Around `install_callbacks` (torch 2.13, torch/_dynamo/callback.py), inside which something is compiled, or a
     CUDA graph is captured: that is the program's."""
     from torch._dynamo.callback import CallbackTrigger
@@ -141,7 +145,8 @@ def _telling(recorder: Recorder) -> upstream.Wrapper:
         @contextmanager
         def compiling(trigger: Any, *arguments: Any, **options: Any) -> Iterator[None]:
             captures = trigger is CallbackTrigger.CUDAGRAPH_RECORDING
-            with nullcontext() if captures else recorder.compiling(), real(trigger, *arguments, **options):
+            silent = nullcontext() if captures or recorder is None else recorder.compiling()
+            with limit.counted(), silent, real(trigger, *arguments, **options):
                 yield
 
         return compiling
