@@ -23,11 +23,13 @@ def with_scope(job: Job) -> Job:
 
 
 def check_compile(job: Job, document: Node) -> None:
-    """Raises SpecError for what is not planned compiled: a plan is never that of the eager step instead."""
+    """Raises SpecError for what is not planned compiled: a plan is that of the eager step where the job says so alone."""
     compiled = job.train.compile
     if compiled is None:
         return
     _check_scope(compiled, document)
+    if compiled.planned_as == "eager":
+        return
     if compiled.mode != "default" and compiled.backend != "inductor":
         raise document.nearest_to("train.compile.mode").error(
             f"is {compiled.mode}, a mode of the backend inductor, and the backend is {compiled.backend}",
@@ -77,5 +79,5 @@ def _check_rest(job: Job, compiled: Compile, document: Node) -> None:
         raise document.nearest_to("train.compile").error(
             f"is {', '.join(compiled.scope) or 'true'} beside {' and '.join(found)}, which is not planned compiled",
             allowed="dp_replicate, dp_shard, tp, recompute and adapters in full precision",
-            remedy="delete it to plan the eager step, which takes other memory",
+            remedy="say `planned_as: eager` in it to plan the eager step, which takes other memory and is never refused",
         )

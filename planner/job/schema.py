@@ -185,6 +185,8 @@ class Compile:
     """Shapes as symbols; null: from the second shape on, as torch does by itself."""
     backend: str = "inductor"
     """inductor | aot_eager | eager"""
+    planned_as: str = "compiled"
+    """compiled; or eager: the eager step is planned in its place, and the verdict refuses nothing for it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

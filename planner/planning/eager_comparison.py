@@ -29,7 +29,7 @@ def add_eager(
     progress: Progress = lambda _: None,
 ) -> PlanningResult:
     """The plan of a compiled job with what the eager one takes, of the ranks that take most; others as they are."""
-    if job.train.compile is None:
+    if job.train.compile is None or job.train.compile.planned_as == "eager":
         return found
     compiled = max(found.plan.rank_classes, key=lambda each: each.peak.device_bytes)
     progress(f"tracing ranks {compiled.ranks} without torch.compile")

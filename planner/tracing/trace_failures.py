@@ -10,33 +10,14 @@ from types import FrameType
 from torch import nn
 
 from planner.errors import TraceError
-
-_COMPILERS = ("torch._dynamo.", "torch._inductor.")
-"""Where errors of compiling come from."""
-_OVERWRITTEN = "of CUDAGraphs that has been overwritten"
-"""torch 2.13, torch/_inductor/cudagraph_trees.py."""
-
+from planner.tracing import compile_failures
 
 def untraceable(error: Exception) -> TraceError:
     """The error for a person; the exception itself stays its cause."""
     said = _first_words(str(error))
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if type(error).__module__.startswith(_COMPILERS):
-        return TraceError(
-            f"the step cannot be compiled{_module(frames)}: {type(error).__name__}: {said[:300]}",
-            allowed="a step that Dynamo captures and Inductor compiles; operators of one's own with a fake"
-            " implementation",
-            remedy="compile the step on a real device first; where the graph breaks, leave fullgraph out; if it"
-            " compiles there, planner lacks something: report this line",
-            place="train.compile",
-        )
-    if _OVERWRITTEN in said:
-        return TraceError(
-            f"a CUDA graph writes over what is still used{_module(frames)}: {said[:300]}",
-            allowed="results and gradients that nobody needs when the next compiled part runs",
-            remedy="compile without CUDA graphs (mode: default, or max-autotune-no-cudagraphs)",
-            place="train.compile.mode",
-        )
+    if (compiled := compile_failures.of_compiling(error, said, _module(frames))) is not None:
+        return compiled
     return TraceError(
         f"the step cannot be traced{_module(frames)}{_line(error)}: {type(error).__name__}: {said[:300]}",
         allowed="a step that runs on a GPU and reads no values of device tensors on the host",

@@ -9,7 +9,7 @@ import pytest
 from planner.job.loading import load_yaml
 from planner.planning.answer import plan_and_advise
 from planner.planning.pipeline import PlanningResult, plan_with_traces
-from planner.report.statement import from_json, to_json
+from planner.report.statement import Verdict, from_json, to_json
 
 _JOB = """
 model: {decoder: {layers: 2, hidden: 64, heads: 2, kv_heads: 2, ffn: 160, vocab: 2001}}
@@ -45,6 +45,17 @@ def test_the_plans_document_says_it_too_and_comes_back_with_it(planned: Planning
     document = to_json(planned.plan)
     assert document["without_compile"]["sentence"] in planned.notes
     assert from_json(json.loads(json.dumps(document))) == planned.plan
+
+
+def test_the_eager_step_is_planned_where_the_job_says_so_and_never_refused() -> None:
+    written = _JOB.replace("[model, loss]", "{scope: [model, loss], planned_as: eager}")
+    tiny = written.replace("gpu: H100-SXM-80GB", "gpu: {total_bytes: 700MiB, arch: sm_90}")
+    found, eager = plan_and_advise(load_yaml(tiny), with_eager=True), plan_with_traces(load_yaml(_EAGER))
+
+    assert found.plan.rank_classes[0].peak.allocated_bytes == eager.plan.rank_classes[0].peak.allocated_bytes
+    assert found.plan.rank_classes[0].headroom_bytes < 0
+    assert (found.plan.verdict, found.plan.without_compile) == (Verdict.TIGHT, None)
+    assert any(each.startswith("Planned as the eager step, as the job says") for each in found.notes)
 
 
 def test_no_sentence_speaks_of_a_job_that_is_not_compiled() -> None:
