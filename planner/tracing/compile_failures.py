@@ -17,10 +17,17 @@ _READS_VALUE = ("Data-dependent", "data-dependent")
 _OVERWRITTEN = "of CUDAGraphs that has been overwritten"
 
 
-def of_compiling(error: Exception, said: str, module: str) -> TraceError | None:
+def of_compiling(error: Exception, said: str, module: str, *, asked: bool) -> TraceError | None:
     """The error for a person; None for an error that is none of compiling. `said`: its first words, `module`: what was
-    at work, as a part of a sentence."""
+    at work, as a part of a sentence, `asked`: whether the job asks for torch.compile."""
     text = str(error)
+    if not asked and type(error).__module__.startswith(_COMPILERS):
+        return TraceError(
+            f"the model compiles by itself{module}, and the job does not say that it compiles",
+            allowed="torch.compile in code of the model's own beside train.compile",
+            remedy="say in train.compile what else is compiled (loss, if nothing): then the model's own is as well",
+            place=_PLACE,
+        )
     if _OVERWRITTEN in said:
         return TraceError(
             f"a CUDA graph writes over what is still used{module}: {said[:300]}",

@@ -71,7 +71,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
         except (PlannerError, DoesNotFoldError, NoExampleError, MemoryError):
             raise
         except Exception as error:
-            raise trace_failures.untraceable(error) from error
+            raise trace_failures.untraceable(error, compiles=job.train.compile is not None) from error
     return Trace(tuple(events), buckets, unknown, dims, parts=parts, repeats=tuple(repeats), assumed=assumed)
 
 

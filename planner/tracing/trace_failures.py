@@ -12,11 +12,11 @@ from torch import nn
 from planner.errors import TraceError
 from planner.tracing import compile_failures
 
-def untraceable(error: Exception) -> TraceError:
-    """The error for a person; the exception itself stays its cause."""
+def untraceable(error: Exception, *, compiles: bool) -> TraceError:
+    """The error for a person; the exception itself stays its cause. `compiles`: the job asks for torch.compile."""
     said = _first_words(str(error))
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if (compiled := compile_failures.of_compiling(error, said, _module(frames))) is not None:
+    if (compiled := compile_failures.of_compiling(error, said, _module(frames), asked=compiles)) is not None:
         return compiled
     return TraceError(
         f"the step cannot be traced{_module(frames)}{_line(error)}: {type(error).__name__}: {said[:300]}",

@@ -44,3 +44,10 @@ class Reading(_Scaling):
 @torch.compiler.disable
 def _scale(scale: Tensor, x: Tensor) -> Tensor:
     return scale * x
+
+
+class CompilingItself(_Scaling):
+    """Compiles a part of what it does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.compile(torch.sin)(x * self.scale)
