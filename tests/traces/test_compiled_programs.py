@@ -17,6 +17,7 @@ from planner.events import Alloc
 from planner.job.schema import (
     Cluster,
     Compile,
+    Cp,
     Decoder,
     DpReplicate,
     Gpu,
@@ -25,6 +26,7 @@ from planner.job.schema import (
     Loss,
     Model,
     Parallel,
+    Pp,
     Train,
 )
 from planner.paper import compiled
@@ -207,6 +209,26 @@ def test_distributed_data_parallel_splits_the_graph_at_its_buckets() -> None:
         return sum(isinstance(each, Alloc) and bool(each.origin and each.origin.module) for each in events)
 
     assert bucketed(2) > bucketed(1000)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "steps"), [(Parallel(pp=Pp(degree=2)), 4), (Parallel(cp=Cp(degree=2)), 1)], ids=["pp", "cp"]
+)
+def test_blocks_are_compiled_beside_stages_and_split_sequences(parallel: Parallel, steps: int) -> None:
+    """A block allocates less often, and under the names of an eager one."""
+    compiled_ = job("blocks")
+    there = replace(
+        compiled_,
+        train=replace(compiled_.train, gradient_accumulation_steps=steps, sequence_length=256),
+        parallel=parallel,
+        cluster=replace(compiled_.cluster, gpus_per_node=2),
+    )
+    eager, fused = (
+        [each.origin for each in trace(each).events if isinstance(each, Alloc) and each.origin and each.origin.module]
+        for each in (replace(there, train=replace(there.train, compile=None)), there)
+    )
+    assert len(fused) < len(eager)
+    assert "layers.0.ffn.gate" in {each.module for each in fused} <= {each.module for each in eager}
 
 
 REFUSED = {
