@@ -77,7 +77,7 @@ TRITON = (
 _GRAPHS = "tests/traces/test_cuda_graphs.py"
 CUDA_GRAPHS = (
     *entries(
-        "torch.cuda", "CUDAGraph", "graph_pool_handle",
+        "torch.cuda", "CUDAGraph", "graph", "graph_pool_handle",
         kind=Kind.PATCH, group="cuda graphs", has_source=False, test=_GRAPHS,
         why="captures what a GPU is asked for; on paper only what is allocated meanwhile matters",
     ),

@@ -197,6 +197,27 @@ def test_the_kernel_that_would_win_is_said_to_be_assumed() -> None:
         assert [sentence for sentence in account.assumed() if "of several kernels" in sentence]
 
 
+def test_multiplications_of_eight_bits_are_those_of_cublaslt_eager_and_compiled() -> None:
+    """Their workspace is cuBLAS's (torch 2.13, aten/src/ATen/cuda/CUDABlas.cpp: CublasLtWorkspace), taken once."""
+
+    def multiply(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        eight = [each.to(torch.float8_e4m3fn) for each in (a, b)]
+        return torch._scaled_mm(eight[0], eight[1].t(), scale, scale, out_dtype=torch.bfloat16)
+
+    with compiling() as (gpu, _):
+        a, b = (torch.randn(rows, 512, device="cuda") for rows in (256, 1024))
+        scale = torch.ones((), device="cuda")
+        eager, fused = (
+            [(each.requested_bytes, each.origin.op, each.origin.dtype) for each in allocated(gpu, run) if each.origin]
+            for run in (lambda: multiply(a, b, scale), lambda: torch.compile(multiply)(a, b, scale))
+        )
+    result = (256 * 1024 * 2, "aten._scaled_mm", "bfloat16")
+    assert [each for each in eager if "_scaled_mm" in each[1]] == [result]
+    assert [each[0] for each in eager if each[1] == "cublas.workspace"] == [32 << 20]
+    assert result in fused
+    assert [each[0] for each in fused if each[2] == "float8_e4m3fn"] == [256 * 512, 1024 * 512]
+
+
 def test_distributed_data_parallel_splits_the_graph_at_its_buckets() -> None:
     """Of one graph each bucket's part is compiled for itself, and frees and allocates for itself."""
     base = job("model")

@@ -59,6 +59,7 @@ def on_paper() -> Iterator[None]:
     GPU."""
     replaced = {
         "torch.cuda:CUDAGraph": PaperGraph,
+        "torch.cuda:graph": torch.cuda.graphs.graph,  # torch's own, also where a program's is refused
         "torch.cuda:graph_pool_handle": graph_pool_handle,
         **{f"torch._C:{name}": answer for name, answer in _build_answers().items()},
     }
