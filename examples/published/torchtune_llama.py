@@ -71,7 +71,9 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int, float_output: bool) -> None:
+    def __init__(
+        self, layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int, float_output: bool
+    ) -> None:
         super().__init__()
         self.vocab, self.float_output = vocab, float_output
         self.tok_embeddings = nn.Embedding(vocab, width)

@@ -12,6 +12,7 @@ from torch import nn
 from planner.errors import TraceError
 from planner.tracing import compile_failures
 
+
 def untraceable(error: Exception, *, compiles: bool) -> TraceError:
     """The error for a person; the exception itself stays its cause. `compiles`: the job asks for torch.compile."""
     said = _first_words(str(error))

@@ -40,6 +40,7 @@ _GPU = Gpu(name="H100", total_bytes=80 << 30, arch="sm_90")
 _PROGRAMS = str(Path(__file__).parents[1] / "programs")
 _DECODER = Decoder(layers=2, hidden=64, heads=2, kv_heads=2, ffn=160, vocab=500)
 
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """One for all tests of the process, as that of a user; not the user's."""
