@@ -1,9 +1,11 @@
 """Seconds that a person waits for `planner plan`, from a cold process.
 
-Run: python benchmarks/command_speed.py {new,again,hopeless} [--accumulation N]
+Run: python benchmarks/command_speed.py {new,again,hopeless,compiled,compiled-again,eager} [--accumulation N]
 
 `new` plans Llama-3-8B by FSDP2 without the cache; `again` plans it with a cache that has its trace; `hopeless` is the
-same model under DDP with micro-batches of 16 sequences, which no advice makes fit.
+same model under DDP with micro-batches of 16 sequences, which no advice makes fit. `compiled` plans it with its blocks
+and its loss compiled, without a cache; `compiled-again` with what Inductor compiled and no trace; `eager` plans that job
+without torch.compile.
 """
 
 from __future__ import annotations
@@ -38,6 +40,16 @@ def replicated(folder: Path) -> Path:
     )  # fmt: skip
 
 
+def compiled(folder: Path, *, eager: bool = False) -> Path:
+    """examples/llama-3-8b-fsdp2-compiled.yaml, or the same without torch.compile."""
+    return _write(folder, "llama-3-8b-fsdp2-compiled.yaml", train={"compile": False} if eager else {})
+
+
+def _forget_traces(cache: Path) -> None:
+    for each in cache.glob("*.trace"):
+        each.unlink()
+
+
 def measure(job: Path, cache: Path | None) -> dict[str, float]:
     """Clock and processor seconds of one command."""
     command = [sys.executable, "-m", "planner", "plan", str(job), *([] if cache else ["--no-cache"])]
@@ -64,15 +76,22 @@ def _write(folder: Path, example: str, **changes: dict[str, Any]) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=("new", "again", "hopeless"))
+    parser.add_argument("case", choices=("new", "again", "hopeless", "compiled", "compiled-again", "eager"))
     parser.add_argument("--accumulation", type=int, default=1)
     said = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job = replicated(folder) if said.case == "hopeless" else sharded(folder, accumulation=said.accumulation)
-        cache = folder / "cache" if said.case == "again" else None
+        if said.case == "hopeless":
+            job = replicated(folder)
+        elif said.case in ("new", "again"):
+            job = sharded(folder, accumulation=said.accumulation)
+        else:
+            job = compiled(folder, eager=said.case == "eager")
+        cache = folder / "cache" if said.case.endswith("again") else None
         if cache is not None:
             measure(job, cache)
+        if cache is not None and said.case == "compiled-again":
+            _forget_traces(cache)
         print(json.dumps(measure(job, cache)))
 
 

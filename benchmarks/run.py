@@ -49,6 +49,8 @@ LARGEST_WORLD, MORE_RANKS, STAGES = 131_072, 1.2, (18, 200)
 
 NEW_SECONDS, AGAIN_SECONDS, HOPELESS_SECONDS = 5.0, 0.5, 30.0
 """Of a command in a cold process: a job that was never planned, one that was, one that nothing makes fit."""
+COMPILED_SECONDS, MOST_COMPILED = 60.0, 2.0
+"""Of a compiled job without a cache; how much longer than the eager one where Inductor's cache has what it compiled."""
 MOST_ACCUMULATION = 1.1
 """At most so much longer for 256 micro-batches than for one."""
 
@@ -205,6 +207,12 @@ def commanding(repetitions: int) -> Iterator[Row]:
     ):
         seconds, _ = spent(case)
         yield Row(what, f"{seconds:.2f} s", f"<= {most:g} s", seconds <= most)
+    cold, warm, eager = (spent(case)[1] for case in ("compiled", "compiled-again", "eager"))
+    what, kept = "Llama-3-8B by FSDP2, blocks and loss compiled, processor time", cold <= COMPILED_SECONDS
+    yield Row(what, f"{cold:.2f} s", f"<= {COMPILED_SECONDS:g} s", kept)
+    ratio = warm / eager
+    what, line = "the same with Inductor's cache / the eager job", f"<= {MOST_COMPILED:g}"
+    yield Row(what, f"{warm:.2f} / {eager:.2f} s, {ratio:.2f}", line, ratio <= MOST_COMPILED)
     each = {count: spent("new", "--accumulation", str(count))[1] for count in (1, 8, 32, 256)}
     for count, seconds in each.items():
         ratio = seconds / each[1]

@@ -56,6 +56,8 @@ class Alloc:
     requested_bytes: int
     stream: int = 0
     origin: Origin | None = None
+    pool: int = 0
+    """The private pool of a CUDA graph; 0: the pool of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ def rename_blocks(event: Event, names: Mapping[int, int], iterations: int = 0) -
     # Most of the time of writing repetition out goes here: exact types are the fastest question.
     kind = type(event)
     if kind is Alloc:
-        return Alloc(names[event.block], event.requested_bytes, event.stream, event.origin)  # type: ignore[union-attr]
+        return Alloc(names[event.block], event.requested_bytes, event.stream, event.origin, event.pool)  # type: ignore[union-attr]
     if kind is Free:
         return Free(names.get(event.block, event.block))  # type: ignore[union-attr]
     if isinstance(event, Role):

@@ -13,8 +13,9 @@ import pytest
 
 from planner import paper  # before anything imports torch
 from planner.errors import SpecError
-from planner.planning import pipeline, trace_cache
+from planner.planning import pipeline
 from planner.report.statement import RankClassStatement
+from planner.runtime.user_cache import NONE
 from planner.training import stages
 
 # Autograd counts the devices with the first backward, which in some process is one on the CPU.
@@ -22,7 +23,7 @@ with paper.gpu("sm_90"):
     pass
 
 # A trace that was kept would be no test of tracing.
-os.environ["PLANNER_CACHE"] = trace_cache.NONE
+os.environ["PLANNER_CACHE"] = NONE
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

@@ -42,6 +42,8 @@ Rows of rows-2.json have none and are called by model, layout and batch."""
 COMPILED = {
     "torchtitan-llama-2-7b-full-compiled": ("torchtitan-64",),
     "torchtitan-llama-2-7b-selective-compiled": ("torchtitan-66",),
+    "torchtune-llama-3.2-3b-compiled": ("torchtune-10",),
+    "torchao-vit-h-compiled": ("torchao-20",),
 }
 """The same, compiled."""
 
@@ -54,13 +56,13 @@ LEFT_OUT = {
     "rows-2, llama3-8B over 8 and 64": "of one table whose rows do not fit together (accuracy.md)",
     "torchtitan-98, -100": "SimpleFSDP, which is another program",
     "torchao-12, -15": "float8",
-    "torchao-20, -25": "compiled, and another trainer",
+    "torchao-25": "torchtune on a data set whose lengths are not known",
 }
 
 
 @dataclass(frozen=True)
 class Published:
-    """One published figure beside ours, in bytes; `what` is `active`, `reserved` or `load`."""
+    """One published figure beside ours, in bytes; `what` is `allocated`, `active`, `reserved` or `load`."""
 
     row: str
     case: str
@@ -79,7 +81,8 @@ def figures(runs: Mapping[str, tuple[str, ...]] = RUNS) -> Iterator[Published]:
         for each in ids:
             row = rows[each]
             what, step = _what(row.get("metric", "reserved")), "first" if row.get("step") == 1 else "later"
-            yield Published(each, name, what, step, _predicted(name, what, step), round(row["gib"] * GIB))
+            unit = 10**9 if "1e9" in row.get("metric", "") else GIB
+            yield Published(each, name, what, step, _predicted(name, what, step), round(row["gib"] * unit))
 
 
 def _rows() -> dict[str, dict[str, Any]]:
@@ -92,8 +95,10 @@ def _rows() -> dict[str, dict[str, Any]]:
 
 
 def _what(metric: str) -> str:
-    if "active" in metric:
+    if "active" in metric.lower():
         return "active"
+    if "allocated" in metric:
+        return "allocated"
     return "load" if "init" in metric else "reserved"
 
 
@@ -101,6 +106,8 @@ def _predicted(name: str, what: str, step: str) -> int:
     found = _planned(name)
     if what == "active":
         return found.timelines[0].peak_active_bytes
+    if what == "allocated":
+        return found.timelines[0].peak_allocated_bytes
     phases = found.plan.rank_classes[0].phases
     if what == "load":
         return max(each.peak_reserved_bytes for each in phases if each.phase is Phase.LOAD)

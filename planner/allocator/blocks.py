@@ -54,10 +54,12 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """The small or the large pool of one stream."""
+    """The small or the large pool of one stream, or of one in the private pool of a CUDA graph."""
 
     stream: int
     small: bool
+    private: int = 0
+    """Of which private pool; 0: of none."""
     keys: list[int] = field(default_factory=list)
     """Free blocks as `size << ADDRESS_BITS | address`, ascending: best fit first, then the lowest address."""
     at: dict[int, Block] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """The caching allocator: cuts segments into blocks, hands them out, joins them again, gives memory back.
 
-After DeviceCachingAllocator in c10/cuda/CUDACachingAllocator.cpp (torch 2.13), without CUDA graphs' private pools.
+After DeviceCachingAllocator in c10/cuda/CUDACachingAllocator.cpp (torch 2.13). Private pools are those of CUDA graphs:
+they have segments of their own, which stay as long as a graph does, that is here to the end.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class CachingAllocator:
         self._expandable = ExpandableSegments(rules, device, total, self._account)
         self._sizes: dict[int, int] = {}
         self._pools: dict[tuple[int, bool], Pool] = {}
+        self._private: dict[tuple[int, int, bool], Pool] = {}
         self._live: dict[int, Block] = {}
         self._waiting: dict[int, Block] = {}
         self._used_elsewhere: dict[int, Block] = {}
@@ -48,17 +50,18 @@ class CachingAllocator:
         self._lookups = 0
         self._plain = not (rules.expandable_segments or rules.max_split_bytes is not None or self._collects)
 
-    def malloc(self, name: int, requested: int, stream: int = 0) -> Block | None:
-        """The block for `requested` bytes; None if the memory does not suffice even after releasing the cache."""
+    def malloc(self, name: int, requested: int, stream: int = 0, private: int = 0) -> Block | None:
+        """The block for `requested` bytes, in the private pool of that number if it is not 0; None if the memory does
+        not suffice even after releasing the cache."""
         if requested == 0:  # c10::cuda::CUDACachingAllocator::allocate asks for nothing then
             return self._nothing(name, stream)
         size = self._sizes.get(requested)
         if size is None:
             size = self._sizes[requested] = self.rules.round_size(requested)
         rules = self.rules
-        pool = self._pools.get((stream, size <= rules.small_bytes))
+        pool = self._pools.get((stream, size <= rules.small_bytes)) if not private else None
         if pool is None:
-            pool = self.pool(stream, size <= rules.small_bytes)
+            pool = self.pool(stream, size <= rules.small_bytes, private)
         block: Block | None
         if self._plain:
             keys = pool.keys
@@ -119,7 +122,8 @@ class CachingAllocator:
         self._settle_waiting()
 
     def empty_cache(self) -> None:
-        """Gives back every segment, or page of one, in which no block is used (release_cached_blocks)."""
+        """Gives back every segment, or page of one, in which no block is used (release_cached_blocks); private pools
+        keep theirs."""
         self._settle_waiting()
         for small in (False, True):
             for pool in [pool for (_, is_small), pool in sorted(self._pools.items()) if is_small == small]:
@@ -131,8 +135,10 @@ class CachingAllocator:
                     elif block.alone:
                         self._release(block)
 
-    def pool(self, stream: int, small: bool) -> Pool:
-        """The pool of a stream, made on its first use."""
+    def pool(self, stream: int, small: bool, private: int = 0) -> Pool:
+        """The pool of a stream, made on its first use (get_pool)."""
+        if private:
+            return self._private.setdefault((private, stream, small), Pool(stream, small, private))
         return self._pools.setdefault((stream, small), Pool(stream, small))
 
     def pools(self, *, small: bool) -> list[Pool]:
@@ -145,7 +151,7 @@ class CachingAllocator:
             return None
         blocks = [
             (each.address, each.size, 0 if each.free else each.requested, each.free, each.mapped, each.pool.stream,
-             each.pool.small, frozenset(each.uses or ()))
+             each.pool.small, each.pool.private, frozenset(each.uses or ()))
             for each in self.blocks()
         ]  # fmt: skip
         return (blocks, self.active, self.allocated, *self.device.state())
@@ -154,7 +160,7 @@ class CachingAllocator:
         """Every block of every segment, segment by segment in order of address, each segment from its start."""
         heads: dict[int, Block] = {}
         used = [*self._live.values(), *self._waiting.values()]
-        for pool in self._pools.values():
+        for pool in (*self._pools.values(), *self._private.values()):
             used += [*pool.at.values(), *pool.unmapped.values()]
         for block in used:
             if block.size and block.before is None:
@@ -235,7 +241,8 @@ class CachingAllocator:
         return block
 
     def _new_block(self, pool: Pool, size: int) -> Block | None:
-        """Asks the device; under pressure first gives back a large cached block, then the whole cache."""
+        """Asks the device; under pressure first gives back a large cached block, then the whole cache, but not while
+        something is captured or warmed up for a CUDA graph."""
         if self._collects:
             self._collect_garbage()
         wanted = self.rules.segment_size(size)
@@ -245,6 +252,8 @@ class CachingAllocator:
         before = self.reserved
         if self.rules.max_split_bytes is not None and self._release_oversize(pool, size):
             block = self._ask_device(pool, size, wanted)
+        if block is None and pool.private:
+            return None
         if block is None:
             self.empty_cache()
             released = before - self.reserved

@@ -71,7 +71,7 @@ class Replay:
                     name = event.block
                     if name in block_bytes:
                         raise ValueError(f"event {len(self._reserved)}: block {name} is allocated twice")
-                    block = malloc(name, event.requested_bytes, event.stream)
+                    block = malloc(name, event.requested_bytes, event.stream, event.pool)
                     if block is None:
                         self._stop(event)
                     else:

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = plan_job(
         job_of(arguments),
         with_advice=not arguments.no_advice,
-        with_eager=arguments.format == "text",
+        with_eager=True,
         keep_traces=drawn,
         cached=not arguments.no_cache,
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.job.axes import axis_degrees
+from planner.job.deepspeed_config import zero_of
 from planner.job.nodes import Node
+from planner.job.pipeline_schedules import SCHEDULES
 from planner.job.schema import Compile, Job
 
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -23,22 +25,32 @@ def with_scope(job: Job) -> Job:
 
 
 def check_compile(job: Job, document: Node) -> None:
-    """Raises SpecError for what is not planned compiled: a plan is never that of the eager step instead."""
+    """Raises SpecError for what is not planned compiled: a plan is that of the eager step where the job says so alone."""
     compiled = job.train.compile
     if compiled is None:
         return
     _check_scope(compiled, document)
-    if compiled.mode in _CUDA_GRAPHS:
-        raise document.nearest_to("train.compile.mode").error(
-            f"is {compiled.mode}, which keeps its memory in private pools of CUDA graphs: that is not planned",
-            allowed="default, max-autotune-no-cudagraphs",
-        )
+    if compiled.planned_as == "eager":
+        return
     if compiled.mode != "default" and compiled.backend != "inductor":
         raise document.nearest_to("train.compile.mode").error(
             f"is {compiled.mode}, a mode of the backend inductor, and the backend is {compiled.backend}",
             allowed="default",
         )
+    _check_graphs(job, compiled, document)
     _check_rest(job, compiled, document)
+
+
+def _check_graphs(job: Job, compiled: Compile, document: Node) -> None:
+    """A CUDA graph is captured again where its parameters lie elsewhere, and where what is gathered lies is not known."""
+    degrees = axis_degrees(job.parallel)
+    beside = [f"parallel.{axis} {degrees[axis]}" for axis in ("dp_shard", "pp", "cp") if degrees[axis] > 1]
+    beside += ["parallel.deepspeed"] if job.parallel.deepspeed is not None else []
+    if compiled.mode in _CUDA_GRAPHS and beside:
+        raise document.nearest_to("train.compile.mode").error(
+            f"is {compiled.mode}, which captures CUDA graphs, beside {' and '.join(beside)}, which is not planned",
+            allowed="default, max-autotune-no-cudagraphs",
+        )
 
 
 def _check_scope(compiled: Compile, document: Node) -> None:
@@ -51,10 +63,11 @@ def _check_scope(compiled: Compile, document: Node) -> None:
 
 
 def _check_rest(job: Job, compiled: Compile, document: Node) -> None:
-    degrees, train = axis_degrees(job.parallel), job.train
+    degrees, train, schedule = axis_degrees(job.parallel), job.train, job.parallel.pp.schedule
     against = {
-        "parallel.deepspeed": job.parallel.deepspeed is not None,
-        **{f"parallel.{axis} {degrees[axis]}": degrees[axis] > 1 for axis in ("pp", "cp", "ep")},
+        "parallel.deepspeed of stage 3": job.parallel.deepspeed is not None and zero_of(job).stage == 3,
+        f"parallel.ep {degrees['ep']}": degrees["ep"] > 1,
+        f"parallel.pp.schedule {schedule}": degrees["pp"] > 1 and SCHEDULES[schedule].splits_backward,
         "model.adapter qlora": job.model.adapter is not None and job.model.adapter.kind == "qlora",
         f"cluster.gpu of {job.cluster.gpu.arch}": job.cluster.gpu.arch.startswith("gfx"),
     }
@@ -70,6 +83,7 @@ def _check_rest(job: Job, compiled: Compile, document: Node) -> None:
     if found:
         raise document.nearest_to("train.compile").error(
             f"is {', '.join(compiled.scope) or 'true'} beside {' and '.join(found)}, which is not planned compiled",
-            allowed="dp_replicate, dp_shard, tp, recompute and adapters in full precision",
-            remedy="delete it to plan the eager step, which takes other memory",
+            allowed="dp_replicate, dp_shard, tp, cp, pp whose backward is whole, DeepSpeed to stage 2, recompute and"
+            " adapters in full precision",
+            remedy="say `planned_as: eager` in it to plan the eager step, which takes other memory and is never refused",
         )

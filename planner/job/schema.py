@@ -178,13 +178,15 @@ class Compile:
     scope: tuple[str, ...] = ()
     """model | blocks | loss | optimizer, one or several; by default blocks where the job shards, else the model"""
     mode: str = "default"
-    """default | max-autotune-no-cudagraphs"""
+    """default | reduce-overhead | max-autotune | max-autotune-no-cudagraphs; the middle two capture CUDA graphs"""
     fullgraph: bool = False
     """A graph break is an error."""
     dynamic: bool | None = None
     """Shapes as symbols; null: from the second shape on, as torch does by itself."""
     backend: str = "inductor"
     """inductor | aot_eager | eager"""
+    planned_as: str = "compiled"
+    """compiled; or eager: the eager step is planned in its place, and the verdict refuses nothing for it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

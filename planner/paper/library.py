@@ -161,6 +161,11 @@ def _declare(native: ctypes.CDLL) -> None:
     native.paper_block_at.argtypes = [ctypes.c_void_p]
     native.paper_name_index.argtypes = [ctypes.c_char_p]
     native.paper_operator_of.argtypes = [ctypes.c_int64]
+    native.paper_open_pool.argtypes = [ctypes.c_int64, ctypes.c_int32]
+    native.paper_close_pool.argtypes = [ctypes.c_int64]
+    native.paper_free_memory_of.argtypes = [ctypes.c_void_p]
+    native.paper_forbid_storage.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    native.paper_clear_workspaces.restype = None
     native.paper_prefer_meta.argtypes = [ctypes.c_char_p]
     native.paper_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     native.paper_set_workspace_bytes.argtypes = [ctypes.c_int64]

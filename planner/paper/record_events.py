@@ -69,11 +69,12 @@ def renumber(placed: Placed, numbers: Mapping[int, int]) -> Placed:
 def event_of(
     record: tuple[int, ...], kinds: RecordKinds, origins: Origins | None, numbers: Mapping[int, int] | None
 ) -> Event:
-    kind, op, scope, stream, block, size, shape, dtype, _ = record
+    kind, op, scope, stream, block, size, shape, dtype, _, pool = record
     if numbers is not None and kind in (kinds.alloc, kinds.free, kinds.use):
         block = numbers[block]
     if kind == kinds.alloc:
-        return Alloc(block, size, stream, None if origins is None else origins.of(op, scope, shape, dtype))
+        origin = None if origins is None else origins.of(op, scope, shape, dtype)
+        return Alloc(block, size, stream, origin, pool)
     if kind == kinds.free:
         return Free(block)
     if kind == kinds.use:

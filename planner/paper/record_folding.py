@@ -45,14 +45,15 @@ class Records:
         self, content: bytes, struct_format: str, kinds: RecordKinds, waits: Mapping[int, Sequence[int]]
     ) -> None:
         """`waits`: by position, up to where uses of blocks that were given up have passed there."""
-        names = ("kind", "op", "scope", "stream", "block", "bytes", "shape", "dtype", "backward")
+        names = ("kind", "op", "scope", "stream", "block", "bytes", "shape", "dtype", "backward", "pool")
         codes = struct_format.lstrip("=")
         table = np.frombuffer(
             content, dtype=[(name, _STRUCT_CODES[code]) for name, code in zip(names, codes, strict=True)]
         )
         self.count = len(table)
         self._kinds, self._waits = kinds, waits
-        self._kind, self._stream, self._bytes = (table[name].astype(np.int64) for name in ("kind", "stream", "bytes"))
+        asked = ("kind", "stream", "bytes", "pool")
+        self._kind, self._stream, self._bytes, self._pool = (table[name].astype(np.int64) for name in asked)
         allocs = self._kind == kinds.alloc
         self._births = np.flatnonzero(allocs)
         """By the number of an allocation: its position."""
@@ -73,14 +74,16 @@ class Records:
 
     def signature(self, first: int, after: int) -> bytes:
         """The same for stretches that could be the same."""
-        rows = np.stack([each[first:after] for each in (self._kind, self._stream, self._bytes)])
+        rows = np.stack([each[first:after] for each in (self._kind, self._stream, self._bytes, self._pool)])
         return blake2b(rows.tobytes(), digest_size=16).digest()
 
     def older(self, first: int, length: int) -> Any | None:
         """Which of these records name a block that is older than they and those before them: the same in the following
         stretch of this length. None if that one does not do the same."""
         here, there = slice(first, first + length), slice(first + length, first + 2 * length)
-        if not all(np.array_equal(each[here], each[there]) for each in (self._kind, self._stream, self._bytes)):
+        if not all(
+            np.array_equal(each[here], each[there]) for each in (self._kind, self._stream, self._bytes, self._pool)
+        ):
             return None
         if self._waits_in(first, length) != self._waits_in(first + length, length):
             return None

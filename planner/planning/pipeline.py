@@ -26,7 +26,7 @@ from planner.planning import identity
 from planner.planning.assumptions import assumptions_of
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.rank_class import state_rank_class
-from planner.report.statement import OutsideAllocator, Plan, RankClassStatement, Seconds
+from planner.report.statement import OutsideAllocator, Plan, RankClassStatement, Seconds, Verdict
 from planner.tracing import garbage_collection
 from planner.tracing.traced import Trace
 
@@ -164,7 +164,9 @@ def trace_class(
     target: str = "",
 ) -> Iterator[RankTrace]:
     """The trace of one rank class, or of each of its parts."""
-    progress(f"tracing ranks {rank_class.ranks}{', compiling' if job.train.compile else ''}")
+    progress(
+        f"tracing ranks {rank_class.ranks}{', compiling' if job.train.compile and not _is_planned_as_eager(job) else ''}"
+    )
     trace = source.trace_rank(job, rank_class.representative, target)
     for part in parts_of_class(job, rank_class, trace):
         if part.representative != rank_class.representative:
@@ -270,8 +272,14 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
         ),
         capacity_bytes=capacity,
     )
+    if _is_planned_as_eager(job) and statement.verdict is Verdict.EXCEEDS:
+        statement = replace(statement, verdict=Verdict.TIGHT)
     settled = replace(trace, events=found.events, repeats=found.repeats)
     return JudgedTrace(replace(rank_trace, trace=settled), statement, found.timeline)
+
+
+def _is_planned_as_eager(job: Job) -> bool:
+    return job.train.compile is not None and job.train.compile.planned_as == "eager"
 
 
 def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
@@ -301,6 +309,11 @@ def describe_unknown_workspaces(names: Sequence[str]) -> list[str]:
 
 
 def _describe_compiling(compiled: Compile, rank_traces: Sequence[RankTrace]) -> str:
+    if compiled.planned_as == "eager":
+        return (
+            f"Planned as the eager step, as the job says: what it takes compiled ({', '.join(compiled.scope)}) is not"
+            " known, and nothing is refused for what the eager step takes."
+        )
     traced = ".".join(identity.software()["torch"].split(".")[:2])
     said = f"Compiled on paper by {compiled.backend} of torch {traced}: {', '.join(compiled.scope)}."
     assumed = sorted({sentence for each in rank_traces for sentence in each.trace.assumed})

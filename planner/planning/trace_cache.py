@@ -16,7 +16,7 @@ from pathlib import Path
 
 from planner.job.schema import Allocator, Gpu, Job
 from planner.planning import identity
-from planner.runtime.user_cache import user_cache
+from planner.runtime.user_cache import traces_folder
 from planner.tracing import trace_text
 from planner.tracing.traced import Trace
 from planner.units import GIB, MIB
@@ -25,8 +25,6 @@ MOST_BYTES = GIB
 """Of all traces together: thousands of them, the ones used longest ago go first."""
 _LARGEST_TEXT_BYTES = 512 * MIB
 _SUFFIX = ".trace"
-NONE = "none"
-"""In place of a folder: nothing is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +37,8 @@ class TraceCache:
     @classmethod
     def of_user(cls, environment: Mapping[str, str] = os.environ) -> TraceCache | None:
         """The one in PLANNER_CACHE, by default in the user's cache folder; None where that says `none`."""
-        folder = environment.get("PLANNER_CACHE")
-        if folder == NONE:
-            return None
-        return cls(Path(folder) if folder else user_cache(environment) / "traces")
+        folder = traces_folder(environment)
+        return None if folder is None else cls(folder)
 
     def has(self, job: Job, rank: int, target: str = "") -> bool:
         return self._path(job, rank, target).is_file()

@@ -14,6 +14,7 @@ from planner.errors import PlannerError
 from planner.events import Category, Phase
 
 SCHEMA = "planner.plan/1"
+_WITHOUT_COMPILE = "without_compile"
 
 
 class Verdict(StrEnum):
@@ -108,6 +109,20 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WithoutCompile:
+    """What the fullest ranks of a compiled job would take without torch.compile, in bytes.
+
+    `more_at_peak` is by category what the eager peak has more, or with a minus less. Where the eager step cannot be
+    traced `device_bytes` is None, and `sentence` says why.
+    """
+
+    ranks: str
+    device_bytes: int | None
+    more_at_peak: Mapping[Category, int]
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     """What the figures hinge on: versions, and the name of the calibration (`none` if uncalibrated)."""
 
@@ -138,6 +153,8 @@ class Plan:
     rank_classes: tuple[RankClassStatement, ...]
     provenance: Provenance
     advice: tuple[Advice, ...] = ()
+    without_compile: WithoutCompile | None = None
+    """Of a compiled job, where it was asked for."""
     seconds: Seconds = field(default_factory=Seconds)
 
     @property
@@ -190,6 +207,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             {"change": _plain(each.change), "device_bytes": each.device_bytes, "verdict": each.verdict.value}
             for each in plan.advice
         ],
+        **({} if plan.without_compile is None else {_WITHOUT_COMPILE: fields_to_json(plan.without_compile)}),
         "provenance": fields_to_json(plan.provenance),
         "seconds": fields_to_json(plan.seconds),
     }
@@ -214,6 +232,7 @@ def from_json(document: Mapping[str, Any]) -> Plan:
                 Advice(change=each["change"], device_bytes=each["device_bytes"], verdict=Verdict(each["verdict"]))
                 for each in document["advice"]
             ),
+            without_compile=_read_without_compile(document.get(_WITHOUT_COMPILE)),
             provenance=Provenance(**document["provenance"]),
             seconds=Seconds(**document["seconds"]),
         )
@@ -239,6 +258,13 @@ def rank_class_to_json(statement: RankClassStatement) -> dict[str, Any]:
         "outside_allocator": fields_to_json(statement.outside_allocator),
         "holders": [fields_to_json(each) for each in statement.holders],
     }
+
+
+def _read_without_compile(document: Mapping[str, Any] | None) -> WithoutCompile | None:
+    if document is None:
+        return None
+    more = {Category(name): count for name, count in document["more_at_peak"].items()}
+    return WithoutCompile(**{**document, "more_at_peak": more})
 
 
 def _read_rank_class(document: Mapping[str, Any]) -> RankClassStatement:
@@ -271,7 +297,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(_plain(key)): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value

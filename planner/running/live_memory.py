@@ -163,8 +163,8 @@ class LiveMemory:
     def _feed(self, allocator: CachingAllocator, event: Event) -> tuple[bool | None, int]:
         """To which pool it belongs, if to one, and by how much the number of blocks changes."""
         match event:
-            case Alloc(block, size, stream):
-                allocator.malloc(block, size, stream)
+            case Alloc(block, size, stream, _, pool):
+                allocator.malloc(block, size, stream, pool)
                 small = allocator.rules.round_size(size) <= allocator.rules.small_bytes
                 self._sizes[block] = small, size
                 return small, 1

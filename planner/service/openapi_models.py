@@ -86,6 +86,8 @@ class Plan(_Answer):
     job: dict[str, Any]
     rank_classes: list[dict[str, Any]]
     advice: list[dict[str, Any]]
+    without_compile: dict[str, Any] | None = None
+    """Of a job under torch.compile: what the eager step takes, and what its peak has more."""
     provenance: dict[str, str]
     seconds: dict[str, float]
 

@@ -12,6 +12,7 @@ from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.planning import pipeline
 from planner.planning.answer import add_advice
+from planner.planning.eager_comparison import add_eager
 from planner.planning.pipeline import PlanningResult
 from planner.planning.trace_source import TraceSource
 from planner.report.statement import Verdict
@@ -63,12 +64,16 @@ def judge_traces(argument: tuple[Order, Mapping[int, str], Isolation], answer: A
 
 
 def _answer_plan(order: Order, made: PlanningResult, isolation: Isolation, answer: AnswerWriter) -> None:
-    """The plan as soon as it is known: advice may take longer than there is time."""
+    """The plan as soon as it is known: what is said besides may take longer than there is time."""
     answer.write(PLAN, pickle.dumps(made.plan))
+    source = TraceSource(isolation)
+    if order.job.train.compile is not None:
+        made = add_eager(made, order.job, order.calibration, source)
+        answer.write(PLAN, pickle.dumps(made.plan))
     if made.plan.verdict is not Verdict.EXCEEDS:
         return
     try:
-        found = add_advice(made, order.job, order.calibration, source=TraceSource(isolation))
+        found = add_advice(made, order.job, order.calibration, source=source)
     except PlannerError:
         return
     answer.write(PLAN, pickle.dumps(found.plan))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from planner.errors import TraceError
@@ -23,6 +24,13 @@ class NothingCompiled:
 
     def assumed(self) -> tuple[str, ...]:
         return ()
+
+
+def as_planned(job: Job) -> Job:
+    """The job whose step is traced: without torch.compile where it is to be planned as the eager one."""
+    if job.train.compile is None or job.train.compile.planned_as != "eager":
+        return job
+    return replace(job, train=replace(job.train, compile=None))
 
 
 @contextmanager

@@ -16,6 +16,10 @@ from planner.units import show_bytes
 
 _TRACE = "trace"
 _PLACE = "model.factory"
+_COMPILES_LONG = (
+    "it is compiled, which takes long for large graphs: compile the blocks instead of the model, of which equal ones are"
+    " compiled once; else see whether the factory loops or loads data"
+)
 
 
 def trace_isolated(
@@ -68,7 +72,9 @@ def _limit_error(exceeded: LimitExceededError, job: Job) -> SpecError:
             return _error(
                 f"{_subject(job)} was not traced within {limits.seconds:g} s",
                 allowed=f"at most {limits.seconds:g} s from its start to the end of its step",
-                remedy="see whether the factory loops or loads data; it has to return the module only",
+                remedy=_COMPILES_LONG
+                if job.train.compile
+                else "see whether the factory loops or loads data; it has to return the module only",
             )
         case Limit.TASKS:
             return _error(

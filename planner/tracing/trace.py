@@ -34,7 +34,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
     Raises SpecError for what the job names and torch or transformers do not know, TraceError for a step that
     cannot be traced, with its module and operator.
     """
-    began = time.perf_counter()
+    began, job = time.perf_counter(), compiled_on_paper.as_planned(job)
     with garbage_collection.pause_collection(), quiet_libraries.libraries():
         try:
             found = _trace(job, rank, target, folded=folded)
@@ -71,7 +71,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
         except (PlannerError, DoesNotFoldError, NoExampleError, MemoryError):
             raise
         except Exception as error:
-            raise trace_failures.untraceable(error) from error
+            raise trace_failures.untraceable(error, compiles=job.train.compile is not None) from error
     return Trace(tuple(events), buckets, unknown, dims, parts=parts, repeats=tuple(repeats), assumed=assumed)
 
 

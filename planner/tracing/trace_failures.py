@@ -10,24 +10,15 @@ from types import FrameType
 from torch import nn
 
 from planner.errors import TraceError
-
-_COMPILERS = ("torch._dynamo.", "torch._inductor.")
-"""Where errors of compiling come from."""
+from planner.tracing import compile_failures
 
 
-def untraceable(error: Exception) -> TraceError:
-    """The error for a person; the exception itself stays its cause."""
+def untraceable(error: Exception, *, compiles: bool) -> TraceError:
+    """The error for a person; the exception itself stays its cause. `compiles`: the job asks for torch.compile."""
     said = _first_words(str(error))
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if type(error).__module__.startswith(_COMPILERS):
-        return TraceError(
-            f"the step cannot be compiled{_module(frames)}: {type(error).__name__}: {said[:300]}",
-            allowed="a step that Dynamo captures and Inductor compiles; operators of one's own with a fake"
-            " implementation",
-            remedy="compile the step on a real device first; where the graph breaks, leave fullgraph out; if it"
-            " compiles there, planner lacks something: report this line",
-            place="train.compile",
-        )
+    if (compiled := compile_failures.of_compiling(error, said, _module(frames), asked=compiles)) is not None:
+        return compiled
     return TraceError(
         f"the step cannot be traced{_module(frames)}{_line(error)}: {type(error).__name__}: {said[:300]}",
         allowed="a step that runs on a GPU and reads no values of device tensors on the host",

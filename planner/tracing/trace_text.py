@@ -114,9 +114,9 @@ def _rows(value: Any) -> list[Any]:
 
 def _row(event: Event, origins: dict[Origin, int]) -> list[Any]:
     match event:
-        case Alloc(block, size, stream, origin):
+        case Alloc(block, size, stream, origin, pool):
             number = -1 if origin is None else origins.setdefault(origin, len(origins))
-            return ["a", block, size, stream, number]
+            return ["a", block, size, stream, number, *([pool] if pool else [])]
         case Free(block):
             return ["f", block]
         case Use(block, stream):
@@ -147,9 +147,9 @@ _READERS: dict[str, Callable[..., Event]] = {
 def _events(rows: Iterable[Sequence[Any]], origins: Sequence[Origin]) -> Iterator[Event]:
     for row in rows:
         if row[0] == "a":
-            _, block, size, stream, number = row
+            _, block, size, stream, number, *pool = row
             origin = None if number == -1 else origins[_number(number)]
-            yield Alloc(_number(block), _number(size), _number(stream), origin)
+            yield Alloc(_number(block), _number(size), _number(stream), origin, *map(_number, pool))
         elif (read := _READERS.get(row[0])) is not None:
             yield read(*row[1:])
         else:

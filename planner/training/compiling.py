@@ -55,17 +55,32 @@ def compile_optimizer(optimizer: torch.optim.Optimizer, spec: schema.Compile | N
         optimizer.step = _compile(optimizer.step, spec)  # type: ignore[method-assign]
 
 
+def fewest_iterations(spec: schema.Compile | None) -> int:
+    """After how many a compiled step does what it goes on doing: CUDA graphs are warmed up, captured, captured again
+    where what they read came to lie elsewhere, and then replayed."""
+    return 4 if spec is not None and spec.mode in ("reduce-overhead", "max-autotune") else 1
+
+
 def forget_compiled(spec: schema.Compile | None) -> None:
     """A step that compiles begins as in a fresh process: with nothing compiled."""
     if spec is not None:
         torch.compiler.reset()
 
 
-def graphs_so_far() -> int:
-    """How many graphs this process has captured: what was compiled in between is no repetition."""
+def graphs_so_far() -> tuple[int, int]:
+    """How many graphs this process has compiled, and how often it began to capture CUDA graphs of them: where one was
+    in between, there is no repetition."""
     if "torch._dynamo.utils" not in sys.modules:
+        return 0, 0
+    return int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"]), _captures_so_far()
+
+
+def _captures_so_far() -> int:
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None:
         return 0
-    return int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"])
+    containers = trees.get_obj(trees.local, "tree_manager_containers").values()
+    return sum(each.tree_manager.debug_fail_counter for each in containers if each.tree_manager is not None)
 
 
 def _compile(function: _Function, spec: schema.Compile) -> _Function:

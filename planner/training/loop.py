@@ -163,7 +163,8 @@ class Loop:
             self.observer.assign(tensor, Category.COMMUNICATION, name)
 
     def _iterations(self) -> int:
-        return max(self.train.iterations, fewest_iterations(self.parallel.dp_replicate))
+        fewest = max(fewest_iterations(self.parallel.dp_replicate), compiling.fewest_iterations(self.train.compile))
+        return max(self.train.iterations, fewest)
 
     def _evaluates(self, iteration: int) -> bool:
         if self.train.eval is None:

@@ -155,7 +155,8 @@ def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
     if deepspeed_engine.uses_engine(spec):
         optimizer = optimizers.build(spec.train.optimizer, bare.parameters())
         engine = deepspeed_engine.wrap_model(spec, bare, optimizer, observer)
-        return EngineLoop(**_parts_of_a_loop(spec, place, engine, bare, optimizer, feed)), recomputed
+        parts = _parts_of_a_loop(spec, place, engine, bare, optimizer, feed)
+        return EngineLoop(**parts, compiled=compiled), recomputed
     replicate = spec.parallel.dp_replicate
     alone = replicate.degree == 1 or world.shards
     model = bare if alone else ObservedDdp(bare, replicate, observer, world.group("dp_replicate"))
@@ -200,13 +201,14 @@ def _load_pipeline(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[st
     world = place.world
     parts = stages.parts(spec, world.coordinate("pp"))
     stages.refuse_older_torch()
-    recomputed = []
+    recomputed, compiled = [], []
     for part in parts:
         if world.degree("tp") > 1:
             tensor_parallel.split(part.module, spec.parallel.tp, world.device_mesh["tp"])
         if list(routing.experts_of(part.module)):
             routing.force(part.module, spec.parallel.ep)
         recomputed += recompute.apply(part.module, spec.train.recompute, spec.model.blocks)
+        compiled += compiling.compile_model(part.module, spec.train.compile, spec.model.blocks)
         if world.shards:
             found = [block for _, block in blocks.find(part.module, spec.model.blocks)]
             mixed = spec.train.precision == "fsdp_mixed"
@@ -215,8 +217,10 @@ def _load_pipeline(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[st
     materialize(bare, place.device, place.host, offloaded=spec.parallel.dp_shard.offload == "cpu")
     ownership.tell_parameters(bare, place.observer)
     optimizer = optimizers.build(spec.train.optimizer, bare.parameters())
+    compiling.compile_optimizer(optimizer, spec.train.compile)
     loop = pipelined_loop.PipelinedLoop(
         **_parts_of_a_loop(spec, place, bare, bare, optimizer, stages.feed_of(spec, parts[0])),
+        compiled=compiled,
         spec=spec,
         world=world,
         parts=parts,

@@ -74,6 +74,31 @@ TRITON = (
     ),
 )  # fmt: skip
 
+_GRAPHS = "tests/traces/test_cuda_graphs.py"
+CUDA_GRAPHS = (
+    *entries(
+        "torch.cuda", "CUDAGraph", "graph", "graph_pool_handle",
+        kind=Kind.PATCH, group="cuda graphs", has_source=False, test=_GRAPHS,
+        why="captures what a GPU is asked for; on paper only what is allocated meanwhile matters",
+    ),
+    *entries(
+        "torch._C",
+        "_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool",
+        "_cuda_clearCublasWorkspaces", "_cuda_get_conv_benchmark_empty_cache", "_cudnn_set_conv_benchmark_empty_cache",
+        "_host_emptyCache", "_tensors_data_ptrs_at_indices_equal", "_construct_CUDA_Tensor_From_Storage_And_Metadata",
+        "_has_Standard_Deleter", "_free_And_Remove_DeleterFn", "_set_storage_access_error_msg",
+        "_set_storage_data_ptr_access_error_msg", "_cuda_getCheckpointState", "_cuda_setCheckpointPoolState",
+        "_cuda_cudaCachingAllocator_is_enabled", "_cuda_cudaCachingAllocator_raw_delete",
+        kind=Kind.PATCH, group="cuda graphs", has_source=False, created=True, test=_GRAPHS,
+        why="Inductor's trees of CUDA graphs ask a CUDA build for them; they are asked about paper",
+    ),
+    *entries(
+        f"{_INDUCTOR}.cudagraph_trees", "get_obj", "local", "CUDAGraphTreeManager",
+        kind=Kind.PRIVATE, has_source=False, test=_GRAPHS,
+        why="how often graphs were captured: an iteration that captures is not repeated",
+    ),
+)  # fmt: skip
+
 GENERATED_CODE = (
     *entries(
         f"{_INDUCTOR}.codegen.wrapper",
@@ -133,4 +158,4 @@ REGISTRIES = (
     ),
 )  # fmt: skip
 
-INDUCTOR = (*PATCHES, *TRITON, *GENERATED_CODE, *REGISTRIES)
+INDUCTOR = (*PATCHES, *TRITON, *CUDA_GRAPHS, *GENERATED_CODE, *REGISTRIES)

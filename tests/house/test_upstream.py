@@ -16,6 +16,7 @@ import torch
 
 from planner import paper, upstream
 from planner.errors import TraceError
+from planner.paper import compiled
 from planner.upstream import checking, sources, table
 from planner.upstream.entries import Change, Entry, Kind
 
@@ -133,6 +134,22 @@ def test_a_change_that_could_make_plans_wrong_is_refused_on_entry(another_torch:
 
     assert str(caught.value) == (
         "torch 9.2.0+cpu is not as planner knows it, and its plans could be wrong: torch.somewhere.first is not there\n"
+        "  allowed: torch 9.1\n"
+        "  change:  install one of these versions of torch"
+    )
+
+
+def test_another_inductor_is_refused_by_who_compiles_alone(another_torch: Any) -> None:
+    another_torch(entry_of("inductor", part="compiling"))
+
+    with paper.gpu("sm_90"):
+        pass
+    with pytest.raises(TraceError) as caught, paper.gpu("sm_90"), compiled.enable("sm_90"):
+        pass
+
+    assert str(caught.value) == (
+        "torch 9.2.0+cpu is not as planner knows it, and its plans could be wrong: torch.somewhere.inductor is not"
+        " there\n"
         "  allowed: torch 9.1\n"
         "  change:  install one of these versions of torch"
     )

@@ -2,35 +2,63 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from planner.job.loading import load_yaml
 from planner.planning.answer import plan_and_advise
+from planner.planning.pipeline import PlanningResult, plan_with_traces
+from planner.report.statement import Verdict, from_json, to_json
 
 _JOB = """
 model: {decoder: {layers: 2, hidden: 64, heads: 2, kv_heads: 2, ffn: 160, vocab: 2001}}
 train: {micro_batch_size: 8, sequence_length: 128, precision: bf16_autocast, compile: [model, loss], iterations: 2}
 cluster: {gpu: H100-SXM-80GB}
 """
+_EAGER = _JOB.replace("compile: [model, loss], ", "")
 
 
 @pytest.fixture(scope="module")
-def notes() -> str:
-    return " ".join(plan_and_advise(load_yaml(_JOB), with_eager=True).notes)
+def planned() -> PlanningResult:
+    return plan_and_advise(load_yaml(_JOB), with_eager=True)
 
 
-def test_it_says_what_was_compiled_and_what_was_assumed(notes: str) -> None:
+def test_it_says_what_was_compiled_and_what_was_assumed(planned: PlanningResult) -> None:
+    notes = " ".join(planned.notes)
     assert "Compiled on paper by inductor" in notes
     assert "faster padded" in notes
 
 
-def test_it_says_what_the_eager_step_would_take_and_of_what(notes: str) -> None:
-    said = notes[notes.index("Without torch.compile") :]
-    assert " more; at the peak: " in said
-    assert "activation +" in said
+def test_it_says_what_the_eager_step_would_take_and_of_what(planned: PlanningResult) -> None:
+    said = planned.plan.without_compile
+    assert said is not None
+    assert said.sentence in planned.notes
+    assert " more; at the peak: " in said.sentence
+    assert "saved activations +" in said.sentence
+    peak, eager = planned.plan.rank_classes[0].peak, plan_with_traces(load_yaml(_EAGER)).plan.rank_classes[0].peak
+    assert said.device_bytes == eager.device_bytes
+    assert sum(said.more_at_peak.values()) == eager.allocated_bytes - peak.allocated_bytes
+
+
+def test_the_plans_document_says_it_too_and_comes_back_with_it(planned: PlanningResult) -> None:
+    document = to_json(planned.plan)
+    assert document["without_compile"]["sentence"] in planned.notes
+    assert from_json(json.loads(json.dumps(document))) == planned.plan
+
+
+def test_the_eager_step_is_planned_where_the_job_says_so_and_never_refused() -> None:
+    written = _JOB.replace("[model, loss]", "{scope: [model, loss], planned_as: eager}")
+    tiny = written.replace("gpu: H100-SXM-80GB", "gpu: {total_bytes: 700MiB, arch: sm_90}")
+    found, eager = plan_and_advise(load_yaml(tiny), with_eager=True), plan_with_traces(load_yaml(_EAGER))
+
+    assert found.plan.rank_classes[0].peak.allocated_bytes == eager.plan.rank_classes[0].peak.allocated_bytes
+    assert found.plan.rank_classes[0].headroom_bytes < 0
+    assert (found.plan.verdict, found.plan.without_compile) == (Verdict.TIGHT, None)
+    assert any(each.startswith("Planned as the eager step, as the job says") for each in found.notes)
 
 
 def test_no_sentence_speaks_of_a_job_that_is_not_compiled() -> None:
-    eager = load_yaml(_JOB.replace("compile: [model, loss], ", ""))
-    said = " ".join(plan_and_advise(eager, with_eager=True).notes)
-    assert "ompile" not in said
+    eager = plan_and_advise(load_yaml(_EAGER), with_eager=True)
+    assert "ompile" not in " ".join(eager.notes)
+    assert "without_compile" not in to_json(eager.plan)

@@ -12,7 +12,8 @@ import pytest
 from planner.job.schema import Allocator, Cluster, Decoder, Gpu, Job, Metadata, Model, Train
 from planner.planning import identity
 from planner.planning.answer import plan_and_advise
-from planner.planning.trace_cache import NONE, TraceCache
+from planner.planning.trace_cache import TraceCache
+from planner.runtime.user_cache import NONE, inductor_folder
 from planner.planning.trace_source import TraceSource
 from planner.report.statement import Plan, Seconds
 from planner.tracing import trace as tracing
@@ -139,3 +140,9 @@ def test_the_users_own_is_where_caches_are_or_nowhere() -> None:
     assert TraceCache.of_user({"XDG_CACHE_HOME": "/cache"}) == TraceCache(Path("/cache/planner/traces"))
     assert TraceCache.of_user({"PLANNER_CACHE": "/scratch/traces"}) == TraceCache(Path("/scratch/traces"))
     assert TraceCache.of_user({"PLANNER_CACHE": NONE}) is None
+
+
+def test_what_inductor_compiled_lies_below_the_folder_that_is_named_for_traces() -> None:
+    assert inductor_folder({"XDG_CACHE_HOME": "/cache"}) == Path("/cache/planner/inductor")
+    assert inductor_folder({"PLANNER_CACHE": "/scratch/traces"}) == Path("/scratch/traces/inductor")
+    assert inductor_folder({"PLANNER_CACHE": NONE}) is None

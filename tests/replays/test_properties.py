@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -48,6 +49,15 @@ def programs(draw: st.DrawFn) -> list[Event]:
     return events
 
 
+@st.composite
+def programs_with_pools(draw: st.DrawFn) -> list[Event]:
+    """The same, with some allocations in the private pools of two CUDA graphs."""
+    return [
+        replace(event, pool=draw(st.integers(0, 2))) if isinstance(event, Alloc) else event
+        for event in draw(programs())
+    ]
+
+
 def check_tiling(allocator: CachingAllocator) -> None:
     """Blocks neither overlap nor leave gaps, no two free neighbours are apart, and the sums agree."""
     blocks = list(allocator.blocks())
@@ -74,7 +84,7 @@ def key_of(size: int, address: int) -> int:
 
 
 @pytest.mark.parametrize("conf", CONFS)
-@given(events=programs())
+@given(events=programs_with_pools())
 @settings(max_examples=60, deadline=None)
 def test_blocks_tile_their_segments_after_every_event(conf: str, events: list[Event]) -> None:
     run = Replay(Rules.from_conf(conf), 400 * MIB)
@@ -160,3 +170,32 @@ def test_what_passed_block_by_block_equals_a_synchronization(events: list[Event]
     at_once = replay([*events, Synchronize()])
 
     assert one_by_one.active_bytes[-1] == at_once.active_bytes[-1] == at_once.allocated_bytes[-1]
+
+
+@pytest.mark.parametrize("conf", CONFS)
+@given(events=programs_with_pools())
+@settings(max_examples=30, deadline=None)
+def test_a_segment_is_of_one_private_pool_which_keeps_it(conf: str, events: list[Event]) -> None:
+    """What is in one is never handed out elsewhere, and an emptied cache leaves it there."""
+    run = Replay(Rules.from_conf(conf))
+    kept = 0
+    for event in [*events, EmptyCache()]:
+        run.feed([event])
+        blocks = list(run.allocator.blocks())
+        of_segments: dict[int, set[int]] = {}
+        for block in blocks:
+            of_segments.setdefault(block.segment.address, set()).add(block.pool.private)
+        assert all(len(pools) == 1 for pools in of_segments.values())
+        private = sum(block.size for block in blocks if block.mapped and block.pool.private)
+        assert private >= kept
+        kept = private
+
+
+@given(events=programs())
+@settings(max_examples=30, deadline=None)
+def test_a_program_in_a_private_pool_takes_what_it_takes_elsewhere(events: list[Event]) -> None:
+    """Only the cache is not emptied."""
+    events = [event for event in events if not isinstance(event, EmptyCache)]
+    inside = [replace(event, pool=1) if isinstance(event, Alloc) else event for event in events]
+
+    assert replay(inside) == replay(events)

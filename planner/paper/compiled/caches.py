@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from planner.runtime.user_cache import user_cache
+from planner.runtime.user_cache import inductor_folder
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Inside, Inductor's files lie in planner's folder of the user's cache; in one of its own where that is not
-    writable, or nothing is to be kept (PLANNER_CACHE=none).
+    """Inside, Inductor's files lie where planner keeps them (`inductor_folder`); in a folder of their own, removed at
+    the end, where that is not writable, or nothing is to be kept.
 
     Inductor writes every file under another name first and renames it: several processes may use the folder.
     """
@@ -34,8 +34,8 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def _folder() -> Iterator[str]:
-    shared = user_cache() / "inductor"
-    if os.environ.get("PLANNER_CACHE") != "none" and _can_write(shared):
+    shared = inductor_folder()
+    if shared is not None and _can_write(shared):
         yield str(shared)
         return
     with tempfile.TemporaryDirectory(prefix="planner-inductor-") as own:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from planner import upstream
-from planner.paper.compiled import assumptions, caches
+from planner.paper.compiled import assumptions, caches, time_limit
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
 from planner.upstream import checking
@@ -38,18 +38,20 @@ class Compiling:
 
 
 @contextmanager
-def enable(arch: str, recorder: Recorder | None = None, *, as_asked: bool = False) -> Iterator[Compiling]:
+def enable(
+    arch: str, recorder: Recorder | None = None, *, as_asked: bool = False, seconds: float = time_limit.USUAL_SECONDS
+) -> Iterator[Compiling]:
     """Inside, `torch.compile` compiles for the paper GPU that is open (`paper.gpu`), as for a GPU of this architecture.
 
     The recorder is told of which module and operator compiled allocations are. With `as_asked`, a function that was
     compiled too often is an error, where torch would run it eagerly from then on, and so are strides of its own
     operators that they do not say. Nothing that was compiled is left in this process at the end. Raises TraceError for
-    an architecture that is not known.
+    an architecture that is not known, and where compiling takes longer than so many seconds.
     """
     import torch._inductor.codegen.common  # noqa: F401
     from torch._dynamo import trace_rules
 
-    from planner.paper.compiled import cpu_target, generated, operator_results, registries, users_kernels
+    from planner.paper.compiled import cpu_target, generated, graphs, operator_results, registries, users_kernels
 
     target = target_of(arch)
     checking.enforce("compiling")
@@ -65,14 +67,16 @@ def enable(arch: str, recorder: Recorder | None = None, *, as_asked: bool = Fals
         stack.enter_context(upstream.patch_targets("inductor", replaced=_replaced(), wrapped=_wrapped()))
         stack.enter_context(users_kernels.launched_as_nothing(target))
         stack.enter_context(operator_results.other_strides(go_on=not as_asked))
+        stack.enter_context(graphs.on_paper())
         if target.is_cpu:
             led = {"torch._inductor.compile_fx:compile_fx": cpu_target.on_cpu}
             stack.enter_context(upstream.patch_targets("inductor for a cpu", wrapped=led))
         generated.tell(recorder)
         stack.callback(generated.tell, None)
-        if recorder is not None:
-            told = {"torch._dynamo.callback:CompilationCallbackHandler.install_callbacks": _telling(recorder)}
-            stack.enter_context(upstream.patch_targets("compiling told", wrapped=told))
+        limit = time_limit.TimeLimit(seconds)
+        told = {"torch._dynamo.callback:CompilationCallbackHandler.install_callbacks": _telling(recorder, limit)}
+        stack.enter_context(upstream.patch_targets("compiling told", wrapped=told))
+        stack.enter_context(limit.enforced())
         yield Compiling()
 
 
@@ -114,6 +118,8 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
         # Kernels are not compiled, so nothing of them can be bundled.
         "bundle_triton_into_fx_graph_cache": False,
         "triton.autotune_at_compile_time": False,
+        # It compares a private pool with the tensors in it by a snapshot of the allocator, of which there is none.
+        "triton.slow_path_cudagraph_asserts": False,
     }
     # A state of random numbers would be kept in a generator of CUDA's, which a CPU build lacks; neither takes memory.
     functorch = {"graphsafe_rng_functionalization": False}
@@ -131,13 +137,17 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
         torch.compiler.config.cache_key_tag = before
 
 
-def _telling(recorder: Recorder) -> upstream.Wrapper:
-    """Around `install_callbacks` (torch 2.13, torch/_dynamo/callback.py), inside which something is compiled."""
+def _telling(recorder: Recorder | None, limit: time_limit.TimeLimit) -> upstream.Wrapper:
+    """Around `install_callbacks` (torch 2.13, torch/_dynamo/callback.py), inside which something is compiled, or a
+    CUDA graph is captured: that is the program's."""
+    from torch._dynamo.callback import CallbackTrigger
 
     def wrap(real: Any) -> Any:
         @contextmanager
-        def compiling(*arguments: Any, **options: Any) -> Iterator[None]:
-            with recorder.compiling(), real(*arguments, **options):
+        def compiling(trigger: Any, *arguments: Any, **options: Any) -> Iterator[None]:
+            captures = trigger is CallbackTrigger.CUDAGRAPH_RECORDING
+            silent = nullcontext() if captures or recorder is None else recorder.compiling()
+            with limit.counted(), silent, real(trigger, *arguments, **options):
                 yield
 
         return compiling

@@ -31,7 +31,7 @@ class PaperWrapper(PythonWrapperCodegen):
     ) -> PythonWrapperCodegen:
         if is_subgraph:
             assert subgraph_name is not None
-            return SubgraphPythonWrapperCodegen(subgraph_name, parent_wrapper, partition_signatures)
+            return PaperSubgraph(subgraph_name, parent_wrapper, partition_signatures)
         return cls()
 
     def write_header(self) -> None:
@@ -50,9 +50,11 @@ class PaperWrapper(PythonWrapperCodegen):
 
     def enter_context(self, ctx: Any) -> None:
         super().enter_context(ctx)  # type: ignore[no-untyped-call]
-        origin = graph_origins.of_node(ctx)
-        number = self._origins.setdefault(origin, len(self._origins))
-        self.writeline(f"enter_origin({number})")  # type: ignore[no-untyped-call]
+        self.writeline(f"enter_origin({self.number_of(ctx)})")  # type: ignore[no-untyped-call]
+
+    def number_of(self, node: Any) -> int:
+        """Of the module and operator of a node, among those of the code that is written."""
+        return self._origins.setdefault(graph_origins.of_node(node), len(self._origins))
 
     def generate_after_suffix(self, result: IndentedBuffer) -> None:
         super().generate_after_suffix(result)
@@ -63,6 +65,18 @@ class PaperWrapper(PythonWrapperCodegen):
             call = origins.within(call)
             """
         )
+
+
+class PaperSubgraph(SubgraphPythonWrapperCodegen):
+    """A function inside of that code, such as what one CUDA graph captures."""
+
+    def enter_context(self, ctx: Any) -> None:
+        super().enter_context(ctx)  # type: ignore[no-untyped-call]
+        outermost = self.parent_wrapper
+        while isinstance(outermost, PaperSubgraph):
+            outermost = outermost.parent_wrapper
+        assert isinstance(outermost, PaperWrapper)
+        self.writeline(f"enter_origin({outermost.number_of(ctx)})")  # type: ignore[no-untyped-call]
 
 
 class PaperWrapperForCpu(PaperWrapper):

@@ -71,6 +71,12 @@ void take_for_gemm(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arg
 
 }  // namespace paper
 
+// cuBLAS gives its workspaces back, and takes others when it is used again.
+extern "C" void paper_clear_workspaces() {
+  std::lock_guard<std::mutex> lock(paper::gemm_mutex);
+  paper::workspaces.clear();
+}
+
 // Bytes of a cuBLAS workspace from now on; those that are held are given back.
 extern "C" void paper_set_workspace_bytes(int64_t bytes) {
   std::lock_guard<std::mutex> lock(paper::gemm_mutex);

@@ -386,6 +386,10 @@ void paper_install_kernels() {
   // For kernels in Python: what came from the host and still holds, and the end of that.
   own.def("known_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return remembered(device); });
   own.def("forget_value(Tensor device) -> ()", [](const at::Tensor& device) { forget(device); });
+  // Whoever uses the tensor from now on is told why it has no memory.
+  own.def("forbid(Tensor device, str why) -> ()", [](const at::Tensor& device, std::string why) {
+    device.unsafeGetTensorImpl()->release_storage_and_set_meta_custom_data_ptr_error_msg_(std::move(why));
+  });
   auto& aten = library(torch::Library::IMPL, "aten");
   aten.impl("empty.memory_format", TORCH_FN(empty_memory_format));
   aten.impl("empty_strided", TORCH_FN(empty_strided));

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "graph_pools.h"
 #include "host_values.h"
 #include "trace.h"
 
@@ -72,7 +73,11 @@ AddressSpace space;
 struct Held {
   int64_t block;
   size_t bytes;
+  bool pooled = false;
 };
+
+// A graph that is replayed writes to the addresses that it was captured with: those of private pools come only once.
+bool once_pooled = false;
 
 std::unordered_map<const void*, Held> blocks;
 size_t requested = 0;
@@ -85,11 +90,11 @@ void release(void* address) {
     auto found = blocks.find(address);
     if (found == blocks.end()) return;
     block = found->second.block;
-    const size_t bytes = found->second.bytes;
+    const auto [_, bytes, pooled] = found->second;
     requested -= bytes;
     blocks.erase(found);
-    space.give_back(static_cast<char*>(address), bytes);
-    if (blocks.empty()) space.begin_again();  // nothing is in use
+    if (!pooled) space.give_back(static_cast<char*>(address), bytes);
+    if (blocks.empty() && !once_pooled) space.begin_again();  // nothing is in use
   }
   record_free(block);
 }
@@ -107,9 +112,12 @@ struct PaperAllocator final : c10::Allocator {
     const c10::Device device(c10::DeviceType::CUDA, current_device());
     if (bytes == 0) return {nullptr, nullptr, &release, device};
     void* address = taken(bytes);
-    const int64_t block = record_alloc(bytes, current_stream());
+    const int64_t pool = pool_now();
+    const int64_t block = record_alloc(bytes, current_stream(), pool);
     std::lock_guard<std::mutex> lock(block_mutex);
     blocks[address].block = block;
+    blocks[address].pooled = pool != 0;
+    once_pooled |= pool != 0;
     return {address, address, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }

@@ -97,7 +97,7 @@ OperatorScope::OperatorScope(const char* name) : previous_(owner) {
 }
 OperatorScope::~OperatorScope() { owner = previous_; }
 
-int64_t record_alloc(size_t bytes, int32_t stream) {
+int64_t record_alloc(size_t bytes, int32_t stream, int64_t pool) {
   static const std::string unknown;
   std::lock_guard<std::mutex> lock(trace_mutex);
   const auto block = static_cast<int64_t>(alloc_position.size());
@@ -107,7 +107,7 @@ int64_t record_alloc(size_t bytes, int32_t stream) {
   const int32_t op = owner >= 0 ? owner : index_of(kernel == nullptr ? unknown : *kernel);
   (written ? records : unwritten)
       .push_back({static_cast<int32_t>(Kind::Alloc), op, module_scope, stream, block, static_cast<int64_t>(bytes), -1, -1,
-                  backward_depth > 0});
+                  backward_depth > 0, pool});
   return block;
 }
 
@@ -154,10 +154,10 @@ namespace {
 constexpr char code_of(int32_t Record::*) { return 'i'; }
 constexpr char code_of(int64_t Record::*) { return 'q'; }
 
-constexpr std::array<char, 11> kFormat{
+constexpr std::array<char, 12> kFormat{
     '=', code_of(&Record::kind), code_of(&Record::op), code_of(&Record::scope), code_of(&Record::stream),
     code_of(&Record::block), code_of(&Record::bytes), code_of(&Record::shape), code_of(&Record::dtype),
-    code_of(&Record::backward), '\0'};
+    code_of(&Record::backward), code_of(&Record::pool), '\0'};
 
 constexpr size_t bytes_of_format() {
   size_t bytes = 0;

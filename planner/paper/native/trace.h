@@ -20,6 +20,7 @@ struct Record {
   int64_t shape;   // index into the table of shapes, -1 if not known
   int32_t dtype;   // c10::ScalarType, -1 if not known
   int32_t backward; // 1 on a thread that runs an autograd node
+  int64_t pool = 0; // the private pool of a CUDA graph; 0 is the one of all
 };
 
 // The operator whose kernel is at work on this thread; empty between operators.
@@ -40,7 +41,7 @@ struct OperatorScope {
   int32_t previous_;
 };
 
-int64_t record_alloc(size_t bytes, int32_t stream);
+int64_t record_alloc(size_t bytes, int32_t stream, int64_t pool = 0);
 void record_free(int64_t block);
 void record_use(int64_t block, int32_t stream);
 void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype);
