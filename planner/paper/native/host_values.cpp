@@ -1,5 +1,6 @@
 #include "host_values.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
@@ -12,6 +13,8 @@ namespace {
 constexpr size_t kLargestBytes = size_t{1} << 20;
 // Of whole numbers more is kept: the experts to which a mixture routes its tokens.
 constexpr size_t kLargestWholeBytes = size_t{1} << 26;
+// What operators make of it: the labels and masks of a million tokens.
+constexpr size_t kLargestResultBytes = size_t{1} << 23;
 
 std::mutex value_mutex;
 std::unordered_map<const void*, at::Tensor> values;
@@ -41,19 +44,73 @@ std::optional<at::Tensor> remembered(const at::Tensor& device) {
   return found->second.as_strided(device.sizes(), device.strides(), device.storage_offset());
 }
 
+namespace {
+
+bool is_whole(const at::Tensor& tensor) { return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true); }
+
+// The same tensor on the host; nothing if it lies on the device and is not known, or has no whole numbers.
+std::optional<at::Tensor> on_host(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+  return is_whole(tensor) ? remembered(tensor) : std::nullopt;
+}
+
+at::Tensor empty_on_host(const at::Tensor& like) {
+  return at::detail::empty_cpu(like.sizes(), like.scalar_type());
+}
+
+// Whether all of the arguments could be put on the host.
+bool put_on_host(torch::jit::Stack& arguments) {
+  for (auto& argument : arguments) {
+    if (argument.isTensor()) {
+      const auto value = on_host(argument.toTensor());
+      if (!value.has_value()) return false;
+      argument = *value;
+    } else if (argument.isTensorList()) {
+      std::vector<at::Tensor> each_on_host;
+      for (const auto& each : argument.toTensorVector()) {
+        const auto value = on_host(each);
+        if (!value.has_value()) return false;
+        each_on_host.push_back(*value);
+      }
+      argument = each_on_host;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
 void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
                      const torch::jit::Stack& results) {
-  if (known_count == 0 || results.size() != 1 || !results[0].isTensor() || results[0].toTensor().numel() != 1) return;
+  if (known_count == 0 || results.size() != 1 || !results[0].isTensor() || op.schema().is_mutable()) return;
+  const auto& result = results[0].toTensor();
+  if (!is_whole(result) || result.nbytes() > kLargestResultBytes) return;
+  torch::jit::Stack stack(arguments);
+  if (!put_on_host(stack)) return;
+  op.callBoxed(&stack);
+  remember(result, stack[0].toTensor());
+}
+
+bool remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   const auto& self = arguments[0].toTensor();
-  if (!at::isIntegralType(self.scalar_type(), /*includeBool=*/true)) return;
-  for (size_t i = 1; i < arguments.size(); ++i)
-    if (arguments[i].isTensor()) return;  // `out=`
-  const auto value = remembered(self);
-  if (!value.has_value()) return;
-  torch::jit::Stack on_host(arguments);
-  on_host[0] = *value;
-  op.callBoxed(&on_host);
-  remember(results[0].toTensor(), on_host[0].toTensor());
+  if (!self.is_cuda() || !is_whole(self) || self.nbytes() > kLargestResultBytes) return false;
+  const auto& name = op.schema().name();
+  if (fills_its_storage(self) && (name == "aten::zero_" || name == "aten::fill_")) remember(self, empty_on_host(self));
+  torch::jit::Stack stack(arguments);
+  if (!put_on_host(stack)) return false;
+  op.callBoxed(&stack);  // on a view of what is kept
+  return true;
+}
+
+bool remember_part(const at::Tensor& device, const at::Tensor& host) {
+  if (fills_its_storage(device)) {
+    remember(device, host);
+    return true;
+  }
+  const auto before = remembered(device);
+  if (!before.has_value()) return false;
+  before->copy_(host);
+  return true;
 }
 
 void forget(const void* address) {
