@@ -21,7 +21,7 @@ from planner import (
 from planner.errors import ProgramError
 from planner.paper import values
 from planner.paper.device import Paper
-from planner.running import accelerate_environment, cuda_face, nvidia_smi, program_host, storages
+from planner.running import accelerate_environment, cuda_face, nvidia_smi, program_host, storages, vision_operators
 from planner.running.assumptions import About, Assumptions
 from planner.running.compiling import ProgramCompiling
 from planner.running.launch_line import Launcher, LaunchLine
@@ -188,6 +188,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         cuda_face.whole(order.gpu, order.line.processes_per_node, order.cuda, run.memory),
         nvidia_smi.on_the_path(order.gpu.product, order.gpu.total_bytes, order.line.processes_per_node),
         storages.on_paper(run.assumptions),
+        vision_operators.declared(),
         program_host.kept_inside(order.line.program, run.assumptions),
         values.read_by(run.answers),
         run.watcher.watch(),

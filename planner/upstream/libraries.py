@@ -101,4 +101,9 @@ PROGRAM_HOST = (
         target="os:fork", kind=Kind.PATCH, group="program host", has_source=False, test=_HOST,
         why="a GPU on paper does not survive a fork, as CUDA does not",
     ),
+    Entry(
+        target="torch.library:register_fake", kind=Kind.PATCH, group="program's vision", has_source=False,
+        test="tests/running/test_vision_operators.py",
+        why="torchvision's wheels name operators there whose library a build without CUDA cannot load",
+    ),
 )  # fmt: skip
