@@ -43,6 +43,25 @@ def test_labels_from_the_host_say_how_many_of_them_count() -> None:
         assert counted(tokens.cuda()) == counted(tokens)
 
 
+def test_truth_values_that_decide_alone_need_no_others() -> None:
+    with paper.gpu("sm_90"):
+        unknown = torch.randn(4, device="cuda") > 0
+        certain, never = torch.ones(4, dtype=torch.bool, device="cuda"), torch.zeros(4, dtype=torch.bool, device="cuda")
+
+        assert len((unknown | certain).nonzero()) == 4
+        assert len((unknown & never).nonzero()) == 0
+        with pytest.raises(TraceError, match=r"aten\.nonzero"):
+            (unknown | never).nonzero()
+
+
+def test_what_lies_at_known_places_is_known() -> None:
+    with paper.gpu("sm_90"):
+        rows = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]]).cuda()
+        chosen = torch.tensor([True, False, True]).cuda().nonzero().view(-1)
+
+        assert len(rows[chosen].nonzero()) == len(rows.index_select(0, chosen).nonzero()) == 3
+
+
 def test_what_is_drawn_on_the_device_makes_labels_unknown() -> None:
     with paper.gpu("sm_90"):
         labels = torch.ones(4, 8, dtype=torch.int64).cuda()

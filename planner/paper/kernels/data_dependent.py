@@ -33,7 +33,10 @@ def nonzero(x: Tensor) -> Tensor:
         return _places(x, 0)
     found = _read_known_value(x)
     if found is not None:
-        return _places(x, int(found.count_nonzero()))
+        known = found.nonzero()
+        places = _places(x, len(known))
+        places.t().copy_(known.t().contiguous())
+        return places
     if (routed := values.places_of_nonzero(x)) is not None:
         out = _places(x, routed.size(0))
         out.copy_(routed)
@@ -75,7 +78,16 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if not target().is_cpu:
         places = [place if place is None or place.is_cuda else place.to("cuda") for place in places]
     result: Tensor = like_meta("index.Tensor", x, places)
+    if not result.is_floating_point() and (found := _read_known_value(x)) is not None:
+        _follow(result, found, places)
     return result
+
+
+def _follow(result: Tensor, x: Tensor, places: Sequence[Tensor | None]) -> None:
+    """Of whole numbers that are known, those at known places are known."""
+    known = [place if place is None or not place.is_cuda else _read_known_value(place) for place in places]
+    if all(given is None or place is not None for place, given in zip(known, places, strict=True)):
+        result.copy_(torch.ops.aten.index.Tensor(x, known))
 
 
 def as_places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -58,6 +58,20 @@ at::Tensor empty_on_host(const at::Tensor& like) {
   return at::detail::empty_cpu(like.sizes(), like.scalar_type());
 }
 
+// What decides alone: true in `a | b`, false (or zero) in `a & b`, whatever the other one is.
+std::optional<at::Scalar> decided(const std::string& name, const torch::jit::Stack& arguments, const at::Tensor& result) {
+  const bool either = name == "aten::bitwise_or" || name == "aten::logical_or";
+  const bool both = name == "aten::bitwise_and" || name == "aten::logical_and";
+  if (!(either && result.scalar_type() == at::kBool) && !both) return std::nullopt;
+  for (const auto& argument : arguments) {
+    if (!argument.isTensor()) continue;
+    const auto value = on_host(argument.toTensor());
+    if (!value.has_value() || value->numel() == 0) continue;
+    if (either ? value->all().item<bool>() : !value->any().item<bool>()) return at::Scalar(either);
+  }
+  return std::nullopt;
+}
+
 // Whether all of the arguments could be put on the host.
 bool put_on_host(torch::jit::Stack& arguments) {
   for (auto& argument : arguments) {
@@ -85,6 +99,9 @@ void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arg
   if (known_count == 0 || results.size() != 1 || !results[0].isTensor() || op.schema().is_mutable()) return;
   const auto& result = results[0].toTensor();
   if (!is_whole(result) || result.nbytes() > kLargestResultBytes) return;
+  if (const auto value = decided(op.schema().name(), arguments, result)) {
+    return remember(result, empty_on_host(result).fill_(*value));
+  }
   torch::jit::Stack stack(arguments);
   if (!put_on_host(stack)) return;
   op.callBoxed(&stack);

@@ -242,6 +242,7 @@ bool is_followed(const c10::OperatorHandle& op) {
       "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::remainder", "aten::div", "aten::abs", "aten::neg",
       "aten::clamp", "aten::clamp_min", "aten::clamp_max", "aten::maximum", "aten::minimum", "aten::where",
       "aten::cat", "aten::flip", "aten::roll", "aten::repeat", "aten::tril", "aten::triu", "aten::masked_fill",
+      "aten::index_select", "aten::gather",
   };
   return names.count(op.operator_name().name) != 0 && !op.schema().is_mutable();
 }
