@@ -73,7 +73,8 @@ def _run(work: ProgramInputs, ranks: Sequence[int], progress: Progress) -> list[
     try:
         for rank in ranks:
             progress(f"running rank {rank} of {work.line.world_size}")
-            runs.append(rank_process.run_rank(_order(work, rank, runs), work.limits, server))
+            order = replace(_order(work, rank, runs), heard=runs[-1].announced if runs else ())
+            runs.append(rank_process.run_rank(order, work.limits, server))
     finally:
         if server is not None:
             server.close()

@@ -29,6 +29,7 @@ from planner.running.live_memory import LiveMemory
 from planner.running.moments import Kind
 from planner.running.order import ProgramOrder, RankRun
 from planner.running.peers import World, is_waiting
+from planner.running.pipeline_stages import PipelineNeighbours
 from planner.running.rank_environment import extra_arguments
 from planner.running.stopping import Seen, Stopping
 from planner.running.value_answers import AnswersByTable
@@ -51,6 +52,7 @@ class ProgramRun:
         self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
         self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict)
         self.world = World(self.assumptions)
+        self.neighbours = PipelineNeighbours(self.assumptions, order.heard)
         self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
@@ -118,6 +120,7 @@ class ProgramRun:
                 communicators=self.world.communicators(),
                 allocator_conf=self.memory.conf,
                 memory_fraction=self.memory.fraction,
+                announced=self.neighbours.announced(),
             )
         )
 
@@ -193,6 +196,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         values.read_by(run.answers),
         run.watcher.watch(),
         run.world.entered(),
+        run.neighbours.present(),
         _deepspeed_peers(order.line),
         absent_peers.every_step_is_taken(),
         run.compiling.watch(),

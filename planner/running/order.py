@@ -20,6 +20,14 @@ class Gpu:
     outside_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What a stage of a pipeline has told the next one of its outputs; only processes of the program read it."""
+
+    stage: int
+    content: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOrder:
     """One rank of a program. `steps` 0: until enough was seen (planner.running.stopping)."""
@@ -36,6 +44,8 @@ class ProgramOrder:
     strict: bool = False
     writes: bool = False
     """Whether what the program writes stays; else it is gone with its process."""
+    heard: tuple[Announced, ...] = ()
+    """From ranks that ran before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +70,4 @@ class RankRun:
     """Of the program itself, when it first took memory."""
     memory_fraction: float = 1.0
     seconds: float = 0.0
+    announced: tuple[Announced, ...] = ()

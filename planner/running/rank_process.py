@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from planner.errors import PlannerError, ProgramError
 from planner.running.assumptions import About, Assumption
-from planner.running.order import ProgramOrder, RankRun
+from planner.running.order import Announced, ProgramOrder, RankRun
 from planner.running.rank_environment import variables_of
 from planner.runtime import answers, overlay, running
 from planner.runtime.channel import AnswerWriter
@@ -112,7 +112,8 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str]], answer: Answer
 def _fields_of(run: RankRun) -> dict[str, Any]:
     """The fields of a run as plain values, its trace as it is."""
     found = {name: getattr(run, name) for name in run.__dataclass_fields__}
-    return {**found, "assumptions": [asdict(each) for each in run.assumptions]}
+    listed = {name: [asdict(each) for each in found[name]] for name in ("assumptions", "announced")}
+    return {**found, **listed}
 
 
 def _own_traceback(error: BaseException) -> str:
@@ -134,6 +135,7 @@ def _read_run(parts: Mapping[str, bytes]) -> RankRun:
             Assumption(About(each["about"]), str(each["text"]), str(each["place"]), int(each["count"]))
             for each in about["assumptions"]
         )
+        about["announced"] = tuple(Announced(int(each["stage"]), str(each["content"])) for each in about["announced"])
         about["communicators"] = tuple(map(int, about["communicators"]))
         return RankRun(trace=trace_text.loads(parts[_TRACE].decode()), **about)
     except (ValueError, KeyError, TypeError) as error:

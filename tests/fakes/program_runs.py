@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from planner.running.order import RankRun
+from planner.running.order import Announced, RankRun
 
 
 class Run(Protocol):
@@ -19,4 +19,5 @@ class Run(Protocol):
         strict: bool = False,
         seconds: float = 120,
         patience: float = 0,
+        heard: tuple[Announced, ...] = (),
     ) -> RankRun: ...

@@ -11,7 +11,7 @@ from program_runs import Run
 
 from planner.hardware import catalog
 from planner.running.launch_line import parse
-from planner.running.order import Gpu, ProgramOrder, RankRun
+from planner.running.order import Announced, Gpu, ProgramOrder, RankRun
 from planner.running.rank_process import PRELOAD, USUAL_LIMITS, run_rank
 from planner.runtime.fork_server import ForkServer
 
@@ -33,11 +33,18 @@ def run(server: ForkServer) -> Run:
     gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes, outside_bytes=2**30)
 
     def run_command(
-        command: str, *, rank: int = 0, steps: int = 0, strict: bool = False, seconds: float = 120, patience: float = 0
+        command: str,
+        *,
+        rank: int = 0,
+        steps: int = 0,
+        strict: bool = False,
+        seconds: float = 120,
+        patience: float = 0,
+        heard: tuple[Announced, ...] = (),
     ) -> RankRun:
         order = ProgramOrder(
             line=parse(command.format(programs=PROGRAMS).split()), rank=rank, gpu=gpu, cuda="13.0", steps=steps,
-            patience_seconds=patience, strict=strict, writes=True,
+            patience_seconds=patience, strict=strict, writes=True, heard=heard,
         )  # fmt: skip
         return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), server)
 
