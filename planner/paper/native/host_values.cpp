@@ -13,8 +13,9 @@ namespace {
 constexpr size_t kLargestBytes = size_t{1} << 20;
 // Of whole numbers more is kept: the experts to which a mixture routes its tokens.
 constexpr size_t kLargestWholeBytes = size_t{1} << 26;
-// What operators make of it: the labels and masks of a million tokens.
+// What operators make of it: the labels and masks of a million tokens; of other numbers, boxes and their classes.
 constexpr size_t kLargestResultBytes = size_t{1} << 23;
+constexpr size_t kLargestOtherResultBytes = size_t{1} << 16;
 
 std::mutex value_mutex;
 std::unordered_map<const void*, at::Tensor> values;
@@ -24,16 +25,28 @@ bool fills_its_storage(const at::Tensor& tensor) {
   return tensor.is_contiguous() && tensor.storage_offset() == 0 && tensor.nbytes() == tensor.storage().nbytes();
 }
 
+// How many elements of its storage a tensor reaches over.
+int64_t reach(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  int64_t last = tensor.storage_offset();
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  return last + 1;
+}
+
+void remember_beginning(const at::Tensor& device, const at::Tensor& host) {
+  at::Tensor copy = host.expand(device.sizes()).to(device.scalar_type()).contiguous().clone().flatten();
+  std::lock_guard<std::mutex> lock(value_mutex);
+  values[device.storage().data()] = copy;
+  known_count = values.size();
+}
+
 }  // namespace
 
 void remember(const at::Tensor& device, const at::Tensor& host) {
   if (!device.has_storage() || device.storage().data() == nullptr) return;
   const bool whole = at::isIntegralType(device.scalar_type(), /*includeBool=*/false);
   if (device.nbytes() > (whole ? kLargestWholeBytes : kLargestBytes) || !fills_its_storage(device)) return forget(device);
-  at::Tensor copy = host.expand(device.sizes()).to(device.scalar_type()).contiguous().clone().flatten();
-  std::lock_guard<std::mutex> lock(value_mutex);
-  values[device.storage().data()] = copy;
-  known_count = values.size();
+  remember_beginning(device, host);
 }
 
 std::optional<at::Tensor> remembered(const at::Tensor& device) {
@@ -41,6 +54,7 @@ std::optional<at::Tensor> remembered(const at::Tensor& device) {
   std::lock_guard<std::mutex> lock(value_mutex);
   auto found = values.find(device.storage().data());
   if (found == values.end() || found->second.scalar_type() != device.scalar_type()) return std::nullopt;
+  if (reach(device) > found->second.numel()) return std::nullopt;
   return found->second.as_strided(device.sizes(), device.strides(), device.storage_offset());
 }
 
@@ -48,10 +62,10 @@ namespace {
 
 bool is_whole(const at::Tensor& tensor) { return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true); }
 
-// The same tensor on the host; nothing if it lies on the device and is not known, or has no whole numbers.
+// The same tensor on the host; nothing if it lies on the device and is not known.
 std::optional<at::Tensor> on_host(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
-  return is_whole(tensor) ? remembered(tensor) : std::nullopt;
+  return remembered(tensor);
 }
 
 at::Tensor empty_on_host(const at::Tensor& like) {
@@ -98,7 +112,7 @@ void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arg
                      const torch::jit::Stack& results) {
   if (known_count == 0 || results.size() != 1 || !results[0].isTensor() || op.schema().is_mutable()) return;
   const auto& result = results[0].toTensor();
-  if (!is_whole(result) || result.nbytes() > kLargestResultBytes) return;
+  if (result.nbytes() > (is_whole(result) ? kLargestResultBytes : kLargestOtherResultBytes)) return;
   if (const auto value = decided(op.schema().name(), arguments, result)) {
     return remember(result, empty_on_host(result).fill_(*value));
   }
@@ -124,9 +138,14 @@ bool remember_part(const at::Tensor& device, const at::Tensor& host) {
     remember(device, host);
     return true;
   }
-  const auto before = remembered(device);
-  if (!before.has_value()) return false;
-  before->copy_(host);
+  if (const auto before = remembered(device)) {
+    before->copy_(host);
+    return true;
+  }
+  // The beginning of a storage of which no more is known: a result that is cut to its size.
+  if (!device.is_contiguous() || device.storage_offset() != 0 || device.nbytes() > kLargestBytes) return false;
+  if (!device.has_storage() || device.storage().data() == nullptr) return false;
+  remember_beginning(device, host);
   return true;
 }
 

@@ -8,6 +8,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
@@ -233,6 +234,8 @@ void forget_written(const c10::OperatorHandle& op, const torch::jit::Stack& stac
   }
 }
 
+constexpr int64_t kLongestRange = int64_t{1} << 17;
+
 // Operators by which programs get from labels and masks to sizes: cheap on the host, where these are small.
 bool is_followed(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> names = {
@@ -256,6 +259,14 @@ bool is_followed_in_place(const c10::OperatorHandle& op) {
   return names.count(op.operator_name().name) != 0;
 }
 
+// Positions: `arange` into a tensor that it has made.
+void remember_range(const torch::jit::Stack& arguments) {
+  const auto& out = arguments[3].toTensor();
+  if (!at::isIntegralType(out.scalar_type(), /*includeBool=*/false) || out.numel() > kLongestRange) return;
+  remember(out, at::arange(arguments[0].toScalar(), arguments[1].toScalar(), arguments[2].toScalar(),
+                           at::TensorOptions().dtype(out.scalar_type())));
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (is_followed_in_place(op)) {
     const auto given = torch::jit::last(*stack, op.schema().arguments().size());
@@ -269,10 +280,13 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     torch::jit::drop(*stack, op.schema().arguments().size());
     return;
   }
-  if (!is_followed(op)) return run_meta(op, stack);
+  static const c10::OperatorName range("aten::arange", "start_out");
+  const bool is_range = op.operator_name() == range;
+  if (!is_range && !is_followed(op)) return run_meta(op, stack);
   const auto given = torch::jit::last(*stack, op.schema().arguments().size());
   const torch::jit::Stack arguments(given.begin(), given.end());
   run_meta(op, stack);
+  if (is_range) return remember_range(arguments);
   remember_result(op, arguments, {stack->back()});
 }
 
