@@ -58,11 +58,15 @@ class ProgramRun:
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
 
     def end_whole(self, how: str) -> NoReturn:
-        """The program has come to its own end. Raises ProgramError if it never took an optimizer step."""
-        if not self.watcher.moments.ends():
+        """The program has come to its own end. Raises ProgramError if it took neither an optimizer step nor a backward."""
+        if not self.watcher.moments.ends() and self.watcher.moments.seen(Kind.BACKWARD):
+            self.assumptions.add(
+                About.HOST, "No optimizer of torch.optim steps: the program's whole run was followed, not its iterations."
+            )
+        elif not self.watcher.moments.ends():
             raise ProgramError(
                 f"the program {how} without a step of an optimizer",
-                allowed="a program whose optimizers (of torch.optim, or derived from it) step",
+                allowed="a program that trains: backwards, and steps of optimizers of torch.optim or derived from it",
                 remedy="run it until it trains: check its arguments, its data and its number of steps",
             )
         self._report(f"the program {how}", None, is_whole=True)

@@ -94,6 +94,17 @@ PROGRAM_HOST = (
         test="tests/running/test_programs.py", why="its workers are processes; they load the same in this one",
     ),
     Entry(
+        target="torch.utils.data.dataloader:_MultiProcessingDataLoaderIter", kind=Kind.PATCH, group="program host",
+        has_source=False, test=_HOST, why="libraries make it themselves, where they have loaders of their own",
+    ),
+    *(
+        Entry(
+            target=f"{module}:spawn", kind=Kind.PATCH, group="program host", has_source=False, test=_HOST,
+            why="a program that starts one process for each GPU of this one starts one, and waits for it",
+        )
+        for module in ("torch.multiprocessing.spawn", "torch.multiprocessing")
+    ),
+    Entry(
         target="multiprocessing.process:BaseProcess.start", kind=Kind.PATCH, group="program host", has_source=False,
         test=_HOST, why="a program that starts its ranks itself is told to be started as one of them",
     ),
