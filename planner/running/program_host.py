@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import Any, NoReturn
 
 from torch.utils.data import dataloader
@@ -16,6 +17,8 @@ from planner.running.assumptions import About, Assumptions, place_of
 _HERE = ("localhost", "127.", "::1", "0.0.0.0")
 _WORKERS = "a DataLoader's workers load in the program's own process"
 _connecting: list[Callable[[str], None]] = []
+_CLUSTER = ("gcs_server", "raylet")
+"""Programs that Ray starts for a cluster of its own (Ray 2.60, _private/services.py)."""
 
 
 @contextmanager
@@ -107,6 +110,8 @@ def _without_network(assumptions: Assumptions) -> Iterator[None]:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if _connecting and event == "subprocess.Popen":
+        _refuse_cluster(str(arguments[0]))
     if not _connecting or event not in ("socket.connect", "socket.getaddrinfo"):
         return
     address = arguments[1] if event == "socket.connect" else arguments[0]
@@ -117,3 +122,13 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         host = host.decode(errors="replace")
     if isinstance(host, str) and host and not host.startswith(_HERE):
         _connecting[-1](host)
+
+
+def _refuse_cluster(executable: str) -> None:
+    if PurePath(executable).name in _CLUSTER:
+        raise ProgramError(
+            "the program starts a cluster of Ray, whose workers would train",
+            allowed="a program that is one rank",
+            remedy="run the workers' own function as a program: torchrun ... behind --",
+            place=_who_asks(),
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import traceback
@@ -104,6 +105,7 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str]], answer: Answer
         crash = {
             "said": "".join(traceback.format_exception_only(error)).strip(),
             "missing": error.name if isinstance(error, ModuleNotFoundError) else None,
+            "no_room": isinstance(error, OSError) and error.errno == errno.ENOSPC,
             "text": _own_traceback(error)[-_MOST_CRASH_CHARACTERS:],
         }
         answer.write(_CRASH, json.dumps(crash).encode())
@@ -153,10 +155,15 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
     try:
         crash = json.loads(content)
         said, missing, text = str(crash["said"]), crash["missing"], str(crash["text"])
+        no_room = bool(crash["no_room"])
     except (ValueError, KeyError, TypeError):
         return ProgramError("the program ended with an error that cannot be read", place=order.line.program)
     if missing:
         remedy = f"install {missing} where planner runs: a program needs its packages here as on the cluster"
+    elif no_room and not order.writes:
+        remedy = f"its files may take {show_bytes(_DISCARDED_BYTES)} in all: save less often, or --allow-writes"
+    elif no_room:
+        remedy = "make room where it writes, or leave out --allow-writes"
     else:
         remedy = "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback"
     return CrashedError(
