@@ -3,7 +3,8 @@
 The step routes by the job's rule: it copies the experts of every token from the host, and values that came from the
 host are known. What transformers 5.23 counts from them on the device is counted here once more, at the few places where
 it comes back to the host or sizes a result (integrations/moe.py, distributed/expert_parallel.py, the `forward` of
-experts in models/*/modeling_*.py). In torchtitan's experts over ranks, each gets as many tokens as the others. A choice that is not known stays unanswered.
+experts in models/*/modeling_*.py). In torchtitan's experts over ranks, each gets as many tokens as the others. A
+choice that is not known stays unanswered.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
         if (numbers := routed.numbers(frame, host.numel())) is not None:
             host.copy_(numbers.view(host.shape))
             if _reader is not None:
-                _reader.note(device, frames, int(numbers.flatten()[0]), "tokens of experts, by the router's choice or evenly")
+                _reader.note(device, frames, int(numbers.flatten()[0]), "tokens of experts, as routed or evenly")
             return
         if (site := _site(frame)) is not None:
             host.fill_(_answer_of(site, device, frames))

@@ -58,10 +58,11 @@ class ProgramRun:
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
 
     def end_whole(self, how: str) -> NoReturn:
-        """The program has come to its own end. Raises ProgramError if it took neither an optimizer step nor a backward."""
+        """The program has come to its own end. Raises ProgramError if it never trained."""
         if not self.watcher.moments.ends() and self.watcher.moments.seen(Kind.BACKWARD):
             self.assumptions.add(
-                About.HOST, "No optimizer of torch.optim steps: the program's whole run was followed, not its iterations."
+                About.HOST,
+                "No optimizer of torch.optim steps: the program was followed to its end, without iterations.",
             )
         elif not self.watcher.moments.ends():
             raise ProgramError(

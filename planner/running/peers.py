@@ -57,7 +57,7 @@ class ProgramPeers(absent_peers.AbsentPeers):
     def _end_coalescing(self, _device: Any) -> Any:
         return absent_peers.finished_work([])
 
-    def _get_backend(self, _device: Any) -> Backend:
+    def _get_backend(self, _device: Any) -> Any:
         return Backend(self)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -110,7 +110,8 @@ class Backend:
         self._group = group
 
     def name(self) -> str:
-        return str(distributed_c10d._world.pg_map[self._group][0]) if self._group in distributed_c10d._world.pg_map else ""
+        known = distributed_c10d._world.pg_map
+        return str(known[self._group][0]) if self._group in known else ""
 
     def rank(self) -> int:
         return self._group.rank()
@@ -258,10 +259,15 @@ def _split(
     mine = next((ranks for ranks in split_ranks or [] if own in ranks), None)
     if mine is None:
         return None
-    parent = parent_pg or dist.group.WORLD
+    parent: Any = parent_pg or dist.group.WORLD
     ranks = [dist.get_global_rank(parent, each) for each in mine]
     return dist.new_group(
-        ranks, timeout=timeout, backend=backend, pg_options=pg_options, use_local_synchronization=True, group_desc=group_desc
+        ranks,
+        timeout=timeout,
+        backend=backend,
+        pg_options=pg_options,
+        use_local_synchronization=True,
+        group_desc=group_desc,
     )
 
 

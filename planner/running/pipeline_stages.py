@@ -1,7 +1,7 @@
 """Stages of a pipeline whose neighbours are absent: the shapes that these would have announced.
 
-Before its first step a stage of torch.distributed.pipelining is told the shapes of its inputs by the stage before it, and
-those of the gradients of its outputs by the one after it (torch 2.13, distributed/pipelining/stage.py). What a rank
+Before its first step a stage of torch.distributed.pipelining is told the shapes of its inputs by the stage before it,
+and those of the gradients of its outputs by the one after it (torch 2.13, distributed/pipelining/stage.py). What a rank
 announces is kept and handed to the ranks that run after it; the gradients of outputs are shaped as these.
 """
 

@@ -1,4 +1,4 @@
-"""torchvision beside a build of torch without CUDA: its wheels want CUDA's libraries, and without them it cannot even be
+"""torchvision beside a build of torch without CUDA: its wheels want CUDA's libraries, and without them it cannot be
 imported.
 
 Its operators (non-maximum suppression, regions of interest) are then not there, and say so themselves when they are

@@ -72,7 +72,8 @@ def test_it_ends_by_a_name(run: Run, program: Program, lines: str, kind: type[Pl
 @pytest.mark.parametrize(("writes", "remedy"), [(False, "its files may take 4.00 GiB in all"), (True, "make room")])
 def test_one_that_fills_the_disk_is_told_how_much_it_may_write(program: Program, writes: bool, remedy: str) -> None:
     line = parse(["python", program("raise OSError(28, 'No space left on device')")])
-    order = ProgramOrder(line=line, rank=0, gpu=Gpu(product="", arch="sm_90", total_bytes=1), cuda="13.0", writes=writes)
+    gpu = Gpu(product="", arch="sm_90", total_bytes=1)
+    order = ProgramOrder(line=line, rank=0, gpu=gpu, cuda="13.0", writes=writes)
     crash = json.dumps({"said": "OSError: [Errno 28]", "missing": None, "no_room": True, "text": ""}).encode()
 
     assert remedy in str(rank_process._crash_error(crash, order))

@@ -53,9 +53,7 @@ def index_put(
     return into
 
 
-def _follow(
-    into: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool
-) -> None:
+def _follow(into: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool) -> None:
     """What is known of whole numbers stays known where known values are put at known places."""
     if any(index is not None and index.numel() == 0 for index in indices):
         return  # nothing is written
