@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test soak test-torch fuzz cpu-runs opinfo check lint bench accuracy speedrun gpu-truth validate-gpu clean
+.PHONY: help setup plan test soak test-torch fuzz cpu-runs clients opinfo check lint bench accuracy speedrun gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,15 @@ CPU_RUNS := $(wildcard tests/traces/test_*cpu_runs.py) $(addprefix tests/traces/
 cpu-runs: $(READY) ## measure the recorded CPU runs again (tests/data/cpu_runs), as other software than theirs needs
 	PLANNER_CPU_RUNS=record OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(CPU_RUNS)
 
+CLIENTS := .venv-clients
+clients: $(READY) ## run rank 0 of other people's programs on paper (tests/clients), for docs/run.md's table: 1 GB, 15 minutes
+	$(PYTHON) -m venv $(CLIENTS)
+	ls -d $(abspath $(VENV))/lib/python3*/site-packages >$$(echo $(CLIENTS)/lib/python3*/site-packages)/tested.pth
+	$(CLIENTS)/bin/python -m pip install --quiet --no-deps -r tests/clients/requirements.txt
+	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CLIENTS)/beside/triton triton==3.7.1
+	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CLIENTS)/beside/torchao torchao==0.15.0
+	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python tests/clients/run_clients.py $(CLIENTS)/materials
+
 opinfo: $(READY) ## all of torch's operator database on the paper GPU beside the host (three minutes)
 	PLANNER_OPINFO=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/opinfo
 
@@ -77,4 +86,4 @@ validate-gpu: $(READY) ## run JOB's step on the GPUs of this machine through Ray
 	$(BIN)/planner validate $(or $(JOB),examples/gpt2-xl.yaml) $(if $(GPU),--gpu $(GPU))
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,8 +4,8 @@ Run: python benchmarks/command_speed.py {new,again,hopeless,compiled,compiled-ag
 
 `new` plans Llama-3-8B by FSDP2 without the cache; `again` plans it with a cache that has its trace; `hopeless` is the
 same model under DDP with micro-batches of 16 sequences, which no advice makes fit. `compiled` plans it with its blocks
-and its loss compiled, without a cache; `compiled-again` with what Inductor compiled and no trace; `eager` plans that job
-without torch.compile.
+and its loss compiled, without a cache; `compiled-again` with what Inductor compiled and no trace; `eager` plans that
+job without torch.compile.
 """
 
 from __future__ import annotations

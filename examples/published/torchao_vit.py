@@ -1,4 +1,4 @@
-"""The ViT-H of torchao's published runs of low-bit optimizers, which is timm's, so that its compiled trace allocates alike.
+"""The ViT-H of torchao's published runs of low-bit optimizers: timm's, so that its compiled trace allocates alike.
 
 What matters (pytorch-image-models of 2024-07, vision_transformer.py): one linear layer for queries, keys and values,
 fused attention, a class token before the patches, a learned table of positions, the head on the normed class token.

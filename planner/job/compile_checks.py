@@ -25,7 +25,7 @@ def with_scope(job: Job) -> Job:
 
 
 def check_compile(job: Job, document: Node) -> None:
-    """Raises SpecError for what is not planned compiled: a plan is that of the eager step where the job says so alone."""
+    """Raises SpecError for what is not planned compiled: the eager step is planned only where the job says so."""
     compiled = job.train.compile
     if compiled is None:
         return
@@ -42,7 +42,7 @@ def check_compile(job: Job, document: Node) -> None:
 
 
 def _check_graphs(job: Job, compiled: Compile, document: Node) -> None:
-    """A CUDA graph is captured again where its parameters lie elsewhere, and where what is gathered lies is not known."""
+    """A CUDA graph is captured again where its parameters have moved, and where what is gathered lies is not known."""
     degrees = axis_degrees(job.parallel)
     beside = [f"parallel.{axis} {degrees[axis]}" for axis in ("dp_shard", "pp", "cp") if degrees[axis] > 1]
     beside += ["parallel.deepspeed"] if job.parallel.deepspeed is not None else []
@@ -85,5 +85,5 @@ def _check_rest(job: Job, compiled: Compile, document: Node) -> None:
             f"is {', '.join(compiled.scope) or 'true'} beside {' and '.join(found)}, which is not planned compiled",
             allowed="dp_replicate, dp_shard, tp, cp, pp whose backward is whole, DeepSpeed to stage 2, recompute and"
             " adapters in full precision",
-            remedy="say `planned_as: eager` in it to plan the eager step, which takes other memory and is never refused",
+            remedy="say `planned_as: eager` in it to plan the eager step, which takes other memory, never refused",
         )

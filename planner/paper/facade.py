@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -99,8 +101,8 @@ class _StreamContext:
 def _streams(kind: type[Stream]) -> dict[str, Any]:
     """Who answers which stream is meant, as streams of this kind."""
 
-    def current_stream(_device: Any = None) -> Stream:
-        stream = torch.accelerator.current_stream()
+    def current_stream(device: Any = None) -> Stream:
+        stream = torch.accelerator.current_stream(device)
         return kind(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
     def default_stream(device: Any = None) -> Stream:
@@ -182,6 +184,13 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
     }
 
 
+def _by_any_name(answer: Any) -> Any:
+    """A function of torch.cuda is called with `device=` too: whatever an argument is called, it comes in its place."""
+    if not inspect.isfunction(answer):
+        return answer
+    return functools.wraps(answer)(lambda *arguments, **named: answer(*arguments, *named.values()))
+
+
 def _rnn_mode(name: str) -> int:
     """As torch.backends.cudnn.rnn.get_cudnn_mode. Raises ValueError for a network that cuDNN does not have."""
     mode = int(library.load().paper_rnn_mode(name.encode()))
@@ -199,7 +208,7 @@ def answering(target: Target, gpus: int, clock: Clock | None = None) -> Iterator
     answers = {**_cuda_answers(target, gpus), **(_waiting(clock) if clock else {})}
     version = int(library.load().paper_cudnn_version())
     replaced = {
-        **{f"torch.cuda:{name}": answer for name, answer in answers.items()},
+        **{f"torch.cuda:{name}": _by_any_name(answer) for name, answer in answers.items()},
         "torch.cuda.nvtx:range_push": lambda _message: 0,
         "torch.cuda.nvtx:range_pop": lambda: 0,
         "torch.cuda.amp.common:amp_definitely_not_available": lambda: False,

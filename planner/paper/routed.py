@@ -3,7 +3,8 @@
 The step routes by the job's rule: it copies the experts of every token from the host, and values that came from the
 host are known. What transformers 5.23 counts from them on the device is counted here once more, at the few places where
 it comes back to the host or sizes a result (integrations/moe.py, distributed/expert_parallel.py, the `forward` of
-experts in models/*/modeling_*.py). A choice that is not known stays unanswered.
+experts in models/*/modeling_*.py). In torchtitan's experts over ranks, each gets as many tokens as the others. A
+choice that is not known stays unanswered.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ Tensor = torch.Tensor
 
 _MODELS, _MOE = "transformers.models.", "transformers.integrations.moe"
 _PARALLEL = "transformers.distributed.expert_parallel"
+_TORCHTITAN = "torchtitan.distributed.expert_parallel"
 
 
 def numbers(frame: FrameType, wanted: int) -> Tensor | None:
@@ -26,6 +28,9 @@ def numbers(frame: FrameType, wanted: int) -> Tensor | None:
         return _equal_shares(int(values["input"].size(0)), wanted)
     if module == _PARALLEL and "recv_counts" in values:
         return _sent_and_received(values)
+    if module == _TORCHTITAN and "routed_input" in values:
+        tokens = int(values["routed_input"].size(0))
+        return _equal_shares(tokens, wanted).diff(prepend=torch.zeros(1, dtype=torch.int64))
     return None
 
 

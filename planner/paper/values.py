@@ -115,6 +115,9 @@ class Reader(Protocol):
     def answer(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> Value | None:
         """What a read is answered that is not in the table; None: it is refused."""
 
+    def count(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> int | None:
+        """How many of its values are not zero, where a size follows from it; None: it is refused."""
+
 
 _reader: Reader | None = None
 
@@ -171,6 +174,8 @@ def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
     for frame in frames:
         if (numbers := routed.numbers(frame, host.numel())) is not None:
             host.copy_(numbers.view(host.shape))
+            if _reader is not None:
+                _reader.note(device, frames, int(numbers.flatten()[0]), "tokens of experts, as routed or evenly")
             return
         if (site := _site(frame)) is not None:
             host.fill_(_answer_of(site, device, frames))
@@ -179,9 +184,12 @@ def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
 
 
 def count_nonzero(operator: str, tensor: torch.Tensor) -> int:
-    """How many values are not zero, where the autograd node at work is in the table; else TraceError."""
+    """How many values are not zero, where the autograd node at work is in the table or a program's reader knows; else
+    TraceError."""
     if (node := _node()) is not None:
         return int(node.answer)
+    if _reader is not None and (count := _reader.count(tensor, _frames(inspect.currentframe()))) is not None:
+        return count
     refuse_size_of(operator, tensor)
 
 

@@ -164,9 +164,8 @@ def trace_class(
     target: str = "",
 ) -> Iterator[RankTrace]:
     """The trace of one rank class, or of each of its parts."""
-    progress(
-        f"tracing ranks {rank_class.ranks}{', compiling' if job.train.compile and not _is_planned_as_eager(job) else ''}"
-    )
+    compiles = job.train.compile and not _is_planned_as_eager(job)
+    progress(f"tracing ranks {rank_class.ranks}{', compiling' if compiles else ''}")
     trace = source.trace_rank(job, rank_class.representative, target)
     for part in parts_of_class(job, rank_class, trace):
         if part.representative != rank_class.representative:

@@ -88,7 +88,8 @@ def _run(work: ProgramInputs, progress: Progress) -> list[RankRun]:
 
     def run(rank: int) -> None:
         progress(f"running rank {rank} of {world_size}")
-        runs.append(rank_process.run_rank(_order(work, rank, runs), work.limits, server))
+        order = replace(_order(work, rank, runs), heard=runs[-1].announced if runs else ())
+        runs.append(rank_process.run_rank(order, work.limits, server))
 
     try:
         run(choose_ranks(work.ranks, world_size)[0])

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from types import FrameType
 
-_LIBRARIES = ("torch", "planner", "runpy")
+_LIBRARIES = ("torch", "planner", "runpy", "multiprocessing", "concurrent")
 
 
 class About(StrEnum):

@@ -57,6 +57,7 @@ def properties_of(gpu: Gpu) -> Properties:
         max_threads_per_block=1024,
         warp_size=known.warp_size,
         regs_per_multiprocessor=known.registers_per_multiprocessor,
+        shared_memory_per_block=49152,
         shared_memory_per_block_optin=known.shared_memory_per_block_bytes,
         is_integrated=0,
         is_multi_gpu_board=0,
@@ -97,8 +98,9 @@ def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: Manage
 
 
 def _alone(answer: Any) -> Any:
-    """A function for one name only: Dynamo's table of torch's functions takes none twice (_dynamo/trace_rules.py)."""
-    return (lambda *arguments, **named: answer(*arguments, **named)) if callable(answer) else answer
+    """A function for one name only: Dynamo's table of torch's functions takes none twice (_dynamo/trace_rules.py).
+    Whatever an argument is called (`device=`), it comes in its place."""
+    return (lambda *arguments, **named: answer(*arguments, *named.values())) if callable(answer) else answer
 
 
 def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory, management: ManagementLibrary) -> dict[str, Any]:

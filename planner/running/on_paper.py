@@ -30,6 +30,7 @@ from planner.running import (
     program_host,
     storages,
     unwritten_host,
+    vision_operators,
 )
 from planner.running.assumptions import About, Assumptions
 from planner.running.compiling import ProgramCompiling
@@ -40,6 +41,7 @@ from planner.running.order import ProgramOrder, RankRun
 from planner.running.outside.management_library import ManagementLibrary
 from planner.running.outside.surroundings import Surroundings
 from planner.running.peers import World, is_waiting
+from planner.running.pipeline_stages import PipelineNeighbours
 from planner.running.rank_environment import extra_arguments
 from planner.running.stopping import Seen, Stopping
 from planner.running.value_answers import AnswersByTable
@@ -69,16 +71,22 @@ class ProgramRun:
             order.gpu.product, order.line.processes_per_node, self.memory, self.assumptions
         )
         self.surroundings = Surroundings(order, cuda_face.properties_of(order.gpu), self.management, self.assumptions)
+        self.neighbours = PipelineNeighbours(self.assumptions, order.heard)
         self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, self.surroundings.compiling_begins)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
 
     def end_whole(self, how: str) -> NoReturn:
-        """The program has come to its own end. Raises ProgramError if it never took an optimizer step."""
-        if not self.watcher.moments.ends():
+        """The program has come to its own end. Raises ProgramError if it never trained."""
+        if not self.watcher.moments.ends() and self.watcher.moments.seen(Kind.BACKWARD):
+            self.assumptions.add(
+                About.HOST,
+                "No optimizer of torch.optim steps: the program was followed to its end, without iterations.",
+            )
+        elif not self.watcher.moments.ends():
             raise ProgramError(
                 f"the program {how} without a step of an optimizer",
-                allowed="a program whose optimizers (of torch.optim, or derived from it) step",
+                allowed="a program that trains: backwards, and steps of optimizers of torch.optim or derived from it",
                 remedy="run it until it trains: check its arguments, its data and its number of steps",
             )
         self._report(f"the program {how}", None, is_whole=True)
@@ -140,6 +148,7 @@ class ProgramRun:
                 branches=tuple(self.answers.branches.values()),
                 allocator_conf=self.memory.conf,
                 memory_fraction=self.memory.fraction,
+                announced=self.neighbours.announced(),
             )
         )
 
@@ -213,12 +222,14 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         ),
         storages.on_paper(run.assumptions),
         unwritten_host.left_unwritten(run.assumptions),
+        vision_operators.declared(),
         program_host.kept_inside(order.line.program, run.assumptions),
         values.read_by(run.answers),
         checkpoint_files.with_holes(run.watcher.saves),
         run.watcher.watch(),
         run.world.entered(),
         run.surroundings.entered(),
+        run.neighbours.present(),
         _deepspeed_peers(order.line),
         absent_peers.every_step_is_taken(),
         run.compiling.watch(),

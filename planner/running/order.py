@@ -21,6 +21,14 @@ class Gpu:
     outside_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What a stage of a pipeline has told the next one of its outputs; only processes of the program read it."""
+
+    stage: int
+    content: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOrder:
     """One rank of a program. `steps` 0: until enough was seen (planner.running.stopping)."""
@@ -43,6 +51,8 @@ class ProgramOrder:
     """A file that describes kernels of the user's own."""
     otherwise: str = ""
     """A line (`train.py:12`) at which truth values are answered the other way."""
+    heard: tuple[Announced, ...] = ()
+    """From ranks that ran before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +83,4 @@ class RankRun:
     """Of the program itself, when it first took memory."""
     memory_fraction: float = 1.0
     seconds: float = 0.0
+    announced: tuple[Announced, ...] = ()

@@ -59,6 +59,24 @@ class ProgramPeers(absent_peers.AbsentPeers):
         if not self.talkers:
             self.talkers = tuple(sorted(dist.get_process_group_ranks(self)))
 
+    def monitored_barrier(self, *_arguments: Any, **_named: Any) -> None:
+        """Everybody is taken to have come."""
+
+    def _start_coalescing(self, _device: Any) -> None:
+        """Collectives complete one by one."""
+
+    def _end_coalescing(self, _device: Any) -> Any:
+        return absent_peers.finished_work([])
+
+    def _get_backend(self, _device: Any) -> Any:
+        return Backend(self)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nobody compares them."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
     def note(self, tensors: Any) -> None:
         """What a collective fills: a tensor, or lists of them."""
         while isinstance(tensors, list | tuple) and tensors:
@@ -95,6 +113,32 @@ class _Settings:
     """Whatever is set on it."""
 
 
+class Backend:
+    """What a program asks of the backend of a group of absent peers (torch.distributed's Backend)."""
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.options = NcclOptions()
+        self._group = group
+
+    def name(self) -> str:
+        known = distributed_c10d._world.pg_map
+        return str(known[self._group][0]) if self._group in known else ""
+
+    def rank(self) -> int:
+        return self._group.rank()
+
+    def size(self) -> int:
+        return self._group.size()
+
+    def _set_default_timeout(self, _timeout: timedelta) -> None:
+        """Nothing is waited for."""
+
+    def eager_connect_single_device(self, _device: Any) -> None:
+        """There is nothing to connect."""
+
+
 class Nccl:
     """Stands for `ProcessGroupNCCL`, which a build without CUDA lacks."""
 
@@ -128,6 +172,8 @@ class World:
             "torch.distributed:ProcessGroupNCCL": Nccl,
             "torch.distributed:TCPStore": lambda *_arguments, **_named: OwnStore(),
             "torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook": lambda *_arguments: None,
+            f"{_C10D}:split_group": _split,
+            "torch.distributed:split_group": _split,
         }
         wrapped = {
             f"{_C10D}:_new_process_group_helper": self._with_absent_peers,
@@ -135,6 +181,11 @@ class World:
             "torch.distributed:broadcast_object_list": self._telling_of_objects,
             f"{_C10D}:scatter_object_list": self._telling_of_objects,
             "torch.distributed:scatter_object_list": self._telling_of_objects,
+            f"{_C10D}:recv_object_list": self._telling_of_objects,
+            "torch.distributed:recv_object_list": self._telling_of_objects,
+            "torch.distributed.checkpoint.default_planner:_validate_global_plan": _for_a_part,
+            f"{_C10D}:recv": _from_somebody,
+            "torch.distributed:recv": _from_somebody,
         }
         with upstream.patch_targets("program peers", replaced=replaced, wrapped=wrapped):
             yield
@@ -179,15 +230,62 @@ class World:
             given = call.arguments
             group = given["group"]
             source = given["src"] if given["group_src"] is None else dist.get_global_rank(group, given["group_src"])
-            if (0 if source is None else source) == dist.get_rank():
+            source = 0 if source is None else source
+            receives = real.__name__ == "recv_object_list"
+            if source == dist.get_rank() and not receives:
                 return real(*arguments, **named)
             self._assumptions.add(
-                About.PEERS,
-                f"{real.__name__}: what rank {source or 0} would have sent is not known; nothing was received",
+                About.PEERS, f"{real.__name__}: what rank {source} would have sent is not known; nothing was received"
             )
-            return None
+            return source if receives else None
 
         return collective
+
+
+def _for_a_part(real: Callable[..., Any]) -> Callable[..., Any]:
+    """That a checkpoint is whole, of which only this rank's part is there. torch 2.11 says so by a truth value, 2.13 by
+    a list of what is wrong."""
+
+    def validate(*arguments: Any) -> Any:
+        return True if isinstance(real(*arguments), bool) else []
+
+    return validate
+
+
+def _from_somebody(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A receive from whoever sends: the next rank does."""
+
+    def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Any:
+        if src is None and group_src is None:
+            group_src = (dist.get_rank(group) + 1) % dist.get_world_size(group)
+        return real(tensor, src=src, group=group, tag=tag, group_src=group_src)
+
+    return recv
+
+
+def _split(
+    parent_pg: Any = None,
+    split_ranks: Any = None,
+    timeout: Any = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: Any = None,
+) -> Any:
+    """`split_group`, whose groups are new ones: absent peers have no communicator to divide."""
+    own = dist.get_rank(parent_pg)
+    mine = next((ranks for ranks in split_ranks or [] if own in ranks), None)
+    if mine is None:
+        return None
+    parent: Any = parent_pg or dist.group.WORLD
+    ranks = [dist.get_global_rank(parent, each) for each in mine]
+    return dist.new_group(
+        ranks,
+        timeout=timeout,
+        backend=backend,
+        pg_options=pg_options,
+        use_local_synchronization=True,
+        group_desc=group_desc,
+    )
 
 
 def _meet(url: str, rank: int = -1, world_size: int = -1, **_named: Any) -> Iterator[tuple[OwnStore, int, int]]:

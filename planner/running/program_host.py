@@ -5,16 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import Any, NoReturn
 
 from torch.utils.data import dataloader
 
 from planner import upstream
 from planner.errors import ProgramError
-from planner.running.assumptions import About, Assumptions
+from planner.running.assumptions import About, Assumptions, place_of
 
 _HERE = ("localhost", "127.", "::1", "0.0.0.0")
+_WORKERS = "a DataLoader's workers load in the program's own process"
 _connecting: list[Callable[[str], None]] = []
+_CLUSTER = ("gcs_server", "raylet")
+"""Programs that Ray starts for a cluster of its own (Ray 2.60, _private/services.py)."""
 
 
 @contextmanager
@@ -26,7 +30,7 @@ def kept_inside(program: str, assumptions: Assumptions) -> Iterator[None]:
         def iterator(loader: Any) -> Any:
             if loader.num_workers == 0:
                 return real(loader)
-            assumptions.add(About.HOST, "a DataLoader's workers load in the program's own process")
+            assumptions.add(About.HOST, _WORKERS)
             return _in_this_process(loader)
 
         return iterator
@@ -36,13 +40,46 @@ def kept_inside(program: str, assumptions: Assumptions) -> Iterator[None]:
             "the program starts processes of its own",
             allowed="a program that is one rank; workers of a DataLoader",
             remedy="let a launcher start the ranks (torchrun ... behind --), and load data in the program's process",
-            place=program,
+            place=_who_asks() or program,
         )
 
-    replaced = {"multiprocessing.process:BaseProcess.start": refuse, "os:fork": refuse}
-    wrapped = {"torch.utils.data:DataLoader._get_iterator": loading}
+    def load_here(loader: Any) -> Any:
+        assumptions.add(About.HOST, _WORKERS)
+        return _in_this_process(loader)
+
+    replaced: dict[str, Any] = {"multiprocessing.process:BaseProcess.start": refuse, "os:fork": refuse}
+    wrapped: dict[str, upstream.Wrapper] = {
+        "torch.utils.data:DataLoader._get_iterator": loading,
+        "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter": lambda real: _made_by(load_here, real),
+        "torch.multiprocessing.spawn:spawn": _alone,
+        "torch.multiprocessing:spawn": _alone,
+    }
     with upstream.patch_targets("program host", replaced=replaced, wrapped=wrapped), _without_network(assumptions):
         yield
+
+
+def _made_by(make: Callable[[Any], Any], real: type) -> type:
+    """The class of iterators with workers, which libraries name themselves; what it makes is another one."""
+    return type(real.__name__, (real,), {"__new__": lambda _cls, loader: make(loader)})
+
+
+def _alone(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A single process that a program would start and wait for is this one."""
+
+    def spawn(fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *more: Any, **named: Any) -> Any:
+        if nprocs != 1:
+            return real(fn, args, nprocs, *more, **named)
+        return fn(0, *args)
+
+    return spawn
+
+
+def _who_asks() -> str:
+    frame, frames = sys._getframe(), []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back  # type: ignore[assignment]
+    return place_of(frames)
 
 
 def _in_this_process(loader: Any) -> Any:
@@ -73,6 +110,8 @@ def _without_network(assumptions: Assumptions) -> Iterator[None]:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if _connecting and event == "subprocess.Popen":
+        _refuse_cluster(str(arguments[0]))
     if not _connecting or event not in ("socket.connect", "socket.getaddrinfo"):
         return
     address = arguments[1] if event == "socket.connect" else arguments[0]
@@ -83,3 +122,13 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         host = host.decode(errors="replace")
     if isinstance(host, str) and host and not host.startswith(_HERE):
         _connecting[-1](host)
+
+
+def _refuse_cluster(executable: str) -> None:
+    if PurePath(executable).name in _CLUSTER:
+        raise ProgramError(
+            "the program starts a cluster of Ray, whose workers would train",
+            allowed="a program that is one rank",
+            remedy="run the workers' own function as a program: torchrun ... behind --",
+            place=_who_asks(),
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import traceback
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 from planner.errors import PlannerError, ProgramError
 from planner.running.assumptions import About, Assumption
 from planner.running.branches import Branch
-from planner.running.order import ProgramOrder, RankRun
+from planner.running.order import Announced, ProgramOrder, RankRun
 from planner.running.rank_environment import variables_of
 from planner.runtime import answers, overlay, running
 from planner.runtime.channel import AnswerWriter
@@ -107,6 +108,7 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str]], answer: Answer
             "said": "".join(traceback.format_exception_only(error)).strip(),
             "missing": error.name if isinstance(error, ModuleNotFoundError) else None,
             "sought": stand_ins.SOUGHT if isinstance(error, ImportError) else [],
+            "no_room": isinstance(error, OSError) and error.errno == errno.ENOSPC,
             "text": _own_traceback(error)[-_MOST_CRASH_CHARACTERS:],
         }
         answer.write(_CRASH, json.dumps(crash).encode())
@@ -115,7 +117,7 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str]], answer: Answer
 def _fields_of(run: RankRun) -> dict[str, Any]:
     """The fields of a run as plain values, its trace as it is."""
     found = {name: getattr(run, name) for name in run.__dataclass_fields__}
-    listed = {name: [asdict(each) for each in found[name]] for name in ("assumptions", "branches")}
+    listed = {name: [asdict(each) for each in found[name]] for name in ("assumptions", "branches", "announced")}
     return {**found, **listed}
 
 
@@ -139,6 +141,7 @@ def _read_run(parts: Mapping[str, bytes]) -> RankRun:
             for each in about["assumptions"]
         )
         about["counted"] = {str(name): int(value) for name, value in about["counted"].items()}
+        about["announced"] = tuple(Announced(int(each["stage"]), str(each["content"])) for each in about["announced"])
         about["communicators"] = tuple(map(int, about["communicators"]))
         about["branches"] = tuple(Branch(str(each["place"]), bool(each["answer"])) for each in about["branches"])
         about["talkers"] = tuple(tuple(map(int, each)) for each in about["talkers"])
@@ -159,13 +162,14 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
         crash = json.loads(content)
         said, missing, text = str(crash["said"]), crash["missing"], str(crash["text"])
         sought = [str(each) for each in crash["sought"]]
+        no_room = bool(crash["no_room"])
     except (ValueError, KeyError, TypeError):
         return ProgramError("the program ended with an error that cannot be read", place=order.line.program)
     return CrashedError(
         f"the program ended with an error of its own on rank {order.rank}: {said}",
         text,
         allowed="a program that trains when it is started by this command",
-        remedy=_remedy(said, missing, sought),
+        remedy=_no_room_remedy(order) if no_room else _remedy(said, missing, sought),
         place=order.line.program,
     )
 
@@ -179,6 +183,12 @@ def _remedy(said: str, missing: str | None, sought: Sequence[str]) -> str:
     if missing:
         return f"install {missing} where planner runs: a program needs its packages here as on the cluster"
     return "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback"
+
+
+def _no_room_remedy(order: ProgramOrder) -> str:
+    if order.writes:
+        return "make room where it writes, or leave out --allow-writes"
+    return f"its files may take {show_bytes(_DISCARDED_BYTES)} in all: save less often, or --allow-writes"
 
 
 def _ended_error(answer: Answer, order: ProgramOrder) -> ProgramError:

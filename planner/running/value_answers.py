@@ -39,6 +39,12 @@ _BY_OPERATOR = (
 """For truth values and whole numbers. `isfinite` ends in a product of truth values (torch 2.13, aten/src/ATen/native/
 TensorCompare.cpp)."""
 
+_COUNTS = (
+    Made(("aten.all", "aten.isfinite", "aten.ne"), True, "all of them, as many as there can be"),
+    Made(("aten.any", "aten.isnan", "aten.isinf"), False, "none: no value is out of order"),
+)
+"""For sizes: of how many elements a truth value is taken to hold, which decides how many are selected."""
+
 
 class AnswersByTable:
     """The reader of a program (planner.paper.values.Reader). With `strict` nothing is answered that is not known."""
@@ -67,6 +73,18 @@ class AnswersByTable:
                 answer, why = not answer, "the other way is tried"
         self._list(tensor, frames, answer, why)
         return answer
+
+    def count(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> int | None:
+        """How many of its truth values hold, by what made it; None where that says nothing, and under `strict`."""
+        made_by = self._recorder.operator_of(tensor)
+        known = next((each for each in _COUNTS if made_by in each.operators), None)
+        if self._strict or known is None or tensor.dtype is not torch.bool:
+            return None
+        count = tensor.numel() if known.answer else 0
+        self._assumptions.add(
+            About.VALUE, f"{count} of {tensor.numel()} places selected ({made_by}: {known.why})", place_of(frames)
+        )
+        return count
 
     def _judge(self, tensor: torch.Tensor) -> tuple[Value, str]:
         if tensor.is_floating_point() or tensor.is_complex():

@@ -17,8 +17,8 @@ from planner.units import show_bytes
 _TRACE = "trace"
 _PLACE = "model.factory"
 _COMPILES_LONG = (
-    "it is compiled, which takes long for large graphs: compile the blocks instead of the model, of which equal ones are"
-    " compiled once; else see whether the factory loops or loads data"
+    "it is compiled, which takes long for large graphs: compile the blocks instead of the model, of which equal ones"
+    " are compiled once; else see whether the factory loops or loads data"
 )
 
 

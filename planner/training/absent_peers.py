@@ -141,20 +141,20 @@ class AbsentPeers(WithoutBackends):
         return BACKEND
 
     def barrier(self, *_options: Any, **_named: Any) -> Any:
-        return _make_finished_work([])
+        return finished_work([])
 
 
 _Filling = Callable[[AbsentPeers, Tensor, Tensor], None]
 
 
 def _in_place(_self: AbsentPeers, tensors: Any, *_options: Any, **_named: Any) -> Any:
-    return _make_finished_work(tensors)
+    return finished_work(tensors)
 
 
 def _make_filling_collective(name: str) -> Callable[..., Any]:
     def collective(self: AbsentPeers, outputs: Any, *arguments: Any, **named: Any) -> Any:
         getattr(self._fake, name)(outputs, *arguments, **named)
-        return _make_finished_work(outputs)
+        return finished_work(outputs)
 
     return collective
 
@@ -173,7 +173,7 @@ def _scatter(self: AbsentPeers, output: Tensor, given: Tensor) -> None:
 def _with_one(fill: _Filling) -> Callable[..., Any]:
     def collective(self: AbsentPeers, output: Tensor, given: Tensor, *_options: Any, **_named: Any) -> Any:
         fill(self, output, given)
-        return _make_finished_work([output])
+        return finished_work([output])
 
     return collective
 
@@ -184,22 +184,22 @@ def _to_all(
     """In equal parts: peers that do the same as this rank send it what it sends to itself."""
     if output_sizes or input_sizes:
         self._fake.alltoall_base(output, given, output_sizes, input_sizes)
-        return _make_finished_work([output])
+        return finished_work([output])
     own = given.detach().unflatten(0, (self.size(), -1))[self.rank()]
     output.detach().unflatten(0, (self.size(), -1)).copy_(own)
-    return _make_finished_work([output])
+    return finished_work([output])
 
 
 def _with_several(fill: _Filling) -> Callable[..., Any]:
     def collective(self: AbsentPeers, outputs: Any, inputs: Any, *_options: Any, **_named: Any) -> Any:
         for output, given in zip(outputs, inputs, strict=True):
             fill(self, output, given)
-        return _make_finished_work(outputs)
+        return finished_work(outputs)
 
     return collective
 
 
-def _make_finished_work(value: Any) -> Any:
+def finished_work(value: Any) -> Any:
     """Work that is done; its future has the value that the reducer and the communication hooks ask for."""
     from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 

@@ -133,11 +133,27 @@ PROGRAM_HOST = (
         test="tests/running/test_programs.py", why="its workers are processes; they load the same in this one",
     ),
     Entry(
+        target="torch.utils.data.dataloader:_MultiProcessingDataLoaderIter", kind=Kind.PATCH, group="program host",
+        has_source=False, test=_HOST, why="libraries make it themselves, where they have loaders of their own",
+    ),
+    *(
+        Entry(
+            target=f"{module}:spawn", kind=Kind.PATCH, group="program host", has_source=False, test=_HOST,
+            why="a program that starts one process for each GPU of this one starts one, and waits for it",
+        )
+        for module in ("torch.multiprocessing.spawn", "torch.multiprocessing")
+    ),
+    Entry(
         target="multiprocessing.process:BaseProcess.start", kind=Kind.PATCH, group="program host", has_source=False,
         test=_HOST, why="a program that starts its ranks itself is told to be started as one of them",
     ),
     Entry(
         target="os:fork", kind=Kind.PATCH, group="program host", has_source=False, test=_HOST,
         why="a GPU on paper does not survive a fork, as CUDA does not",
+    ),
+    Entry(
+        target="torch.library:register_fake", kind=Kind.PATCH, group="program's vision", has_source=False,
+        test="tests/running/test_vision_operators.py",
+        why="torchvision's wheels name operators there whose library a build without CUDA cannot load",
     ),
 )  # fmt: skip

@@ -91,6 +91,33 @@ PROGRAM_PEERS = (
         for name in ("broadcast_object_list", "scatter_object_list")
         for module in (_C10D, "torch.distributed")
     ),
+    *(
+        Entry(
+            target=f"{module}:{name}", kind=Kind.PATCH, group="program peers", has_source=False, test=_RUN,
+            why="what an absent peer would have sent is not known, nor who of all would have sent",
+        )
+        for name in ("recv_object_list", "recv")
+        for module in (_C10D, "torch.distributed")
+    ),
+    Entry(
+        target="torch.distributed.checkpoint.default_planner:_validate_global_plan", kind=Kind.PATCH,
+        group="program peers", has_source=False, test=_RUN,
+        why="a checkpoint of which this rank writes its part is not whole: the parts of absent peers are missing",
+    ),
+    *(
+        Entry(
+            target=f"{module}:split_group", kind=Kind.PATCH, group="program peers", has_source=False, test=_RUN,
+            why="asks a backend to divide its communicator, which absent peers do not have",
+        )
+        for module in (_C10D, "torch.distributed")
+    ),
+    *entries(
+        "torch.distributed.pipelining.stage",
+        "PipelineStage._send_meta", "PipelineStage._recv_meta", "PipelineStage._warmup_forward_vote",
+        "PipelineStage._warmup_backward_result",
+        kind=Kind.PATCH, group="program pipelines", has_source=False, optional=True, test=_RUN,
+        why="a stage waits there for the shapes that its neighbours announce (torch 2.13)",
+    ),
 )  # fmt: skip
 
 COLLECTIVES = entries(

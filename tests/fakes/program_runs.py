@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from planner.running.order import RankRun
+from planner.running.order import Announced, RankRun
 
 
 class Run(Protocol):
@@ -22,4 +22,5 @@ class Run(Protocol):
         packages: tuple[str, ...] = (),
         kernels: str = "",
         otherwise: str = "",
+        heard: tuple[Announced, ...] = (),
     ) -> RankRun: ...

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 from program_runs import Run
 
 from planner.errors import AllocatorConfError, PlannerError, ProgramError, TraceError
+from planner.running import rank_process
+from planner.running.launch_line import parse
+from planner.running.order import Gpu, ProgramOrder
 from planner.running.rank_process import CrashedError
 
 Program = Callable[[str], str]
@@ -29,7 +33,14 @@ def test_an_error_of_its_own_is_shown_from_its_first_line(run: Run, program: Pro
         ("print('done')", ProgramError, "ran to its end without a step of an optimizer"),
         ("raise SystemExit(3)", ProgramError, "ended its process on rank 0 with exit code 3"),
         ("import os; os._exit(7)", ProgramError, "ended its process on rank 0 with exit code 7"),
-        ("import os; os.fork()", ProgramError, "starts processes of its own"),
+        ("import os; os.fork()", ProgramError, r"program.py:1: the program starts processes of its own"),
+        (
+            "import ray\nray.init(num_cpus=1, include_dashboard=False)",
+            ProgramError,
+            "the program starts a cluster of Ray, whose workers would train",
+        ),
+        ("open('/nowhere/data.bin')", CrashedError, r"FileNotFoundError: .*'/nowhere/data.bin'"),
+        ("raise OSError(28, 'No space left on device')", CrashedError, "No space left on device"),
         (
             "import torch\nif __name__ == '__main__': torch.multiprocessing.spawn(print, nprocs=2)",
             ProgramError,
@@ -55,7 +66,53 @@ def test_an_error_of_its_own_is_shown_from_its_first_line(run: Run, program: Pro
 )
 def test_it_ends_by_a_name(run: Run, program: Program, lines: str, kind: type[PlannerError], said: str) -> None:
     with pytest.raises(kind, match=said):
-        run(f"python {program(lines)}")
+        run(f"python {program(lines)}", seconds=10)
+
+
+@pytest.mark.parametrize(("writes", "remedy"), [(False, "its files may take 4.00 GiB in all"), (True, "make room")])
+def test_one_that_fills_the_disk_is_told_how_much_it_may_write(program: Program, writes: bool, remedy: str) -> None:
+    line = parse(["python", program("raise OSError(28, 'No space left on device')")])
+    gpu = Gpu(product="", arch="sm_90", total_bytes=1)
+    order = ProgramOrder(line=line, rank=0, gpu=gpu, cuda="13.0", writes=writes)
+    crash = json.dumps({"said": "OSError: [Errno 28]", "missing": None, "no_room": True, "text": ""}).encode()
+
+    assert remedy in str(rank_process._crash_error(crash, order))
+
+
+SPAWNED = """
+import torch
+def train(rank, gpus):
+    layer = torch.nn.Linear(4, 4).cuda(rank)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2, num_workers=2)
+    for rows in torch.utils.data.dataloader._MultiProcessingDataLoaderIter(loader):
+        layer(rows.cuda()).sum().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, args=(1,), nprocs=torch.cuda.device_count())
+"""
+
+
+def test_one_process_for_its_one_gpu_and_a_librarys_own_loader_are_no_others(run: Run, program: Program) -> None:
+    assert run(f"python {program(SPAWNED)}").iterations == 3
+
+
+def test_one_with_an_update_of_its_own_is_followed_to_its_end(run: Run, program: Program) -> None:
+    lines = """
+import torch
+layer = torch.nn.Linear(4, 4).cuda()
+for _ in range(3):
+    layer(torch.ones(2, 4, device="cuda")).sum().backward()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+"""
+
+    found = run(f"python {program(lines)}")
+
+    assert (found.iterations, found.ending) == (0, "the program ran to its end")
+    assert "No optimizer of torch.optim steps" in " ".join(each.text for each in found.assumptions)
 
 
 def test_one_that_takes_too_long(run: Run, program: Program) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from program_runs import Run
@@ -71,6 +72,36 @@ dist.barrier()
 
     assert found.communicators == (2,)
     assert "what rank 0 would have sent is not known" in " ".join(each.text for each in found.assumptions)
+
+
+def test_what_else_a_group_is_asked_for(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+    path = program(f"""
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+gloo = dist.new_group(backend="gloo")
+dist.monitored_barrier(gloo)
+assert dist.split_group(split_ranks=[[0, 1], [2, 3]]).size() == 2
+assert dist.split_group(split_ranks=[[2, 3]]) is None
+assert dist.group.WORLD._get_backend(torch.device("cuda")).name() == "nccl"
+with dist._coalescing_manager(device=torch.device("cuda")):
+    dist.all_reduce(torch.ones(4, device="cuda"))
+    dist.all_reduce(torch.ones(8, device="cuda"))
+assert dist.recv(torch.ones(4, device="cuda")) == 1
+box = ["mine"]
+assert dist.recv_object_list(box, src=3) == 3 and box == ["mine"]
+layer = fully_shard(torch.nn.Linear(8, 8).cuda())
+checkpoint.save(layer.state_dict(), checkpoint_id="{tmp_path}/saved")
+{STEP}
+""")
+
+    found = run(f"torchrun --nproc-per-node 4 {path}")
+
+    assert "recv_object_list: what rank 3 would have sent is not known" in " ".join(
+        each.text for each in found.assumptions
+    )
+    assert (tmp_path / "saved" / ".metadata").exists()
 
 
 def test_a_rank_uses_its_own_gpu(run: Run, program: Callable[[str], str]) -> None:

@@ -22,6 +22,54 @@ def test_a_mask_from_the_host_says_how_many_it_selects(taken: Any) -> None:
     assert ((3, 1), "int64") in found.temporary or ((1, 3), "int64") in found.temporary
 
 
+def test_labels_from_the_host_say_how_many_of_them_count() -> None:
+    tokens = torch.arange(4, 132).view(4, 32)
+    tokens[:, 20:] = 0
+
+    def counted(on_device: torch.Tensor) -> list[int]:
+        labels = on_device.clone()
+        labels[:, :8] = -100
+        shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
+        attended = torch.ones_like(on_device)
+        attended[:, 25:] = 0
+        both = attended.bool() & (on_device != 0) & ~(on_device < 8)
+        states = torch.empty(4, 32, 8, device=on_device.device)
+        return [
+            len(states[shifted != -100]), len(both.nonzero()), int((torch.cat([on_device, labels]) == 0).sum()),
+            *(on_device != 0).sum(-1).tolist(),
+        ]  # fmt: skip
+
+    with paper.gpu("sm_90"):
+        assert counted(tokens.cuda()) == counted(tokens)
+
+
+def test_truth_values_that_decide_alone_need_no_others() -> None:
+    with paper.gpu("sm_90"):
+        unknown = torch.randn(4, device="cuda") > 0
+        certain, never = torch.ones(4, dtype=torch.bool, device="cuda"), torch.zeros(4, dtype=torch.bool, device="cuda")
+
+        assert len((unknown | certain).nonzero()) == 4
+        assert len((unknown & never).nonzero()) == 0
+        with pytest.raises(TraceError, match=r"aten\.nonzero"):
+            (unknown | never).nonzero()
+
+
+def test_what_lies_at_known_places_is_known() -> None:
+    with paper.gpu("sm_90"):
+        rows = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]]).cuda()
+        chosen = torch.tensor([True, False, True]).cuda().nonzero().view(-1)
+
+        assert len(rows[chosen].nonzero()) == len(rows.index_select(0, chosen).nonzero()) == 3
+
+
+def test_what_is_drawn_on_the_device_makes_labels_unknown() -> None:
+    with paper.gpu("sm_90"):
+        labels = torch.ones(4, 8, dtype=torch.int64).cuda()
+        labels[0] = torch.randint(0, 2, (8,), device="cuda")
+        with pytest.raises(TraceError, match=r"aten\.nonzero"):
+            labels.nonzero()
+
+
 @pytest.mark.parametrize(
     ("operator", "run"),
     [
@@ -68,7 +116,9 @@ def test_values_are_forgotten_when_the_device_writes_over_them() -> None:
     with paper.gpu("sm_90"):
         counts = torch.tensor([1, 2, 3]).to("cuda")
         assert counts.tolist() == [1, 2, 3]
-        counts[1] = counts[0] * 2
+        counts[1] = counts[2] * 2
+        assert counts.tolist() == [1, 6, 3]
+        counts[1] = torch.randint(9, (), device="cuda")
         with pytest.raises(TraceError):
             counts.tolist()
 

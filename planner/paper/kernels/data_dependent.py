@@ -18,8 +18,9 @@ from planner.paper.kernels.table import cuda, like_meta, scratch, target
 Tensor = torch.Tensor
 
 
-def _read_known_value(tensor: Tensor) -> Tensor | None:
-    found: Tensor | None = torch.ops.paper.known_value(tensor)
+def known(tensor: Tensor) -> Tensor | None:
+    """Its values on the host, if they are known: a view of them, which may be written to."""
+    found: Tensor | None = torch.ops.paper.known_value(tensor) if tensor.is_cuda else tensor
     return found
 
 
@@ -31,9 +32,12 @@ def _refuse(operator: str, tensor: Tensor) -> NoReturn:
 def nonzero(x: Tensor) -> Tensor:
     if x.numel() == 0:
         return _places(x, 0)
-    found = _read_known_value(x)
+    found = known(x)
     if found is not None:
-        return _places(x, int(found.count_nonzero()))
+        where = found.nonzero()
+        places = _places(x, len(where))
+        places.t().copy_(where.t().contiguous())
+        return places
     if (routed := values.places_of_nonzero(x)) is not None:
         out = _places(x, routed.size(0))
         out.copy_(routed)
@@ -75,7 +79,16 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if not target().is_cpu:
         places = [place if place is None or place.is_cuda else place.to("cuda") for place in places]
     result: Tensor = like_meta("index.Tensor", x, places)
+    if not result.is_floating_point() and (found := known(x)) is not None:
+        _follow(result, found, places)
     return result
+
+
+def _follow(result: Tensor, x: Tensor, places: Sequence[Tensor | None]) -> None:
+    """Of whole numbers that are known, those at known places are known."""
+    found = [None if place is None else known(place) for place in places]
+    if all(given is None or place is not None for place, given in zip(found, places, strict=True)):
+        result.copy_(torch.ops.aten.index.Tensor(x, found))
 
 
 def as_places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -92,7 +105,7 @@ def as_places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 @cuda("repeat_interleave.Tensor")
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Running sums of the repeats, then as many places as they come to."""
-    found = _read_known_value(repeats)
+    found = known(repeats)
     if output_size is None and found is None:
         _refuse("aten.repeat_interleave", repeats)
     sums = torch.empty_like(repeats, dtype=torch.int64)

@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from planner.paper.kernels.data_dependent import as_places
+from planner.paper.kernels.data_dependent import as_places, known
 from planner.paper.kernels.sorting import bits_of, radix_sort_bytes
 from planner.paper.kernels.table import cuda, scratch
 
@@ -28,8 +28,10 @@ def index_put(
     the places as whole numbers, sorted, with where they came from.
     """
     if values.numel() == 1 and not accumulate and len(indices) == 1 and _is_mask(indices[0]):
+        _follow(into, indices, values, accumulate)
         return into  # a fill under a mask: no places are looked for
     indices = as_places(indices)
+    _follow(into, indices, values, accumulate)
     if not accumulate and not torch.are_deterministic_algorithms_enabled():
         return into  # written where it lies, in one pass over the places
     whole = into if into.is_contiguous() else into.contiguous()
@@ -49,6 +51,19 @@ def index_put(
     taken = scratch(radix_sort_bytes(places.numel(), key_bytes=8, value_bytes=8, bits=bits_of(highest)))
     del taken, numbers, sorted_places, origins, spread, whole
     return into
+
+
+def _follow(into: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool) -> None:
+    """What is known of whole numbers stays known where known values are put at known places."""
+    if any(index is not None and index.numel() == 0 for index in indices):
+        return  # nothing is written
+    kept = known(into)
+    places = [None if index is None else known(index) for index in indices]
+    found = known(values)
+    if kept is None or found is None or any((a is None) != (b is None) for a, b in zip(places, indices, strict=True)):
+        torch.ops.paper.forget_value(into)
+        return
+    kept.index_put_(places, found, accumulate)  # a view of what is kept
 
 
 def _is_mask(index: torch.Tensor | None) -> bool:

@@ -16,6 +16,8 @@ _cuda: dict[str, Callable[..., Any]] = {}
 _cpu: dict[str, Callable[..., Any]] = {}
 _library: torch.library.Library | None = None
 _target: Target = target_of("sm_90")
+_KEEPS_BOOK = frozenset({"_index_put_impl_"})
+"""Kernels that say themselves what is known of the tensors that they write to; for all others that is nothing."""
 
 
 def cuda(*operators: str) -> Callable[[Kernel], Kernel]:
@@ -59,7 +61,7 @@ def install() -> None:
 
 def _make_kernel(operator: str) -> Callable[..., Any]:
     on_gpu, on_cpu = _cuda.get(operator), _cpu.get(operator)
-    written = _find_written_arguments(operator)
+    written = [] if operator in _KEEPS_BOOK else _find_written_arguments(operator)
     native = library.load()
     name = native.paper_name_index(f"aten::{operator.partition('.')[0]}".encode())
 

@@ -104,7 +104,11 @@ def _distinct(
     scratch(scan_bytes(items, 8))
     del kept, total
     found.resize_(count)
-    return found, inverse, counts.resize_(count) if return_counts else counts
+    if return_counts:
+        counts.resize_(count)
+        if (known := torch.ops.paper.known_value(x)) is not None:
+            counts.copy_(known.unique(return_counts=True)[1])
+    return found, inverse, counts
 
 
 def _distinct_slices(

@@ -20,6 +20,8 @@ namespace {
 
 // torch 2.13 with CUDA 13.0 asks for nvidia-cudnn-cu13 9.20.0 (its package metadata).
 constexpr long kCudnnVersion = 92000;
+constexpr long kCudaVersion = 13000;
+constexpr int64_t kMostFourierPlans = 4096;  // torch 2.13, aten/src/ATen/native/cuda/CuFFTPlanCache.h
 
 thread_local c10::StreamId stream_now = 0;
 thread_local c10::DeviceIndex device_now = 0;
@@ -85,6 +87,16 @@ struct Hooks final : at::CUDAHooksInterface {
   bool compiledWithCuDNN() const override { return true; }
   long versionCuDNN() const override { return kCudnnVersion; }
   long versionRuntimeCuDNN() const override { return kCudnnVersion; }
+  long versionCuDNNFrontend() const override { return kCudnnVersion; }
+  long versionCUDART() const override { return kCudaVersion; }
+  // Part of torch.__config__.show(), which programs write into their logs.
+  std::string showConfig() const override {
+    return "  - CUDA Runtime (on paper)\n  - CuDNN " + std::to_string(kCudnnVersion) + "\n";
+  }
+  int64_t cuFFTGetPlanCacheMaxSize(c10::DeviceIndex) const override { return kMostFourierPlans; }
+  void cuFFTSetPlanCacheMaxSize(c10::DeviceIndex, int64_t) const override {}
+  int64_t cuFFTGetPlanCacheSize(c10::DeviceIndex) const override { return 0; }
+  void cuFFTClearPlanCache(c10::DeviceIndex) const override {}
   bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
   bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
   bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }

@@ -1,5 +1,6 @@
 #include "host_values.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
@@ -12,6 +13,9 @@ namespace {
 constexpr size_t kLargestBytes = size_t{1} << 20;
 // Of whole numbers more is kept: the experts to which a mixture routes its tokens.
 constexpr size_t kLargestWholeBytes = size_t{1} << 26;
+// What operators make of it: the labels and masks of a million tokens; of other numbers, boxes and their classes.
+constexpr size_t kLargestResultBytes = size_t{1} << 23;
+constexpr size_t kLargestOtherResultBytes = size_t{1} << 16;
 
 std::mutex value_mutex;
 std::unordered_map<const void*, at::Tensor> values;
@@ -21,16 +25,28 @@ bool fills_its_storage(const at::Tensor& tensor) {
   return tensor.is_contiguous() && tensor.storage_offset() == 0 && tensor.nbytes() == tensor.storage().nbytes();
 }
 
+// How many elements of its storage a tensor reaches over.
+int64_t reach(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  int64_t last = tensor.storage_offset();
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  return last + 1;
+}
+
+void remember_beginning(const at::Tensor& device, const at::Tensor& host) {
+  at::Tensor copy = host.expand(device.sizes()).to(device.scalar_type()).contiguous().clone().flatten();
+  std::lock_guard<std::mutex> lock(value_mutex);
+  values[device.storage().data()] = copy;
+  known_count = values.size();
+}
+
 }  // namespace
 
 void remember(const at::Tensor& device, const at::Tensor& host) {
   if (!device.has_storage() || device.storage().data() == nullptr) return;
   const bool whole = at::isIntegralType(device.scalar_type(), /*includeBool=*/false);
   if (device.nbytes() > (whole ? kLargestWholeBytes : kLargestBytes) || !fills_its_storage(device)) return forget(device);
-  at::Tensor copy = host.expand(device.sizes()).to(device.scalar_type()).contiguous().clone().flatten();
-  std::lock_guard<std::mutex> lock(value_mutex);
-  values[device.storage().data()] = copy;
-  known_count = values.size();
+  remember_beginning(device, host);
 }
 
 std::optional<at::Tensor> remembered(const at::Tensor& device) {
@@ -38,22 +54,99 @@ std::optional<at::Tensor> remembered(const at::Tensor& device) {
   std::lock_guard<std::mutex> lock(value_mutex);
   auto found = values.find(device.storage().data());
   if (found == values.end() || found->second.scalar_type() != device.scalar_type()) return std::nullopt;
+  if (reach(device) > found->second.numel()) return std::nullopt;
   return found->second.as_strided(device.sizes(), device.strides(), device.storage_offset());
 }
 
+namespace {
+
+bool is_whole(const at::Tensor& tensor) { return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true); }
+
+// The same tensor on the host; nothing if it lies on the device and is not known.
+std::optional<at::Tensor> on_host(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+  return remembered(tensor);
+}
+
+at::Tensor empty_on_host(const at::Tensor& like) {
+  return at::detail::empty_cpu(like.sizes(), like.scalar_type());
+}
+
+// What decides alone: true in `a | b`, false (or zero) in `a & b`, whatever the other one is.
+std::optional<at::Scalar> decided(const std::string& name, const torch::jit::Stack& arguments, const at::Tensor& result) {
+  const bool either = name == "aten::bitwise_or" || name == "aten::logical_or";
+  const bool both = name == "aten::bitwise_and" || name == "aten::logical_and";
+  if (!(either && result.scalar_type() == at::kBool) && !both) return std::nullopt;
+  for (const auto& argument : arguments) {
+    if (!argument.isTensor()) continue;
+    const auto value = on_host(argument.toTensor());
+    if (!value.has_value() || value->numel() == 0) continue;
+    if (either ? value->all().item<bool>() : !value->any().item<bool>()) return at::Scalar(either);
+  }
+  return std::nullopt;
+}
+
+// Whether all of the arguments could be put on the host.
+bool put_on_host(torch::jit::Stack& arguments) {
+  for (auto& argument : arguments) {
+    if (argument.isTensor()) {
+      const auto value = on_host(argument.toTensor());
+      if (!value.has_value()) return false;
+      argument = *value;
+    } else if (argument.isTensorList()) {
+      std::vector<at::Tensor> each_on_host;
+      for (const auto& each : argument.toTensorVector()) {
+        const auto value = on_host(each);
+        if (!value.has_value()) return false;
+        each_on_host.push_back(*value);
+      }
+      argument = each_on_host;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
 void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
                      const torch::jit::Stack& results) {
-  if (known_count == 0 || results.size() != 1 || !results[0].isTensor() || results[0].toTensor().numel() != 1) return;
+  if (known_count == 0 || results.size() != 1 || !results[0].isTensor() || op.schema().is_mutable()) return;
+  const auto& result = results[0].toTensor();
+  if (result.nbytes() > (is_whole(result) ? kLargestResultBytes : kLargestOtherResultBytes)) return;
+  if (const auto value = decided(op.schema().name(), arguments, result)) {
+    return remember(result, empty_on_host(result).fill_(*value));
+  }
+  torch::jit::Stack stack(arguments);
+  if (!put_on_host(stack)) return;
+  op.callBoxed(&stack);
+  remember(result, stack[0].toTensor());
+}
+
+bool remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   const auto& self = arguments[0].toTensor();
-  if (!at::isIntegralType(self.scalar_type(), /*includeBool=*/true)) return;
-  for (size_t i = 1; i < arguments.size(); ++i)
-    if (arguments[i].isTensor()) return;  // `out=`
-  const auto value = remembered(self);
-  if (!value.has_value()) return;
-  torch::jit::Stack on_host(arguments);
-  on_host[0] = *value;
-  op.callBoxed(&on_host);
-  remember(results[0].toTensor(), on_host[0].toTensor());
+  if (!self.is_cuda() || !is_whole(self) || self.nbytes() > kLargestResultBytes) return false;
+  const auto& name = op.schema().name();
+  if (fills_its_storage(self) && (name == "aten::zero_" || name == "aten::fill_")) remember(self, empty_on_host(self));
+  torch::jit::Stack stack(arguments);
+  if (!put_on_host(stack)) return false;
+  op.callBoxed(&stack);  // on a view of what is kept
+  return true;
+}
+
+bool remember_part(const at::Tensor& device, const at::Tensor& host) {
+  if (fills_its_storage(device)) {
+    remember(device, host);
+    return true;
+  }
+  if (const auto before = remembered(device)) {
+    before->copy_(host);
+    return true;
+  }
+  // The beginning of a storage of which no more is known: a result that is cut to its size.
+  if (!device.is_contiguous() || device.storage_offset() != 0 || device.nbytes() > kLargestBytes) return false;
+  if (!device.has_storage() || device.storage().data() == nullptr) return false;
+  remember_beginning(device, host);
+  return true;
 }
 
 void forget(const void* address) {

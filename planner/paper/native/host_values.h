@@ -13,10 +13,15 @@ namespace paper {
 // The device tensor now holds what the host tensor holds, if both are small enough and it fills its storage.
 void remember(const at::Tensor& device, const at::Tensor& host);
 std::optional<at::Tensor> remembered(const at::Tensor& device);
-// What an operator makes of a tensor that is known and of plain numbers, if it is one number: how many classes there
-// are, whether a mask has gaps.
+// The device tensor is a part of a storage, and holds what the host tensor holds; the rest of it is as it was.
+// False if that rest is not known.
+bool remember_part(const at::Tensor& device, const at::Tensor& host);
+// What an operator makes of whole numbers and truth values that are known: how many classes there are, which tokens
+// count for the loss, whether a mask has gaps.
 void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
                      const torch::jit::Stack& results);
+// What an operator that writes to its first argument makes of it. False if that is not known: it is to be forgotten.
+bool remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 // Somebody wrote to this storage, or it is gone.
 void forget(const void* address);
 void forget(const at::Tensor& device);

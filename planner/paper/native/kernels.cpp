@@ -8,6 +8,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
@@ -233,24 +234,59 @@ void forget_written(const c10::OperatorHandle& op, const torch::jit::Stack& stac
   }
 }
 
-bool compares_with_number(const c10::OperatorHandle& op) {
-  static const std::unordered_set<c10::OperatorName> names = {
-      {"aten::eq", "Scalar"}, {"aten::ne", "Scalar"}, {"aten::lt", "Scalar"},
-      {"aten::le", "Scalar"}, {"aten::gt", "Scalar"}, {"aten::ge", "Scalar"},
+constexpr int64_t kLongestRange = int64_t{1} << 17;
+
+// Operators by which programs get from labels and masks to sizes: cheap on the host, where these are small.
+bool is_followed(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string> names = {
+      "aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge",
+      "aten::logical_and", "aten::logical_or", "aten::logical_xor", "aten::logical_not",
+      "aten::bitwise_and", "aten::bitwise_or", "aten::bitwise_xor", "aten::bitwise_not",
+      "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::remainder", "aten::div", "aten::abs", "aten::neg",
+      "aten::clamp", "aten::clamp_min", "aten::clamp_max", "aten::maximum", "aten::minimum", "aten::where",
+      "aten::cat", "aten::flip", "aten::roll", "aten::repeat", "aten::tril", "aten::triu", "aten::masked_fill",
+      "aten::index_select", "aten::gather",
   };
-  return names.count(op.operator_name()) != 0;
+  return names.count(op.operator_name().name) != 0 && !op.schema().is_mutable();
+}
+
+// The same in place: masks of ones, labels that are padded.
+bool is_followed_in_place(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string> names = {
+      "aten::fill_", "aten::zero_", "aten::masked_fill_", "aten::add_", "aten::sub_", "aten::mul_", "aten::clamp_",
+      "aten::bitwise_and_", "aten::bitwise_or_", "aten::logical_and_", "aten::logical_or_", "aten::logical_not_",
+  };
+  return names.count(op.operator_name().name) != 0;
+}
+
+// Positions: `arange` into a tensor that it has made.
+void remember_range(const torch::jit::Stack& arguments) {
+  const auto& out = arguments[3].toTensor();
+  if (!at::isIntegralType(out.scalar_type(), /*includeBool=*/false) || out.numel() > kLongestRange) return;
+  remember(out, at::arange(arguments[0].toScalar(), arguments[1].toScalar(), arguments[2].toScalar(),
+                           at::TensorOptions().dtype(out.scalar_type())));
 }
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (is_followed_in_place(op)) {
+    const auto given = torch::jit::last(*stack, op.schema().arguments().size());
+    const torch::jit::Stack arguments(given.begin(), given.end());
+    run_meta(op, stack);
+    if (!remember_change(op, arguments)) forget(arguments[0].toTensor());
+    return;
+  }
   if (op.schema().is_mutable()) forget_written(op, *stack);
   if (only_writes(op.schema()) && !op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     torch::jit::drop(*stack, op.schema().arguments().size());
     return;
   }
-  if (!compares_with_number(op)) return run_meta(op, stack);
+  static const c10::OperatorName range("aten::arange", "start_out");
+  const bool is_range = op.operator_name() == range;
+  if (!is_range && !is_followed(op)) return run_meta(op, stack);
   const auto given = torch::jit::last(*stack, op.schema().arguments().size());
   const torch::jit::Stack arguments(given.begin(), given.end());
   run_meta(op, stack);
+  if (is_range) return remember_range(arguments);
   remember_result(op, arguments, {stack->back()});
 }
 
@@ -338,7 +374,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     const auto value = source.is_cuda() ? remembered(source) : std::optional<at::Tensor>(source);
     if (value.has_value()) {
       at::AutoDispatchBelowAutograd below;
-      remember(self, *value);
+      if (!remember_part(self, *value)) forget(self);
     } else {
       forget(self);
     }

@@ -1,0 +1,70 @@
+"""Stages of a pipeline hear from their absent neighbours which shapes they will get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from program_runs import Run
+
+from planner.errors import ProgramError
+from planner.events import Alloc
+from planner.running.order import RankRun
+
+LINES = """
+import os, torch, torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+dist.init_process_group("nccl")
+rank, stages = dist.get_rank(), dist.get_world_size()
+torch.cuda.set_device(rank)
+part = torch.nn.Linear(48 if rank == 0 else 64, 10 if rank == stages - 1 else 64).cuda()
+schedule = Schedule1F1B(
+    PipelineStage(part, rank, stages, torch.device("cuda", rank)), n_microbatches=4,
+    loss_fn=torch.nn.functional.cross_entropy,
+)
+optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+for _ in range(4):
+    if rank == 0:
+        schedule.step(torch.randn(32, 48, device="cuda"))
+    elif rank == stages - 1:
+        losses = []
+        schedule.step(target=torch.randint(0, 10, (32,), device="cuda"), losses=losses)
+        print(sum(losses).item())
+    else:
+        schedule.step()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def shapes(found: RankRun) -> set[tuple[int, ...]]:
+    return {each.origin.shape for each in found.trace.events if isinstance(each, Alloc) and each.origin}
+
+
+def said(found: RankRun) -> str:
+    return " ".join(each.text for each in found.assumptions)
+
+
+def test_a_stage_takes_what_the_one_before_it_sends(run: Run, program: Callable[[str], str]) -> None:
+    command = f"torchrun --nproc-per-node 2 {program(LINES)}"
+
+    first = run(command)
+    last = run(command, rank=1, heard=first.announced)
+
+    assert (8, 64) in shapes(first)  # the gradient of what it sends
+    assert {(8, 64), (8, 10)} <= shapes(last)
+    assert "is shaped as" not in said(last)
+
+
+def test_stages_that_were_not_run_are_taken_to_send_the_same(run: Run, program: Callable[[str], str]) -> None:
+    command = f"torchrun --nproc-per-node 4 {program(LINES)}"
+
+    last = run(command, rank=3, heard=run(command).announced)
+
+    assert {(8, 64), (8, 10)} <= shapes(last)
+    assert "what stage 2 of the pipeline sends is shaped as what stage 0 sends" in said(last)
+
+
+def test_a_stage_without_any_before_it_is_told(run: Run, program: Callable[[str], str]) -> None:
+    with pytest.raises(ProgramError, match="stage 1 of the pipeline waits for the shapes that stage 0 sends"):
+        run(f"torchrun --nproc-per-node 2 {program(LINES)}", rank=1)
