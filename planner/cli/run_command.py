@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -83,9 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
     from planner.job.gpu_names import look_up
-    from planner.job.schema import Gpu, Software
-    from planner.planning import identity
-    from planner.planning.program import ProgramInputs
+    from planner.planning.program import inputs_of
     from planner.planning.program_ranks import choose_ranks
     from planner.running.launch_line import parse
     from planner.running.rank_process import USUAL_LIMITS
@@ -94,16 +93,13 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
     _check_count("--seconds", arguments.seconds, _MOST_SECONDS)
     _check_count("--patience", arguments.patience or 0.0, _MOST_SECONDS)
     known = look_up(arguments.gpu, place="--gpu")
-    line = parse(arguments.command)
+    line = parse(arguments.command, inherited=os.environ)
     choose_ranks(arguments.ranks, line.world_size)
-    torch = ".".join(identity.software()["torch"].split("+")[0].split(".")[:2])
     seconds = arguments.seconds or USUAL_LIMITS.seconds
-    return ProgramInputs(
-        line=line,
-        command=tuple(arguments.command),
-        gpu=Gpu(name=known.name, total_bytes=known.total_bytes, arch=known.arch),
-        product=known.product,
-        software=Software(torch=torch),
+    return inputs_of(
+        line,
+        arguments.command,
+        known,
         ranks=arguments.ranks,
         steps=arguments.steps,
         patience_seconds=arguments.patience,

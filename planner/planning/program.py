@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from planner.allocator.rules import Rules
 from planner.allocator.settled import replay_until_settled
 from planner.calibration.interval import Calibration, interval
+from planner.hardware.records import GpuRecord
 from planner.job.schema import Gpu, Software
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
@@ -22,6 +24,7 @@ from planner.running.launch_line import LaunchLine
 from planner.running.order import Gpu as FoundGpu
 from planner.running.order import ProgramOrder, RankRun
 from planner.running.rank_process import USUAL_LIMITS
+from planner.running.walled_program import WalledProgram
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
 from planner.tracing import garbage_collection
@@ -43,6 +46,21 @@ class ProgramInputs:
     writes: bool = False
     limits: Limits = USUAL_LIMITS
     calibration: Calibration = field(default_factory=Calibration.none)
+    walled: WalledProgram | None = None
+    """Of somebody else: run behind walls."""
+
+
+def inputs_of(line: LaunchLine, command: Sequence[str], gpu: GpuRecord, **others: Any) -> ProgramInputs:
+    """The program of a launch line on a GPU of the catalog, with the software of this process; `others` are fields."""
+    torch = ".".join(identity.software()["torch"].split("+")[0].split(".")[:2])
+    return ProgramInputs(
+        line=line,
+        command=tuple(command),
+        gpu=Gpu(name=gpu.name, total_bytes=gpu.total_bytes, arch=gpu.arch),
+        product=gpu.product,
+        software=Software(torch=torch),
+        **others,
+    )
 
 
 def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> ProgramStatement:
@@ -68,12 +86,13 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
 def _run(work: ProgramInputs, ranks: Sequence[int], progress: Progress) -> list[RankRun]:
     """One after the other: each may take all the memory that a program is allowed."""
     # What torch reads while it is imported, a server has read for all of its children.
-    server = ForkServer(rank_process.PRELOAD) if len(ranks) > 1 and not work.line.environment else None
+    alike = len(ranks) > 1 and not work.line.environment and work.walled is None
+    server = ForkServer(rank_process.PRELOAD) if alike else None
     runs: list[RankRun] = []
     try:
         for rank in ranks:
             progress(f"running rank {rank} of {work.line.world_size}")
-            runs.append(rank_process.run_rank(_order(work, rank, runs), work.limits, server))
+            runs.append(rank_process.run_rank(_order(work, rank, runs), work.limits, server, work.walled))
     finally:
         if server is not None:
             server.close()

@@ -34,6 +34,11 @@ class ProgramStatement:
     """What a program was seen to do, and what its ranks will hold. Ranks without a run of their own are like the
     representative of their class."""
 
+    plan_id: str = ""
+    """Under which a service keeps it; empty on the command line, which keeps nothing."""
+    trace_id: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Of whoever asked: `name`, `team`, `queue`."""
     command: tuple[str, ...]
     gpu: str
     nodes: int
@@ -66,6 +71,9 @@ def to_json(found: ProgramStatement) -> dict[str, Any]:
     """The statement as plain values, keys in the contract's order."""
     return {
         "schema": SCHEMA,
+        "plan_id": found.plan_id,
+        "trace_id": found.trace_id,
+        "metadata": dict(found.metadata),
         "verdict": found.verdict.value,
         "calibrated": found.calibrated,
         "command": list(found.command),

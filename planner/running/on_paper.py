@@ -135,10 +135,12 @@ def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> N
     """Run it. Whatever the program raises leaves this function as it is."""
     _load_dynamo()
     # DeepSpeed frees on one stream what another uses, and waits for events: its cache depends on when those pass.
-    waits, gpus = _names_deepspeed(order.line), order.line.processes_per_node
+    waits, gpus = _names_deepspeed(order.line), order.line.gpus
     with paper.gpu(order.gpu.arch, gpus, cuda=order.cuda, waits=waits) as gpu, ExitStack() as stack:
         run = ProgramRun(order, gpu, finish)
         stack.enter_context(_surrounded(order, run))
+        for note in order.line.notes:
+            run.assumptions.add(About.HOST, note)
         if order.writes:
             run.assumptions.add(About.HOST, "Files that the program writes stay (--allow-writes).")
         gc.collect()
@@ -185,8 +187,8 @@ def _deepspeed_peers(line: LaunchLine) -> AbstractContextManager[None]:
 def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
     losses = run.answers.watching_losses
     with (
-        cuda_face.whole(order.gpu, order.line.processes_per_node, order.cuda, run.memory),
-        nvidia_smi.on_the_path(order.gpu.product, order.gpu.total_bytes, order.line.processes_per_node),
+        cuda_face.whole(order.gpu, order.line.gpus, order.cuda, run.memory),
+        nvidia_smi.on_the_path(order.gpu.product, order.gpu.total_bytes, order.line.gpus),
         storages.on_paper(run.assumptions),
         program_host.kept_inside(order.line.program, run.assumptions),
         values.read_by(run.answers),
