@@ -119,6 +119,7 @@ def _statement(
         repeated=sum(each.times * each.iterations for each in first.trace.repeats),
         unseen=say_unseen(seen, min(each.idle_optimizers for each in runs)),
         allocator_conf=first.allocator_conf,
+        communicators=tuple(first.communicators),
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,
         rank_classes=statements,
         assumptions=(*_assumptions(runs), *(_untried(each) for each in shares if each.untried)),
