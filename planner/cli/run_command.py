@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.exit_codes import DONE, EXCEEDS
@@ -18,6 +19,7 @@ from planner.progress import show_progress
 if TYPE_CHECKING:
     from planner.cli.options import Commands
     from planner.planning.program import ProgramInputs
+    from planner.running.order import RankRun
 
 _GPU = "H100-SXM-80GB"
 _MOST_STEPS, _MOST_SECONDS = 100_000, 86_400.0
@@ -55,13 +57,14 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--allow-writes", action="store_true", help="files that the program writes stay (default: gone)"
     )
+    parser.add_argument("--save-spec", metavar="FILE", help="write what a spec can say of the program (JOB.yaml)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """`planner run`: 0 or 3, or what running raises."""
-    from planner.planning.program import judge_program
+    from planner.planning.program import judge_runs
     from planner.report.program_statement import to_json
     from planner.report.program_text import render
     from planner.running.rank_process import CrashedError
@@ -69,10 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
     work = _inputs(arguments)
     try:
         with show_progress() as progress:
-            found = judge_program(work, progress)
+            found, runs = judge_runs(work, progress)
     except CrashedError as crash:
         print(f"--- the program's own traceback ---\n{crash.text.rstrip()}\n---", file=sys.stderr)
         raise
+    if arguments.save_spec:
+        _save_spec(Path(arguments.save_spec), runs[0], work)
     if arguments.format == "json":
         print(json.dumps(to_json(found), indent=2))
     else:
@@ -80,6 +85,16 @@ def run(arguments: argparse.Namespace) -> int:
     if found.verdict == "tight":
         print("warning: it is tight", file=sys.stderr)
     return EXCEEDS if found.verdict == "exceeds" else DONE
+
+
+def _save_spec(path: Path, run: RankRun, work: ProgramInputs) -> None:
+    from planner.planning.program_spec import spec_text
+
+    text = spec_text(run, work)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"cannot be written: {error.strerror}", allowed="a file", place=str(path)) from None
 
 
 def _inputs(arguments: argparse.Namespace) -> ProgramInputs:

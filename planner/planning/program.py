@@ -64,7 +64,12 @@ def inputs_of(line: LaunchLine, command: Sequence[str], gpu: GpuRecord, **others
 
 
 def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> ProgramStatement:
-    """The statement on a program.
+    """The statement on a program; as :func:`judge_runs`."""
+    return judge_runs(work, progress)[0]
+
+
+def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tuple[ProgramStatement, Sequence[RankRun]]:
+    """The statement on a program, and the runs of its ranks on which it stands.
 
     Raises SpecError for ranks that it does not have, ProgramError and TraceError for a rank that cannot be run.
     """
@@ -80,7 +85,7 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
         replay=round(time.perf_counter() - replayed, 3),
         total=round(time.perf_counter() - began, 3),
     )
-    return _statement(work, runs, shares, statements, seconds)
+    return _statement(work, runs, shares, statements, seconds), runs
 
 
 def _run(work: ProgramInputs, ranks: Sequence[int], progress: Progress) -> list[RankRun]:

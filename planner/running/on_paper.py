@@ -24,6 +24,7 @@ from planner.paper.device import Paper
 from planner.running import accelerate_environment, cuda_face, nvidia_smi, program_host, storages
 from planner.running.assumptions import About, Assumptions
 from planner.running.compiling import ProgramCompiling
+from planner.running.job_outline import JobOutline
 from planner.running.launch_line import Launcher, LaunchLine
 from planner.running.live_memory import LiveMemory
 from planner.running.moments import Kind
@@ -53,6 +54,7 @@ class ProgramRun:
         self.world = World(self.assumptions)
         self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
+        self.outline = JobOutline()
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
 
     def end_whole(self, how: str) -> NoReturn:
@@ -118,6 +120,7 @@ class ProgramRun:
                 communicators=self.world.communicators(),
                 allocator_conf=self.memory.conf,
                 memory_fraction=self.memory.fraction,
+                outline=self.outline.found(),
             )
         )
 
@@ -193,6 +196,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         program_host.kept_inside(order.line.program, run.assumptions),
         values.read_by(run.answers),
         run.watcher.watch(),
+        run.outline.watch(),
         run.world.entered(),
         _deepspeed_peers(order.line),
         absent_peers.every_step_is_taken(),
