@@ -69,7 +69,7 @@ class JobOutline:
             kinds[str(each.dtype).removeprefix("torch.")] += each.numel()
         return {
             "model": {
-                "class": f"{type(inner).__module__}:{_class_name(inner)}",
+                "class": f"{_class_of(inner).__module__}:{_class_of(inner).__qualname__}",
                 "config": _config(inner),
                 "attention": str(getattr(getattr(inner, "config", None), "_attn_implementation", None) or ""),
                 "recomputes": _recomputes(inner),
@@ -166,21 +166,20 @@ def _inner(root: nn.Module) -> nn.Module:
         found = inner
 
 
-def _class_name(module: nn.Module) -> str:
-    """fully_shard puts a class of its own before the model's."""
-    kind = type(module)
-    return kind.__qualname__.removeprefix("FSDP") if isinstance(module, FSDPModule) else kind.__qualname__
+def _class_of(module: nn.Module) -> type:
+    """fully_shard makes a class of its own and the model's (torch 2.13, fsdp/_fully_shard/_fully_shard.py)."""
+    return type(module).__bases__[-1] if isinstance(module, FSDPModule) else type(module)
 
 
 def _config(module: nn.Module) -> dict[str, Any] | None:
     """Of a transformers model, what differs from its class's defaults, and which model it is."""
     config: Any = getattr(module, "config", None)
-    if config is None or not type(module).__module__.startswith("transformers."):
+    if config is None or not _class_of(module).__module__.startswith("transformers."):
         return None
     found = json.loads(json.dumps(config.to_diff_dict(), default=str))
     for name in ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"):
         found.pop(name, None)
-    return {**found, "model_type": config.model_type, "architectures": [_class_name(module)]}
+    return {**found, "model_type": config.model_type, "architectures": [_class_of(module).__name__]}
 
 
 def _recomputes(module: nn.Module) -> bool:
