@@ -35,8 +35,9 @@ def test_json_is_one_object_on_standard_output() -> None:
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert list(found) == [
-        "schema", "verdict", "calibrated", "command", "gpu", "nodes", "gpus_per_node", "ending", "iterations",
-        "repeated", "seen", "unseen", "allocator_conf", "rank_classes", "assumptions", "provenance", "notes", "seconds",
+        "schema", "plan_id", "trace_id", "metadata", "verdict", "calibrated", "command", "gpu", "nodes",
+        "gpus_per_node", "ending", "iterations",
+        "repeated", "seen", "unseen", "allocator_conf", "communicators", "rank_classes", "assumptions", "provenance", "notes", "seconds",
     ]  # fmt: skip
     assert (found["schema"], found["command"], found["gpu"]) == ("planner.run/1", WORLD, "A10G-24GB")
     assert [each["ranks"] for each in found["rank_classes"]] == ["0-3"]
