@@ -36,8 +36,8 @@ def test_json_is_one_object_on_standard_output() -> None:
     found = json.loads(ended.stdout)
     assert list(found) == [
         "schema", "plan_id", "trace_id", "metadata", "verdict", "calibrated", "command", "gpu", "nodes",
-        "gpus_per_node", "ending", "iterations",
-        "repeated", "seen", "unseen", "allocator_conf", "communicators", "rank_classes", "assumptions", "provenance", "notes", "seconds",
+        "gpus_per_node", "ending", "iterations", "repeated", "seen", "unseen", "allocator_conf", "communicators",
+        "rank_classes", "assumptions", "provenance", "notes", "seconds",
     ]  # fmt: skip
     assert (found["schema"], found["command"], found["gpu"]) == ("planner.run/1", WORLD, "A10G-24GB")
     assert [each["ranks"] for each in found["rank_classes"]] == ["0-3"]
