@@ -37,6 +37,15 @@ class Settings:
     """As `token_sha256`, for validations of jobs that bring code: where it is set, they need one of these tokens."""
     factory_folder: str = ""
     """Where the modules of factories may lie (`model.factory_path`); empty: only what is installed."""
+    programs: bool = False
+    """Whether whole programs may be sent (POST /v1/runs). They run behind walls on this cluster, or not at all."""
+    program_folders: str = ""
+    """Folders, with commas, of a file system that this service and its users share: a program may be named by a path in
+    one of them; empty: programs come as tarballs only."""
+    program_data: str = ""
+    """Folders, with commas, that every program may read: data, weights."""
+    program_seconds: float = 600.0
+    """The longest that one rank of a program may take to the end of its first iterations."""
     trace_workers: int = 0
     """Processes that trace, each with PyTorch loaded; 0: one for every CPU that the cluster has, at most 8."""
     trace_seconds: float = 120.0
@@ -70,7 +79,7 @@ class Settings:
     @property
     def factory_patterns(self) -> tuple[str, ...]:
         """`factories`, one by one."""
-        return tuple(part.strip() for part in self.factories.split(",") if part.strip())
+        return split_list(self.factories)
 
     @classmethod
     def read(cls, given: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Settings:
@@ -90,6 +99,11 @@ class Settings:
                 place="PLANNER_MEASURE_FACTORIES_WITHOUT_WALLS",
             )
         return found
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """What stands between commas, without what is empty."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 _FIELDS = {each.name: each for each in dataclasses.fields(Settings)}

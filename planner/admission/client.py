@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from email.message import Message
 from typing import IO, Any
 
+from planner.admission.program_asks import ProgramAsk
 from planner.errors import PlannerError
 
 MOST_BYTES = 64 * 2**20
@@ -37,7 +38,7 @@ class UnplannableError(PlannerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFound:
-    """A plan (`planner.plan/1`) with the metadata of the job that was asked about."""
+    """A plan (`planner.plan/1`) with the metadata of the job that was asked about, or a run (`planner.run/1`)."""
 
     plan: Mapping[str, Any]
 
@@ -108,6 +109,23 @@ class Client:
                 return PlanPending(plan_id=plan_id)
             self._pause(_PAUSE)
 
+    def run(self, asked: ProgramAsk, wait_seconds: float) -> PlanFound | PlanPending:
+        """A program's run (`planner.run/1`); Pending if it is not done after `wait_seconds`: it goes on.
+
+        Raises UnreachableError, and UnplannableError for a program that cannot be run, or not by this service.
+        """
+        until = self._now() + wait_seconds
+        path, body, kind = asked.request()
+        while True:
+            wait = int(min(max(until - self._now(), 0.0), _LONGEST_WAIT))
+            headers = {"Prefer": f"respond-async, wait={wait}", "Content-Type": kind}
+            reply = self._ask("POST", path, body, headers, until=until, seconds=wait + self._timeout)
+            if reply.status == 200:
+                return PlanFound(plan=reply.document)
+            if self._now() + _PAUSE >= until:
+                return PlanPending(plan_id=_text(reply.document, "plan_id"))
+            self._pause(_PAUSE)
+
     def bind(self, system: str, job_id: str, told: Mapping[str, Any]) -> None:
         """Tells the service of a job (`PUT /v1/jobs`), such as the plan it was admitted with."""
         path = "/".join(urllib.parse.quote(part, safe="") for part in (system, job_id))
@@ -161,7 +179,7 @@ class Client:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, Any] | bytes | None,
         headers: Mapping[str, str],
         *,
         until: float,
@@ -178,12 +196,12 @@ class Client:
             raise self._fault(reply)
 
     def _once(
-        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str], seconds: float
+        self, method: str, path: str, body: Mapping[str, Any] | bytes | None, headers: Mapping[str, str], seconds: float
     ) -> _Reply:
         """In a thread of its own: the socket's limit is neither for names that nobody resolves nor for a trickle."""
         request = urllib.request.Request(
             self._server + path,
-            data=None if body is None else json.dumps(body).encode(),
+            data=body if body is None or isinstance(body, bytes) else json.dumps(body).encode(),
             headers={"Content-Type": "application/json", "Accept": "application/json", **headers},
             method=method,
         )

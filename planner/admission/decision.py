@@ -17,6 +17,7 @@ from planner.errors import PlannerError
 from planner.units import show_bytes
 
 PLAN_SCHEMA = "planner.plan/1"
+RUN_SCHEMA = "planner.run/1"
 SCHEMA = "planner.admission/1"
 _WORST_LAST = ("fits", "tight", "exceeds")
 
@@ -78,13 +79,13 @@ class Decision:
 
 
 def decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Decision:
-    """What to do with the job of this plan (a `planner.plan/1` document).
+    """What to do with the job of this plan (a `planner.plan/1`, or a `planner.run/1` document).
 
     `capacity` is what a process may use of the GPU at hand, in bytes; None: of the GPU that the plan was made for.
     Raises PlannerError if the document is no plan.
     """
     try:
-        return _decide(plan, capacity, policy)
+        return _decide(_with_job(plan), capacity, policy)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise PlannerError(f"the plan cannot be read: {type(error).__name__} {error}", allowed=PLAN_SCHEMA) from error
 
@@ -109,6 +110,14 @@ def decide_without_verdict(verdict: str, answer: Answer, reason: str, plan_id: s
     action = Action.WARN if answer is Answer.ADMIT else Action(answer.value)
     tails = {Action.WARN: "; admitted unchecked", Action.HOLD: "; submit it again in a moment", Action.REFUSE: ""}
     return Decision(action=action, reason=reason + tails[action], plan_id=plan_id, verdict=verdict)
+
+
+def _with_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a program that was run there is no spec, and no change of it that would fit."""
+    if found["schema"] != RUN_SCHEMA:
+        return found
+    job = {"metadata": found["metadata"], "cluster": {"gpu": found["gpu"]}}
+    return {**found, "schema": PLAN_SCHEMA, "job": job, "advice": []}
 
 
 def _decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Decision:

@@ -6,21 +6,23 @@ Knows RayJob, PyTorchJob, JobSet and Job; believes nothing about the object's sh
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.errors import SpecError
 from planner.hardware import catalog
 
 SYSTEM = "kubernetes"
-BUNDLE, CONFIGMAP, PLAN, JOB = (
+BUNDLE, CONFIGMAP, PLAN, JOB, RUN = (
     "planner.dev/bundle",
     "planner.dev/spec-configmap",
     "planner.dev/plan-id",
     "planner.dev/job-id",
+    "planner.dev/run",
 )
-"""Annotations: the bundle or a self-contained spec as text, or where it stands; and what a hook leaves on pods."""
+"""Annotations: the bundle or a self-contained spec as text, or where it stands; what a hook leaves on pods; and the
+folder, shared with the service, in which the job's own command is run on paper."""
 GPU = "nvidia.com/gpu"
 USUAL_KEY = "job.yaml"
 _MOST_GPUS = 2**24
@@ -43,6 +45,8 @@ class Pods:
     count: int
     gpus: int
     product: str
+    command: tuple[str, ...] = ()
+    """Of the container that asks for GPUs, as far as it says one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,11 @@ class Submission:
     def carries_spec(self) -> bool:
         """Whether it says so; `find_spec` finds out whether that can be used."""
         return carries_spec(self.annotations)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Of the first container that asks for GPUs."""
+        return next((each.command for each in self.pods if each.gpus), ())
 
     @property
     def gpus(self) -> int:
@@ -140,7 +149,14 @@ def pods_of(template: Mapping[str, Any], count: int) -> Pods:
         count=count,
         gpus=min(sum(_gpus(_mapping(each.get("resources"))) for each in containers), _MOST_GPUS),
         product=_text(_mapping(spec.get("nodeSelector")).get(catalog.PRODUCT_LABEL)),
+        command=_command(containers),
     )
+
+
+def _command(containers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    asking = next((each for each in containers if _gpus(_mapping(each.get("resources")))), {})
+    words = [*_list(asking.get("command")), *_list(asking.get("args"))]
+    return tuple(words) if all(isinstance(each, str) for each in words) else ()
 
 
 def _gpus(resources: Mapping[str, Any]) -> int:
@@ -160,7 +176,7 @@ def _jobset_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
         replicated = _mapping(each)
         jobs = number(replicated.get("replicas"), 1)
         for pods in _job_pods(_mapping(_mapping(replicated.get("template")).get("spec"))):
-            yield Pods(count=pods.count * jobs, gpus=pods.gpus, product=pods.product)
+            yield replace(pods, count=pods.count * jobs)
 
 
 def _pytorch_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.admission import service_query, specs
+from planner.admission import program_asks, service_query, specs
 from planner.admission.decision import Decision, decide_without_verdict
 from planner.admission.policy import Answer, Policy
 from planner.errors import PlannerError, SpecError
 
 SYSTEM = "ray"
-SPEC, BUNDLE, PLAN = "planner.job", "planner.bundle", "planner.plan_id"
-"""Keys of --metadata-json: a path within the working directory, or the bundle itself; and what the hook leaves."""
+SPEC, BUNDLE, PLAN, RUN = "planner.job", "planner.bundle", "planner.plan_id", "planner"
+"""Keys of --metadata-json: a path within the working directory, or the bundle itself; what the hook leaves; and, with
+the value `run`, that the entrypoint is run on paper."""
 REFUSED = 3
 
 
@@ -29,6 +30,8 @@ def check(
     metadata_json: MutableMapping[str, Any] | None = None,
     working_dir: str | None = None,
     entrypoint_num_gpus: float | None = None,
+    entrypoint: Sequence[str] = (),
+    runtime_env_json: str | None = None,
     **_: Any,
 ) -> None:
     """Returns if the job may be submitted, else raises SystemExit with what its owner needs to know.
@@ -38,7 +41,14 @@ def check(
     metadata = {} if metadata_json is None else metadata_json
     try:
         policy = Policy.read(os.environ)
-        decision = _decide(metadata, working_dir, bool(entrypoint_num_gpus), policy)
+        if metadata.get(RUN) == program_asks.RUN:
+            decision: Decision | None = service_query.ask_run(
+                lambda: program_asks.of_ray(entrypoint, metadata, working_dir, runtime_env_json, os.environ),
+                policy,
+                SYSTEM,
+            )
+        else:
+            decision = _decide(metadata, working_dir, bool(entrypoint_num_gpus), policy)
     except PlannerError as error:  # how the site set it up: nobody's job stands still for that
         _say(f"planner: warning: the job is not checked: {specs.message_of(error)}")
         return

@@ -9,6 +9,7 @@ from planner.admission.bounds import bound_of
 from planner.admission.client import Client, ExceedsByBound, PlanFound, UnplannableError, UnreachableError
 from planner.admission.decision import Decision, decide, decide_by_bound, decide_without_verdict
 from planner.admission.policy import Policy
+from planner.admission.program_asks import ProgramAsk
 from planner.admission.specs import message_of
 from planner.errors import PlannerError, SettingError
 
@@ -60,6 +61,26 @@ def ask(bundle: Callable[[], Mapping[str, Any]], policy: Policy, system: str, ca
         return decide_without_verdict(
             "unplannable", policy.unplannable, f"the job's spec cannot be used: {message_of(error)}"
         )
+
+
+def ask_run(asked: Callable[[], ProgramAsk], policy: Policy, system: str, capacity: int | None = None) -> Decision:
+    """What to do with a job whose program the service runs. `asked` makes the question, or raises SpecError.
+
+    As :func:`ask`, but without a spec there is no lower bound: what could not be run is refused by nobody's default.
+    """
+    client = client_of(policy, system)
+    try:
+        found = client.run(asked(), policy.wait_seconds)
+        if isinstance(found, PlanFound):
+            return decide(found.plan, capacity, policy)
+    except UnreachableError as error:
+        return decide_without_verdict("unreachable", policy.unreachable, error.problem)
+    except PlannerError as error:
+        return decide_without_verdict(
+            "unplannable", policy.unplannable, f"the job's program cannot be run on paper: {message_of(error)}"
+        )
+    reason = f"the program is not run to its steady state after {policy.wait_seconds:g} s"
+    return decide_without_verdict("pending", policy.pending, reason, found.plan_id)
 
 
 def _without_plan(bundle: Mapping[str, Any], capacity: int | None, policy: Policy, otherwise: Decision) -> Decision:

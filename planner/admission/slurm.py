@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.admission import service_query, slurm_holds, specs
+from planner.admission import program_asks, service_query, slurm_holds, specs
 from planner.admission.client import Client, UnreachableError
 from planner.admission.decision import Action, Decision, decide
 from planner.admission.policy import Policy, policy_file, section
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy", type=Path, metavar="FILE.ini")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     submit = commands.add_parser("submit", help="decide on a job; prints action, verdict, plan id, then the text")
-    submit.add_argument("spec", metavar="SPEC", help="within the working directory")
+    submit.add_argument("spec", metavar="SPEC", help="within the working directory; or run=SCRIPT, a batch script")
     submit.set_defaults(run=_submit)
     bind = commands.add_parser("bind", help="tell the service which plan a job was admitted with")
     bind.add_argument("job_id")
@@ -63,7 +63,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _submit(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]) -> int:
-    decision = service_query.ask(lambda: specs.bundle_within(given.spec, [Path.cwd()]), policy, SYSTEM)
+    kind, is_run, script = given.spec.partition("=")
+    if is_run and kind == program_asks.RUN:
+        decision = service_query.ask_run(
+            lambda: program_asks.of_slurm(script, Path.cwd(), os.environ, site), policy, SYSTEM
+        )
+    else:
+        decision = service_query.ask(lambda: specs.bundle_within(given.spec, [Path.cwd()]), policy, SYSTEM)
     if decision.admits and site.get("verdicts"):
         wait_for_file(Path(site["verdicts"]), decision)
     if decision.action is Action.HOLD and decision.plan_id and slurm_holds.hold_seconds(site) is not None:

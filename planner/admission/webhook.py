@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from planner.admission import kubernetes, kubernetes_specs, reviews, service_query, specs
+from planner.admission import kubernetes, kubernetes_specs, program_asks, reviews, service_query, specs
 from planner.admission.certificates import Certificate
 from planner.admission.decision import Decision, decide_without_verdict
 from planner.admission.kubernetes_api import Api, ApiError
@@ -110,6 +110,14 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
     Raises SettingError if no service is set.
     """
     submitted = kubernetes.read_submission(review.job, review.namespace)
+    if not submitted.carries_spec and kubernetes.RUN in submitted.annotations:
+        return service_query.ask_run(
+            lambda: program_asks.of_kubernetes(
+                submitted.annotations, kubernetes.RUN, submitted.command, submitted.products, submitted.name
+            ),
+            policy,
+            kubernetes.SYSTEM,
+        ), []
     if not submitted.carries_spec:
         if policy.unplanned is Answer.ADMIT or not submitted.gpus:
             return None, []

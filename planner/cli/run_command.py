@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.exit_codes import DONE, EXCEEDS
@@ -17,6 +19,7 @@ from planner.progress import show_progress
 if TYPE_CHECKING:
     from planner.cli.options import Commands
     from planner.planning.program import ProgramInputs
+    from planner.running.order import RankRun
 
 _GPU = "H100-SXM-80GB"
 _MOST_STEPS, _MOST_SECONDS = 100_000, 86_400.0
@@ -59,13 +62,14 @@ def add(commands: Commands) -> None:
         "not, between commas (flash-attn): stand-ins allocate what their kernels do",
     )  # fmt: skip
     parser.add_argument("--kernels", default="", metavar="FILE", help="a Python file that describes your own kernels")
+    parser.add_argument("--save-spec", metavar="FILE", help="write what a spec can say of the program (JOB.yaml)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """`planner run`: 0 or 3, or what running raises."""
-    from planner.planning.program import judge_program
+    from planner.planning.program import judge_runs
     from planner.report.program_statement import to_json
     from planner.report.program_text import render
     from planner.running.rank_process import CrashedError
@@ -73,10 +77,12 @@ def run(arguments: argparse.Namespace) -> int:
     work = _inputs(arguments)
     try:
         with show_progress() as progress:
-            found = judge_program(work, progress)
+            found, runs = judge_runs(work, progress)
     except CrashedError as crash:
         print(f"--- the program's own traceback ---\n{crash.text.rstrip()}\n---", file=sys.stderr)
         raise
+    if arguments.save_spec:
+        _save_spec(Path(arguments.save_spec), runs[0], work)
     if arguments.format == "json":
         print(json.dumps(to_json(found), indent=2))
     else:
@@ -86,11 +92,19 @@ def run(arguments: argparse.Namespace) -> int:
     return EXCEEDS if found.verdict == "exceeds" else DONE
 
 
+def _save_spec(path: Path, run: RankRun, work: ProgramInputs) -> None:
+    from planner.planning.program_spec import spec_text
+
+    text = spec_text(run, work)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"cannot be written: {error.strerror}", allowed="a file", place=str(path)) from None
+
+
 def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
     from planner.job.gpu_names import look_up
-    from planner.job.schema import Gpu, Software
-    from planner.planning import identity
-    from planner.planning.program import ProgramInputs
+    from planner.planning.program import inputs_of
     from planner.planning.program_ranks import choose_ranks
     from planner.running.launch_line import parse
     from planner.running.rank_process import USUAL_LIMITS
@@ -99,16 +113,13 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
     _check_count("--seconds", arguments.seconds, _MOST_SECONDS)
     _check_count("--patience", arguments.patience or 0.0, _MOST_SECONDS)
     known = look_up(arguments.gpu, place="--gpu")
-    line = parse(arguments.command)
+    line = parse(arguments.command, inherited=os.environ)
     choose_ranks(arguments.ranks, line.world_size)
-    torch = ".".join(identity.software()["torch"].split("+")[0].split(".")[:2])
     seconds = arguments.seconds or USUAL_LIMITS.seconds
-    return ProgramInputs(
-        line=line,
-        command=tuple(arguments.command),
-        gpu=Gpu(name=known.name, total_bytes=known.total_bytes, arch=known.arch),
-        product=known.product,
-        software=Software(torch=torch),
+    return inputs_of(
+        line,
+        arguments.command,
+        known,
         ranks=arguments.ranks,
         steps=arguments.steps,
         patience_seconds=arguments.patience,

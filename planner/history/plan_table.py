@@ -1,4 +1,4 @@
-"""Stores plans by their id, with columns for what is queried over all of them."""
+"""Stores plans, and runs of programs, by their id, with columns for what is queried over all of them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from planner.history.history_errors import HistoryError, HistoryUnavailableError
 from planner.history.names import label
 from planner.history.schema import PLAN_DOCUMENTS, PLANS, RANK_CLASSES
 from planner.layout.rank_sets import RankSet
+from planner.report import program_statement
+from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Plan, RankClassStatement, Verdict, from_json, to_json
 
 LARGEST = 2**62
@@ -66,15 +68,15 @@ class Plans:
     def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
         self._database, self._now = database, now
 
-    def put(self, plan: Plan) -> None:
+    def put(self, plan: Plan | ProgramStatement) -> None:
         """Store the plan; again, and at the same moment as others, is the same as once.
 
         The later plan of an id stands (its metadata are those of the last who asked), but one without advice does
         not take the place of one with it. Raises HistoryError if its sums are beyond what a database holds.
         """
-        row, classes, text = _row(plan, self._now()), _classes(plan), compact_json(to_json(plan))
+        row, classes, text = _row(plan, self._now()), _classes(plan), document_text(plan)
         with self._database.writing() as connection:
-            if not put_if_absent(connection, PLANS, row) and not _replace(connection, plan, row):
+            if not put_if_absent(connection, PLANS, row) and not _replace(connection, row):
                 return
             connection.execute(insert(PLAN_DOCUMENTS).values(plan_id=plan.plan_id, document=text))
             if classes:
@@ -100,7 +102,10 @@ class Plans:
         return None if text is None else json.loads(text)
 
     def get(self, plan_id: str) -> Plan | None:
-        """The plan, equal to the one that was stored; None if there is none."""
+        """The plan, equal to the one that was stored; None if there is none.
+
+        Raises PlannerError for the run of a program, which is of another schema.
+        """
         document = self.document(plan_id)
         return None if document is None else from_json(document)
 
@@ -171,22 +176,31 @@ def gpu_type(job: Mapping[str, Any]) -> str:
     return label(gpu.get("name") or gpu.get("arch") or "unnamed")
 
 
-def _replace(connection: Connection, plan: Plan, row: Mapping[str, Any]) -> bool:
+def document_text(plan: Plan | ProgramStatement) -> str:
+    """As it is stored and answered: `planner.plan/1`, or `planner.run/1`."""
+    found = to_json(plan) if isinstance(plan, Plan) else program_statement.to_json(plan)
+    return compact_json(found)
+
+
+def _replace(connection: Connection, row: Mapping[str, Any]) -> bool:
     """Make place for the documents of a plan that is there already; whether the new ones are wanted."""
-    here = PLANS.c.plan_id == plan.plan_id
+    here = PLANS.c.plan_id == row["plan_id"]
     advised = connection.execute(select(PLANS.c.advised).where(here).with_for_update()).scalar_one()
-    if advised and not plan.advice:
+    if advised and not row["advised"]:
         connection.execute(update(PLANS).where(here).values(used_at=row["used_at"]))
         return False
     changed = {name: value for name, value in row.items() if name not in ("plan_id", "stored_at")}
     connection.execute(update(PLANS).where(here).values(changed))
-    connection.execute(delete(PLAN_DOCUMENTS).where(PLAN_DOCUMENTS.c.plan_id == plan.plan_id))
-    connection.execute(delete(RANK_CLASSES).where(RANK_CLASSES.c.plan_id == plan.plan_id))
+    connection.execute(delete(PLAN_DOCUMENTS).where(PLAN_DOCUMENTS.c.plan_id == row["plan_id"]))
+    connection.execute(delete(RANK_CLASSES).where(RANK_CLASSES.c.plan_id == row["plan_id"]))
     return True
 
 
-def _row(plan: Plan, now: datetime) -> dict[str, Any]:
-    metadata = plan.job.get("metadata", {}) or {}
+def _row(plan: Plan | ProgramStatement, now: datetime) -> dict[str, Any]:
+    if isinstance(plan, Plan):
+        metadata, gpu, advised = plan.job.get("metadata", {}) or {}, gpu_type(plan.job), bool(plan.advice)
+    else:
+        metadata, gpu, advised = plan.metadata, label(plan.gpu), False
     counted = [(len(RankSet.parse(each.ranks)), each) for each in plan.rank_classes]
     sums = {
         "ranks": sum(count for count, _ in counted),
@@ -203,14 +217,14 @@ def _row(plan: Plan, now: datetime) -> dict[str, Any]:
         "used_at": now,
         "verdict": plan.verdict.value,
         "calibrated": plan.calibrated,
-        "advised": bool(plan.advice),
+        "advised": advised,
         **{name: label(metadata.get(name) or "") for name in ("name", "team", "queue")},
-        "gpu": gpu_type(plan.job),
+        "gpu": gpu,
         **sums,
     }
 
 
-def _classes(plan: Plan) -> list[dict[str, Any]]:
+def _classes(plan: Plan | ProgramStatement) -> list[dict[str, Any]]:
     return [_class_row(plan.plan_id, each) for each in plan.rank_classes]
 
 

@@ -49,6 +49,11 @@ def short_yaml(job: Job) -> str:
     return _dumped(_shortened(job))
 
 
+def plain_yaml(data: Any) -> str:
+    """Plain data as a spec would be written, whatever it says."""
+    return _dumped(data)
+
+
 def _dumped(data: Any) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from planner.allocator.rules import Rules
 from planner.allocator.settled import SettledReplay, replay_until_settled
 from planner.calibration.interval import Calibration, interval
+from planner.hardware.records import GpuRecord
 from planner.job.schema import Gpu, Software
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
@@ -24,6 +26,7 @@ from planner.running.launch_line import LaunchLine
 from planner.running.order import Gpu as FoundGpu
 from planner.running.order import ProgramOrder, RankRun
 from planner.running.rank_process import USUAL_LIMITS
+from planner.running.walled_program import WalledProgram
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
 from planner.tracing import garbage_collection
@@ -47,10 +50,30 @@ class ProgramInputs:
     kernels: str = ""
     limits: Limits = USUAL_LIMITS
     calibration: Calibration = field(default_factory=Calibration.none)
+    walled: WalledProgram | None = None
+    """Of somebody else: run behind walls."""
+
+
+def inputs_of(line: LaunchLine, command: Sequence[str], gpu: GpuRecord, **others: Any) -> ProgramInputs:
+    """The program of a launch line on a GPU of the catalog, with the software of this process; `others` are fields."""
+    torch = ".".join(identity.software()["torch"].split("+")[0].split(".")[:2])
+    return ProgramInputs(
+        line=line,
+        command=tuple(command),
+        gpu=Gpu(name=gpu.name, total_bytes=gpu.total_bytes, arch=gpu.arch),
+        product=gpu.product,
+        software=Software(torch=torch),
+        **others,
+    )
 
 
 def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> ProgramStatement:
-    """The statement on a program.
+    """The statement on a program; as :func:`judge_runs`."""
+    return judge_runs(work, progress)[0]
+
+
+def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tuple[ProgramStatement, Sequence[RankRun]]:
+    """The statement on a program, and the runs of its ranks on which it stands.
 
     Raises SpecError for ranks that it does not have, ProgramError and TraceError for a rank that cannot be run.
     """
@@ -67,7 +90,7 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
     branches = try_branches(
         runs[0],
         _order(work, runs[0].rank),
-        lambda order: rank_process.run_rank(order, replace(work.limits, seconds=order.seconds)),
+        lambda order: rank_process.run_rank(order, replace(work.limits, seconds=order.seconds), walled=work.walled),
         lambda run: _judge(work, RankShare(run, str(run.rank), untried=False))[0],
     )
     seconds = Seconds(
@@ -75,7 +98,7 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
         replay=round(replayed_seconds, 3),
         total=round(time.perf_counter() - began, 3),
     )
-    return replace(_statement(work, runs, shares, judged, seconds), branches=branches)
+    return replace(_statement(work, runs, shares, judged, seconds), branches=branches), runs
 
 
 def _run(work: ProgramInputs, progress: Progress) -> list[RankRun]:
@@ -83,13 +106,14 @@ def _run(work: ProgramInputs, progress: Progress) -> list[RankRun]:
     others are run."""
     # What torch reads while it is imported, a server has read for all of its children.
     world_size = work.line.world_size
-    server = ForkServer(rank_process.PRELOAD) if world_size > 1 and not work.line.environment else None
+    alike = world_size > 1 and not work.line.environment and work.walled is None
+    server = ForkServer(rank_process.PRELOAD) if alike else None
     runs: list[RankRun] = []
 
     def run(rank: int) -> None:
         progress(f"running rank {rank} of {world_size}")
         order = replace(_order(work, rank, runs), heard=runs[-1].announced if runs else ())
-        runs.append(rank_process.run_rank(order, work.limits, server))
+        runs.append(rank_process.run_rank(order, work.limits, server, work.walled))
 
     try:
         run(choose_ranks(work.ranks, world_size)[0])
@@ -122,6 +146,7 @@ def _statement(
         repeated=sum(each.times * each.iterations for each in first.trace.repeats),
         unseen=say_unseen(seen, min(each.idle_optimizers for each in runs)),
         allocator_conf=first.allocator_conf,
+        communicators=tuple(first.communicators),
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,
         rank_classes=tuple(statement for statement, _ in judged),
         assumptions=(*_assumptions(runs), *(_untried(each) for each in shares if each.untried)),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.errors import PlannerError
 from planner.report.statement import (
     Provenance,
     RankClassStatement,
@@ -13,6 +14,7 @@ from planner.report.statement import (
     Verdict,
     fields_to_json,
     rank_class_to_json,
+    read_rank_class,
     worst_verdict,
 )
 
@@ -48,6 +50,11 @@ class ProgramStatement:
     """What a program was seen to do, and what its ranks will hold. Ranks without a run of their own are like the
     representative of their class."""
 
+    plan_id: str = ""
+    """Under which a service keeps it; empty on the command line, which keeps nothing."""
+    trace_id: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Of whoever asked: `name`, `team`, `queue`."""
     command: tuple[str, ...]
     gpu: str
     nodes: int
@@ -66,6 +73,8 @@ class ProgramStatement:
     unseen: tuple[str, ...]
     """Sentences on what was not seen."""
     allocator_conf: str
+    communicators: tuple[int, ...] = ()
+    """Sizes of the groups of a rank over which tensors of the device travelled."""
     calibrated: bool
     rank_classes: tuple[RankClassStatement, ...]
     assumptions: tuple[AssumptionStatement, ...]
@@ -86,6 +95,9 @@ def to_json(found: ProgramStatement) -> dict[str, Any]:
     """The statement as plain values, keys in the contract's order."""
     return {
         "schema": SCHEMA,
+        "plan_id": found.plan_id,
+        "trace_id": found.trace_id,
+        "metadata": dict(found.metadata),
         "verdict": found.verdict.value,
         "calibrated": found.calibrated,
         "command": list(found.command),
@@ -99,6 +111,7 @@ def to_json(found: ProgramStatement) -> dict[str, Any]:
         "seen": dict(found.seen),
         "unseen": list(found.unseen),
         "allocator_conf": found.allocator_conf,
+        "communicators": list(found.communicators),
         "rank_classes": [rank_class_to_json(each) for each in found.rank_classes],
         "out_of_memory": list(found.out_of_memory),
         "assumptions": [fields_to_json(each) for each in found.assumptions],
@@ -107,6 +120,33 @@ def to_json(found: ProgramStatement) -> dict[str, Any]:
         "notes": list(found.notes),
         "seconds": fields_to_json(found.seconds),
     }
+
+
+def from_json(document: Mapping[str, Any]) -> ProgramStatement:
+    """The statement that :func:`to_json` wrote. Raises PlannerError for another schema, or a broken document."""
+    if document.get("schema") != SCHEMA:
+        raise PlannerError(
+            f"a document of schema {document.get('schema')!r} is no run of a program", allowed=SCHEMA, place="schema"
+        )
+    same = (
+        "plan_id", "trace_id", "metadata", "gpu", "nodes", "gpus_per_node", "ending", "iterations", "repeated",
+        "counted", "seen", "allocator_conf", "calibrated",
+    )  # fmt: skip
+    try:
+        fields: dict[str, Any] = {name: document[name] for name in same}
+        fields |= {
+            name: tuple(document[name]) for name in ("command", "unseen", "communicators", "out_of_memory", "notes")
+        }
+        return ProgramStatement(
+            **fields,
+            rank_classes=tuple(read_rank_class(each) for each in document["rank_classes"]),
+            assumptions=tuple(AssumptionStatement(**each) for each in document["assumptions"]),
+            branches=tuple(BranchStatement(**each) for each in document["branches"]),
+            provenance=Provenance(**document["provenance"]),
+            seconds=Seconds(**document["seconds"]),
+        )
+    except (KeyError, TypeError, ValueError) as wrong:
+        raise PlannerError(f"the run cannot be read: {wrong}", remedy="run the program again") from wrong
 
 
 def say_unseen(seen: Mapping[str, int], idle_optimizers: int = 0) -> tuple[str, ...]:

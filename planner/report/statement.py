@@ -227,7 +227,7 @@ def from_json(document: Mapping[str, Any]) -> Plan:
             trace_id=document["trace_id"],
             calibrated=document["calibrated"],
             job=document["job"],
-            rank_classes=tuple(_read_rank_class(each) for each in document["rank_classes"]),
+            rank_classes=tuple(read_rank_class(each) for each in document["rank_classes"]),
             advice=tuple(
                 Advice(change=each["change"], device_bytes=each["device_bytes"], verdict=Verdict(each["verdict"]))
                 for each in document["advice"]
@@ -267,7 +267,8 @@ def _read_without_compile(document: Mapping[str, Any] | None) -> WithoutCompile 
     return WithoutCompile(**{**document, "more_at_peak": more})
 
 
-def _read_rank_class(document: Mapping[str, Any]) -> RankClassStatement:
+def read_rank_class(document: Mapping[str, Any]) -> RankClassStatement:
+    """What :func:`rank_class_to_json` wrote."""
     peak = document["peak"]
     low, high = peak["interval_bytes"]
     return RankClassStatement(

@@ -1,5 +1,7 @@
 """Parses the command behind `planner run --`: launcher, its world, and the program with its arguments.
 
+What stands around the launcher is taken off first (planner.running.launch_wrappers).
+
 Options are those of torch 2.13 (torch/distributed/run.py), accelerate 1.15 (commands/launch.py) and DeepSpeed 0.19
 (launcher/runner.py).
 """
@@ -7,21 +9,26 @@ Options are those of torch 2.13 (torch/distributed/run.py), accelerate 1.15 (com
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from planner.errors import SpecError
-from planner.importers.launch_lines import ACCELERATE_ALONE, TORCHRUN_ALONE, TORCHRUN_WITH_VALUE, unknown_option
+from planner.importers.launch_lines import ACCELERATE_ALONE, TORCHRUN_ALONE, TORCHRUN_WITH_VALUE
 from planner.job.yaml_text import read_yaml
+from planner.running.launch_options import PLACE, count_of, read_options, refused
+from planner.running.launch_wrappers import unwrap
+from planner.running.task_launch import Starter, Tasks
 
-PLACE = "the command behind --"
-_ALLOWED = "python, torchrun, accelerate launch or deepspeed, with the program and its arguments"
+_ALLOWED = (
+    "python, torchrun, accelerate launch or deepspeed with the program and its arguments; before them srun, mpirun, "
+    "sbatch, ray job submit, uv run, conda run, env, bash -c or a script"
+)
 _PYTHON_ALONE = frozenset("BEIOPRSbdhisuqvx")
 _PYTHON_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-_MOST_RANKS = 1 << 20
 _DEEPSPEED_WITH_VALUE = frozenset({
     "H", "hostfile", "i", "include", "e", "exclude", "num_nodes", "min_elastic_nodes", "max_elastic_nodes", "num_gpus",
     "master_port", "master_addr", "node_rank", "launcher", "launcher_args", "venv_script", "autotuning",
@@ -57,59 +64,95 @@ class LaunchLine:
     """The launcher's own options as they were written."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that stood before the command."""
+    tasks: Tasks | None = None
+    """Processes of srun or mpirun: each is a rank, or the launcher of a node's ranks."""
+    folder: str = ""
+    """Where it is started, seen from here."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what around it was not run, or is not known."""
 
     @property
     def world_size(self) -> int:
         return self.nodes * self.processes_per_node
 
+    @property
+    def gpus(self) -> int:
+        """That a rank sees."""
+        return self.processes_per_node if self.tasks is None or self.tasks.gpus is None else self.tasks.gpus
 
-def parse(words: Sequence[str]) -> LaunchLine:
-    """The parts of a command. Raises SpecError for a launcher or an option that is not known, and for a world whose
-    size only the machine says."""
-    command, environment = _environment(words)
+
+def local_text(path: str) -> str:
+    """The text of a file of this machine. Raises SpecError where there is none to read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"cannot be read: {error}", allowed="a text file", place=path) from None
+
+
+def parse(
+    words: Sequence[str], text_of: Callable[[str], str] = local_text, inherited: Mapping[str, str] | None = None
+) -> LaunchLine:
+    """The parts of a command. `text_of` gives the text of a file that it names, or raises SpecError; `inherited` are
+    variables that a script in it may use.
+
+    Raises SpecError for a launcher or an option that is not known, and for a world whose size only the machine says.
+    """
+    found = unwrap(words, text_of, inherited or {})
+    line = _launcher(list(found.words), found.environment, text_of)
+    return replace(_within(line, found.tasks), folder=found.folder, notes=found.notes)
+
+
+def _launcher(command: list[str], environment: Mapping[str, str], text_of: Callable[[str], str]) -> LaunchLine:
     if not command:
         raise _no_launcher("nothing")
     name = PurePosixPath(command[0]).name
     if name == "torchrun":
         return _torchrun(command[1:], environment)
     if name == "accelerate" and command[1:2] == ["launch"]:
-        return _accelerate(command[2:], environment)
+        return _accelerate(command[2:], environment, text_of)
     if name == "deepspeed":
         return _deepspeed(command[1:], environment)
     if re.fullmatch(r"python[0-9.]*", name):
-        return _python(command[1:], environment)
+        return _python(command[1:], environment, text_of)
     if name.endswith(".py"):
-        return _python(command, environment)
+        return _python(command, environment, text_of)
     raise _no_launcher(command[0])
 
 
-def _environment(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    found: dict[str, str] = {}
-    rest = list(words[1:] if words and words[0] == "env" else words)
-    while rest and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", rest[0], re.DOTALL)):
-        found[match[1]] = match[2]
-        rest = rest[1:]
-    return rest, found
+def _within(line: LaunchLine, tasks: Tasks | None) -> LaunchLine:
+    """The line as what each process of srun or mpirun runs."""
+    if tasks is None:
+        return line
+    if tasks.starter is Starter.BATCH and line.nodes > 1:
+        raise refused(f"{line.launcher} is started on the first of {line.nodes} nodes only", "srun before it")
+    if tasks.starter is not Starter.BATCH and line.launcher is Launcher.PYTHON:
+        return replace(line, nodes=tasks.nodes, processes_per_node=tasks.per_node, tasks=tasks)
+    if tasks.starter is not Starter.BATCH and tasks.count != line.nodes:
+        raise refused(
+            f"{tasks.starter} starts {tasks.count} processes of {line.launcher}, which says {line.nodes} nodes",
+            "one process on each node",
+        )
+    return replace(line, tasks=tasks)
 
 
-def _python(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
+def _python(words: Sequence[str], environment: Mapping[str, str], text_of: Callable[[str], str]) -> LaunchLine:
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
         if rest[0] in _PYTHON_WITH_VALUE:
             rest = rest[1:]
         elif not set(rest[0][1:]) <= _PYTHON_ALONE and not rest[0].startswith(("-W", "-X")):
-            raise _refused(f"python has the option {rest[0]}", "the usual options of python before the program")
+            raise refused(f"python has the option {rest[0]}", "the usual options of python before the program")
         rest = rest[1:]
-    behind = {
+    behind: Mapping[str, Callable[[Sequence[str], Mapping[str, str]], LaunchLine]] = {
         "torch.distributed.run": _torchrun,
         "torch.distributed.launch": _torchrun,
-        "accelerate.commands.launch": _accelerate,
+        "accelerate.commands.launch": partial(_accelerate, text_of=text_of),
         "deepspeed.launcher.runner": _deepspeed,
     }
     if rest[:1] == ["-m"] and len(rest) > 1 and rest[1] in behind:
         return behind[rest[1]](rest[2:], environment)
     if rest[:1] in (["-c"], ["-"]):
-        raise _refused("the program stands in the command itself", "a file, or a module after -m")
+        raise refused("the program stands in the command itself", "a file, or a module after -m")
     is_module = rest[:1] == ["-m"]
     program, arguments = _program(rest[1:] if is_module else rest)
     return LaunchLine(
@@ -118,9 +161,9 @@ def _python(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
 
 
 def _torchrun(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
-    options, rest = _options(words, TORCHRUN_WITH_VALUE, TORCHRUN_ALONE, "torchrun of torch 2.13")
+    options, rest = read_options(words, TORCHRUN_WITH_VALUE, TORCHRUN_ALONE, "torchrun of torch 2.13")
     if {"no_python", "run_path"} & options.keys():
-        raise _refused("torchrun has --no-python or --run-path", "a Python program, or a module after -m")
+        raise refused("torchrun has --no-python or --run-path", "a Python program, or a module after -m")
     program, arguments = _program(rest)
     return LaunchLine(
         launcher=Launcher.TORCHRUN,
@@ -128,21 +171,21 @@ def _torchrun(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLin
         is_module=bool({"m", "module"} & options.keys()),
         arguments=arguments,
         nodes=_nodes(options.get("nnodes") or "1"),
-        processes_per_node=_count("--nproc-per-node", options.get("nproc_per_node") or "1"),
+        processes_per_node=count_of("--nproc-per-node", options.get("nproc_per_node") or "1"),
         options=options,
         launcher_words=_before(words, rest),
         environment=environment,
     )
 
 
-def _accelerate(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
+def _accelerate(words: Sequence[str], environment: Mapping[str, str], text_of: Callable[[str], str]) -> LaunchLine:
     """Whatever else an option says is accelerate's own to read; it decides the environment of its ranks."""
-    options, rest = _options(words, None, ACCELERATE_ALONE, "accelerate launch")
-    said: dict[str, Any] = {**_accelerate_config(options.get("config_file")), **options}
-    processes = _count("--num_processes", str(said.get("num_processes") or _missing("--num_processes")))
-    nodes = _count("--num_machines", str(said.get("num_machines") or 1))
+    options, rest = read_options(words, None, ACCELERATE_ALONE, "accelerate launch")
+    said: dict[str, Any] = {**_accelerate_config(options.get("config_file"), text_of), **options}
+    processes = count_of("--num_processes", str(said.get("num_processes") or _missing("--num_processes")))
+    nodes = count_of("--num_machines", str(said.get("num_machines") or 1))
     if processes % nodes:
-        raise _refused(f"{processes} processes on {nodes} machines", "as many processes on each machine")
+        raise refused(f"{processes} processes on {nodes} machines", "as many processes on each machine")
     program, arguments = _program(rest)
     return LaunchLine(
         launcher=Launcher.ACCELERATE,
@@ -157,57 +200,31 @@ def _accelerate(words: Sequence[str], environment: Mapping[str, str]) -> LaunchL
     )
 
 
-def _accelerate_config(path: str | None) -> Mapping[str, Any]:
+def _accelerate_config(path: str | None, text_of: Callable[[str], str]) -> Mapping[str, Any]:
     if path is None:
         return {}
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot be read: {error}", allowed="accelerate's config file", place=path) from None
-    found = read_yaml(text, path).plain()
+    found = read_yaml(text_of(path), path).plain()
     if not isinstance(found, Mapping):
         raise SpecError("is no mapping", allowed="accelerate's config file", place=path)
     return found
 
 
 def _deepspeed(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
-    options, rest = _options(words, _DEEPSPEED_WITH_VALUE, _DEEPSPEED_ALONE, "deepspeed 0.19")
+    options, rest = read_options(words, _DEEPSPEED_WITH_VALUE, _DEEPSPEED_ALONE, "deepspeed 0.19")
     if "no_python" in options:
-        raise _refused("deepspeed has --no_python", "a Python program, or a module after --module")
+        raise refused("deepspeed has --no_python", "a Python program, or a module after --module")
     program, arguments = _program(rest)
     return LaunchLine(
         launcher=Launcher.DEEPSPEED,
         program=program,
         is_module="module" in options,
         arguments=arguments,
-        nodes=_count("--num_nodes", options.get("num_nodes") or "1"),
-        processes_per_node=_count("--num_gpus", options.get("num_gpus") or _missing("--num_gpus")),
+        nodes=count_of("--num_nodes", options.get("num_nodes") or "1"),
+        processes_per_node=count_of("--num_gpus", options.get("num_gpus") or _missing("--num_gpus")),
         options=options,
         launcher_words=_before(words, rest),
         environment=environment,
     )
-
-
-def _options(
-    words: Sequence[str], with_value: frozenset[str] | None, alone: frozenset[str], program: str
-) -> tuple[dict[str, str | None], Sequence[str]]:
-    """Options up to the program, and what follows. `with_value` None: every option that is not alone has one."""
-    found: dict[str, str | None] = {}
-    rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] != "--":
-        written, equals, value = rest.pop(0).lstrip("-").partition("=")
-        name = written.replace("-", "_")
-        if name in alone:
-            found[name] = None
-        elif with_value is not None and name not in with_value:
-            raise unknown_option(name, program)
-        elif equals:
-            found[name] = value
-        elif rest:
-            found[name] = rest.pop(0)
-        else:
-            raise _refused(f"--{written} has no value", f"--{written} VALUE")
-    return found, rest[1:] if rest[:1] == ["--"] else rest
 
 
 def _before(words: Sequence[str], rest: Sequence[str]) -> tuple[str, ...]:
@@ -216,32 +233,22 @@ def _before(words: Sequence[str], rest: Sequence[str]) -> tuple[str, ...]:
 
 def _program(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     if not words:
-        raise _refused("the command has no program", "the whole command, with the program and its arguments")
+        raise refused("the command has no program", "the whole command, with the program and its arguments")
     return words[0], tuple(words[1:])
 
 
 def _nodes(written: str) -> int:
     least, _, most = written.partition(":")
     if most and most != least:
-        raise _refused(f"--nnodes is {written}: the number of nodes changes while the job runs", "a number")
-    return _count("--nnodes", least)
-
-
-def _count(name: str, written: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,7}", written) or not 0 < int(written) <= _MOST_RANKS:
-        raise _refused(f"{name} is {written[:40]!a}", f"a whole number from 1 to {_MOST_RANKS:,}")
-    return int(written)
+        raise refused(f"--nnodes is {written}: the number of nodes changes while the job runs", "a number")
+    return count_of("--nnodes", least)
 
 
 def _missing(name: str) -> str:
-    raise _refused(
+    raise refused(
         f"how many ranks there are is not said, and this machine's GPUs do not decide it: {name} is missing",
         f"{name} NUMBER",
     )
-
-
-def _refused(problem: str, allowed: str) -> SpecError:
-    return SpecError(problem, allowed=allowed, remedy="write the command as it would run on the cluster", place=PLACE)
 
 
 def _no_launcher(word: str) -> SpecError:

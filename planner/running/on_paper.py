@@ -34,6 +34,7 @@ from planner.running import (
 )
 from planner.running.assumptions import About, Assumptions
 from planner.running.compiling import ProgramCompiling
+from planner.running.job_outline import JobOutline
 from planner.running.launch_line import Launcher, LaunchLine
 from planner.running.live_memory import LiveMemory
 from planner.running.moments import Kind
@@ -67,13 +68,12 @@ class ProgramRun:
         self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
         self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
         self.world = World(self.assumptions)
-        self.management = ManagementLibrary(
-            order.gpu.product, order.line.processes_per_node, self.memory, self.assumptions
-        )
+        self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
         self.surroundings = Surroundings(order, cuda_face.properties_of(order.gpu), self.management, self.assumptions)
         self.neighbours = PipelineNeighbours(self.assumptions, order.heard)
         self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, self.surroundings.compiling_begins)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
+        self.outline = JobOutline()
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
 
     def end_whole(self, how: str) -> NoReturn:
@@ -149,6 +149,7 @@ class ProgramRun:
                 allocator_conf=self.memory.conf,
                 memory_fraction=self.memory.fraction,
                 announced=self.neighbours.announced(),
+                outline=self.outline.found(),
             )
         )
 
@@ -166,10 +167,12 @@ def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> N
     """Run it. Whatever the program raises leaves this function as it is."""
     _load_dynamo()
     # DeepSpeed frees on one stream what another uses, and waits for events: its cache depends on when those pass.
-    waits, gpus = _names_deepspeed(order.line), order.line.processes_per_node
+    waits, gpus = _names_deepspeed(order.line), order.line.gpus
     with paper.gpu(order.gpu.arch, gpus, cuda=order.cuda, waits=waits) as gpu, ExitStack() as stack:
         run = ProgramRun(order, gpu, finish)
         stack.enter_context(_surrounded(order, run))
+        for note in order.line.notes:
+            run.assumptions.add(About.HOST, note)
         if order.writes:
             run.assumptions.add(About.HOST, "Files that the program writes stay (--allow-writes).")
         gc.collect()
@@ -213,11 +216,11 @@ def _deepspeed_peers(line: LaunchLine) -> AbstractContextManager[None]:
 def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
     losses = run.answers.watching_losses
     with (
-        cuda_face.whole(order.gpu, order.line.processes_per_node, order.cuda, run.memory, run.management),
+        cuda_face.whole(order.gpu, order.line.gpus, order.cuda, run.memory, run.management),
         nvidia_smi.on_the_path(
             order.gpu.product,
             order.gpu.total_bytes,
-            order.line.processes_per_node,
+            order.line.gpus,
             ARCHITECTURES[order.gpu.arch].capability,
         ),
         storages.on_paper(run.assumptions),
@@ -227,6 +230,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         values.read_by(run.answers),
         checkpoint_files.with_holes(run.watcher.saves),
         run.watcher.watch(),
+        run.outline.watch(),
         run.world.entered(),
         run.surroundings.entered(),
         run.neighbours.present(),

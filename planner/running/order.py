@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from planner.running.assumptions import Assumption
 from planner.running.branches import Branch
@@ -82,5 +83,7 @@ class RankRun:
     allocator_conf: str = ""
     """Of the program itself, when it first took memory."""
     memory_fraction: float = 1.0
+    outline: Mapping[str, Any] = field(default_factory=dict)
+    """What a spec could say of it (planner.running.job_outline)."""
     seconds: float = 0.0
     announced: tuple[Announced, ...] = ()

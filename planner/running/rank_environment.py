@@ -35,6 +35,13 @@ def place_of(line: LaunchLine, rank: int) -> RankPlace:
 def variables_of(line: LaunchLine, rank: int) -> dict[str, str]:
     """What the launcher sets for this rank, besides what it inherits; for accelerate without accelerate's own."""
     place = place_of(line, rank)
+    if line.tasks is None:
+        return _by_launcher(line, place)
+    task = rank if line.launcher is Launcher.PYTHON else place.node
+    return {**line.tasks.variables(task), **_by_launcher(line, place)}
+
+
+def _by_launcher(line: LaunchLine, place: RankPlace) -> dict[str, str]:
     match line.launcher:
         case Launcher.PYTHON:
             return {}

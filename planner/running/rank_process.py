@@ -16,6 +16,7 @@ from planner.running.assumptions import About, Assumption
 from planner.running.branches import Branch
 from planner.running.order import Announced, ProgramOrder, RankRun
 from planner.running.rank_environment import variables_of
+from planner.running.walled_program import WalledProgram
 from planner.runtime import answers, overlay, running
 from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
@@ -51,22 +52,42 @@ PRELOAD = "planner.running.preload:load"
 """For a fork server whose children are ranks."""
 
 
-def run_rank(order: ProgramOrder, limits: Limits = USUAL_LIMITS, server: ForkServer | None = None) -> RankRun:
-    """One rank's run, in a fresh interpreter or in one that the `server` forks.
+def run_rank(
+    order: ProgramOrder,
+    limits: Limits = USUAL_LIMITS,
+    server: ForkServer | None = None,
+    walled: WalledProgram | None = None,
+) -> RankRun:
+    """One rank's run, in a fresh interpreter or in one that the `server` forks; behind walls if it is `walled`.
 
     Raises CrashedError for an error of the program, ProgramError for a program that exceeds its limits, ends its
-    process or never trains, TraceError for what the paper GPU cannot do.
+    process or never trains, TraceError for what the paper GPU cannot do, WallsError where there are no walls.
     """
-    if not order.line.is_module and not Path(order.line.program).is_file():
+    own = {**order.line.environment, **variables_of(order.line, order.rank)}
+    if walled is None:
+        _refuse_absent(order)
+        environment = {**_OFFLINE, **os.environ, **own}
+        task = Task("planner.running.rank_process:answer_rank", (order, environment, None))
+        answer = running.run(task, limits, environment=environment, server=server)
+    else:
+        environment = {**_OFFLINE, **own}
+        task = Task("planner.running.rank_process:answer_rank", (order, environment, walled))
+        answer = running.run(task, limits, walls=walled.walls_with(environment))
+    return _result_of(answer, limits, order)
+
+
+def _refuse_absent(order: ProgramOrder) -> None:
+    folder = Path(order.line.folder)
+    if not folder.is_dir() or not (order.line.is_module or (folder / order.line.program).is_file()):
         raise ProgramError(
             "there is no such program",
             allowed="a path from the folder where planner runs",
             remedy="start planner where the command would be started",
             place=order.line.program,
         )
-    environment = {**_OFFLINE, **os.environ, **order.line.environment, **variables_of(order.line, order.rank)}
-    task = Task("planner.running.rank_process:answer_rank", (order, environment))
-    answer = running.run(task, limits, environment=environment, server=server)
+
+
+def _result_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
     if isinstance(answer.exceeded, LimitExceededError):
         raise _limit_error(answer.exceeded, order)
     if MEMORY in answer.parts:
@@ -82,12 +103,16 @@ def run_rank(order: ProgramOrder, limits: Limits = USUAL_LIMITS, server: ForkSer
     return _read_run(answer.parts)
 
 
-def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str]], answer: AnswerWriter) -> None:
+def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str], WalledProgram | None], answer: AnswerWriter) -> None:
     """The child's side: what the run was, and its trace, as two parts; the traceback of a program that crashes."""
-    order, environment = argument
+    order, environment, walled = argument
     os.environ.update(environment)
-    if not order.writes:
+    if walled is not None:  # what it writes there is gone with it
+        walled.enter()
+        _refuse_absent(order)
+    elif not order.writes:
         overlay.discard_writes(_DISCARDED_BYTES, kept=(user_cache(),))
+    os.chdir(order.line.folder or ".")
     from planner.running.on_paper import run_program
     from planner.running.outside import stand_ins
 

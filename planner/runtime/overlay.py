@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +24,11 @@ _PSEUDO = frozenset({
     "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "ramfs", "securityfs", "sysfs", "tracefs",
 })  # fmt: skip
 _DEEPEST = 3
+_MEMORY = "/dev/shm/.discarded"
+COVERED = f"{_MEMORY}/covered"
 _SYSTEM = ("/proc", "/sys", "/dev", "/run")
+_ROOT = Path(__file__).parents[2]
+_FRONT = "import sys; sys.path.append(sys.argv[1]); from planner.runtime import overlay; overlay.start_over_folder()"
 
 
 class OverlayError(PlannerError):
@@ -52,6 +57,30 @@ def discard_writes(most_bytes: int, kept: Sequence[Path] = ()) -> None:
             allowed="Linux with overlayfs, as root or where users may have namespaces of their own",
             remedy="run it with --allow-writes in a folder where it may write",
         ) from None
+
+
+def front_of_command(folder: str, most_bytes: int) -> tuple[str, ...]:
+    """The words before a command which then finds `folder` at :data:`COVERED`, through an overlay that everybody may
+    write into, at most `most_bytes`, and that is gone with it. `folder` is an absolute path without links."""
+    return (sys.executable, "-I", "-S", "-c", _FRONT, str(_ROOT), folder, str(most_bytes))
+
+
+def start_over_folder() -> None:
+    """What the words of :func:`front_of_command` run: becomes the command behind them, or ends with 1 and a line."""
+    _, folder, most_bytes, *command = sys.argv[1:]
+    try:
+        _enter_namespaces()
+        lower = _open(folder)
+        if (found := os.readlink(f"/proc/self/fd/{lower}")) != folder:
+            sys.exit(f"{folder} leads to {found} now")
+        upper, work = _Memory(int(most_bytes)).folders()
+        os.chmod(upper, 0o777)
+        os.mkdir(COVERED)
+        # In a place that nobody else sees: no link there can be made to lead elsewhere before the command is there.
+        _mount_overlay(COVERED, lower, upper, work)
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"{folder} cannot be covered by an overlay: {error}")
 
 
 def _enter_namespaces() -> None:
@@ -88,7 +117,7 @@ class _Memory:
 
     def __init__(self, most_bytes: int) -> None:
         _mount("tmpfs", "/dev/shm", "tmpfs", 0, f"size={most_bytes},mode=1777")
-        self._path, self._folders = "/dev/shm/.discarded", 0
+        self._path, self._folders = _MEMORY, 0
 
     def folders(self) -> tuple[str, str]:
         """An upper folder and a working folder for one overlay."""
@@ -104,7 +133,7 @@ def _cover(path: str, descriptor: int, memory: _Memory, depth: int = 0) -> None:
     upper, work = memory.folders()
     os.chmod(upper, os.stat(f"/proc/self/fd/{descriptor}").st_mode & 0o7777)
     try:
-        _mount("overlay", path, "overlay", 0, f"lowerdir=/proc/self/fd/{descriptor},upperdir={upper},workdir={work}")
+        _mount_overlay(path, descriptor, upper, work)
     except OSError as error:
         if error.errno != errno.EINVAL or os.access(path, os.W_OK):
             raise
@@ -113,6 +142,10 @@ def _cover(path: str, descriptor: int, memory: _Memory, depth: int = 0) -> None:
             for entry in os.scandir(path):
                 if entry.is_dir(follow_symlinks=False):
                     _cover(entry.path, _open(entry.path), memory, depth + 1)
+
+
+def _mount_overlay(path: str, descriptor: int, upper: str, work: str) -> None:
+    _mount("overlay", path, "overlay", 0, f"lowerdir=/proc/self/fd/{descriptor},upperdir={upper},workdir={work}")
 
 
 def _open(path: str) -> int:

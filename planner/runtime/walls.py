@@ -14,11 +14,11 @@ import site
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from planner.errors import PlannerError
-from planner.runtime import seccomp
+from planner.runtime import overlay, seccomp
 from planner.runtime.limits import Limits
 from planner.runtime.user_cache import user_cache
 from planner.units import MIB
@@ -26,6 +26,8 @@ from planner.units import MIB
 FILE_BYTES = 512 * MIB
 """The largest file that it may write."""
 TMP_BYTES = 256 * MIB
+OVERLAY_BYTES = 1024 * MIB
+"""What it may write into a folder that is covered by an overlay; a hole in a file does not count."""
 NOBODY = 65534
 _TOOLS = ("bwrap", "prlimit", "setpriv")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
@@ -67,6 +69,12 @@ class Walls:
     """Whether it keeps the host's network and shared memory, to meet its peers."""
     as_root: bool = False
     """Whether the operator knows that this process is root; the code itself never is."""
+    overlaid: str = ""
+    """A folder that it may read, and write into: what it writes lies in memory, and is gone with it."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Its own variables. They are set inside, behind everything that stands up the walls: LD_PRELOAD is one of them."""
+    place: str = "model.factory"
+    """Where code came from, for errors."""
 
     def refusal(self) -> WallsError | None:
         """Why code is not run here; None if the walls stand. Tried once in a process."""
@@ -76,8 +84,10 @@ class Walls:
         return WallsError(
             f"code of users is not run here: {problem}",
             allowed="a node with bubblewrap and user namespaces, and a service that is not root",
-            remedy="leave PLANNER_FACTORIES empty, or set the node up (docs/security.md)",
-            place="model.factory",
+            remedy="leave PLANNER_FACTORIES empty, or set the node up (docs/security.md)"
+            if self.place == "model.factory"
+            else "set the node up (docs/security.md), or run the program with the command line",
+            place=self.place,
         )
 
     @contextlib.contextmanager
@@ -88,7 +98,10 @@ class Walls:
             raise refusal
         self._refuse_unreadable()
         with _as_pipe(seccomp.program(memory_files=self.network)) as program:
-            command = (*self._bubblewrap(program), *_resource_limits(limits), *_drop_root())
+            front = overlay.front_of_command(self.overlaid, OVERLAY_BYTES) if self.overlaid else ()
+            own = [f"{name}={value}" for name, value in self.variables.items()]
+            inside = (*_resource_limits(limits), *_drop_root(), *(("env", *own) if own else ()))
+            command = (*front, *self._bubblewrap(program), *inside)
             yield WalledStart(command, environment(), (program,))
 
     def _bubblewrap(self, program: int) -> tuple[str, ...]:
@@ -96,13 +109,14 @@ class Walls:
         libraries = map(str, user_cache().glob("paper-*"))
         readable = [*_SYSTEM, *_ETC, *_python(), *libraries, *self.readable]
         there = _outermost(readable)
-        parents = [part for path in _parents(there) for part in ("--perms", "0755", "--dir", path)]
+        covered = ("--bind", overlay.COVERED, self.overlaid) if self.overlaid else ()
+        parents = [part for path in _parents([*there, *covered[2:]]) for part in ("--perms", "0755", "--dir", path)]
         binds = [part for path in there for part in ("--ro-bind", path, path)]
         devices = [part for path in self.devices for part in ("--dev-bind-try", path, path)]
         shared = ["--share-net", "--ro-bind", "/sys", "/sys"] if self.network else []
         return (
             "bwrap", *_namespaces(), *shared, "--die-with-parent", "--new-session", "--seccomp", str(program),
-            "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", *parents, *binds,
+            "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", *parents, *binds, *covered,
             "--proc", "/proc", *_list_hidden_paths(), "--dev", "/dev",
             "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/dev/shm", *devices,
             "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--",
@@ -112,12 +126,12 @@ class Walls:
         """As root the code runs as nobody, who may not be able to read what was meant for it."""
         if os.geteuid() != 0:
             return
-        for path in self.readable:
+        for path in filter(None, (*self.readable, self.overlaid)):
             if os.path.isdir(path) and not os.stat(path).st_mode & 0o005 == 0o005:
                 raise WallsError(
                     f"{path} is not readable by everybody, and code of users does not run as root",
                     remedy=f"chmod o+rx {path}",
-                    place="model.factory_path",
+                    place="model.factory_path" if self.place == "model.factory" else self.place,
                 )
 
 

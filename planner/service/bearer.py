@@ -22,10 +22,12 @@ async def writers_only(request: Request) -> None:
     _require(request, known, "a bearer token is needed to write")
 
 
-def code_runners_only(request: Request) -> None:
-    """Raises RequestError (401) for who may not have code of users measured, where the settings name who may."""
+def code_runners_only(
+    request: Request, missing: str = "a bearer token for code of users is needed to measure it"
+) -> None:
+    """Raises RequestError (401) for who may not have code of users run, where the settings name who may."""
     settings = dependencies_of(request).settings
-    _require(request, settings.code_token_sha256, "a bearer token for code of users is needed to measure it")
+    _require(request, settings.code_token_sha256, missing)
 
 
 def _require(request: Request, known: str, missing: str) -> None:

@@ -79,10 +79,10 @@ async def job_of(request: Request) -> Job:
 
     Raises SpecError for a job that is none, RequestError for a body that cannot be read.
     """
-    kind = _media_type(request)
+    kind = media_type(request)
     if kind != JSON and kind not in _YAML_TYPES:
-        raise _make_unsupported_error(kind, f"{JSON} (a bundle, or a spec), {YAML} (a spec)")
-    body = await _body(request)
+        raise unsupported_error(kind, f"{JSON} (a bundle, or a spec), {YAML} (a spec)")
+    body = await content_of(request)
     # A little YAML can stand for much: it is never read on the event loop.
     if kind == JSON and len(body) <= SMALL:
         return read_job(body, kind)
@@ -92,10 +92,10 @@ async def job_of(request: Request) -> Job:
 
 async def object_of(request: Request) -> dict[str, Any]:
     """The JSON object of a body. Raises RequestError where it is none."""
-    kind = _media_type(request)
+    kind = media_type(request)
     if kind != JSON:
-        raise _make_unsupported_error(kind, JSON)
-    body = await _body(request)
+        raise unsupported_error(kind, JSON)
+    body = await content_of(request)
     if len(body) <= SMALL:
         return read_object(body)
     found: dict[str, Any] = await read_beside("planner.service.bodies:read_object", body, kind)
@@ -132,7 +132,8 @@ def _text(body: bytes) -> str:
         raise RequestError(400, f"the body is no UTF-8 text (byte {error.start})", place="the body") from None
 
 
-async def _body(request: Request) -> bytes:
+async def content_of(request: Request) -> bytes:
+    """The bytes of a body. Raises RequestError for one that is compressed, late, cut off, or empty."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise RequestError(415, f"the encoding {encoding[:40]!a} is not read here", allowed="identity")
@@ -149,10 +150,12 @@ async def _body(request: Request) -> bytes:
     return body
 
 
-def _media_type(request: Request) -> str:
+def media_type(request: Request) -> str:
+    """What the request says that its body is."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _make_unsupported_error(kind: str, allowed: str) -> RequestError:
+def unsupported_error(kind: str, allowed: str) -> RequestError:
+    """The refusal of a body of this media type."""
     arrived = f"{kind[:80]!a} is not read here" if kind else "the request names no content type"
     return RequestError(415, arrived, allowed=allowed, place="Content-Type")

@@ -12,6 +12,7 @@ from planner.bound.lower_bound import Bound
 from planner.history.store import History
 from planner.job.schema import Job
 from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.run_requests import RunRequest
 from planner.settings import Settings
 
 
@@ -20,6 +21,10 @@ class Plans(Protocol):
 
     async def plan(self, job: Job, *, seconds: float | None) -> PlanAnswer:
         """The plan. Raises DeadlineError after `seconds`, and what planning raises."""
+        ...
+
+    async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer | PlanPending:
+        """A program's run. With `keep` it goes on, and is pending, after `seconds`; else DeadlineError."""
         ...
 
     def bound(self, job: Job) -> Bound:

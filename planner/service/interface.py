@@ -16,7 +16,7 @@ from planner.service.dependencies import Dependencies
 from planner.service.job_bodies import JobBody
 from planner.service.openapi_models import Problem
 from planner.service.request_log import MOST_AT_ONCE, RequestLog
-from planner.service.routes import capacity, checks, jobs, metrics, operations, plans, validations
+from planner.service.routes import capacity, checks, jobs, metrics, operations, plans, runs, validations
 
 DESCRIPTION = """\
 Says before a PyTorch training job starts what GPU memory every rank will take, and whether it fits.
@@ -27,6 +27,7 @@ operator has set one. Errors are RFC 9457 problem details (`application/problem+
 """
 _ROUTERS = (
     plans.router,
+    runs.router,
     checks.router,
     jobs.router,
     operations.router,

@@ -174,7 +174,8 @@ def takes(schema: dict[str, Any], example: Any, yaml: str = "") -> dict[str, Any
     return {"requestBody": {"required": True, "content": content}, "security": [{"bearer": []}, {}]}
 
 
-def _prefer(text: str) -> dict[str, Any]:
+def prefer(text: str) -> dict[str, Any]:
+    """The header of that name, as a parameter."""
     return {"name": "Prefer", "in": "header", "required": False, "schema": {"type": "string"}, "description": text}
 
 
@@ -183,7 +184,7 @@ plan_a_job: dict[str, Any] = {
     "response_model": Plan,
     "responses": {202: {"model": PendingPlan, "description": "it is being made"}, **problems(*_WRITES, 403, 504)},
     "openapi_extra": takes(_JOB_SCHEMA, EXAMPLE_JOB, EXAMPLE_YAML)
-    | {"parameters": [_prefer("`wait=N`: at most N seconds; `respond-async`: 202 instead of 504")]},
+    | {"parameters": [prefer("`wait=N`: at most N seconds; `respond-async`: 202 instead of 504")]},
 }
 one_plan: dict[str, Any] = {"response_model": Plan, "responses": problems(404)}
 plan_list: dict[str, Any] = {"response_model": PlanList, "responses": problems(422)}
@@ -191,7 +192,7 @@ check_a_job: dict[str, Any] = {
     "response_model": Check,
     "responses": {202: {"model": PendingPlan, "description": "it is being made"}, **problems(*_WRITES, 403)},
     "openapi_extra": takes(_JOB_SCHEMA, EXAMPLE_JOB, EXAMPLE_YAML)
-    | {"parameters": [_prefer("`wait=N`: at most N seconds instead of the service's own")]},
+    | {"parameters": [prefer("`wait=N`: at most N seconds instead of the service's own")]},
 }
 bind_a_job: dict[str, Any] = {
     "response_model": BoundJobBody,

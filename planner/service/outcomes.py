@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from planner.errors import PlannerError
+from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Plan
 from planner.runtime.limits import LimitExceededError
-from planner.service.ids import Order
+from planner.service.ids import Order, RunOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class WorkerResult:
 
     plan: Plan | None = None
     """With advice, if the job exceeds its GPUs and there was time for it."""
+    run: ProgramStatement | None = None
+    """In place of a plan, of a program."""
     traces: Mapping[int, str] = field(default_factory=dict)
     """Traces as text, by representative."""
     further: tuple[int, ...] = ()
@@ -48,7 +51,7 @@ class WorkerResult:
 class PlanMaker(Protocol):
     """Whoever makes plans: the one that all replicas share, or in its place whatever a test needs."""
 
-    async def make(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
+    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
         """The plan; None if it is not ready after `seconds`.
 
         With `keep` the work goes on when nobody waits any more; without, it ends then, also if this is cancelled.

@@ -15,10 +15,11 @@ from planner.history.store import History
 from planner.job.schema import Job
 from planner.planning import pipeline
 from planner.service.calibration_in_use import CalibrationInUse
-from planner.service.ids import Order, order_of
+from planner.service.ids import Order, order_of, run_order_of
 from planner.service.known_plans import KnownPlan, KnownPlans
 from planner.service.outcomes import PlanMaker, PlanRefused
 from planner.service.remembered_failures import RememberedFailures
+from planner.service.run_requests import RunRequest
 from planner.service.service_errors import DeadlineError
 from planner.service.user_code import refuse_code
 from planner.settings import Settings
@@ -74,6 +75,28 @@ class PlanProvider:
         raise DeadlineError(
             f"the plan was not ready within {seconds:g} s",
             remedy="give it more time, or POST /v1/checks, which goes on in the background",
+        )
+
+    async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer | PlanPending:
+        """The run of a program, made now.
+
+        Ends after `seconds` with DeadlineError or, with `keep`, goes on and is pending. Raises SpecError, ProgramError,
+        TraceError and the faults of this package.
+        """
+        calibration = await asyncio.to_thread(self._calibration.current)
+        order = await asyncio.to_thread(run_order_of, asked, calibration, self._settings)
+        outcome = await self._tracing.make(order, seconds, keep)
+        if outcome is None and keep:
+            return PlanPending(plan_id=order.plan_id, trace_id=order.trace_id)
+        if outcome is None:
+            raise DeadlineError(
+                f"the program was not run within {seconds:g} s",
+                remedy="give it more time, or Prefer: respond-async, with which it goes on",
+            )
+        if isinstance(outcome, PlanRefused):
+            raise outcome.error
+        return PlanAnswer(
+            plan_id=order.plan_id, trace_id=order.trace_id, text=outcome.text, from_store=False, stored=outcome.stored
         )
 
     def bound(self, job: Job) -> Bound:

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from planner.errors import PlannerError
-from planner.history.columns import compact_json
+from planner.history.plan_table import document_text
 from planner.history.retention import Retention
 from planner.history.store import History
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
-from planner.report.statement import Plan, to_json
+from planner.report.program_statement import ProgramStatement
+from planner.report.statement import Plan
 from planner.runtime.limits import Limit, LimitExceededError
-from planner.service.ids import Order
+from planner.service.ids import Order, RunOrder
 from planner.service.known_plans import KnownPlan
 from planner.service.outcomes import Outcome, PlanMade, PlanRefused, WorkerResult
 from planner.service.remembered_failures import RememberedFailures
@@ -41,7 +42,7 @@ _log = logging.getLogger("planner.service")
 class _Entry:
     """A plan in the making. `outcome` may be there before the work is: a trace is stored after its plan is told."""
 
-    order: Order
+    order: Order | RunOrder
     keep: bool
     outcome: asyncio.Future[Outcome]
     task: asyncio.Task[None] | None = None
@@ -83,7 +84,7 @@ class PlanScheduler:
         self._workers.start()
         self._forgetting = asyncio.create_task(self._forget_now_and_then())
 
-    async def make(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
+    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
         """As :class:`planner.service.outcomes.PlanMaker` says."""
         if self._ending:
             return PlanRefused(_ending())
@@ -134,7 +135,7 @@ class PlanScheduler:
             self._forgetting.cancel()
         self._workers.close()
 
-    def _begin(self, order: Order) -> _Entry:
+    def _begin(self, order: Order | RunOrder) -> _Entry:
         entry = _Entry(order, keep=False, outcome=asyncio.get_running_loop().create_future(), began=self._now())
         same_trace = [each for each in self._entries.values() if each.order.trace_id == order.trace_id]
         self._entries[order.plan_id] = entry
@@ -166,7 +167,10 @@ class PlanScheduler:
             for other in same_trace:  # under another calibration: then the trace is in the store
                 if other.task is not None:
                     await asyncio.wait({other.task})
-            await self._make_plan(entry)
+            if isinstance(entry.order, RunOrder):
+                await self._workers.run(lambda lease: self._run_program(lease, entry))
+            else:
+                await self._make_plan(entry, entry.order)
         except PlannerError as error:
             self._tell(entry, PlanRefused(error))
         except asyncio.CancelledError:
@@ -197,7 +201,7 @@ class PlanScheduler:
         if not entry.waiting and self._is_nowhere_else(entry.order, outcome):
             self._held[entry.order.plan_id] = self._now() + HELD_SECONDS, outcome
 
-    def _is_nowhere_else(self, order: Order, outcome: Outcome) -> bool:
+    def _is_nowhere_else(self, order: Order | RunOrder, outcome: Outcome) -> bool:
         if isinstance(outcome, PlanRefused):
             return not isinstance(outcome.error, BusyError | WorkerLostError)
         return order.runs_code or not outcome.stored
@@ -208,28 +212,36 @@ class PlanScheduler:
             del self._held[name]
         return self._held.pop(plan_id, (0.0, None))[1]
 
-    async def _make_plan(self, entry: _Entry) -> None:
-        order = entry.order
+    async def _run_program(self, lease: Lease, entry: _Entry) -> None:
+        """All of its ranks on one worker, one after the other."""
+        assert isinstance(entry.order, RunOrder)
+        if entry.outcome.done():  # a worker died after the run was told
+            return
+        entry.started = True
+        self._counts.traced += 1
+        found = await lease.call("run", entry.order, seconds=entry.order.seconds)
+        await self._store_and_tell_result(entry, found)
+
+    async def _make_plan(self, entry: _Entry, order: Order) -> None:
         if not order.runs_code:
             text, texts = await self._from_store(order)
             if text is not None:
                 self._tell(entry, PlanMade(text=text, from_store=True))
                 return
-            if texts and await self._judge(entry, texts):
+            if texts and await self._judge(entry, order, texts):
                 return
         representatives = [each.representative for each in rank_classes(Mesh.of(order.job.parallel))]
         self._counts.traced += 1
         if len(representatives) == 1:
-            await self._workers.run(lambda lease: self._plan_in_one_child(lease, entry))
+            await self._workers.run(lambda lease: self._plan_in_one_child(lease, entry, order))
             return
-        traced = await self._trace_classes(entry, representatives)
-        await self._judge(entry, traced)
+        traced = await self._trace_classes(entry, order, representatives)
+        await self._judge(entry, order, traced)
         if not order.runs_code:
             await self._store_traces(order, traced)
 
-    async def _plan_in_one_child(self, lease: Lease, entry: _Entry) -> None:
+    async def _plan_in_one_child(self, lease: Lease, entry: _Entry, order: Order) -> None:
         """One rank class: traced, judged and advised in one child, for the trace need not travel."""
-        order = entry.order
         entry.started = True
         if entry.outcome.done():  # a worker died after the plan was told
             return
@@ -238,27 +250,27 @@ class PlanScheduler:
         if isinstance(found, WorkerResult) and found.traces and not order.runs_code:
             await self._store_traces(order, found.traces)
 
-    async def _judge(self, entry: _Entry, texts: Mapping[int, str]) -> bool:
-        return await self._workers.run(lambda lease: self._judge_on(lease, entry, texts))
+    async def _judge(self, entry: _Entry, order: Order, texts: Mapping[int, str]) -> bool:
+        return await self._workers.run(lambda lease: self._judge_on(lease, entry, order, texts))
 
-    async def _judge_on(self, lease: Lease, entry: _Entry, texts: Mapping[int, str]) -> bool:
+    async def _judge_on(self, lease: Lease, entry: _Entry, order: Order, texts: Mapping[int, str]) -> bool:
         """Whether the traces could be read."""
         entry.started = True
         if entry.outcome.done():
             return True
-        found = await lease.call("judge", entry.order, texts, seconds=self._seconds(entry.order))
+        found = await lease.call("judge", order, texts, seconds=self._seconds(order))
         if found is None:
-            _log.warning("the stored trace of %s is damaged; traced anew", entry.order.plan_id)
+            _log.warning("the stored trace of %s is damaged; traced anew", order.plan_id)
             return False
         await self._store_and_tell_result(entry, found)
         return True
 
-    async def _trace_classes(self, entry: _Entry, representatives: list[int]) -> dict[int, str]:
+    async def _trace_classes(self, entry: _Entry, order: Order, representatives: list[int]) -> dict[int, str]:
         """Several rank classes: as many at once as there are workers. The first refusal is told at once.
 
         What a class falls into, because shards do not divide, is traced when its first rank has found that out.
         """
-        order, places = entry.order, asyncio.Semaphore(self._workers.count)
+        places = asyncio.Semaphore(self._workers.count)
         texts: dict[int, str] = {}
         errors: list[PlannerError] = []
 
@@ -294,13 +306,14 @@ class PlanScheduler:
         if isinstance(found, PlanRefused):
             self._tell(entry, found)
             return
+        made = found.plan or found.run
         if found.exceeded is not None:
             error = self._limit_error(found.exceeded)
-            if found.plan is None:
+            if made is None:
                 raise error
             _log.warning("plan %s goes without advice: %s", entry.order.plan_id, error.problem)
-        if found.plan is not None:
-            await self._store_and_tell(entry, found.plan)
+        if made is not None:
+            await self._store_and_tell(entry, made)
 
     def _limit_error(self, exceeded: LimitExceededError) -> TraceLimitError:
         if exceeded.limit is Limit.SECONDS:
@@ -309,14 +322,14 @@ class PlanScheduler:
             self._counts.killed_memory += 1
         return trace_limit_error(exceeded)
 
-    async def _store_and_tell(self, entry: _Entry, plan: Plan) -> None:
+    async def _store_and_tell(self, entry: _Entry, plan: Plan | ProgramStatement) -> None:
         # Whoever waited may go in this moment: the plan is stored all the same.
         text, stored = await asyncio.shield(asyncio.to_thread(self._store_plan, plan))
         self._counts.mean_seconds += (self._now() - entry.began - self._counts.mean_seconds) / 8
         self._tell(entry, PlanMade(text=text, stored=stored))
 
-    def _store_plan(self, plan: Plan) -> tuple[str, bool]:
-        text = compact_json(to_json(plan))
+    def _store_plan(self, plan: Plan | ProgramStatement) -> tuple[str, bool]:
+        text = document_text(plan)
         try:
             self._history.plans.put(plan)
         except PlannerError as error:

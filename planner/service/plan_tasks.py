@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from planner.errors import PlannerError, SpecError
+from planner.job.gpu_names import look_up
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
@@ -14,15 +16,19 @@ from planner.planning import pipeline
 from planner.planning.answer import add_advice
 from planner.planning.eager_comparison import add_eager
 from planner.planning.pipeline import PlanningResult
+from planner.planning.program import inputs_of, judge_program
 from planner.planning.trace_source import TraceSource
 from planner.report.statement import Verdict
+from planner.running.rank_process import CrashedError
 from planner.runtime.channel import AnswerWriter
-from planner.service.ids import Order
+from planner.service.ids import Order, RunOrder
 from planner.tracing import trace_text
 from planner.tracing.isolation import Isolation
 
 PLAN, TRACES, FURTHER, UNREADABLE = "plan", "traces", "further", "unreadable"
 """Parts of the answer: a plan, traces as text by rank, ranks to be traced besides, that stored traces are damaged."""
+RUN, CRASH = "run", "crash"
+"""Of a program: its statement, or the error with which it ended, and its traceback."""
 
 
 def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
@@ -61,6 +67,22 @@ def judge_traces(argument: tuple[Order, Mapping[int, str], Isolation], answer: A
     with _code_at_fault(order.job):
         made = pipeline.judge_traces(order.job, traces, order.calibration)
     _answer_plan(order, made, isolation, answer)
+
+
+def run_program(order: RunOrder, answer: AnswerWriter) -> None:
+    """Run ranks of a program behind walls, one after the other, judge them, and answer the statement."""
+    asked = order.request
+    work = inputs_of(
+        asked.line, asked.command, look_up(asked.gpu), ranks=asked.ranks, steps=asked.steps, strict=asked.strict,
+        limits=order.limits, calibration=order.calibration, walled=order.walled,
+    )  # fmt: skip
+    try:
+        found = judge_program(work)
+    except CrashedError as crash:
+        answer.write(CRASH, pickle.dumps((crash.problem, crash.text, crash.allowed, crash.remedy, crash.place)))
+        return
+    named = replace(found, plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
+    answer.write(RUN, pickle.dumps(named))
 
 
 def _answer_plan(order: Order, made: PlanningResult, isolation: Isolation, answer: AnswerWriter) -> None:

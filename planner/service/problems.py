@@ -20,6 +20,7 @@ from planner.service.service_errors import (
     BusyError,
     DeadlineError,
     FactoryNotAllowedError,
+    ProgramNotAllowedError,
     TraceLimitError,
     WorkerLostError,
 )
@@ -53,6 +54,7 @@ _STATUS: Mapping[type[PlannerError], int] = {
     BusyError: 429,
     DeadlineError: 504,
     FactoryNotAllowedError: 403,
+    ProgramNotAllowedError: 403,
     TraceLimitError: 422,
     WorkerLostError: 503,
 }
@@ -83,6 +85,7 @@ def problem(error: PlannerError) -> Response:
         "allowed": error.allowed,
         "remedy": error.remedy,
         "place": error.place,
+        "traceback": getattr(error, "traceback", ""),
     }
     return _answer(status, {name: value for name, value in members.items() if value}, headers)
 

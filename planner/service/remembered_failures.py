@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from planner.errors import AllocatorConfError, PlannerError, SpecError, TraceError
 from planner.history.failure_table import Failure
 from planner.history.store import History
-from planner.service.ids import Order
+from planner.service.ids import Order, RunOrder
 from planner.service.service_errors import TraceLimitError
 from planner.settings import Settings
 
@@ -42,7 +42,7 @@ class RememberedFailures:
             failure.problem, allowed=failure.allowed, remedy=failure.remedy, place=failure.place
         )
 
-    def remember(self, order: Order, error: PlannerError) -> None:
+    def remember(self, order: Order | RunOrder, error: PlannerError) -> None:
         """Store the failure if the job would fail so again: not one that brings code, which may be other code then."""
         texts = error.problem, error.allowed, error.remedy, error.place
         if order.runs_code or type(error).__name__ not in LASTING or sum(map(len, texts)) > MOST_CHARACTERS:

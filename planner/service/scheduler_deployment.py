@@ -18,7 +18,7 @@ from planner.history.counters import Counters
 from planner.history.store import History
 from planner.runtime.fork_server import ServerLostError
 from planner.runtime.limits import Limits
-from planner.service.ids import Order
+from planner.service.ids import Order, RunOrder
 from planner.service.outcomes import Outcome
 from planner.service.plan_scheduler import PlanScheduler
 from planner.service.pool_metrics import PoolFigures
@@ -102,7 +102,7 @@ class PlanSchedulerDeployment:
         self._tracers: PlanScheduler | None = None
         self._starting = asyncio.Lock()
 
-    async def make(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
+    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
         return await (await self._start_scheduler()).make(order, seconds, keep)
 
     async def state(self) -> dict[str, int]:
@@ -175,7 +175,7 @@ class TracingHandle:
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
 
-    async def make(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
+    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
         """As :class:`planner.service.outcomes.PlanMaker` says; once more if the one that all share has died."""
         loop = asyncio.get_running_loop()
         until = None if seconds is None else loop.time() + seconds
@@ -208,7 +208,7 @@ class TracingHandle:
         if not state["workers"]:
             raise WorkerLostError("no tracing process is ready", remedy="wait; they load PyTorch")
 
-    async def _ask(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
+    async def _ask(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
         response: Any = self._handle.make.remote(order, seconds, keep)
         try:
             # PlanScheduler ends the wait itself; this is for one that does not even answer.

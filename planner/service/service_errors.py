@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from planner.errors import PlannerError
 from planner.runtime.limits import Limit, LimitExceededError
 from planner.units import show_bytes
@@ -35,6 +38,26 @@ class WorkerLostError(ServiceError):
 
 class FactoryNotAllowedError(ServiceError):
     """The job brings code (`model.factory`), and whoever runs this service has not allowed that."""
+
+
+class ProgramNotAllowedError(ServiceError):
+    """Whoever runs this service has not allowed programs, or not from that folder."""
+
+
+class ProgramCrashedError(ServiceError):
+    """The program ended with an error of its own; `traceback` is what Python said of it."""
+
+    def __init__(self, problem: str, traceback: str, **said: str) -> None:
+        super().__init__(problem, **said)
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        said = {"allowed": self.allowed, "remedy": self.remedy, "place": self.place}
+        return _crashed, (self.problem, self.traceback, said)
+
+
+def _crashed(problem: str, traceback: str, said: Mapping[str, str]) -> ProgramCrashedError:
+    return ProgramCrashedError(problem, traceback, **said)
 
 
 _REMEDY = (

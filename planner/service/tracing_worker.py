@@ -16,9 +16,10 @@ from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.supervision import StoppedError
 from planner.runtime.task import MEMORY, Answer, Task
-from planner.service.ids import Order
+from planner.service.ids import Order, RunOrder
 from planner.service.outcomes import PlanRefused, WorkerResult
-from planner.service.plan_tasks import FURTHER, PLAN, TRACES, UNREADABLE
+from planner.service.plan_tasks import CRASH, FURTHER, PLAN, RUN, TRACES, UNREADABLE
+from planner.service.service_errors import ProgramCrashedError
 from planner.tracing.isolation import Isolation
 
 _TASKS = "planner.service.plan_tasks"
@@ -70,14 +71,28 @@ class TracingWorker:
         unreadable = isinstance(found, WorkerResult) and found.plan is None and found.exceeded is None
         return None if unreadable else found
 
+    def run(self, work: int, order: RunOrder, seconds: float) -> WorkerResult | PlanRefused:
+        """The statement on a program, whose ranks are children of the child."""
+        limits = Limits(
+            seconds=seconds,
+            memory_bytes=self._limits.memory_bytes + order.limits.memory_bytes,
+            tasks=self._limits.tasks + order.limits.tasks,
+        )
+        return self._run_within(work, "run_program", order, limits)
+
     def _run(self, work: int, function: str, argument: Any, job: Job, seconds: float) -> WorkerResult | PlanRefused:
-        limits = self._limits_of(job, seconds)
+        return self._run_within(work, function, argument, self._limits_of(job, seconds))
+
+    def _run_within(self, work: int, function: str, argument: Any, limits: Limits) -> WorkerResult | PlanRefused:
         task = Task(f"{_TASKS}:{function}", argument)
         answer = running.run(task, limits, server=self._server, stopped=lambda: work <= self._stopped)
         try:
             answers.raise_failure(answer)
         except PlannerError as error:
             return PlanRefused(error)
+        if CRASH in answer.parts:
+            problem, text, allowed, remedy, place = pickle.loads(answer.parts[CRASH])
+            return PlanRefused(ProgramCrashedError(problem, text, allowed=allowed, remedy=remedy, place=place))
         return _read_result(answer, limits)
 
     def _limits_of(self, job: Job, seconds: float) -> Limits:
@@ -100,10 +115,11 @@ def _read_result(answer: Answer, limits: Limits) -> WorkerResult:
         exceeded = LimitExceededError(Limit.MEMORY, limits, limits.memory_bytes)
     if exceeded is None and answer.exit_code:
         raise ChildProcessError(f"the tracing process ended with {answers.ending(answer)}")
-    if not exceeded and UNREADABLE not in answer.parts and not {PLAN, TRACES} & answer.parts.keys():
+    if not exceeded and UNREADABLE not in answer.parts and not {PLAN, TRACES, RUN} & answer.parts.keys():
         raise ChildProcessError("the tracing process ended without an answer")
     return WorkerResult(
         plan=_unpickle_part(answer, PLAN),
+        run=_unpickle_part(answer, RUN),
         traces=_unpickle_part(answer, TRACES) or {},
         further=_unpickle_part(answer, FURTHER) or (),
         exceeded=exceeded,

@@ -246,4 +246,8 @@ PROGRAMS = (
         kind=Kind.PATCH, group="program losses", has_source=False, test=_RUN,
         why="the loss of a model that has learnt nothing follows from its number of classes",
     ),
+    Entry(
+        target="torch.nn.utils:clip_grad_norm_", kind=Kind.PATCH, group="program outline", has_source=False,
+        test="tests/running/test_saved_specs.py", why="whether a program clips its gradients is told in its spec",
+    ),
 )  # fmt: skip

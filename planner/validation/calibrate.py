@@ -16,14 +16,12 @@ from planner.calibration.quarantine import QuarantinedObservation
 from planner.errors import PlannerError
 from planner.history.job_values import BoundJob, MeasuredRank
 from planner.history.store import History
-from planner.job.loading import load_bundle
-from planner.job.schema import Job, Software
-from planner.layout.mesh import Mesh
+from planner.job.schema import Software
 from planner.layout.rank_sets import RankSet
-from planner.overhead.estimate import OutsideEstimate
-from planner.planning import pipeline
-from planner.report.statement import Plan, RankClassStatement, Verdict
+from planner.overhead.estimate import outside
+from planner.report.statement import RankClassStatement, Verdict
 from planner.units import show_bytes
+from planner.validation.predicted import Predicted, predicted_of
 from planner.validation.rank_comparison import ALIKE
 
 MOST = 10_000
@@ -86,11 +84,11 @@ class CalibrationLearner:
 
     def _of_job(self, system: str, job_id: str) -> tuple[Observation | QuarantinedObservation, ...]:
         job = self._history.jobs.get(system, job_id)
-        plan = self._history.plans.get(job.plan_id) if job is not None else None
-        if job is None or plan is None:
+        document = self._history.plans.document(job.plan_id) if job is not None else None
+        if job is None or document is None:
             return ()
         try:
-            return tuple(observe_job(job, self._history.jobs.reports(system, job_id), plan))
+            return tuple(observe_job(job, self._history.jobs.reports(system, job_id), predicted_of(document)))
         except (PlannerError, ValueError, TypeError, AttributeError, KeyError) as error:
             _log.warning("the reports of job %s of %s teach nothing: %s", job_id, system, error)
             return ()
@@ -119,41 +117,44 @@ def observations_of(result: Mapping[str, Any]) -> Iterator[Observation]:
 
 
 def observe_job(
-    job: BoundJob, reports: Mapping[int, Any], plan: Plan
+    job: BoundJob, reports: Mapping[int, Any], predicted: Predicted
 ) -> Iterator[Observation | QuarantinedObservation]:
     """What the reports of a job's ranks teach: of each rank class the rank that reserved the most.
 
     Predicted figures are those of an uncalibrated plan: reserved bytes never hinge on a calibration, and what lives
     outside is asked for anew. Raises SpecError, or what a report of a wrong form raises.
     """
-    planned = load_bundle(plan.job)
-    for statement in plan.rank_classes:
+    for statement in predicted.rank_classes:
         ranks = RankSet.parse(statement.ranks)
         told = [each for each in job.measured if each.rank in ranks and each.reserved_bytes and each.rank in reports]
         if told:
             highest = max(told, key=lambda each: (each.reserved_bytes or 0, -each.rank))
-            yield _of_rank(job, planned, statement, highest, reports[highest.rank])
+            yield _of_rank(job, predicted, statement, highest, reports[highest.rank])
 
 
 def _of_rank(
-    job: BoundJob, planned: Job, statement: RankClassStatement, measured: MeasuredRank, report: Mapping[str, Any]
+    job: BoundJob,
+    predicted: Predicted,
+    statement: RankClassStatement,
+    measured: MeasuredRank,
+    report: Mapping[str, Any],
 ) -> Observation | QuarantinedObservation:
     software = {str(name): str(version) for name, version in report.get("software", {}).items()}
     ran = Software(
-        torch=software.get("torch") or planned.software.torch, cuda=software.get("cuda") or planned.software.cuda
+        torch=software.get("torch") or predicted.software.torch, cuda=software.get("cuda") or predicted.software.cuda
     )
     world_size = int(report.get("world_size", 1))
-    outside: OutsideEstimate = pipeline.outside_of(dataclasses.replace(planned, software=ran))
+    held = outside(predicted.gpu, ran, predicted.communicators)
     out_of_memory = bool(report.get("out_of_memory"))
     seen = make_observation(
-        gpu=planned.cluster.gpu.name,
+        gpu=predicted.gpu.name,
         torch=ran.torch,
         cuda=ran.cuda,
         world_size=world_size,
         case=f"{job.system}/{job.job_id}#{measured.rank}",
         reserved_bytes=(statement.peak.reserved_bytes, measured.reserved_bytes or 0),
-        predicted_context_bytes=outside.cuda_context_bytes,
-        predicted_nccl_bytes=outside.nccl_bytes,
+        predicted_context_bytes=held.cuda_context_bytes,
+        predicted_nccl_bytes=held.nccl_bytes,
         device_bytes=measured.device_bytes or 0,
         device_bytes_by=str(report.get("device_bytes_by", "")),
         device_total_bytes=int(report.get("gpu", {}).get("total_bytes", 0)),
@@ -162,24 +163,23 @@ def _of_rank(
         measured_out_of_memory=out_of_memory,
         date=job.ended_at.isoformat() if job.ended_at else (job.started_at.isoformat() if job.started_at else ""),
     )
-    reason = "" if out_of_memory else _unlike(planned, seen, report)
+    reason = "" if out_of_memory else _unlike(predicted, seen, report)
     return QuarantinedObservation(observation=seen, reason=reason) if reason else seen
 
 
-def _unlike(planned: Job, seen: Observation, report: Mapping[str, Any]) -> str:
+def _unlike(predicted: Predicted, seen: Observation, report: Mapping[str, Any]) -> str:
     """Why what ran is not what was planned; empty if it may be."""
     total, steps = seen.device_total_bytes, int(report.get("steps", 0))
     conf = str(report.get("allocator_conf", ""))
     if steps < FEWEST_STEPS:
         return f"the job has done {steps} iterations; from {FEWEST_STEPS} on it holds all that it will hold"
-    if total and abs(total - planned.cluster.gpu.total_bytes) > ALIKE * planned.cluster.gpu.total_bytes:
-        there = show_bytes(planned.cluster.gpu.total_bytes)
+    if total and abs(total - predicted.gpu.total_bytes) > ALIKE * predicted.gpu.total_bytes:
+        there = show_bytes(predicted.gpu.total_bytes)
         return f"it ran on a GPU of {show_bytes(total)}, planned was one of {there}"
-    if conf != planned.allocator.conf:
-        return f"it ran with PYTORCH_ALLOC_CONF {conf!r}, planned was {planned.allocator.conf!r}"
-    world_size = Mesh.of(planned.parallel).world_size
-    if seen.world_size != world_size:
-        return f"it ran with {seen.world_size} ranks, planned were {world_size}"
+    if conf != predicted.allocator_conf:
+        return f"it ran with PYTORCH_ALLOC_CONF {conf!r}, planned was {predicted.allocator_conf!r}"
+    if seen.world_size != predicted.world_size:
+        return f"it ran with {seen.world_size} ranks, planned were {predicted.world_size}"
     return ""
 
 

@@ -35,9 +35,9 @@ def test_json_is_one_object_on_standard_output() -> None:
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert list(found) == [
-        "schema", "verdict", "calibrated", "command", "gpu", "nodes", "gpus_per_node", "ending", "iterations",
-        "repeated", "counted", "seen", "unseen", "allocator_conf", "rank_classes",
-        "out_of_memory", "assumptions", "branches", "provenance", "notes", "seconds",
+        "schema", "plan_id", "trace_id", "metadata", "verdict", "calibrated", "command", "gpu", "nodes",
+        "gpus_per_node", "ending", "iterations", "repeated", "counted", "seen", "unseen", "allocator_conf",
+        "communicators", "rank_classes", "out_of_memory", "assumptions", "branches", "provenance", "notes", "seconds",
     ]  # fmt: skip
     assert (found["schema"], found["command"], found["gpu"]) == ("planner.run/1", WORLD, "A10G-24GB")
     assert found["counted"]["max_allocated_bytes"] == found["rank_classes"][0]["peak"]["allocated_bytes"]

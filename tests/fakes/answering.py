@@ -105,7 +105,9 @@ def answering_service() -> Iterator[Answering]:
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
+            sent = self.rfile.read(length)
+            packed = self.headers.get("Content-Type") == "application/gzip"
+            body = sent if packed else json.loads(sent) if length else None
             found.asked.append(Asked(self.command, self.path, dict(self.headers), body))
             found.held.wait(20)
             status, headers, answer = found.answers.pop(0) if len(found.answers) > 1 else found.answers[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -25,6 +26,19 @@ def echoes(argument: Any, answer: AnswerWriter) -> None:
     print("what a program prints is no answer")
     answer.write("first", b"1")
     answer.write("second", repr(argument).encode())
+
+
+def writes_beside_itself(folder: str, answer: AnswerWriter) -> None:
+    Path(folder, "new.txt").write_text("written")
+    init = ""
+    with contextlib.suppress(PermissionError):  # it is root's
+        init = Path("/proc/1/environ").read_text()
+    found = {
+        "files": sorted(os.listdir(folder)),
+        "own variable": os.environ["LD_PRELOAD"],
+        "init has it": "LD_PRELOAD" in init,
+    }
+    answer.write("found", json.dumps(found).encode())
 
 
 def refuses(problem: str, _: AnswerWriter) -> None:

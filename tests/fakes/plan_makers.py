@@ -15,10 +15,11 @@ from planner.job.schema import Cluster, Decoder, DpShard, Gpu, Input, Job, Metad
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.planning import pipeline
+from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Advice, Plan, Verdict
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.calibration_in_use import CalibrationInUse
-from planner.service.ids import Order
+from planner.service.ids import Order, RunOrder, order_of
 from planner.service.outcomes import WorkerResult
 from planner.service.plan_provider import PlanAnswer, PlanPending, PlanProvider
 from planner.service.plan_scheduler import PlanScheduler
@@ -52,6 +53,16 @@ UNEVEN_STAGES = dataclasses.replace(
     parallel=Parallel(pp=Pp(degree=2), dp_shard=DpShard(degree=4)),
     cluster=dataclasses.replace(GPU, gpus_per_node=8),
 )
+
+
+def ran(order: RunOrder, judged: Plan) -> ProgramStatement:
+    """The statement on a program whose ranks hold what those of a plan do."""
+    return ProgramStatement(
+        plan_id=order.plan_id, trace_id=order.trace_id, metadata=order.request.metadata, command=order.request.command,
+        gpu=order.request.gpu, nodes=order.request.line.nodes, gpus_per_node=order.request.line.processes_per_node,
+        ending="ended", iterations=3, seen={}, unseen=(), allocator_conf="", calibrated=False,
+        rank_classes=judged.rank_classes, assumptions=(), provenance=judged.provenance,
+    )  # fmt: skip
 
 
 def trace_of(rank: int, size: int = 512 * MIB, dims: tuple[int, ...] = ()) -> Trace:
@@ -121,6 +132,10 @@ class FakeWorker:
 
     async def _pool_does(self, method: str) -> Any:
         return None if self._pool.does is None else await self._pool.does(method)
+
+    def run(self, order: RunOrder) -> WorkerResult:
+        judged = self._judged(order_of(JOB, order.calibration), {0: trace_text.dumps(trace_of(0, self._pool.size))})
+        return WorkerResult(run=ran(order, judged))
 
     def plan(self, order: Order) -> WorkerResult:
         first = self.trace(order.job, 0)

@@ -76,7 +76,7 @@ def test_accelerate_reads_how_many_from_its_config(tmp_path: Path) -> None:
     ("command", "said"),
     [
         ("", "starts 'nothing'"),
-        ("bash run.sh", "starts 'bash'"),
+        ("make train", "starts 'make'"),
         ("python", "no program"),
         ("python -c print()", "stands in the command"),
         ("torchrun --nproc-per-node gpu t.py", "--nproc-per-node is 'gpu'"),

@@ -48,6 +48,10 @@ def run_as_user(asked: Task, limits: Limits, folder: Path) -> Answer:
         "task": asked, "limits": limits, "walls": Walls(readable=(str(folder),)),
         "environment": {"PYTHONPATH": str(folder)},
     }  # fmt: skip
+    return asked_as_user(request, folder)
+
+
+def asked_as_user(request: dict[str, Any], folder: Path) -> Answer:
     ended = subprocess.run(
         [*as_user(folder), sys.executable, "-P", "-c", ASKED, str(ROOT)],
         input=pickle.dumps(request), capture_output=True, check=False, timeout=120,
@@ -150,6 +154,21 @@ def test_memory_beyond_its_limit_is_not_given_at_all(run: Any, programs: Path) -
     assert "memory" in small.parts or isinstance(small.exceeded, LimitExceededError)
     assert large.parts == {"refused": b"no memory"}
     assert memory_file.parts == {"refused": b"PermissionError"}
+
+
+@pytest.mark.parametrize("is_root", [True, False], ids=["root", "user"])
+def test_its_own_variables_and_folder_reach_nothing_outside(is_root: bool, programs: Path) -> None:
+    own = {"PYTHONPATH": str(programs), "LD_PRELOAD": "/own.so"}
+    behind = Walls(overlaid=str(programs), variables=own, as_root=is_root)
+    asked = {"task": task("writes_beside_itself", str(programs)), "limits": LIMITS, "walls": behind}
+
+    answer = running.run(**asked) if is_root else asked_as_user(asked, programs)
+
+    assert "found" in answer.parts, answer.last_line
+    assert json.loads(answer.parts["found"]) == {
+        "files": ["child_programs.py", "new.txt"], "own variable": "/own.so", "init has it": False,
+    }  # fmt: skip
+    assert [path.name for path in programs.iterdir()] == ["child_programs.py"]
 
 
 def test_root_runs_no_code_unless_it_is_meant(programs: Path) -> None:

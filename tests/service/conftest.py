@@ -29,6 +29,7 @@ from planner.service.interface import interface
 from planner.service.local_ray import environment, free_port_range, free_ports, local_ray
 from planner.service.openapi_models import EXAMPLE_JOB
 from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.run_requests import RunRequest
 from planner.settings import Settings
 
 PRETENDED_GPUS: dict[str, Any] = {"num_gpus": 2, "labels": {"ray.io/accelerator-type": "H100"}}
@@ -61,7 +62,10 @@ def service(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     from planner.service.app import NAME, application
 
     folder = tmp_path_factory.mktemp("store")
-    settings = Settings(database=f"sqlite:///{folder / 'planner.sqlite'}", trace_workers=2, trace_seconds=60.0)
+    settings = Settings(
+        database=f"sqlite:///{folder / 'planner.sqlite'}", trace_workers=2, trace_seconds=60.0, programs=True,
+        factories_as_root=True,
+    )  # fmt: skip
     (port,) = free_ports(1)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     serve.run(application(settings), name=NAME, route_prefix="/")
@@ -79,6 +83,7 @@ class FakePlanProvider:
     fault: Exception | None = None
     pending: bool = False
     asked: list[tuple[Job, float | None]] = field(default_factory=list)
+    ran: list[tuple[RunRequest, float | None]] = field(default_factory=list)
 
     async def plan(self, job: Job, *, seconds: float | None) -> PlanAnswer:
         self.asked.append((job, seconds))
@@ -89,6 +94,14 @@ class FakePlanProvider:
 
     def bound(self, job: Job) -> Bound:
         return lower_bound(job)
+
+    async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer | PlanPending:
+        self.ran.append((asked, seconds))
+        if self.fault is not None:
+            raise self.fault
+        if self.pending and keep:
+            return PlanPending(plan_id="pl-" + "a" * 26, trace_id="run-1")
+        return PlanAnswer(plan_id="pl-" + "a" * 26, trace_id="run-1", text=self.text, from_store=False)
 
     async def check(self, job: Job, *, seconds: float | None) -> PlanAnswer | PlanPending:
         found = await self.plan(job, seconds=seconds)

@@ -21,6 +21,7 @@ from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.planning import pipeline
 from planner.planning.pipeline import RankTrace
+from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Plan
 from planner.tracing.traced import Trace
 from planner.units import GIB, MIB
@@ -65,7 +66,7 @@ def report(**more: Any) -> Mapping[str, Any]:
 
 def told(
     history: History,
-    plan: Plan,
+    plan: Plan | ProgramStatement,
     job_id: str = "1",
     rank: int = 0,
     *,
@@ -238,3 +239,26 @@ def test_the_settings_of_the_job_are_compared_with_what_ran(history: History, jo
     told(history, planned(dataclasses.replace(job(), allocator=Allocator(conf=conf))), allocator_conf=conf)
     CalibrationLearner(history).refresh()
     assert len(current(history).corrections) == 1
+
+
+def test_a_job_planned_by_running_its_program_teaches_what_one_planned_by_a_spec_does(
+    history: History, job: MakeJob
+) -> None:
+    plan = planned(job())
+    ran = ProgramStatement(
+        plan_id="pl-" + "r" * 26, trace_id="run-1", command=("python", "t.py"), gpu="H100-SXM-80GB", nodes=1,
+        gpus_per_node=1, ending="ended", iterations=3, seen={}, unseen=(), allocator_conf="", calibrated=False,
+        rank_classes=plan.rank_classes, assumptions=(), provenance=plan.provenance,
+    )  # fmt: skip
+    told(history, ran)
+    with History.open("sqlite://") as other:
+        told(other, plan)
+        by_spec = CalibrationLearner(other).refresh()
+
+    by_run = CalibrationLearner(history).refresh()
+
+    assert by_run is not None
+    assert by_run == by_spec
+    bound = history.jobs.get("slurm", "1")
+    assert bound is not None
+    assert (bound.plan_id, bound.measured[0].reserved_bytes) == (ran.plan_id, 42 * GIB)

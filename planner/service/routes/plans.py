@@ -14,7 +14,7 @@ from planner.report.statement import Verdict
 from planner.service import openapi_models
 from planner.service.bodies import JSON, job_of
 from planner.service.dependencies import Dependencies, dependencies_of
-from planner.service.plan_provider import PlanPending
+from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.service.prefer_header import read_prefer_header
 from planner.service.problems import RequestError
 
@@ -41,8 +41,13 @@ async def plan(request: Request, deps: InjectedDependencies) -> Response:
     headers = {"Location": f"/v1/plans/{found.plan_id}", **wanted.headers}
     if isinstance(found, PlanPending):
         return pending(found.plan_id, found.trace_id, "planner.plan.pending/1", headers)
-    said = {"X-Planner-Stored": _flag(found.stored), "X-Planner-From-Store": _flag(found.from_store)}
+    said = {**stored_flag(found), "X-Planner-From-Store": _flag(found.from_store)}
     return Response(found.text, headers={**headers, **said}, media_type=JSON)
+
+
+def stored_flag(found: PlanAnswer) -> dict[str, str]:
+    """The header that says whether the history has it."""
+    return {"X-Planner-Stored": _flag(found.stored)}
 
 
 def _flag(value: bool) -> str:

@@ -115,4 +115,11 @@ def _job_of_plan(plan_id: Any, history: History) -> Job:
         raise RequestError(
             404, f"there is no plan {str(plan_id)[:40]!a}", remedy="plan the job first: POST /v1/plans", place="plan_id"
         )
+    if "job" not in found:
+        raise RequestError(
+            422,
+            f"{plan_id} is the run of a program, and a validation measures the step of a spec",
+            remedy="the callback in the training reports what the program takes (docs/callback.md)",
+            place="plan_id",
+        )
     return load_bundle(found["job"], "the plan's job")

@@ -59,7 +59,7 @@ def shard(
 def sharded_dims(model: nn.Module) -> tuple[int, ...]:
     """The sizes of the dims that are split over the ranks, each once: where they do not divide, ranks differ."""
     states = (module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule))
-    groups = (group for state in states for group in _groups(state))
+    groups = (group for state in states for group in groups_of_state(state))
     params = (param for group in groups for param in group.fsdp_params)
     return tuple(sorted({param._orig_size[param.fsdp_placement.dim] for param in params}))
 
@@ -69,7 +69,7 @@ def tell_whole_gradients(model: nn.Module, observer: Observer) -> None:
     if isinstance(observer, NullObserver):
         return
     states = (module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule))
-    for param in (param for state in states for group in _groups(state) for param in group.fsdp_params):
+    for param in (param for state in states for group in groups_of_state(state) for param in group.fsdp_params):
         whole = getattr(param, "_unsharded_param", None)
         for gradient in (param.unsharded_accumulated_grad, None if whole is None else whole.grad):
             if gradient is not None:
@@ -169,7 +169,7 @@ def offload_policy(spec: schema.DpShard) -> OffloadPolicy:
     return CPUOffloadPolicy() if spec.offload == "cpu" else OffloadPolicy()
 
 
-def _groups(state: Any) -> Sequence[Any]:
+def groups_of_state(state: Any) -> Sequence[Any]:
     """One group of parameters to a module, or several (torch 2.13)."""
     several = getattr(state, "_fsdp_param_groups", None)
     if several is not None:

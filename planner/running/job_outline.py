@@ -1,0 +1,259 @@
+"""Notes what a spec can say of a program, while it runs: its model, optimizers, inputs, precision and how it is split.
+
+What is noted are plain values, so that they travel; what they mean for a spec is planner.planning.program_spec's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from planner import upstream
+from planner.training.wraps.fsdp2 import groups_of_state
+
+_MOST_TEXT = 200
+
+
+class JobOutline:
+    """Follows the first iterations of one program."""
+
+    def __init__(self) -> None:
+        self._root: weakref.ref[nn.Module] | None = None
+        self._inputs: dict[str, Any] = {}
+        self._autocast = ""
+        self._optimizers: dict[int, dict[str, Any]] = {}
+        self._forwards = 0
+        self._accumulation: Counter[int] = Counter()
+        self._clips = 0.0
+        self._output: weakref.ref[Tensor] | None = None
+        self._keeps_output: list[bool] = []
+        self._depth = 0
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Inside, a program is followed."""
+        handles = (
+            register_module_forward_pre_hook(self._begins),
+            register_module_forward_hook(self._ends, always_call=True),
+            register_optimizer_step_pre_hook(self._steps),
+        )
+        wrapped = {"torch.nn.utils:clip_grad_norm_": self._clipping}
+        try:
+            with upstream.patch_targets("program outline", wrapped=wrapped):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def found(self) -> dict[str, Any]:
+        """What was noted, as values of JSON; empty if no module was trained."""
+        root = self._root() if self._root is not None else None
+        if root is None:
+            return {}
+        inner = _inner(root)
+        kinds = Counter({str(each.dtype).removeprefix("torch."): 0 for each in inner.parameters()})
+        for each in inner.parameters():
+            kinds[str(each.dtype).removeprefix("torch.")] += each.numel()
+        return {
+            "model": {
+                "class": f"{_class_of(inner).__module__}:{_class_of(inner).__qualname__}",
+                "config": _config(inner),
+                "attention": str(getattr(getattr(inner, "config", None), "_attn_implementation", None) or ""),
+                "recomputes": _recomputes(inner),
+                "dtypes": dict(kinds),
+                "frozen": sum(not each.requires_grad for each in inner.parameters()),
+            },
+            "inputs": self._inputs,
+            "autocast": self._autocast,
+            "optimizers": list(self._optimizers.values()),
+            "accumulation": self._accumulation.most_common(1)[0][0] if self._accumulation else 1,
+            "clips": self._clips,
+            "keeps_output": bool(self._keeps_output) and all(self._keeps_output),
+            "engine": "DeepSpeed" if type(root).__name__ == "DeepSpeedEngine" else "",
+            "ddp": _ddp(root),
+            "fsdp": _fsdp(inner),
+            "meshes": _meshes(inner),
+        }
+
+    def _begins(self, module: nn.Module, arguments: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        self._depth += 1
+        if self._depth > 1:
+            if not self._autocast and torch.is_autocast_enabled("cuda"):
+                self._autocast = str(torch.get_autocast_dtype("cuda")).removeprefix("torch.")
+            return
+        if self._root is None and any(each.requires_grad for each in module.parameters()):
+            self._root = weakref.ref(module)
+            self._inputs = _shapes(_by_name(module, arguments))
+            self._note_named(module)
+        if self._root is not None and module is self._root():
+            if self._output is not None:
+                self._keeps_output.append(self._output() is not None)
+            self._forwards += 1
+
+    def _note_named(self, module: nn.Module) -> None:
+        """Of arguments by name a global hook is not told: one of the module itself sees those of this call."""
+
+        def hook(_module: nn.Module, arguments: Any, named: Mapping[str, Any]) -> None:
+            self._inputs = _shapes({**_by_name(module, arguments), **named})
+            handle.remove()
+
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def _ends(self, module: nn.Module, _arguments: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not self._depth:
+            return
+        self._depth -= 1
+        if self._depth == 0 and self._root is not None and module is self._root():
+            largest = max(_tensors(output), key=lambda each: each.numel(), default=None)
+            self._output = None if largest is None else weakref.ref(largest)
+
+    def _steps(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._forwards:
+            self._accumulation[self._forwards] += 1
+        self._forwards = 0
+        if id(optimizer) not in self._optimizers:
+            kind = type(optimizer)
+            group = optimizer.param_groups[0] if optimizer.param_groups else {}
+            self._optimizers[id(optimizer)] = {
+                "class": f"{kind.__module__}:{kind.__qualname__}",
+                "arguments": {
+                    name: group[name]
+                    for name, each in inspect.signature(kind).parameters.items()
+                    if name in group and name != "params" and group[name] != each.default and _is_plain(group[name])
+                },
+                "groups": len(optimizer.param_groups),
+                "parameters": sum(len(group["params"]) for group in optimizer.param_groups),
+            }
+
+    def _clipping(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def clip(parameters: Any, max_norm: float, *arguments: Any, **named: Any) -> Any:
+            self._clips = float(max_norm)
+            return real(parameters, max_norm, *arguments, **named)
+
+        return clip
+
+
+def _by_name(module: nn.Module, arguments: Any) -> dict[str, Any]:
+    """Positional arguments by the names that the model's own forward has for them."""
+    names = list(inspect.signature(_inner(module).forward).parameters)
+    return {names[at] if at < len(names) else f"argument_{at}": each for at, each in enumerate(arguments)}
+
+
+def _inner(root: nn.Module) -> nn.Module:
+    """Without what wraps a whole model."""
+    found: Any = root
+    while True:
+        inner = getattr(found, "_orig_mod", None)
+        if isinstance(found, DistributedDataParallel) or type(found).__name__ == "DeepSpeedEngine":
+            inner = found.module
+        if not isinstance(inner, nn.Module):
+            return found  # type: ignore[no-any-return]
+        found = inner
+
+
+def _class_of(module: nn.Module) -> type:
+    """fully_shard makes a class of its own and the model's (torch 2.13, fsdp/_fully_shard/_fully_shard.py)."""
+    return type(module).__bases__[-1] if isinstance(module, FSDPModule) else type(module)
+
+
+def _config(module: nn.Module) -> dict[str, Any] | None:
+    """Of a transformers model, what differs from its class's defaults, and which model it is."""
+    config: Any = getattr(module, "config", None)
+    if config is None or not _class_of(module).__module__.startswith("transformers."):
+        return None
+    found = json.loads(json.dumps(config.to_diff_dict(), default=str))
+    for name in ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"):
+        found.pop(name, None)
+    return {**found, "model_type": config.model_type, "architectures": [_class_of(module).__name__]}
+
+
+def _recomputes(module: nn.Module) -> bool:
+    wrapped = any(type(each).__name__ == "CheckpointWrapper" for each in module.modules())
+    return wrapped or bool(getattr(module, "is_gradient_checkpointing", False))
+
+
+def _shapes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: {
+            "shape": list(each.shape),
+            "dtype": str(each.dtype).removeprefix("torch."),
+        }
+        for name, each in arguments.items()
+        if isinstance(each, Tensor)
+    }
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        yield from (each for each in output.values() if isinstance(each, Tensor))
+    elif isinstance(output, list | tuple):
+        yield from (each for each in output if isinstance(each, Tensor))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(each) for each in value)
+    return value is None or (isinstance(value, bool | int | float | str) and len(str(value)) < _MOST_TEXT)
+
+
+def _ddp(root: nn.Module) -> dict[str, Any] | None:
+    found: Any = root
+    while not isinstance(found, DistributedDataParallel):
+        found = getattr(found, "_orig_mod", None)
+        if found is None:
+            return None
+    return {
+        "bucket_cap_mb": found.bucket_bytes_cap / 2**20,
+        "gradient_as_bucket_view": found.gradient_as_bucket_view,
+        "find_unused_parameters": found.find_unused_parameters,
+        "static_graph": found.static_graph,
+        "broadcast_buffers": found.broadcast_buffers,
+        "degree": found.process_group.size(),
+    }
+
+
+def _fsdp(model: nn.Module) -> dict[str, Any] | None:
+    """Of fully_shard: which modules, and the policies of the first that has parameters of its own."""
+    sharded = {path: each for path, each in model.named_modules() if isinstance(each, FSDPModule)}
+    states = {path: groups_of_state(each._get_fsdp_state()) for path, each in sharded.items()}
+    groups = {path: each[0] for path, each in states.items() if each}
+    if not groups:
+        return None
+    path, first = next(((path, each) for path, each in groups.items() if path), next(iter(groups.items())))
+    mesh = first.mesh_info.mesh
+    return {
+        "modules": list(sharded),
+        "policy_of": path,
+        "mesh": list(mesh.shape),
+        "reshards": first.post_forward_mesh_info is not None,
+        "param_dtype": str(first.mp_policy.param_dtype or "").removeprefix("torch."),
+        "reduce_dtype": str(first.mp_policy.reduce_dtype or "").removeprefix("torch."),
+        "offload": type(first.offload_policy).__name__ == "CPUOffloadPolicy",
+    }
+
+
+def _meshes(model: nn.Module) -> list[list[Any]]:
+    """Names and sizes of the meshes over which parameters are split."""
+    found = {
+        (tuple(each.device_mesh.mesh_dim_names or ()), tuple(each.device_mesh.shape))
+        for each in model.parameters()
+        if isinstance(each, DTensor)
+    }
+    return [[list(names), list(shape)] for names, shape in sorted(found, key=repr)]

@@ -1,0 +1,302 @@
+"""Reads a shell script for the one command in it that starts the ranks: its words, as the shell would expand them.
+
+Nothing is run. Assignments, exports, `cd` and arithmetic are followed; what only a command's output or the job's own
+machine decides is marked, and refused where it is needed. Branches and loops are refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from planner.errors import SpecError
+
+UNKNOWN = re.compile("\ue000([^\ue001]*)\ue001")
+"""A value that is not known here, by what would have given it."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_BRANCHES = frozenset({
+    "if", "for", "while", "until", "case", "select", "function", "then", "else", "elif", "fi", "do", "done", "esac",
+    "{", "}", "[", "[[", "test", "eval", "((",
+})  # fmt: skip
+_DECLARATIONS = ("export", "declare", "typeset", "readonly", "local")
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+_MOST_CHARACTERS = 1 << 20
+
+
+@dataclass(slots=True)
+class Shell:
+    """What a script knows while it is read."""
+
+    place: str
+    variables: dict[str, str] = field(default_factory=dict)
+    exported: dict[str, str] = field(default_factory=dict)
+    """Of the variables those that a command inherits."""
+    positional: list[str] = field(default_factory=list)
+    folder: str = ""
+    """Where a `cd` of the script led; relative to where it began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One command, and what its shell knew when it came to it."""
+
+    words: tuple[str, ...]
+    exported: Mapping[str, str]
+    folder: str
+
+
+def commands_of(text: str, shell: Shell) -> list[Statement]:
+    """The commands of a script, in order, besides those of the shell itself. Raises SpecError for what is not read."""
+    if len(text) > _MOST_CHARACTERS:
+        raise _refused(f"the script has {len(text)} characters", shell, f"up to {_MOST_CHARACTERS}")
+    return [each for words in _Reader(text, shell).statements() if (each := _follow(words, shell)) is not None]
+
+
+def _follow(words: list[str], shell: Shell) -> Statement | None:
+    """Does what the shell itself does; a command of its own comes back."""
+    first = words[0]
+    if first in _BRANCHES or first.endswith("()"):
+        raise _refused(f"the script has `{first[:40]}`, which is not followed", shell, "commands one after the other")
+    if first in _DECLARATIONS or all(_ASSIGNMENT.fullmatch(each) for each in words):
+        _assign(words, shell, is_export=first in ("export", "declare", "typeset"))
+        return None
+    match first, words[1:]:
+        case "cd" | "pushd", [folder]:
+            if UNKNOWN.search(folder):
+                raise _refused(f"cd leads to a folder that {said(folder)} decides", shell, "a folder by its path")
+            shell.folder = folder if folder.startswith("/") else f"{shell.folder}/{folder}".lstrip("/")
+        case "set", ["--", *given]:
+            shell.positional[:] = given
+        case "shift", _:
+            del shell.positional[: int(words[1]) if len(words) > 1 and words[1].isdigit() else 1]
+        case "unset", names:
+            for name in names:
+                shell.variables.pop(name, None)
+                shell.exported.pop(name, None)
+        case _:
+            return Statement(tuple(words), dict(shell.exported), shell.folder)
+    return None
+
+
+def _assign(words: list[str], shell: Shell, *, is_export: bool) -> None:
+    for word in words:
+        if match := _ASSIGNMENT.fullmatch(word):
+            shell.variables[match[1]] = match[2]
+        name = match[1] if match else word
+        if (is_export or name in shell.exported) and name in shell.variables:
+            shell.exported[name] = shell.variables[name]
+
+
+class _Reader:
+    """Words of a text, expanded as they come."""
+
+    def __init__(self, text: str, shell: Shell) -> None:
+        self._text, self._at, self._shell = text.replace("\r\n", "\n"), 0, shell
+        self._words: list[str] = []
+        self._word: str | None = None
+        self._drops_next = False
+
+    def statements(self) -> Iterator[list[str]]:
+        """One command after the other; what a failure or a pipe would lead to is left out."""
+        is_left_out = False
+        while self._at < len(self._text):
+            ended_by = self._statement()
+            words, self._words = self._words, []
+            if words and not is_left_out:
+                yield words
+            is_left_out = ended_by in ("|", "||")
+
+    def _statement(self) -> str:
+        while self._at < len(self._text):
+            character = self._take()
+            if character == "\\":
+                following = self._take()
+                if following != "\n":
+                    self._add(following)
+            elif character == "'":
+                self._add(self._until("'"))
+            elif character == '"':
+                self._quoted()
+            elif character == "$":
+                self._expand(is_quoted=False)
+            elif character == "`":
+                self._add(_unknown(f"`{self._until('`')[:40]}`"))
+            elif character == "#" and self._word is None:
+                self._at = _index(self._text, "\n", self._at)
+            elif character in " \t":
+                self._end_word()
+            elif character in "<>" or (character == "&" and self._peek() == ">"):
+                self._redirection(character)
+            elif character in "\n;|&":
+                self._end_word()
+                doubled = character in "|&" and self._peek() == character
+                self._at += doubled
+                return character * (2 if doubled else 1)
+            elif character in "()":
+                raise _refused("the script has a subshell, a function or a list", self._shell, "plain commands")
+            else:
+                self._add(character)
+        self._end_word()
+        return "\n"
+
+    def _redirection(self, character: str) -> None:
+        if self._word is not None and self._word.isdigit():
+            self._word = None
+        self._end_word()
+        written = character
+        while self._peek() in "<>&|" and self._peek():
+            written += self._take()
+        if written.startswith("<<"):
+            raise _refused("the script has a here-document", self._shell, "plain commands")
+        self._drops_next = True
+
+    def _quoted(self) -> None:
+        self._add("")
+        while (character := self._take()) != '"':
+            if character == "\\":
+                following = self._take()
+                self._add(following if following in '$`"\\' else "" if following == "\n" else f"\\{following}")
+            elif character == "$":
+                self._expand(is_quoted=True)
+            elif character == "`":
+                self._add(_unknown(f"`{self._until('`')[:40]}`"))
+            else:
+                self._add(character)
+
+    def _expand(self, *, is_quoted: bool) -> None:
+        if self._text.startswith("@", self._at) or (self._text.startswith("*", self._at) and not is_quoted):
+            self._at += 1
+            for number, each in enumerate(self._shell.positional):
+                if number:
+                    self._end_word()
+                self._add(each)
+            if is_quoted and not self._shell.positional and self._word == "":
+                self._word = None
+            return
+        value = self._value()
+        if is_quoted or UNKNOWN.search(value):
+            self._add(value)
+            return
+        parts = value.split()
+        for number, each in enumerate(parts):
+            if number:
+                self._end_word()
+            self._add(each)
+
+    def _value(self) -> str:
+        if self._text.startswith("((", self._at):
+            self._at += 2
+            return self._arithmetic(self._until("))"))
+        if self._text.startswith("(", self._at):
+            return _unknown(f"$({self._nested()[:40]})")
+        if self._text.startswith("{", self._at):
+            self._at += 1
+            return self._braced(self._until("}"))
+        if match := re.compile(r"[A-Za-z_]\w*|[0-9#?$!*]").match(self._text, self._at):
+            self._at = match.end()
+            return self._variable(match[0])
+        return "$"
+
+    def _braced(self, written: str) -> str:
+        name, default = written, None
+        if match := re.fullmatch(r"(\w+):?-(.*)", written, re.DOTALL):
+            name, default = match[1], match[2]
+        if not re.fullmatch(r"\w+", name):
+            return _unknown(f"${{{written[:40]}}}")
+        found = self._variable(name)
+        is_set = bool(found) and not (UNKNOWN.fullmatch(found) and name not in self._shell.variables)
+        if default is None or is_set:
+            return found
+        if "$" in default or "`" in default:
+            inner = _Reader(f'"{default}"', self._shell)
+            return next(iter(inner.statements()), [""])[0]
+        return default.strip("\"'")
+
+    def _variable(self, name: str) -> str:
+        if name == "#":
+            return str(len(self._shell.positional))
+        if name == "*":
+            return " ".join(self._shell.positional)
+        if name.isdigit() and name != "0":
+            given = self._shell.positional
+            return given[int(name) - 1] if int(name) <= len(given) else ""
+        return self._shell.variables.get(name, _unknown(f"${name}"))
+
+    def _arithmetic(self, written: str) -> str:
+        def value(node: ast.expr) -> int:
+            match node:
+                case ast.Constant(value=int(number)):
+                    return number
+                case ast.Name(id=name):
+                    return int(self._shell.variables[name])
+                case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _OPERATORS:
+                    return int(_OPERATORS[type(kind)](value(left), value(right)))
+            raise ValueError
+
+        try:
+            cleaned = re.sub(r"\$\{?(\w+)\}?", r"\1", written).replace("/", "//").strip()
+            return str(value(ast.parse(cleaned[:200], mode="eval").body))
+        except (ValueError, KeyError, SyntaxError, ArithmeticError, RecursionError):
+            return _unknown(f"$(({written[:40]}))")
+
+    def _nested(self) -> str:
+        start, depth = self._at, 0
+        while self._at < len(self._text):
+            depth += {"(": 1, ")": -1}.get(self._take(), 0)
+            if not depth:
+                return self._text[start + 1 : self._at - 1]
+        raise self._open(")")
+
+    def _until(self, closing: str) -> str:
+        end = self._text.find(closing, self._at)
+        if end < 0:
+            raise self._open(closing)
+        found, self._at = self._text[self._at : end], end + len(closing)
+        return found
+
+    def _open(self, closing: str) -> SpecError:
+        return _refused(f"a {closing} is missing", self._shell, "quotes and brackets that are closed")
+
+    def _take(self) -> str:
+        if self._at >= len(self._text):
+            raise self._open("quote, or what follows a backslash,")
+        self._at += 1
+        return self._text[self._at - 1]
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _add(self, text: str) -> None:
+        self._word = (self._word or "") + text
+
+    def _end_word(self) -> None:
+        if self._word is not None:
+            if not self._drops_next:
+                self._words.append(self._word)
+            self._drops_next = False
+        self._word = None
+
+
+def said(text: str) -> str:
+    """What would have given the first unknown value of a text."""
+    match = UNKNOWN.search(text)
+    return match[1] if match else text
+
+
+def _unknown(source: str) -> str:
+    return f"\ue000{source}\ue001"
+
+
+def _index(text: str, part: str, start: int) -> int:
+    found = text.find(part, start)
+    return len(text) if found < 0 else found
+
+
+def _refused(problem: str, shell: Shell, allowed: str) -> SpecError:
+    return SpecError(
+        problem, allowed=allowed, remedy="write the launch line that the script comes to", place=shell.place
+    )

@@ -1,0 +1,172 @@
+"""Jobs that are marked to be planned by running their program: what each hook asks, and what it does then."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answering import Answering
+
+from planner.admission import ray_jobs, slurm
+from planner.admission.kubernetes_api import Api
+from planner.admission.policy import Answer, Policy
+from planner.admission.reviews import Review
+from planner.admission.webhook import decide
+
+Plans = dict[str, dict[str, Any]]
+
+
+@pytest.fixture
+def runs(plans: Plans) -> Plans:
+    """What the service answers to programs: a plan's figures, without a spec."""
+
+    def of(plan: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: each for name, each in plan.items() if name not in ("job", "advice")}
+        return {**kept, "schema": "planner.run/1", "metadata": {"name": "sft"}, "gpu": "H100-SXM-80GB"}
+
+    return {name: of(plan) for name, plan in plans.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, answering: Answering, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a job is submitted, on a machine that knows the service."""
+    monkeypatch.setenv("PLANNER_SERVER", answering.url)
+    monkeypatch.setenv("PLANNER_ADMISSION_WAIT_SECONDS", "0")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_text("not sent")
+    (tmp_path / "link").symlink_to("/etc/hostname")
+    return tmp_path
+
+
+def submit_at_slurm(capsys: pytest.CaptureFixture[str], comment: str) -> list[str]:
+    assert slurm.main(["submit", "--", comment]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_slurm_asks_about_the_batch_script_in_the_folder_where_it_is_submitted(
+    answering: Answering, runs: Plans, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering.says(200, runs["exceeds"])
+    (folder / "policy.ini").write_text("[slurm]\ngpu = A100-SXM-80GB\n")
+
+    assert slurm.main(["--policy", "policy.ini", "submit", "--", "run=train.sbatch"]) == 0
+
+    action, verdict, plan_id, text = capsys.readouterr().out.splitlines()
+    assert (action, verdict, plan_id) == ("refuse", "exceeds", runs["exceeds"]["plan_id"])
+    assert text.startswith("planner: refused: sft does not fit: ranks 0-7 need 90.00 GiB, 10.00 GiB more than")
+    (asked,) = answering.asked
+    assert (asked.path, asked.headers["Prefer"]) == ("/v1/runs", "respond-async, wait=0")
+    assert asked.body == {"command": ["sbatch", "train.sbatch"], "path": str(folder), "gpu": "A100-SXM-80GB"}
+
+
+@pytest.mark.parametrize(
+    ("status", "document", "verdict"),
+    [
+        (202, {"plan_id": "pl-" + "a" * 26, "verdict": "pending"}, "pending"),
+        (403, {"type": "urn:planner:problem:x", "problem": "this service runs no programs"}, "unplannable"),
+        (422, {"type": "urn:planner:problem:programcrashed", "problem": "it ended with an error"}, "unplannable"),
+        (500, {"title": "Internal Server Error"}, "unreachable"),
+    ],
+)
+def test_what_was_not_run_is_refused_by_nobodys_default(
+    answering: Answering, folder: Path, capsys: pytest.CaptureFixture[str], status: int, document: Any, verdict: str
+) -> None:
+    assert folder.is_dir()
+    answering.says(status, document)
+
+    assert submit_at_slurm(capsys, "run=train.sbatch")[:2] == ["warn", verdict]
+
+
+def test_ray_sends_the_working_directory_and_the_entrypoint(
+    answering: Answering, runs: Plans, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering.says(200, runs["fits"])
+    metadata: dict[str, Any] = {"planner": "run", "planner.gpu": "H100-SXM-80GB"}
+
+    ray_jobs.check(
+        metadata_json=metadata, working_dir=str(folder), entrypoint=("torchrun", "--nproc-per-node", "8", "train.py"),
+        runtime_env_json='{"env_vars": {"MODE": "a b"}}', entrypoint_num_gpus=8,
+    )  # fmt: skip
+
+    assert metadata[ray_jobs.PLAN] == runs["fits"]["plan_id"]
+    assert "planner: sft fits" in capsys.readouterr().err
+    (asked,) = answering.asked
+    path, _, query = asked.path.partition("?")
+    assert path == "/v1/runs"
+    assert urllib.parse.parse_qs(query) == {
+        "command": ["env 'MODE=a b' torchrun --nproc-per-node 8 train.py"], "gpu": ["H100-SXM-80GB"],
+    }  # fmt: skip
+    with tarfile.open(fileobj=io.BytesIO(asked.body)) as sent:
+        assert sent.getnames() == ["train.py"]
+
+
+def test_ray_sends_no_folder_that_the_job_does_not_upload(
+    answering: Answering, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert folder.is_dir()
+    ray_jobs.check(metadata_json={"planner": "run"}, entrypoint=("python", "train.py"))
+
+    assert "the job uploads no folder of its own" in capsys.readouterr().err
+    assert answering.asked == []
+
+
+@pytest.fixture
+def reviewed(answering: Answering) -> Callable[..., Any]:
+    def ask(annotations: dict[str, Any], container: dict[str, Any], **policy: Any) -> Any:
+        spec = {
+            "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+            "containers": [{"resources": {"limits": {"nvidia.com/gpu": 8}}, **container}],
+        }
+        job = {
+            "kind": "Job",
+            "metadata": {"name": "sft", "annotations": annotations},
+            "spec": {"template": {"spec": spec}},
+        }
+        review = Review(uid="1", operation="CREATE", kind="Job", namespace="nlp", job=job, dry_run=False)
+        return decide(review, Policy(server=answering.url, wait_seconds=0.0, **policy), _no_api)[0]
+
+    return ask
+
+
+def _no_api() -> Api:
+    raise AssertionError("nothing of the cluster is read")
+
+
+def test_kubernetes_asks_about_the_command_of_the_container_with_gpus(
+    answering: Answering, runs: Plans, reviewed: Callable[..., Any]
+) -> None:
+    answering.says(200, runs["exceeds"])
+
+    decision = reviewed(
+        {"planner.dev/run": "/shared/sft"}, {"command": ["torchrun"], "args": ["--nproc-per-node=8", "train.py"]}
+    )
+
+    assert (decision.action, decision.verdict) == ("refuse", "exceeds")
+    (asked,) = answering.asked
+    assert asked.body == {
+        "command": ["torchrun", "--nproc-per-node=8", "train.py"], "path": "/shared/sft", "gpu": "H100-SXM-80GB",
+        "name": "sft",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("annotation", "container", "said"),
+    [
+        ("sft", {"command": ["python", "t.py"]}, "it names no folder"),
+        ("/shared/sft", {}, "no container that asks for GPUs says its command"),
+    ],
+)
+def test_a_mark_that_cannot_be_followed_is_unplannable(
+    answering: Answering, reviewed: Callable[..., Any], annotation: str, container: dict[str, Any], said: str
+) -> None:
+    decision = reviewed({"planner.dev/run": annotation}, container, unplannable=Answer.REFUSE)
+
+    assert (decision.action, decision.verdict, said in decision.reason) == ("refuse", "unplannable", True)
+    assert answering.asked == []

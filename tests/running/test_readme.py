@@ -1,0 +1,31 @@
+"""The README's first screen shows what `planner run` prints of a program of the examples."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from planner.job.gpu_names import look_up
+from planner.planning.program import inputs_of, judge_program
+from planner.report.program_text import render
+from planner.report.style import Style
+from planner.running.launch_line import parse
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_the_readme_shows_what_the_run_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    readme = Path("README.md").read_text(encoding="utf-8")
+    shown = readme.partition("$ planner run ")[2].partition("```")[0].splitlines()
+    options, _, command = shown[0].partition(" -- ")
+    assert options == "--gpu A100-SXM-40GB"
+    words = shlex.split(command)
+
+    found = judge_program(inputs_of(parse(words), words, look_up("A100-SXM-40GB")))
+
+    printed = render(found, Style()).splitlines()
+    assert len(shown) > 9
+    assert [line for line in shown[1:] if line != "[...]" and line not in printed] == []

@@ -1,0 +1,225 @@
+"""POST /v1/runs: programs as tarballs or in shared folders, behind walls, kept like plans."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from plan_makers import ServiceStack, StackRunner, when
+from starlette.testclient import TestClient
+
+from planner.errors import PlannerError
+from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.run_requests import RunRequest, read_run
+from planner.service.service_errors import BusyError, ProgramCrashedError
+
+Asgi = Callable[..., TestClient]
+GZIP = {"Content-Type": "application/gzip"}
+PROGRAM = b"""
+import torch
+
+model = torch.nn.Linear(256, 1024, device="cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    model(torch.ones(8, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    open("kept.txt", "w").write("a checkpoint")
+"""
+
+
+def tarball(files: dict[str, bytes], *more: tarfile.TarInfo) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, content in files.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            tar.addfile(about, io.BytesIO(content))
+        for each in more:
+            tar.addfile(each)
+    return packed.getvalue()
+
+
+def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname = kind, target
+    return found
+
+
+def request(content: bytes, **query: str) -> RunRequest:
+    about = {"kind": "application/gzip", "query": {"command": "python t.py", **query}, "folders": []}
+    return read_run(content, json.dumps(about))
+
+
+def test_a_program_is_run_kept_and_bound_to_its_job(client: httpx.Client) -> None:
+    sent = tarball({"./train.py": PROGRAM})
+    asked = {"command": "python train.py", "team": "nlp", "name": "tiny"}
+
+    answer = client.post("/v1/runs", params=asked, content=sent, headers=GZIP)
+
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert (found["schema"], found["verdict"], found["command"]) == ("planner.run/1", "fits", ["python", "train.py"])
+    # The parameters, their gradients and AdamW's two moments, 257 x 1,024 of float32 each.
+    at_peak = found["rank_classes"][0]["at_peak"]
+    assert (at_peak["parameter"], at_peak["optimizer_state"]) == (1_052_672, 2_105_344)
+    assert client.get(answer.headers["Location"]).text == answer.text
+    (listed,) = client.get("/v1/plans", params={"team": "nlp", "limit": 1}).json()["plans"]
+    assert (listed["plan_id"], listed["name"], listed["ranks"]) == (found["plan_id"], "tiny", 1)
+    measured = {"plan_id": found["plan_id"], "measured": [{"rank": 0, "device_bytes": 10**9}]}
+    assert client.put("/v1/jobs/slurm/run-1", json=measured).json()["plan_id"] == found["plan_id"]
+    refused = client.post("/v1/validations", json={"plan_id": found["plan_id"]})
+    assert (refused.status_code, "is the run of a program" in refused.json()["problem"]) == (422, True)
+
+    crashed = client.post("/v1/runs", params=asked, content=tarball({"train.py": b"1 / 0"}), headers=GZIP)
+    assert (crashed.status_code, crashed.headers["content-type"]) == (422, "application/problem+json")
+    assert "ZeroDivisionError: division by zero" in crashed.json()["problem"]
+    assert 'File "train.py", line 1' in crashed.json()["traceback"]
+
+
+def test_programs_are_run_where_the_operator_says_so_and_for_whom(asgi: Asgi, plan_provider: Any) -> None:
+    sent = {"params": {"command": "python t.py"}, "content": tarball({"t.py": b""}), "headers": GZIP}
+
+    assert asgi().post("/v1/runs", **sent).status_code == 403
+    assert asgi(programs=True, code_token_sha256="0" * 64).post("/v1/runs", **sent).status_code == 401
+    assert asgi(programs=True).post("/v1/runs", **sent).status_code == 200
+    ((asked, seconds),) = plan_provider.ran
+    assert (asked.line.program, asked.gpu, asked.tarball, seconds) == ("t.py", "H100-SXM-80GB", sent["content"], None)
+
+
+def test_a_program_in_a_shared_folder_is_named_by_its_path(asgi: Asgi, plan_provider: Any, tmp_path: Path) -> None:
+    (tmp_path / "shared" / "job").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "shared" / "way-out").symlink_to(tmp_path / "other")
+    client = asgi(programs=True, program_folders=str(tmp_path / "shared"))
+
+    def answers(path: str) -> int:
+        return int(client.post("/v1/runs", json={"command": "python t.py", "path": path}).status_code)
+
+    shared = tmp_path / "shared"
+    assert answers(f"{shared}/job") == 200
+    assert plan_provider.ran[0][0].folder == str(shared / "job")
+    assert [answers(f"{shared}/{each}") for each in ("way-out", "../other", "../none")] == [403, 403, 403]
+    assert [answers(each) for each in ("/", "job", f"{shared}/none", f"{shared}/\0", "")] == [403, 403, 422, 403, 422]
+
+
+def test_a_file_that_the_command_names_is_read_from_the_programs_files_only(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "secret.yaml").write_text("num_processes: 2")
+    (tmp_path / "job" / "link.yaml").symlink_to(tmp_path / "secret.yaml")
+    (tmp_path / "job" / "own.yaml").write_text("num_processes: 4")
+
+    def world(config: str) -> int:
+        about = json.dumps({"kind": "application/json", "query": {}, "folders": [str(tmp_path)]})
+        command = ["accelerate", "launch", "--config_file", config, "t.py"]
+        return read_run(json.dumps({"command": command, "path": str(tmp_path / "job")}).encode(), about).line.world_size
+
+    assert world("own.yaml") == 4
+    for config in ("link.yaml", "../secret.yaml", str(tmp_path / "secret.yaml"), "/proc/self/environ", "none.yaml"):
+        with pytest.raises(PlannerError, match="is not in the folder of the program"):
+            world(config)
+    packed = tarball({"./own.yaml": b"num_processes: 8"})
+    assert request(packed, command="accelerate launch --config_file own.yaml t.py").line.world_size == 8
+    with pytest.raises(PlannerError, match="is not in the tarball"):
+        request(packed, command="accelerate launch --config_file /etc/hostname t.py")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"no tarball at all", "the body is no tarball"),
+        (gzip.compress(b"neither"), "the body is no tarball"),
+        (tarball({"t.py": b"1"})[:40], "the body is no tarball"),
+        (tarball({}), "the tarball is empty"),
+        (tarball({"/etc/passwd": b"x"}), "leaves the tarball"),
+        (tarball({"a/../../b": b"x"}), "leaves the tarball"),
+        (tarball({}, special("t", tarfile.SYMTYPE, "/etc/passwd")), "is a link, a device or a pipe"),
+        (tarball({"a": b""}, special("t", tarfile.LNKTYPE, "a")), "is a link, a device or a pipe"),
+        (tarball({}, special("t", tarfile.CHRTYPE)), "is a link, a device or a pipe"),
+        (tarball({"big": bytes(129 << 20)}), "unpacks to too much"),
+    ],
+)
+def test_what_is_no_tarball_of_a_program_is_refused(content: bytes, said: str) -> None:
+    with pytest.raises(PlannerError, match=said):
+        request(content)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"command": "make train"}, "is no launcher"),
+        ({"command": "python $X"}, "is a variable"),
+        ({"command": "torchrun --nproc-per-node 64 t.py", "ranks": "all"}, "are too many to be run in one request"),
+        ({"ranks": "9"}, "there is no rank 9"),
+        ({"gpu": "H9000"}, "there is no GPU"),
+        ({"steps": "-1"}, "steps is '-1'"),
+        ({"sequence": "1"}, "there is no key"),
+        ({"path": "/tmp"}, "a tarball came with a path"),
+    ],
+)
+def test_what_cannot_be_run_is_said(query: dict[str, str], said: str) -> None:
+    with pytest.raises(PlannerError, match=said):
+        request(tarball({"t.py": b"1"}), **query)
+
+
+def test_bodies_that_are_no_program_are_problems(asgi: Asgi, plan_provider: Any) -> None:
+    client = asgi(programs=True, body_bytes=4096)
+
+    def answers(**sent: Any) -> int:
+        found = client.post("/v1/runs", **sent)
+        assert found.headers["content-type"] == "application/problem+json"
+        return int(found.status_code)
+
+    assert answers(content=b"x" * 5000, headers=GZIP, params={"command": "python t.py"}) == 413
+    assert answers(content=b"", headers=GZIP, params={"command": "python t.py"}) == 400
+    assert answers(content=b"x", headers={"Content-Type": "text/plain"}) == 415
+    assert answers(content=tarball({"t.py": b""}), headers=GZIP) == 422
+    assert answers(json={"command": "python t.py", "path": "/"}, params={"gpu": "H100"}) == 422
+    assert plan_provider.ran == []
+    plan_provider.fault = ProgramCrashedError("it ended", "Traceback ...", place="t.py")
+    crashed = client.post("/v1/runs", content=tarball({"t.py": b""}), headers=GZIP, params={"command": "python t.py"})
+    assert (crashed.status_code, crashed.json()["traceback"]) == (422, "Traceback ...")
+
+
+def test_a_run_that_is_not_waited_for_goes_on_and_equal_ones_are_one(run_stack: StackRunner) -> None:
+    asked = request(tarball({"t.py": b"1"}))
+
+    async def story(stack: ServiceStack) -> None:
+        async def slow(method: str) -> None:
+            await asyncio.sleep(0.1 if method == "run" else 0)
+
+        stack.pool.does = slow
+        first, second = await asyncio.gather(
+            stack.plan_provider.run(asked, seconds=0.01, keep=True),
+            stack.plan_provider.run(asked, seconds=5, keep=False),
+        )
+        assert isinstance(first, PlanPending)
+        assert isinstance(second, PlanAnswer)
+        assert (first.plan_id, stack.pool.asked) == (second.plan_id, ["run"])
+        assert stack.history.plans.text(first.plan_id) == second.text
+        assert (await stack.plan_provider.run(asked, seconds=5, keep=False)).plan_id == first.plan_id
+        assert stack.pool.asked == ["run", "run"]  # what a folder holds may have changed
+
+    run_stack(story)
+
+
+def test_more_runs_than_may_wait_are_told_to_come_again(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        go = asyncio.Event()
+        stack.pool.does = lambda _: when(go)
+        runs = [request(tarball({"t.py": b"1"}), steps=str(steps)) for steps in range(1, 5)]
+        for each in runs[:2]:
+            assert isinstance(await stack.plan_provider.run(each, seconds=0.01, keep=True), PlanPending)
+        with pytest.raises(BusyError):
+            await stack.plan_provider.run(runs[2], seconds=0.01, keep=True)
+        go.set()
+
+    run_stack(story, trace_queue=1)
