@@ -1,8 +1,9 @@
 """What a forward leaves for its backward, at least: bytes that lie beside parameters and optimizer state.
 
-Counted is what every kernel of torch 2.13 saves whatever is fused or chosen: the input of each block, of a gated MLP
-in eager mode the two operands and the result of its product, of a cross entropy in one piece what its backward holds
-at once. Everything else a step keeps comes on top.
+Counted is what every kernel of torch 2.13 saves: the input of each block; of an eager block of a gated decoder the
+inputs of its norms and products, queries, keys, values and what attention makes of them, and of the MLP gate, activated
+gate, their factor and the product; under selective recomputation the attention's result and one of the two wide
+products; of a cross entropy in one piece what its backward holds at once. Everything else comes on top.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from planner.job.axes import axis_degrees
 from planner.job.schema import AS_BUILT, Job
 
 _HALF, _FLOAT = 2, 4
+_KEPT_STREAMS = {"none": 4}
+"""Tensors of the width of the residual stream that an eager block of a gated decoder saves: what goes into each of its
+two norms, and what comes out of them into the products, whose weights want a gradient."""
 _LOSS_TENSORS = 3
 """At once in the backward of cross entropy: the log softmax, the gradient of the nll loss, and that of the softmax
 (aten/src/ATen/native/SoftMax.cpp, LossNLL.cpp)."""
@@ -59,13 +63,16 @@ def _computed_bytes(job: Job) -> int:
 
 def _block_bytes(job: Job, shape: Shape, tokens: int) -> int:
     """Of one block and one micro-batch."""
-    tp = job.parallel.tp
-    element = _computed_bytes(job)
-    # Under tensor parallelism a plan of one's own may split any dim.
-    stream = tokens * shape.hidden * element // tp.degree
-    if job.train.recompute.mode != "none" or tp.plan:
-        return stream
-    return stream + 3 * tokens * (shape.gated_ffn // tp.degree) * element
+    tp, mode = job.parallel.tp, job.train.recompute.mode
+    streams, inner = _KEPT_STREAMS.get(mode, 1), 0
+    if shape.gated_ffn and not tp.plan:
+        attention = shape.heads * shape.head_size
+        pairs = 2 * shape.kv_heads * shape.head_size
+        inner = {"none": 4 * shape.gated_ffn + 2 * attention + pairs, "selective": shape.gated_ffn + attention}.get(mode, 0)
+    else:
+        streams = 1
+    # Under tensor parallelism all of it may be split; a plan of one's own may split any dim.
+    return tokens * (streams * shape.hidden + inner) // tp.degree * _computed_bytes(job)
 
 
 def _loss_bytes(job: Job, shape: Shape, tokens: int) -> int:
