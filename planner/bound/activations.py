@@ -68,7 +68,10 @@ def _block_bytes(job: Job, shape: Shape, tokens: int) -> int:
     if shape.gated_ffn and not tp.plan:
         attention = shape.heads * shape.head_size
         pairs = 2 * shape.kv_heads * shape.head_size
-        inner = {"none": 4 * shape.gated_ffn + 2 * attention + pairs, "selective": shape.gated_ffn + attention}.get(mode, 0)
+        inner = {
+            "none": 4 * shape.gated_ffn + 2 * attention + pairs,
+            "selective": shape.gated_ffn + attention,
+        }.get(mode, 0)
     else:
         streams = 1
     # Under tensor parallelism all of it may be split; a plan of one's own may split any dim.

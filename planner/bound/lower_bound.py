@@ -2,8 +2,8 @@
 
 When an optimizer has stepped for the first time, parameters, gradients and its state are all there; when the next
 backward begins, parameters, state and what the forward saved. The larger of the two counts, and whatever else a step
-holds comes on top. Of what is split nobody's part is followed: the ranks of a job hold so much together, and the fullest
-of them at least the mean.
+holds comes on top. Of what is split nobody's part is followed: the ranks of a job hold so much together, and the
+fullest of them at least the mean.
 """
 
 from __future__ import annotations

@@ -151,9 +151,7 @@ def _plain(name: str, value: Any, place: str) -> Change:
     known = spec_keys.by_path().get(path)
     check = known.check if known is not None else None
     if known is not None and check is not None and not _accepted(check.accepts, value, known.default):
-        raise SpecError(
-            f"{name} cannot be {value!a}", allowed=check.allowed, remedy="write one of these", place=place
-        )
+        raise SpecError(f"{name} cannot be {value!a}", allowed=check.allowed, remedy="write one of these", place=place)
     return {path: value}
 
 
@@ -232,5 +230,6 @@ _MAKERS: Mapping[str, Callable[[Any, str], Change]] = {
 
 
 def _label(value: Any) -> str:
-    return {True: "true", False: "false", "": "none"}.get(value, str(value)) if not isinstance(value, int) or isinstance(
-        value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value == "" else str(value)

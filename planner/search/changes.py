@@ -79,5 +79,6 @@ def _built(old: Any, new: Any) -> Any:
     if isinstance(old, Optimizer):
         return Optimizer(name=new["name"], arguments={key: each for key, each in new.items() if key != "name"})
     if isinstance(new, dict) and {"kind", "r"} <= new.keys():
-        return Adapter(**{key: tuple(each) if isinstance(each, list) else each for key, each in new.items()})
+        fields: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in new.items()}
+        return Adapter(**fields)
     return tuple(new) if isinstance(old, tuple) else new

@@ -83,14 +83,16 @@ def search(
     top: int = 10,
     time_left: float = float("inf"),
     most: int = MOST_LOOKED_AT,
+    any_fit: bool = False,
     progress: Progress = lambda _: None,
     found: Found = lambda _: None,
 ) -> SearchResult:
-    """The best `top` candidates that fit. Raises SpecError for a space that its rules leave empty."""
+    """The best `top` candidates that fit; with `any_fit` the first that are found, whatever could be better. Raises
+    SpecError for a space that its rules leave empty."""
     began = time.monotonic()
     scales = weigh(space, objective, progress, most, began + time_left * _WEIGHING_SHARE)
     result = SearchResult(space, objective, scales)
-    run = _Run(space, plans, objective, top, progress, found, result, began)
+    run = _Run(space, plans, objective, top, any_fit, progress, found, result, began)
     try:
         run.decide(list(scales.groups.values()))
     except KeyboardInterrupt:
@@ -107,6 +109,7 @@ class _Run:
     plans: Plans
     objective: Objective
     top: int
+    any_fit: bool
     progress: Progress
     found: Found
     result: SearchResult
@@ -138,7 +141,9 @@ class _Run:
 
     def _last_rank(self) -> tuple[float, int]:
         """What a candidate has to be better than."""
-        return self.result.rows[-1].rank if self._is_full else (float("inf"), 0)
+        if not self._is_full:
+            return float("inf"), 0
+        return (float("-inf"), 0) if self.any_fit else self.result.rows[-1].rank
 
     def _still_open(self, group: list[Weighed]) -> list[Weighed]:
         kept = [each for each in group if not self.exceeded.covers(self.space, each.number)]

@@ -2,8 +2,8 @@
 
 The rule: with everything else equal, more samples in a micro-batch and longer sequences never need fewer bytes in
 tensors. What the allocator makes of them may be less, so that only a plan says whether a candidate with fewer tensors
-than there is room fits; and it is no rule between one micro-batch and several, which keep gradients beside them, nor in a
-pipeline, where the number of micro-batches decides how many are under way.
+than there is room fits; and it is no rule between one micro-batch and several, which keep gradients beside them, nor in
+a pipeline, where the number of micro-batches decides how many are under way.
 """
 
 from __future__ import annotations

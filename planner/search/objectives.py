@@ -48,7 +48,9 @@ def objective_of(written: str) -> Objective:
 def refuse_inapplicable(objective: Objective, job: Job) -> None:
     """Raises SpecError for an objective that says nothing of this job."""
     if objective is Objective.COST and cost_of(job) is None:
-        known = "the speeds of its GPU are not known" if job.cluster.gpu.name == "" else "the model's sizes are not known"
+        known = (
+            "the speeds of its GPU are not known" if job.cluster.gpu.name == "" else "the model's sizes are not known"
+        )
         raise SpecError(
             f"the objective cost does not apply: {known}, and the roofline ranks by them",
             allowed="memory, headroom",

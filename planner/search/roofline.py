@@ -18,7 +18,7 @@ from planner.job.schema import Job
 ASSUMPTIONS = (
     "matrix products reach 60 % of the data sheet's dense peak, attention 30 %, memory and links 75 %",
     "groups lie in nodes from the inside out: tp, cp, ep, dp_shard, dp_replicate, pp",
-    "between nodes each GPU has 50 GB/s from Hopper on, 25 GB/s on Ampere, 12.5 GB/s before and on cards without NVLink",
+    "between nodes each GPU has 50 GB/s from Hopper on, 25 GB/s on A100, 12.5 GB/s before and on cards without NVLink",
     "traffic of data parallelism hides behind the computation as far as there is any; that of tp, cp and ep does not",
     "a pipeline's bubble is (ranks - 1) / micro-batches, over the stages of a rank; a third of it where the backward is"
     " split",
@@ -225,7 +225,7 @@ class _Step:
         return (degree - 1) / degree
 
     def _bandwidth(self, axis: str) -> float:
-        """Bytes a second of a collective: the links of the node, or the network of those of its ranks that share one."""
+        """Bytes a second of a collective: by the links of the node, or the network of all its ranks in one node."""
         degrees, node = axis_degrees(self.job.parallel), self.job.cluster.gpus_per_node
         stride = 1
         for inner in ("tp", "cp", "ep", "dp_shard", "dp_replicate", "pp"):

@@ -11,7 +11,6 @@ from planner.errors import SpecError
 from planner.job.axes import AXES as DEGREES
 from planner.job.axes import axis_degrees
 from planner.job.schema import Job
-from planner.layout.mesh import Mesh
 from planner.search.axes import Axis, axis_of
 from planner.search.changes import Change, apply, only_new, value_at
 from planner.search.layouts import divisors, layouts
@@ -128,13 +127,19 @@ class Space:
 
     def _following(self, job: Job) -> Change | str:
         """What follows from the axes: the accumulation that keeps the global batch, the precision's kind, stages."""
-        change: dict[str, object] = {}
+        change: dict[str, Any] = {}
+        if self._varies(*DEGREES):
+            rest = self._rest(job)
+            if not rest:
+                return DIVIDES
+            change |= rest
+            job = apply(job, rest)
         if self.global_batch:
             at_once = job.train.micro_batch_size * data_ranks(job)
             if self.global_batch % at_once:
                 return GLOBAL_BATCH
             change["train.gradient_accumulation_steps"] = self.global_batch // at_once
-        if not self._varies(LAYOUT):
+        if not self._varies(LAYOUT, *DEGREES):
             return change
         if self.base.train.precision in _MIXED_BF16 and not self._varies("precision"):
             degrees = axis_degrees(job.parallel)
@@ -144,10 +149,21 @@ class Space:
             change["parallel.pp.split"] = []
         return change
 
-    def _varies(self, name: str) -> bool:
-        return any(axis.name == name for axis in self.axes)
+    def _rest(self, job: Job) -> dict[str, Any]:
+        """The degree of data parallelism that takes what the other axes leave; nothing if they do not divide."""
+        replicates = job.parallel.dp_replicate.degree > 1 and job.parallel.dp_shard.degree == 1
+        axis = "dp_replicate" if replicates else "dp_shard"
+        degrees = axis_degrees(job.parallel)
+        if self._varies(axis):
+            return {f"parallel.{axis}.degree": degrees[axis]}
+        gpus, others = job.cluster.nodes * job.cluster.gpus_per_node, math.prod(degrees.values()) // degrees[axis]
+        return {} if gpus % others else {f"parallel.{axis}.degree": gpus // others}
+
+    def _varies(self, *names: str) -> bool:
+        return any(axis.name in names for axis in self.axes)
 
 
+DIVIDES = "the degrees divide the number of GPUs"
 IDLE = "a setting is varied only where its axis of parallelism has ranks"
 _MEANT_FOR: Mapping[str, tuple[Any, str]] = {
     "parallel.tp.sequence_parallel": (False, "parallel.tp.degree"),
@@ -222,24 +238,51 @@ def _describe(degrees: Mapping[str, int]) -> str:
     return " ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "one GPU"
 
 
-def usual_axes(base: Job, gpus: int, per_node: int) -> list[Axis]:
-    """What a search varies if nobody says more: layouts, and settings that leave the training as it is."""
-    whole, found = global_batch_of(base), []
+def usual_axes(
+    base: Job, gpus: int, per_node: int, global_batch: int, fixed: Mapping[str, Sequence[int]]
+) -> list[Axis]:
+    """What a search varies if nobody says more: layouts, and settings that leave the training as it is. Raises
+    SpecError for degrees that no layout has."""
+    found: list[Axis] = []
     if base.parallel.deepspeed is None:
         found = [axis_of("recompute", ["none", "selective", "full"]),
                  axis_of("reshard_after_forward", [True, False])]  # fmt: skip
         if base.train.sequence_length:
             found += [axis_of("sequence_parallel", [False, True]), axis_of("schedule", ["1F1B", "Interleaved1F1B"])]
-    sizes = [each for each in divisors(whole) if each & (each - 1) == 0] or [1]
-    found.append(axis_of("micro_batch_size", sizes))
-    found.append(axis_of("allocator", list(dict.fromkeys([base.allocator.conf, _with_expandable(base.allocator.conf)]))))
+    sizes = [each for each in divisors(global_batch) if each & (each - 1) == 0 and each <= _LARGEST_MICRO_BATCH]
+    found += [axis_of("micro_batch_size", sizes), allocator_axis(base)]
+    return [layout_axis(gpus, per_node, fixed, base), *found]
+
+
+def least_axes(base: Job, gpus: int, per_node: int) -> list[Axis]:
+    """What saves memory and leaves the training as it is: whether a job fits at all is decided among these."""
+    found: list[Axis] = []
+    own = value_at(base, "train.recompute")
+    if base.parallel.deepspeed is None:
+        found = [
+            Axis(
+                "recompute",
+                tuple({"train.recompute": each} for each in _each_once(own, "full")),
+                ("own", "full")[: len(_each_once(own, "full"))],
+            )
+        ]
+        if base.train.sequence_length:
+            found.append(axis_of("sequence_parallel", [False, True]))
+    found += [axis_of("micro_batch_size", _each_once(1, base.train.micro_batch_size)), allocator_axis(base)]
     return [layout_axis(gpus, per_node, {}, base), *found]
+
+
+def allocator_axis(base: Job) -> Axis:
+    """The job's own setting, and expandable segments beside it."""
+    return axis_of("allocator", _each_once(base.allocator.conf, _with_expandable(base.allocator.conf)))
+
+
+def _each_once(*values: Any) -> list[Any]:
+    return [each for order, each in enumerate(values) if each not in values[:order]]
+
+
+_LARGEST_MICRO_BATCH = 64
 
 
 def _with_expandable(conf: str) -> str:
     return conf if "expandable_segments" in conf else ",".join(filter(None, (conf, "expandable_segments:True")))
-
-
-def world_of(job: Job) -> int:
-    """Ranks of the job as it stands."""
-    return Mesh.of(job.parallel).world_size

@@ -1,7 +1,7 @@
 """Candidates that wait for their plan: which of them is planned next.
 
-The order decides how soon something is found, never what is found in the end: a candidate leaves only by a plan, or when
-enough others are better than it can be.
+The order decides how soon something is found, never what is found in the end: a candidate leaves only by a plan, or
+when enough others are better than it can be.
 """
 
 from __future__ import annotations
