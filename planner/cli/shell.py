@@ -34,8 +34,9 @@ from planner.distribution import version
 from planner.errors import PlannerError
 
 _COMMANDS = (
-    plan_command, run_command, check_command, search_command, extremes_command, sweep_command, spec_command, replay_command, measure_command, compare_command,
-    validate_command, gpu_truth_command, serve_command, capacity_command, webhook_command, kueue_command,
+    plan_command, run_command, check_command, search_command, extremes_command, sweep_command, spec_command,
+    replay_command, measure_command, compare_command, validate_command, gpu_truth_command, serve_command,
+    capacity_command, webhook_command, kueue_command,
 )  # fmt: skip
 """In the order in which `planner --help` lists them."""
 

@@ -108,6 +108,23 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceTried:
+    """What was done to find advice: also where none was found."""
+
+    planned: int
+    """Changes that a plan decided."""
+    by_bound: int
+    """Changes that were excluded without one."""
+    layouts: int
+    """Candidates with other layouts that were looked at."""
+    in_time: bool
+    """Whether it came to its end before its time was over."""
+    closest_change: Mapping[str, Any] = field(default_factory=dict)
+    """Of the changes that are not enough, the one that lacks the fewest bytes; empty where none was planned."""
+    closest_lacks_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     """What the figures hinge on: versions, and the name of the calibration (`none` if uncalibrated)."""
 
@@ -138,6 +155,8 @@ class Plan:
     rank_classes: tuple[RankClassStatement, ...]
     provenance: Provenance
     advice: tuple[Advice, ...] = ()
+    advice_tried: AdviceTried | None = None
+    """None where no advice was looked for."""
     seconds: Seconds = field(default_factory=Seconds)
 
     @property
@@ -190,6 +209,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             {"change": _plain(each.change), "device_bytes": each.device_bytes, "verdict": each.verdict.value}
             for each in plan.advice
         ],
+        **({} if plan.advice_tried is None else {"advice_tried": fields_to_json(plan.advice_tried)}),
         "provenance": fields_to_json(plan.provenance),
         "seconds": fields_to_json(plan.seconds),
     }
@@ -214,6 +234,7 @@ def from_json(document: Mapping[str, Any]) -> Plan:
                 Advice(change=each["change"], device_bytes=each["device_bytes"], verdict=Verdict(each["verdict"]))
                 for each in document["advice"]
             ),
+            advice_tried=AdviceTried(**document["advice_tried"]) if "advice_tried" in document else None,
             provenance=Provenance(**document["provenance"]),
             seconds=Seconds(**document["seconds"]),
         )

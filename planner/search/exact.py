@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -21,7 +21,6 @@ from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.planning import pipeline
-from planner.planning.preload import PRELOAD
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import RankClassStatement, Verdict, worst_verdict
 from planner.runtime import answers, running
@@ -30,6 +29,7 @@ from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.supervision import StoppedError
 from planner.runtime.task import Task
+from planner.search.preload import PRELOAD
 
 _FOUND = "found"
 
@@ -153,7 +153,7 @@ class ExactPlans:
 
 @dataclass(slots=True)
 class PlansHere:
-    """Plans groups in this process, one after the other; a plan that has begun is brought to its end."""
+    """Plans groups in this process, one after the other; the trace of a rank that has begun is brought to its end."""
 
     calibration: Calibration = field(default_factory=Calibration.none)
     source: TraceSource = USUAL_SOURCE
@@ -172,8 +172,12 @@ class PlansHere:
         if self.is_over:
             found.set_exception(OutOfTimeError())
             return found
-        self.count += 1
-        found.set_result(plan_here(Group(tuple(jobs), self.calibration, self.source, whole)))
+        try:
+            found.set_result(plan_here(Group(tuple(jobs), self.calibration, self.source, whole), lambda: self.is_over))
+        except OutOfTimeError as error:
+            found.set_exception(error)
+        else:
+            self.count += 1
         return found
 
 
@@ -182,14 +186,17 @@ def plan_group(group: Group, answer: AnswerWriter) -> None:
     answer.write(_FOUND, pickle.dumps(plan_here(group)))
 
 
-def plan_here(group: Group) -> tuple[Answer, ...]:
-    """The answers for a group, in this process: what the plan of each job says."""
+def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> tuple[Answer, ...]:
+    """The answers for a group, in this process: what the plan of each job says. Raises OutOfTimeError where it is over
+    before the last rank class is traced."""
     found: list[list[RankClassStatement]] = [[] for _ in group.jobs]
     classes = rank_classes(Mesh.of(group.jobs[0].parallel))
     try:
         for job in group.jobs:
             pipeline.refuse_unplannable(job)
         for planned, each in enumerate(classes, start=1):
+            if is_over():
+                raise OutOfTimeError
             for trace in pipeline.trace_class(group.jobs[0], each, source=group.source):
                 for job, statements in zip(group.jobs, found, strict=True):
                     statements.append(pipeline.judge_trace(job, trace, group.calibration).statement)

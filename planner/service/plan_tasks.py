@@ -11,11 +11,11 @@ from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.planning import pipeline
-from planner.planning.answer import add_advice
 from planner.planning.pipeline import PlanningResult
 from planner.planning.trace_source import TraceSource
 from planner.report.statement import Verdict
 from planner.runtime.channel import AnswerWriter
+from planner.search.answer import add_advice
 from planner.service.ids import Order
 from planner.tracing import trace_text
 from planner.tracing.isolation import Isolation
