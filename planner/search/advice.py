@@ -96,7 +96,9 @@ class _Trial:
             return False
         if self._exceeds_by_bound(everything):
             return True
+        known = set(self.refused)
         answer = self._answer(everything, self._submit(everything))
+        self.refused = known  # which of all of them it cannot be run with, is not known yet
         return isinstance(answer, Exact) and answer.surely_exceeds
 
     def all_that_fit(self, steps: Iterable[Step]) -> list[Advice]:

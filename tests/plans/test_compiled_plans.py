@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.job.loading import load_yaml
-from planner.planning.answer import plan_and_advise
+from planner.search.answer import plan_and_advise
 
 _JOB = """
 model: {decoder: {layers: 2, hidden: 64, heads: 2, kv_heads: 2, ffn: 160, vocab: 2001}}
