@@ -46,7 +46,7 @@ def stages(path: Path) -> dict[str, float]:
     clock.lap("import transformers")
     from planner.events import Phase
     from planner.paper.recorder import Recorder
-    from planner.planning import advice, pipeline
+    from planner.planning import pipeline
     from planner.report.plan_text import render
     from planner.report.statement import Verdict
     from planner.report.style import Style
@@ -71,13 +71,13 @@ def stages(path: Path) -> dict[str, float]:
     found = pipeline.judge_traces(job, traces)
     clock.lap("replay, statement")
     if found.plan.verdict is Verdict.EXCEEDS:
-        _advise(advice, job, traces, clock)
+        _advise(job, clock)
     render(found.plan, Style(), notes=found.notes)
     clock.lap("render")
     return clock.laps
 
 
-def _advise(advice: Any, job: Any, traces: Any, clock: Clock) -> None:
+def _advise(job: Any, clock: Clock) -> None:
     """Advice plans other jobs: what it traces and what it replays are told apart."""
 
     def timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -89,8 +89,13 @@ def _advise(advice: Any, job: Any, traces: Any, clock: Clock) -> None:
 
         return run
 
-    advice.trace_job = timed(advice.trace_job, "advice: traces")
-    advice.advise(job, traces)
+    from planner.planning import pipeline
+    from planner.searching.advice import advise
+    from planner.searching.exact import PlansHere
+
+    traced = pipeline.trace_class
+    pipeline.trace_class = timed(lambda *arguments, **named: list(traced(*arguments, **named)), "advice: traces")
+    advise(job, PlansHere())
     clock.lap("advice: replays, statements")
 
 

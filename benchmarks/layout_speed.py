@@ -94,9 +94,9 @@ CASES: dict[str, Callable[..., Job]] = {"pipeline": pipeline, "sharded": sharded
 
 def measure(job: Job, processes: int = 1) -> Spent:
     """The plan of all ranks of this job, after a small one, by so many processes."""
-    from planner.planning.answer import plan_and_advise
     from planner.planning.child_processes import ChildProcesses
     from planner.planning.pipeline import plan_with_traces
+    from planner.searching.answer import plan_and_advise
 
     plan_with_traces(sharded(layers=1, dp=2))
     wall, processor = time.perf_counter(), _processor_seconds()

@@ -1,4 +1,4 @@
-"""What is going on, on standard error, for work that takes longer than a second."""
+"""What is going on, on standard error: for work of more than a second on a terminal, of more than ten anywhere else."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import TextIO
 
 _PATIENCE_SECONDS = 1.0
 _TURN_SECONDS = 0.1
+_LINE_SECONDS = 10.0
+"""Between two lines where there is no terminal."""
 _MARKS = "|/-\\"
 
 
 @contextmanager
 def show_progress(stream: TextIO | None = None) -> Iterator[ProgressLine]:
-    """A line that says what is done now and for how long; nothing at all where nobody looks at a terminal."""
+    """A line that says what is done now and for how long; without a terminal a further line every ten seconds."""
     line = ProgressLine(sys.stderr if stream is None else stream)
     line.start()
     try:
@@ -40,8 +42,7 @@ class ProgressLine:
         self._what = what
 
     def start(self) -> None:
-        if self._stream.isatty():
-            self._thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         self._over.set()
@@ -52,6 +53,18 @@ class ProgressLine:
             self._stream.flush()
 
     def _turn(self) -> None:
+        if self._stream.isatty():
+            self._draw()
+        else:
+            self._write_lines()
+
+    def _write_lines(self) -> None:
+        while not self._over.wait(_LINE_SECONDS):
+            if self._what:
+                self._stream.write(f"planner: {self._what} ({time.monotonic() - self._began:.0f} s)\n")
+                self._stream.flush()
+
+    def _draw(self) -> None:
         turn = 0
         while not self._over.wait(_TURN_SECONDS):
             seconds = time.monotonic() - self._began

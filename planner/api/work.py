@@ -11,7 +11,6 @@ from planner.comparing import compare_files
 from planner.comparing.comparison import Comparison
 from planner.job.schema import Job
 from planner.planning import pipeline
-from planner.planning.answer import plan_and_advise
 from planner.planning.child_processes import ChildProcesses, usable
 from planner.planning.pipeline import PlanningInputs, PlanningResult, plan_by
 from planner.planning.trace_cache import TraceCache
@@ -21,6 +20,7 @@ from planner.report.memory_viz import write_snapshot
 from planner.report.series import Series, thin
 from planner.report.statement import Plan
 from planner.report.timeline_page import ClassTimeline, render_page
+from planner.searching.answer import plan_and_advise
 
 
 @dataclass(frozen=True, slots=True)

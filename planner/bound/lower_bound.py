@@ -1,7 +1,8 @@
-"""The lower bound of a job: bytes that its fullest rank holds at once in every optimizer step.
+"""The lower bound of a job: bytes that its fullest rank holds at once in every training step.
 
-When an optimizer has stepped for the first time, parameters, gradients and its state are all there; whatever else a
-step holds comes on top. Of what is split nobody's part is followed: the ranks of a job hold so much together, and the
+When an optimizer has stepped for the first time, parameters, gradients and its state are all there; when the next
+backward begins, parameters, state and what the forward saved. The larger of the two counts, and whatever else a step
+holds comes on top. Of what is split nobody's part is followed: the ranks of a job hold so much together, and the
 fullest of them at least the mean.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.bound.activations import gathered_bytes, saved_bytes
 from planner.bound.optimizer_state import state_bytes
 from planner.bound.parameters import elements_of
 from planner.errors import PlannerError
@@ -33,6 +35,8 @@ class Bound:
     parameter_bytes: int = 0
     gradient_bytes: int = 0
     optimizer_state_bytes: int = 0
+    forward_bytes: int = 0
+    """What lies there beside parameters and state when a backward begins: saved activations, gathered parameters."""
     outside_bytes: int = 0
     """CUDA context and communicators, at the low end of what is known of them."""
     capacity_bytes: int = 0
@@ -40,8 +44,8 @@ class Bound:
     @property
     def least_bytes(self) -> int:
         """All of it: no plan of the job says less."""
-        held = self.parameter_bytes + self.gradient_bytes + self.optimizer_state_bytes + self.outside_bytes
-        return min(held, MOST_BYTES)
+        beside = max(self.gradient_bytes, self.forward_bytes)
+        return min(self.parameter_bytes + self.optimizer_state_bytes + beside + self.outside_bytes, MOST_BYTES)
 
     @property
     def exceeds(self) -> bool:
@@ -63,6 +67,7 @@ def lower_bound(job: Job, *, outside_bytes: int | None = None) -> Bound:
         parameter_bytes=parameters,
         gradient_bytes=gradients,
         optimizer_state_bytes=state,
+        forward_bytes=saved_bytes(job) + gathered_bytes(job),
         outside_bytes=outside_bytes,
         capacity_bytes=max(job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes, 0),
     )

@@ -17,10 +17,10 @@ def plan_job(
     job: Job, *, with_advice: bool, with_eager: bool = False, keep_traces: bool = False, cached: bool = True
 ) -> PlanningResult:
     """The answer for a job; raises what planning raises."""
-    from planner.planning.answer import plan_and_advise
     from planner.planning.child_processes import ChildProcesses, usable
     from planner.planning.trace_cache import TraceCache
     from planner.planning.trace_source import TraceSource
+    from planner.searching.answer import plan_and_advise
 
     with show_progress() as progress:
         progress("loading PyTorch")

@@ -98,6 +98,11 @@ def _words(arguments: argparse.Namespace) -> Shorthand:
     )
 
 
+def has_sources(arguments: argparse.Namespace) -> bool:
+    """Whether files of other programs say the job."""
+    return any(getattr(arguments, name, None) for name in _SOURCES) or bool(getattr(arguments, "model", None))
+
+
 def _sources(arguments: argparse.Namespace) -> ImportSources | None:
     """None where no file of another program is given."""
     if not any(getattr(arguments, name, None) for name in _SOURCES):

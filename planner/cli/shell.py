@@ -14,14 +14,17 @@ from planner.cli import (
     check_command,
     compare_command,
     completion_command,
+    extremes_command,
     gpu_truth_command,
     kueue_command,
     measure_command,
     plan_command,
     replay_command,
     run_command,
+    search_command,
     serve_command,
     spec_command,
+    sweep_command,
     validate_command,
     webhook_command,
 )
@@ -31,8 +34,9 @@ from planner.distribution import version
 from planner.errors import PlannerError
 
 _COMMANDS = (
-    plan_command, run_command, check_command, spec_command, replay_command, measure_command, compare_command,
-    validate_command, gpu_truth_command, serve_command, capacity_command, webhook_command, kueue_command,
+    plan_command, run_command, check_command, search_command, extremes_command, sweep_command, spec_command,
+    replay_command, measure_command, compare_command, validate_command, gpu_truth_command, serve_command,
+    capacity_command, webhook_command, kueue_command,
 )  # fmt: skip
 """In the order in which `planner --help` lists them."""
 
@@ -41,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code; no exception leaves it."""
     written, command = _split(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = _parser().parse_args(written)
+        arguments = _parse(written)
     except SystemExit as stop:  # argparse has said why: 0 after --help and --version, 2 for a usage error
         return stop.code if isinstance(stop.code, int) else WRONG_INPUT
     arguments.command = command
@@ -74,6 +78,17 @@ def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     if next((each for each in argv if not each.startswith("-")), "") not in ("check", "run"):
         return argv, ()
     return argv[:end], argv[end + 1 :]
+
+
+def _parse(written: Sequence[str]) -> argparse.Namespace:
+    """Axes of a search may stand behind options too, where argparse takes no further words. Raises SystemExit."""
+    parser = _parser()
+    arguments, more = parser.parse_known_args(written)
+    if more and (not hasattr(arguments, "axes") or any(each.startswith("-") for each in more)):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:
+        arguments.axes += more
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:

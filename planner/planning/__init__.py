@@ -1,5 +1,5 @@
-"""Plans a job: traces each rank class, judges what it takes, advises where it does not fit.
+"""Plans a job: traces each rank class, and judges what it takes.
 
 It knows the whole chain and nothing of who asks: it starts no service, stores nothing and prints nothing. The command
-line, the service, validation and the Python API call it.
+line, the search, the service, validation and the Python API call it.
 """

@@ -23,8 +23,8 @@ TRACE = (
 
 JUDGEMENT = (
     "allocator", "calibration.correction", "calibration.estimate", "calibration.interval", "calibration.observation",
-    "calibration.quarantine", "planning", "report.attribution", "report.lives", "report.phase_table",
-    "report.rank_class", "report.statement", "report.verdict",
+    "bound", "calibration.quarantine", "planning", "report.attribution", "report.lives", "report.phase_table",
+    "report.rank_class", "report.statement", "report.verdict", "searching",
 )  # fmt: skip
 """What makes figures, a verdict and advice of events; how they are shown is no part of it."""
 

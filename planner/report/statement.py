@@ -143,6 +143,23 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceTried:
+    """What was done to find advice: also where none was found."""
+
+    planned: int
+    """Changes that a plan decided."""
+    by_bound: int
+    """Changes that were excluded without one."""
+    layouts: int
+    """Candidates with other layouts that were looked at."""
+    in_time: bool
+    """Whether it came to its end before its time was over."""
+    closest_change: Mapping[str, Any] = field(default_factory=dict)
+    """Of the changes that are not enough, the one that lacks the fewest bytes; empty where none was planned."""
+    closest_lacks_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The answer to a job: one statement per rank class. `job` is the bundle, as plain JSON values."""
 
@@ -155,6 +172,8 @@ class Plan:
     advice: tuple[Advice, ...] = ()
     without_compile: WithoutCompile | None = None
     """Of a compiled job, where it was asked for."""
+    advice_tried: AdviceTried | None = None
+    """None where no advice was looked for."""
     seconds: Seconds = field(default_factory=Seconds)
 
     @property
@@ -208,6 +227,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             for each in plan.advice
         ],
         **({} if plan.without_compile is None else {_WITHOUT_COMPILE: fields_to_json(plan.without_compile)}),
+        **({} if plan.advice_tried is None else {"advice_tried": fields_to_json(plan.advice_tried)}),
         "provenance": fields_to_json(plan.provenance),
         "seconds": fields_to_json(plan.seconds),
     }
@@ -233,6 +253,7 @@ def from_json(document: Mapping[str, Any]) -> Plan:
                 for each in document["advice"]
             ),
             without_compile=_read_without_compile(document.get(_WITHOUT_COMPILE)),
+            advice_tried=AdviceTried(**document["advice_tried"]) if "advice_tried" in document else None,
             provenance=Provenance(**document["provenance"]),
             seconds=Seconds(**document["seconds"]),
         )

@@ -13,7 +13,6 @@ from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.planning import pipeline
-from planner.planning.answer import add_advice
 from planner.planning.eager_comparison import add_eager
 from planner.planning.pipeline import PlanningResult
 from planner.planning.program import inputs_of, judge_program
@@ -21,6 +20,7 @@ from planner.planning.trace_source import TraceSource
 from planner.report.statement import Verdict
 from planner.running.rank_process import CrashedError
 from planner.runtime.channel import AnswerWriter
+from planner.searching.answer import add_advice
 from planner.service.ids import Order, RunOrder
 from planner.tracing import trace_text
 from planner.tracing.isolation import Isolation

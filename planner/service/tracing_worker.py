@@ -10,12 +10,12 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.job.schema import Job
-from planner.planning.preload import PRELOAD
 from planner.runtime import answers, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.supervision import StoppedError
 from planner.runtime.task import MEMORY, Answer, Task
+from planner.searching.preload import PRELOAD
 from planner.service.ids import Order, RunOrder
 from planner.service.outcomes import PlanRefused, WorkerResult
 from planner.service.plan_tasks import CRASH, FURTHER, PLAN, RUN, TRACES, UNREADABLE

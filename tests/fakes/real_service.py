@@ -18,8 +18,8 @@ from planner.bound.lower_bound import Bound, lower_bound
 from planner.history.store import History
 from planner.job.bundle import bundle_text
 from planner.job.schema import Job
-from planner.planning.answer import plan_and_advise
 from planner.report.statement import to_json
+from planner.searching.answer import plan_and_advise
 from planner.service.dependencies import Dependencies
 from planner.service.interface import interface
 from planner.service.local_ray import free_ports

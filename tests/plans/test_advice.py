@@ -12,11 +12,12 @@ from planner.calibration.interval import Calibration
 from planner.job.bundle import document
 from planner.job.loading import load_document
 from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, Recompute
-from planner.planning import advice, pipeline
-from planner.planning.advice import advise
-from planner.planning.answer import plan_and_advise
+from planner.planning import pipeline
 from planner.planning.pipeline import judge_traces
 from planner.report.statement import Advice, Verdict
+from planner.searching.advice import Advised, advise
+from planner.searching.answer import plan_and_advise
+from planner.searching.exact import PlansHere
 from planner.units import GIB, MIB
 
 JobOf = Callable[..., Job]
@@ -26,7 +27,14 @@ Told = Callable[[Job], Any]
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """Each job is traced once for all tests."""
-    monkeypatch.setattr(advice, "trace_job", lambda job, **_: told(job).planned.traces)
+    real = pipeline.trace_class
+
+    def trace_class(job: Job, rank_class: Any, *arguments: Any, **named: Any) -> Any:
+        if job.parallel.dp_shard.degree > 1 or job.parallel.tp.degree > 1:
+            return real(job, rank_class, *arguments, **named)
+        return told(job).planned.traces
+
+    monkeypatch.setattr(pipeline, "trace_class", trace_class)
 
 
 def on(job: Job, total_bytes: int) -> Job:
@@ -52,7 +60,13 @@ def least(job: Job, needs: Needs, told: Told) -> int:
 
 
 def advice_for(job: Job, told: Told, calibration: Calibration | None = None) -> tuple[Advice, ...]:
-    return advise(job, told(job).planned.traces, calibration)
+    assert told
+    return tried(job, calibration=calibration).advice
+
+
+def tried(job: Job, calibration: Calibration | None = None, **named: Any) -> Advised:
+    plans = PlansHere() if calibration is None else PlansHere(calibration=calibration)
+    return advise(job, plans, relayout=False, **named)
 
 
 def changed(job: Job, change: dict[str, Any]) -> Job:
@@ -163,12 +177,11 @@ def test_where_nothing_helps_nothing_is_said(job_of: JobOf, told: Told) -> None:
     assert advice_for(barely(roomy(job_of, micro_batch_size=2), told), told) == ()
 
 
-def test_where_parameters_and_state_alone_are_too_much_nothing_is_tried(job_of: JobOf, told: Told) -> None:
-    tried: list[str] = []
-    job = on(roomy(job_of), 1 * GIB)
+def test_where_parameters_and_state_alone_are_too_much_nothing_is_planned(job_of: JobOf) -> None:
+    found = tried(on(roomy(job_of), 64 * MIB))
 
-    assert advise(job, told(job).planned.traces, progress=tried.append) == ()
-    assert tried == []
+    assert (found.advice, found.planned, found.closest) == ((), 0, None)
+    assert found.by_bound > 0
 
 
 def test_a_job_that_does_it_all_already_is_not_told_to(job_of: JobOf, told: Told) -> None:
@@ -182,10 +195,9 @@ def test_a_job_that_does_it_all_already_is_not_told_to(job_of: JobOf, told: Told
     )
     job = replace(job, allocator=Allocator(conf="expandable_segments:True"))
 
-    tried: list[str] = []
+    found = tried(barely(job, told))
 
-    assert advise(barely(job, told), told(job).planned.traces, progress=tried.append) == ()
-    assert tried == []
+    assert (found.advice, found.tried) == ((), [])
 
 
 def test_a_single_process_is_not_told_of_buckets(job_of: JobOf, told: Told, needs: Needs) -> None:
@@ -258,10 +270,7 @@ def test_advice_is_judged_by_the_calibration_of_the_plan(job_of: JobOf, told: To
     assert plan.verdict is Verdict.FITS
 
 
-def test_an_answer_has_advice_only_if_the_job_exceeds(
-    job_of: JobOf, needs: Needs, monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
-    monkeypatch.setattr(pipeline, "trace_class", lambda job, *_: told(job).planned.traces)
+def test_an_answer_has_advice_only_if_the_job_exceeds(job_of: JobOf, needs: Needs, told: Told) -> None:
     job = roomy(job_of)
     small = on(job, needs(job) - 4 * MIB)
 
@@ -270,23 +279,33 @@ def test_an_answer_has_advice_only_if_the_job_exceeds(
     assert plan_and_advise(small).plan.advice == advice_for(small, told)
 
 
-def test_what_is_tried_is_told_while_it_goes_on(job_of: JobOf, told: Told, needs: Needs) -> None:
+def test_what_is_tried_is_told_while_it_goes_on(job_of: JobOf, needs: Needs) -> None:
     said: list[str] = []
     job = roomy(job_of)
 
-    advise(on(job, needs(job) - 4 * MIB), told(job).planned.traces, progress=said.append)
+    tried(on(job, needs(job) - 4 * MIB), progress=said.append)
 
     assert "trying parallel.dp_replicate.gradient_as_bucket_view: True" in said
     assert "trying train.recompute: full" in said
 
 
-def test_of_what_all_changes_at_once_cannot_mend_only_that_is_tried_and_said(
-    job_of: JobOf, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipeline, "trace_class", lambda job, *_: told(job).planned.traces)
-    said: list[str] = []
-    found = plan_and_advise(barely(roomy(job_of, micro_batch_size=2), told), progress=said.append)
+def test_of_what_all_changes_at_once_cannot_mend_only_that_is_tried_and_said(job_of: JobOf, told: Told) -> None:
+    job = barely(roomy(job_of, micro_batch_size=2), told)
 
-    tried = [each for each in said if each.startswith("trying ")]
-    assert (found.plan.advice, len(tried)) == ((), 1)
-    assert found.notes[-1] == f"Nothing was found that makes it fit: tried {tried[0].removeprefix('trying ')}."
+    found = tried(job)
+
+    assert (found.advice, found.planned) == ((), 1)
+    assert found.closest is not None
+    assert list(found.closest[0]) == found.tried[0].replace(": ", ", ").split(", ")[::2]
+
+
+def test_what_came_closest_is_said_with_the_bytes_that_it_lacks(job_of: JobOf, told: Told) -> None:
+    job = barely(roomy(job_of, micro_batch_size=2, ddp=None), told)
+
+    found = plan_and_advise(job)
+
+    plan = found.plan.advice_tried
+    assert plan is not None
+    closest = told(changed(job, dict(plan.closest_change))).planned.plan
+    assert plan.closest_lacks_bytes == -closest.rank_classes[0].headroom_bytes > 0
+    assert "closest came " in found.notes[-1]

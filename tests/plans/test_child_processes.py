@@ -11,7 +11,6 @@ import pytest
 from planner.errors import SpecError
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Parallel, Pp, Train
 from planner.planning import child_processes, pipeline
-from planner.planning.answer import plan_and_advise
 from planner.planning.child_processes import ChildProcesses
 from planner.planning.pipeline import PlanningResult
 from planner.planning.preload import PRELOAD
@@ -21,6 +20,7 @@ from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED, Limits
 from planner.runtime.task import Answer, Task
+from planner.searching.answer import plan_and_advise
 
 JOB = Job(
     model=Model(decoder=Decoder(layers=8, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)),

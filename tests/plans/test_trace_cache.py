@@ -11,11 +11,11 @@ import pytest
 
 from planner.job.schema import Allocator, Cluster, Decoder, Gpu, Job, Metadata, Model, Train
 from planner.planning import identity
-from planner.planning.answer import plan_and_advise
 from planner.planning.trace_cache import TraceCache
 from planner.planning.trace_source import TraceSource
 from planner.report.statement import Plan, Seconds
 from planner.runtime.user_cache import NONE, inductor_folder
+from planner.searching.answer import plan_and_advise
 from planner.tracing import trace as tracing
 from planner.tracing.trace import trace
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from planner.job.schema import Cluster, Gpu, Job, Loss, Model, Parallel, Recompute, Tp, Train
-from planner.planning.advice import advise
 from planner.planning.pipeline import PlanningResult, plan_with_traces
+from planner.searching.advice import advise
+from planner.searching.exact import PlansHere
 from planner.units import GIB, MIB
 
 LLAMA = {
@@ -100,6 +101,6 @@ def test_advice_says_when_splitting_the_tokens_alone_makes_a_job_fit() -> None:
     between = Gpu(total_bytes=(whole + needed) // 2 // MIB * MIB, arch="sm_90")
     tight = replace(wanted, cluster=replace(wanted.cluster, gpu=between))
 
-    found = advise(tight, plan_with_traces(tight).traces)
+    found = advise(tight, PlansHere()).advice
 
     assert {"parallel.tp.sequence_parallel": True} in [each.change for each in found]

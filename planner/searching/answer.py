@@ -1,0 +1,103 @@
+"""Plans a job and advises where it does not fit, for the command line and the service."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from planner.calibration.interval import Calibration
+from planner.job.schema import Job
+from planner.planning.eager_comparison import add_eager
+from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, Progress, plan_by, plan_here
+from planner.planning.trace_source import USUAL_SOURCE, TraceSource
+from planner.report.statement import AdviceTried, Verdict
+from planner.searching.advice import USUAL_SECONDS, Advised, advise, describe
+from planner.searching.exact import PlansHere
+from planner.searching.remembered import RememberedTraces
+from planner.units import show_bytes
+
+
+def plan_and_advise(
+    job: Job,
+    calibration: Calibration | None = None,
+    *,
+    executor: Executor = plan_here,
+    with_advice: bool = True,
+    with_eager: bool = False,
+    progress: Progress = lambda _: None,
+    source: TraceSource = USUAL_SOURCE,
+    keep_traces: bool = True,
+    advice_seconds: float = USUAL_SECONDS,
+) -> PlanningResult:
+    """Plan the job and, if it exceeds its GPUs, say what would make it fit.
+
+    `with_eager`: of a compiled job it is said as well what it would take without torch.compile. `source` gives the
+    traces, `advice_seconds` are there for advice. The executor may leave away traces that need not be kept.
+    Raises SpecError, TraceError or AllocatorConfError for what cannot be planned.
+    """
+    known = Calibration.none() if calibration is None else calibration
+    work = PlanningInputs(job=job, calibration=known, source=source, keep_traces=keep_traces)
+    found = plan_by(executor, work, progress)
+    if with_eager:
+        found = add_eager(found, job, known, source, progress)
+    if not with_advice:
+        return found
+    return add_advice(found, job, known, progress=progress, source=source, seconds=advice_seconds)
+
+
+def add_advice(
+    found: PlanningResult,
+    job: Job,
+    calibration: Calibration | None = None,
+    *,
+    progress: Progress = lambda _: None,
+    source: TraceSource = USUAL_SOURCE,
+    seconds: float = USUAL_SECONDS,
+) -> PlanningResult:
+    """The plan with advice if it exceeds its GPUs; `job` and `calibration` are those that it was made from.
+
+    No rank class of a change is traced after `seconds`; one that has begun is brought to its end.
+    """
+    if found.plan.verdict is not Verdict.EXCEEDS:
+        return found
+    began = time.monotonic()
+    known = Calibration.none() if calibration is None else calibration
+    remembered = RememberedTraces.of(source, job, found.traces)
+    plans = PlansHere(calibration=known, source=remembered, deadline=began + seconds)
+    advised = advise(job, plans, progress=progress, seconds=seconds)
+    took = time.monotonic() - began
+    notes = (*found.notes, _what_was_tried(advised, took))
+    seconds_of_plan = dataclasses.replace(found.plan.seconds, total=round(found.plan.seconds.total + took, 3))
+    plan = dataclasses.replace(
+        found.plan, advice=advised.advice, advice_tried=_summary(advised), seconds=seconds_of_plan
+    )
+    return dataclasses.replace(found, plan=plan, notes=notes)
+
+
+def _summary(advised: Advised) -> AdviceTried:
+    change, exact = advised.closest or ({}, None)
+    return AdviceTried(
+        planned=advised.planned,
+        by_bound=advised.by_bound,
+        layouts=advised.layouts,
+        in_time=advised.in_time,
+        closest_change=change,
+        closest_lacks_bytes=0 if exact is None else -exact.headroom_bytes,
+    )
+
+
+def _what_was_tried(advised: Advised, seconds: float) -> str:
+    said = f"Advice: {advised.planned} changes were planned in {seconds:.0f} s"
+    if advised.by_bound:
+        said += f", {advised.by_bound} excluded by their lower bound"
+    if advised.layouts:
+        said += f", {advised.layouts:,} candidates with other layouts looked at"
+    if not advised.in_time:
+        said += "; then the time was over"
+    if advised.advice:
+        return f"{said}."
+    closest = "nothing that was planned came near"
+    if advised.closest is not None:
+        change, exact = advised.closest
+        closest = f"closest came {describe(change)}, which lacks {show_bytes(-exact.headroom_bytes)}"
+    return f"{said}. Nothing was found that makes it fit: {closest}; tried {'; '.join(dict.fromkeys(advised.tried))}."

@@ -1,0 +1,125 @@
+"""Changes of a job that need less memory, the cheapest for the training first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Container, Iterator
+from typing import Any
+
+from planner.allocator.rules import Rules
+from planner.job.schema import Job, Optimizer, Recompute
+
+Change = dict[str, Any]
+Step = tuple[Change, Job]
+"""A change, and the job with it."""
+
+_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
+"""Optimizers of torch.optim with a fused implementation (torch 2.13, torch/optim)."""
+
+
+def single(job: Job) -> Iterator[Step]:
+    """Each change by itself."""
+    for each in (*_CHEAP, _selective, _full):
+        step = each(job)
+        if step is not None:
+            yield step
+
+
+def rows(job: Job, refused: Container[str]) -> Iterator[Step]:
+    """One change after the other on top of those before it, smaller micro-batches last; `refused` are keys that this
+    job cannot be run with at any value. A change that stands alone is left out: :func:`single` has it."""
+    change: Change = {}
+    for each in (*_CHEAP, _full):
+        step = each(job)
+        if step is None or any(key in refused for key in step[0]):
+            continue
+        change, job = {**change, **step[0]}, step[1]
+        if len(change) > 1:
+            yield change, job
+    for smaller, changed in smaller_micro_batches(job):
+        yield {**change, **smaller}, changed
+
+
+def smaller_micro_batches(job: Job) -> Iterator[Step]:
+    """Half the micro-batch and twice the accumulation, as often as it goes: the same global batch."""
+    size, steps = job.train.micro_batch_size, job.train.gradient_accumulation_steps
+    while size % 2 == 0:
+        size, steps = size // 2, steps * 2
+        change = {"train.micro_batch_size": size, "train.gradient_accumulation_steps": steps}
+        yield change, _with_train(job, micro_batch_size=size, gradient_accumulation_steps=steps)
+
+
+def _bucket_view(job: Job) -> Step | None:
+    replicate = job.parallel.dp_replicate
+    if replicate.degree == 1 or replicate.gradient_as_bucket_view or job.parallel.deepspeed is not None:
+        return None
+    parallel = dataclasses.replace(
+        job.parallel, dp_replicate=dataclasses.replace(replicate, gradient_as_bucket_view=True)
+    )
+    return {"parallel.dp_replicate.gradient_as_bucket_view": True}, dataclasses.replace(job, parallel=parallel)
+
+
+def _expandable_segments(job: Job) -> Step | None:
+    if Rules.from_conf(job.allocator.conf).expandable_segments:
+        return None
+    conf = ",".join(part for part in (job.allocator.conf, "expandable_segments:True") if part)
+    return {"allocator.conf": conf}, dataclasses.replace(job, allocator=dataclasses.replace(job.allocator, conf=conf))
+
+
+def _fuse_optimizer(job: Job) -> Step | None:
+    optimizer = job.train.optimizer
+    if optimizer.name not in _FUSED or optimizer.arguments.get("fused") or optimizer.arguments.get("foreach") is False:
+        return None
+    arguments = {key: value for key, value in optimizer.arguments.items() if key != "foreach"}
+    fused = Optimizer(name=optimizer.name, arguments={**arguments, "fused": True})
+    change: Change = {"train.optimizer.fused": True}
+    if "foreach" in optimizer.arguments:
+        change["train.optimizer.foreach"] = None
+    return change, _with_train(job, optimizer=fused)
+
+
+def _sequence_parallel(job: Job) -> Step | None:
+    tp, tokens = job.parallel.tp, job.train.sequence_length
+    if tp.degree == 1 or tp.sequence_parallel or tp.plan or not tokens or tokens % (tp.degree * job.parallel.cp.degree):
+        return None
+    if job.model.decoder is None and (job.model.hf_config is None or job.parallel.pp.degree > 1):
+        return None
+    parallel = dataclasses.replace(job.parallel, tp=dataclasses.replace(tp, sequence_parallel=True))
+    return {"parallel.tp.sequence_parallel": True}, dataclasses.replace(job, parallel=parallel)
+
+
+def _chunked_loss(job: Job) -> Step | None:
+    loss = job.train.loss
+    if loss.name != "cross_entropy" or loss.chunks != 1 or job.train.sequence_length < 8:
+        return None
+    return {"train.loss.chunks": 8}, _with_train(job, loss=dataclasses.replace(loss, chunks=8))
+
+
+def _selective(job: Job) -> Step | None:
+    if job.train.recompute.mode != "none":
+        return None
+    return {"train.recompute": "selective"}, _with_train(job, recompute=Recompute(mode="selective"))
+
+
+def _full(job: Job) -> Step | None:
+    if job.train.recompute.mode == "full":
+        return None
+    return {"train.recompute": "full"}, _with_train(job, recompute=Recompute(mode="full"))
+
+
+def _reshard(job: Job) -> Step | None:
+    shard = job.parallel.dp_shard
+    if shard.degree == 1 or shard.reshard_after_forward is True:
+        return None
+    parallel = dataclasses.replace(job.parallel, dp_shard=dataclasses.replace(shard, reshard_after_forward=True))
+    return {"parallel.dp_shard.reshard_after_forward": True}, dataclasses.replace(job, parallel=parallel)
+
+
+def _with_train(job: Job, **fields: Any) -> Job:
+    return dataclasses.replace(job, train=dataclasses.replace(job.train, **fields))
+
+
+_CHEAP: tuple[Callable[[Job], Step | None], ...] = (
+    _bucket_view, _expandable_segments, _fuse_optimizer, _sequence_parallel, _chunked_loss, _reshard,
+)  # fmt: skip
+"""What costs no computation, or little."""
