@@ -124,13 +124,16 @@ _reader: Reader | None = None
 
 @contextmanager
 def read_by(reader: Reader) -> Iterator[None]:
-    """Inside, `reader` answers what the table of call sites does not."""
+    """Inside, `reader` answers what the table of call sites does not, and values that came from the host are followed
+    through operators."""
     global _reader
     before, _reader = _reader, reader
+    torch.ops.paper.follow_values(True)
     try:
         yield
     finally:
         _reader = before
+        torch.ops.paper.follow_values(before is not None)
 
 
 def read(tensor: torch.Tensor) -> Value:

@@ -58,7 +58,7 @@ def compile_optimizer(optimizer: torch.optim.Optimizer, spec: schema.Compile | N
 def fewest_iterations(spec: schema.Compile | None) -> int:
     """After how many a compiled step does what it goes on doing: CUDA graphs are warmed up, captured, captured again
     where what they read came to lie elsewhere, and then replayed."""
-    return 4 if spec is not None and spec.mode in ("reduce-overhead", "max-autotune") else 1
+    return 4 if spec is not None and spec.mode in ("reduce-overhead", "max-autotune") else 0
 
 
 def forget_compiled(spec: schema.Compile | None) -> None:

@@ -79,7 +79,7 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if not target().is_cpu:
         places = [place if place is None or place.is_cuda else place.to("cuda") for place in places]
     result: Tensor = like_meta("index.Tensor", x, places)
-    if not result.is_floating_point() and (found := known(x)) is not None:
+    if torch.ops.paper.follows_values() and not result.is_floating_point() and (found := known(x)) is not None:
         _follow(result, found, places)
     return result
 

@@ -57,7 +57,7 @@ def _follow(into: torch.Tensor, indices: Sequence[torch.Tensor | None], values: 
     """What is known of whole numbers stays known where known values are put at known places."""
     if any(index is not None and index.numel() == 0 for index in indices):
         return  # nothing is written
-    kept = known(into)
+    kept = known(into) if torch.ops.paper.follows_values() else None
     places = [None if index is None else known(index) for index in indices]
     found = known(values)
     if kept is None or found is None or any((a is None) != (b is None) for a, b in zip(places, indices, strict=True)):

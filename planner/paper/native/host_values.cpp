@@ -20,6 +20,7 @@ constexpr size_t kLargestOtherResultBytes = size_t{1} << 16;
 std::mutex value_mutex;
 std::unordered_map<const void*, at::Tensor> values;
 std::atomic<size_t> known_count{0};  // so that the common case, nothing known, takes no lock
+std::atomic<bool> follows{false};
 
 bool fills_its_storage(const at::Tensor& tensor) {
   return tensor.is_contiguous() && tensor.storage_offset() == 0 && tensor.nbytes() == tensor.storage().nbytes();
@@ -61,6 +62,13 @@ std::optional<at::Tensor> remembered(const at::Tensor& device) {
 namespace {
 
 bool is_whole(const at::Tensor& tensor) { return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true); }
+
+bool is_single_answer(const torch::jit::Stack& arguments, const at::Tensor& result) {
+  if (result.numel() != 1 || !is_whole(arguments[0].toTensor())) return false;
+  for (size_t i = 1; i < arguments.size(); ++i)
+    if (arguments[i].isTensor()) return false;  // `out=`
+  return true;
+}
 
 // The same tensor on the host; nothing if it lies on the device and is not known.
 std::optional<at::Tensor> on_host(const at::Tensor& tensor) {
@@ -112,6 +120,7 @@ void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arg
                      const torch::jit::Stack& results) {
   if (known_count == 0 || results.size() != 1 || !results[0].isTensor() || op.schema().is_mutable()) return;
   const auto& result = results[0].toTensor();
+  if (!follows && !is_single_answer(arguments, result)) return;
   if (result.nbytes() > (is_whole(result) ? kLargestResultBytes : kLargestOtherResultBytes)) return;
   if (const auto value = decided(op.schema().name(), arguments, result)) {
     return remember(result, empty_on_host(result).fill_(*value));
@@ -124,7 +133,7 @@ void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arg
 
 bool remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   const auto& self = arguments[0].toTensor();
-  if (!self.is_cuda() || !is_whole(self) || self.nbytes() > kLargestResultBytes) return false;
+  if (!follows || !self.is_cuda() || !is_whole(self) || self.nbytes() > kLargestResultBytes) return false;
   const auto& name = op.schema().name();
   if (fills_its_storage(self) && (name == "aten::zero_" || name == "aten::fill_")) remember(self, empty_on_host(self));
   torch::jit::Stack stack(arguments);
@@ -138,6 +147,7 @@ bool remember_part(const at::Tensor& device, const at::Tensor& host) {
     remember(device, host);
     return true;
   }
+  if (!follows) return false;
   if (const auto before = remembered(device)) {
     before->copy_(host);
     return true;
@@ -148,6 +158,9 @@ bool remember_part(const at::Tensor& device, const at::Tensor& host) {
   remember_beginning(device, host);
   return true;
 }
+
+void follow_values(bool follow) { follows = follow; }
+bool follows_values() { return follows; }
 
 void forget(const void* address) {
   if (known_count == 0) return;

@@ -16,6 +16,10 @@ std::optional<at::Tensor> remembered(const at::Tensor& device);
 // The device tensor is a part of a storage, and holds what the host tensor holds; the rest of it is as it was.
 // False if that rest is not known.
 bool remember_part(const at::Tensor& device, const at::Tensor& host);
+// Whether values are followed through operators, as a program needs whose sizes are made of them. Otherwise only single
+// comparisons and reductions of whole numbers are: inputs that are made up decide nothing.
+void follow_values(bool follow);
+bool follows_values();
 // What an operator makes of whole numbers and truth values that are known: how many classes there are, which tokens
 // count for the loss, whether a mask has gaps.
 void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,

@@ -238,8 +238,10 @@ constexpr int64_t kLongestRange = int64_t{1} << 17;
 
 // Operators by which programs get from labels and masks to sizes: cheap on the host, where these are small.
 bool is_followed(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> names = {
+  static const std::unordered_set<std::string> comparisons = {
       "aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge",
+  };
+  static const std::unordered_set<std::string> names = {
       "aten::logical_and", "aten::logical_or", "aten::logical_xor", "aten::logical_not",
       "aten::bitwise_and", "aten::bitwise_or", "aten::bitwise_xor", "aten::bitwise_not",
       "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::remainder", "aten::div", "aten::abs", "aten::neg",
@@ -247,7 +249,8 @@ bool is_followed(const c10::OperatorHandle& op) {
       "aten::cat", "aten::flip", "aten::roll", "aten::repeat", "aten::tril", "aten::triu", "aten::masked_fill",
       "aten::index_select", "aten::gather",
   };
-  return names.count(op.operator_name().name) != 0 && !op.schema().is_mutable();
+  const auto& name = op.operator_name().name;
+  return !op.schema().is_mutable() && (comparisons.count(name) != 0 || (follows_values() && names.count(name) != 0));
 }
 
 // The same in place: masks of ones, labels that are padded.
@@ -262,7 +265,8 @@ bool is_followed_in_place(const c10::OperatorHandle& op) {
 // Positions: `arange` into a tensor that it has made.
 void remember_range(const torch::jit::Stack& arguments) {
   const auto& out = arguments[3].toTensor();
-  if (!at::isIntegralType(out.scalar_type(), /*includeBool=*/false) || out.numel() > kLongestRange) return;
+  if (!follows_values() || !at::isIntegralType(out.scalar_type(), /*includeBool=*/false)) return;
+  if (out.numel() > kLongestRange) return;
   remember(out, at::arange(arguments[0].toScalar(), arguments[1].toScalar(), arguments[2].toScalar(),
                            at::TensorOptions().dtype(out.scalar_type())));
 }
@@ -421,6 +425,8 @@ void paper_install_kernels() {
   own.def("dtype_number(ScalarType dtype) -> int", [](at::ScalarType dtype) { return static_cast<int64_t>(dtype); });
   // For kernels in Python: what came from the host and still holds, and the end of that.
   own.def("known_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return remembered(device); });
+  own.def("follow_values(bool follow) -> ()", [](bool follow) { follow_values(follow); });
+  own.def("follows_values() -> bool", []() { return follows_values(); });
   own.def("forget_value(Tensor device) -> ()", [](const at::Tensor& device) { forget(device); });
   // Whoever uses the tensor from now on is told why it has no memory.
   own.def("forbid(Tensor device, str why) -> ()", [](const at::Tensor& device, std::string why) {
