@@ -93,13 +93,13 @@ def decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Dec
 def decide_by_bound(bundle: Mapping[str, Any], least: int, capacity: int, policy: Policy, plan_id: str) -> Decision:
     """What to do with a job that takes more than its GPU has, whatever its plan will say: what `exceeds` says.
 
-    It holds without a calibration too: parameters, gradients and optimizer state are counted, not predicted.
+    It holds without a calibration too: what is named is counted, not predicted.
     """
     name = _one_line((bundle.get("metadata") or {}).get("name") or "the job")
     over, gpu = show_bytes(least - capacity), _one_line(_gpu(bundle))
     reason = (
         f"{name} does not fit: a rank needs at least {show_bytes(least)}, {over} more than the {show_bytes(capacity)} "
-        f"of {gpu} (parameters, gradients, optimizer state and CUDA context, without any activation)"
+        f"of {gpu} (parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
     )
     action = Action(policy.exceeds.value)
     return Decision(action=action, reason=reason, plan_id=plan_id, verdict="exceeds", by_bound=True)

@@ -72,7 +72,7 @@ def bound_line(job: Mapping[str, Any], bound: Bound) -> str:
     needs = f"at least {size(bound.least_bytes)} of {size(bound.capacity_bytes)}"
     return (
         f"{Verdict.EXCEEDS.value}: {name_of(job)} takes {needs} on {gpu_of(job)} "
-        "(parameters, gradients, optimizer state and CUDA context, without any activation)"
+        "(parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
     )
 
 

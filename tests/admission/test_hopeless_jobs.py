@@ -27,7 +27,7 @@ JOB = load_document(
         "cluster": {"gpus_per_node": 8, "gpu": "H100-SXM-80GB"},
     }
 )
-"""An 8B model by DistributedDataParallel with AdamW in float32: 150 GiB without a single activation."""
+"""An 8B model by DistributedDataParallel with AdamW in float32: 185 GiB with what its forward saves at least."""
 BUNDLE = bundle(JOB)
 CAPACITY = JOB.cluster.gpu.total_bytes
 LEAST = lower_bound(JOB).least_bytes
@@ -35,8 +35,8 @@ BY_BOUND = {
     "plan_id": "pl-x", "verdict": "exceeds", "basis": "lower_bound", "device_bytes": LEAST, "capacity_bytes": CAPACITY,
 }  # fmt: skip
 REASON = (
-    "sft-8b does not fit: a rank needs at least 150.93 GiB, 71.83 GiB more than the 79.10 GiB of H100-SXM-80GB "
-    "(parameters, gradients, optimizer state and CUDA context, without any activation)"
+    "sft-8b does not fit: a rank needs at least 184.84 GiB, 105.74 GiB more than the 79.10 GiB of H100-SXM-80GB "
+    "(parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
 )
 
 

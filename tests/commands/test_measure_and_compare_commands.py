@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from standard_error import without_progress
 
 from planner import cli
 
@@ -81,4 +82,4 @@ def test_a_device_that_is_none_is_said(folder: Path) -> None:
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
     assert ended.returncode == 2
-    assert ended.stderr == "--device: there is no device 'abacus'\n  allowed: cuda, cuda:1, cpu\n"
+    assert without_progress(ended.stderr) == "--device: there is no device 'abacus'\n  allowed: cuda, cuda:1, cpu\n"

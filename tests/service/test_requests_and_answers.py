@@ -160,7 +160,7 @@ def test_a_job_that_is_too_large_whatever_its_plan_says_exceeds_at_once(
         "capacity_bytes": capacity,
         "headroom_bytes": capacity - least,
         "message": "exceeds: tiny takes at least 120.23 GiB of 79.10 GiB on H100-SXM-80GB "
-        "(parameters, gradients, optimizer state and CUDA context, without any activation)",
+        "(parameters, optimizer state, CUDA context, and gradients or what a forward saves)",
         "basis": "lower_bound",
     }
     assert plan_provider.asked[0][1] == 0.0  # the plan is made, and nobody waits for it

@@ -14,7 +14,7 @@ from planner.paper.record_events import RecordKinds
 from planner.paper.record_folding import Fold, Records, find_folds
 
 KINDS = RecordKinds(alloc=0, free=1, use=2, synchronize=3, empty_cache=4)
-RECORD = struct.Struct("=iiiiqqqii")
+RECORD = struct.Struct("=iiiiqqqiii")
 
 
 def told(text: str) -> list[Event]:
@@ -34,9 +34,9 @@ def folds(text: str) -> list[Fold]:
     rows = b""
     for event in told(text):
         if isinstance(event, Alloc):
-            rows += RECORD.pack(KINDS.alloc, 0, 0, 0, event.block, event.requested_bytes, -1, -1, 0)
+            rows += RECORD.pack(KINDS.alloc, 0, 0, 0, event.block, event.requested_bytes, -1, -1, 0, 0)
         elif isinstance(event, Free):
-            rows += RECORD.pack(KINDS.free, 0, 0, 0, event.block, 0, -1, -1, 0)
+            rows += RECORD.pack(KINDS.free, 0, 0, 0, event.block, 0, -1, -1, 0, 0)
     cuts, at = [], 0
     for word in text.split():
         cuts += [at] if word == "|" else []

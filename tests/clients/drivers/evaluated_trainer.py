@@ -1,6 +1,7 @@
 """transformers' Seq2SeqTrainer: evaluation by generation, checkpoints, the best one kept."""
 
 import sys
+import tempfile
 
 import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
@@ -15,8 +16,8 @@ rows = [
 Seq2SeqTrainer(
     model=model, train_dataset=rows, eval_dataset=rows[:8],
     args=Seq2SeqTrainingArguments(
-        output_dir="seq2seq", per_device_train_batch_size=4, max_steps=12, fp16=True, report_to=[], logging_steps=1,
-        eval_strategy="steps", eval_steps=2, save_steps=2, predict_with_generate=True, generation_max_length=8,
-        load_best_model_at_end=True, optim=sys.argv[1] if len(sys.argv) > 1 else "adafactor",
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=4, max_steps=12, fp16=True, report_to=[],
+        logging_steps=1, eval_strategy="steps", eval_steps=2, save_steps=2, predict_with_generate=True,
+        generation_max_length=8, load_best_model_at_end=True, optim=sys.argv[1] if len(sys.argv) > 1 else "adafactor",
     ),
 ).train()  # fmt: skip
