@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,17 +64,17 @@ class Scales:
 def weigh(
     space: Space,
     objective: Objective,
+    found: Scales,
     progress: Progress = lambda _: None,
     most: int = MOST_LOOKED_AT,
-    deadline: float = float("inf"),
-) -> Scales:
-    """Rules, bound and cost of each candidate. Raises SpecError if rules leave none."""
-    found = Scales(space.size)
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Rules, bound and cost of each candidate, kept in `found`. Raises SpecError if rules leave none."""
     total = min(space.size, most)
     for number in space.numbers(most):
         if found.looked_at % _TELL_EVERY == 0:
             progress(f"looked at {found.looked_at:,} of {total:,} candidates, {found.left:,} may fit")
-            if time.monotonic() >= deadline:
+            if is_over():
                 found.in_time = False
                 break
         found.looked_at += 1
@@ -84,7 +83,6 @@ def weigh(
         raise _emptied(found)
     for group in found.groups.values():
         group.sort(key=lambda each: each.rank)
-    return found
 
 
 def _weigh_one(space: Space, objective: Objective, number: int, found: Scales) -> None:
