@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from planner.bound.lower_bound import lower_bound
 from planner.errors import SpecError
+from planner.searching.effort import effort_of
 from planner.searching.objectives import Objective
 from planner.searching.roofline import Cost, cost_of
 from planner.searching.rules import broken_rule
@@ -30,8 +31,8 @@ class Weighed:
     least_bytes: int
     capacity_bytes: int
     cost: Cost | None
-    rank_classes: int = 1
-    """At least so many traces."""
+    effort: float = 1.0
+    """Of its plan, beside others."""
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -103,14 +104,13 @@ def _weigh_one(space: Space, objective: Objective, number: int, found: Scales) -
             found.nearest_bound = (excess, number)
         return
     cost = cost_of(candidate.job)
-    parallel = candidate.job.parallel
     weighed = Weighed(
         least=objective.least(cost, bound),
         number=number,
         least_bytes=bound.least_bytes,
         capacity_bytes=bound.capacity_bytes,
         cost=cost,
-        rank_classes=parallel.pp.degree * parallel.cp.degree,
+        effort=effort_of(candidate.job),
     )
     found.groups.setdefault(_traced_key(space, candidate), []).append(weighed)
 

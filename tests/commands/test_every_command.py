@@ -10,7 +10,7 @@ import pytest
 from planner import cli
 
 COMMANDS = [
-    "plan", "run", "check", "spec", "replay", "measure", "compare", "validate", "gpu-truth", "serve", "capacity",
+    "plan", "run", "check", "search", "max", "min", "sweep", "spec", "replay", "measure", "compare", "validate", "gpu-truth", "serve", "capacity",
     "webhook", "kueue", "completion",
 ]  # fmt: skip
 ABSENT = [
