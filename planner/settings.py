@@ -69,6 +69,12 @@ class Settings:
     """How many validations run at a time; others wait."""
     validation_queue: int = 32
     """Validations that may wait; the next one is told to come again (429)."""
+    search_seconds: float = 600.0
+    """The longest that one search may take."""
+    searches_at_once: int = 2
+    """How many searches run at a time; others wait."""
+    search_queue: int = 16
+    """Searches that may wait; the next one is told to come again (429)."""
     retention_days: float = 90.0
     """How long plans that nobody asks for are kept."""
     retention_plans: int = 10_000

@@ -15,9 +15,6 @@ from planner.errors import SpecError
 
 if TYPE_CHECKING:
     from planner.cli.options import Commands
-    from planner.cli.search_input import Asked
-    from planner.searching.axes import Axis
-    from planner.searching.space import Space
 
 _TIME = 120.0
 
@@ -47,6 +44,7 @@ def run_search(arguments: argparse.Namespace) -> int:
     from planner.searching.engine import search
     from planner.searching.objectives import objective_of, refuse_inapplicable
     from planner.searching.text import render_search
+    from planner.searching.usual_space import space_of
 
     shift_words(arguments)
     seconds, objective = seconds_of(arguments), objective_of(arguments.objective)
@@ -54,7 +52,10 @@ def run_search(arguments: argparse.Namespace) -> int:
         raise SpecError(f"--top is {arguments.top}", allowed="a whole number from 1", place="--top")
     asked = asked_of(arguments)
     refuse_inapplicable(objective, asked.job)
-    space = _space(asked, axes_of(arguments))
+    space = space_of(
+        asked.job, gpus=asked.gpus, per_node=asked.per_node, global_batch=asked.global_batch, fixed=asked.fixed,
+        gpu_names=asked.gpu_names, written=axes_of(arguments),
+    )  # fmt: skip
     with planning(arguments, seconds) as (plans, progress):
         found = search(space, plans, objective=objective, top=arguments.top, time_left=seconds, progress=progress)
     if arguments.format == "json":
@@ -64,20 +65,3 @@ def run_search(arguments: argparse.Namespace) -> int:
     if found.stopped == "interrupted":
         return INTERRUPTED
     return DONE if found.rows else EXCEEDS
-
-
-def _space(asked: Asked, written: list[Axis]) -> Space:
-    """The usual axes, those that were written in the place of their own or behind them."""
-    from planner.job.axes import AXES
-    from planner.searching.axes import axis_of
-    from planner.searching.space import Space, usual_axes
-
-    degrees = {axis.name: [change[f"parallel.{axis.name}.degree"] for change in axis.values]
-               for axis in written if axis.name in AXES}  # fmt: skip
-    axes = {axis.name: axis for axis in usual_axes(
-        asked.job, asked.gpus, asked.per_node, asked.global_batch, {**asked.fixed, **degrees})}  # fmt: skip
-    if len(asked.gpu_names) > 1:
-        axes["gpu"] = axis_of("gpu", list(asked.gpu_names), "--gpu")
-    axes |= {axis.name: axis for axis in written if axis.name not in AXES}
-    batch = 0 if "gradient_accumulation_steps" in axes else asked.global_batch
-    return Space(base=asked.job, axes=tuple(axes.values()), global_batch=batch)

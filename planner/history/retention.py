@@ -10,7 +10,7 @@ from sqlalchemy import Column, ColumnElement, Connection, Delete, Table, delete,
 
 from planner.history.database import Database
 from planner.history.openness import has_ended, is_open
-from planner.history.schema import CALIBRATIONS, CHECKS, FAILURES, JOBS, PLANS, TRACES, VALIDATIONS, WRITERS
+from planner.history.schema import CALIBRATIONS, CHECKS, FAILURES, JOBS, PLANS, SEARCHES, TRACES, VALIDATIONS, WRITERS
 
 _AT_ONCE = 500
 """Rows of one transaction: others wait for no more than these."""
@@ -21,7 +21,7 @@ stay: they have no age."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What is kept. Ages are since a plan, trace or failure was used last, a check or validation asked for."""
+    """What is kept. Ages are since a plan, trace or failure was used last, a check, validation or search asked for."""
 
     age: timedelta = timedelta(days=90)
     plans: int = 10_000
@@ -30,6 +30,7 @@ class Retention:
     failures: int = 10_000
     checks: int = 100_000
     validations: int = 10_000
+    searches: int = 1_000
     calibrations: int = 100
     """Those put last; a calibration does not age."""
 
@@ -44,6 +45,7 @@ class DeletedCounts:
     failures: int = 0
     checks: int = 0
     validations: int = 0
+    searches: int = 0
     calibrations: int = 0
     writers: int = 0
     """Processes that counted, and are gone; what they counted stays."""
@@ -60,6 +62,7 @@ def forget(database: Database, keep: Retention, now: datetime) -> DeletedCounts:
         failures=_forget_rows(database, FAILURES, FAILURES.c.used_at, keep.failures, oldest),
         checks=_forget_rows(database, CHECKS, CHECKS.c.asked_at, keep.checks, oldest),
         validations=_forget_rows(database, VALIDATIONS, VALIDATIONS.c.asked_at, keep.validations, oldest),
+        searches=_forget_rows(database, SEARCHES, SEARCHES.c.asked_at, keep.searches, oldest),
         calibrations=_forget_rows(database, CALIBRATIONS, CALIBRATIONS.c.stored_at, keep.calibrations, None),
         writers=_forget_writers(database, now - DEAD_AFTER),
     )

@@ -174,6 +174,20 @@ VALIDATIONS = Table(
     Index("validations_by_state", "state"),
 )
 
+SEARCHES = Table(
+    "searches",
+    METADATA,
+    Column("search_id", Text, primary_key=True),
+    _text("state"),
+    Column("asked_at", UtcMicroseconds, nullable=False),
+    Column("finished_at", UtcMicroseconds),
+    Column("request", CompressedText, nullable=False),
+    Column("document", CompressedText, nullable=False),
+    Column("answers", CompressedText, nullable=False),
+    Index("searches_by_time", "asked_at"),
+    Index("searches_by_state", "state"),
+)
+
 CALIBRATIONS = Table(
     "calibrations",
     METADATA,

@@ -17,6 +17,7 @@ from planner.history.measured import MeasuredJob, measured_jobs, measured_valida
 from planner.history.needs import JobNeed, read_needs
 from planner.history.plan_table import Plans
 from planner.history.retention import DeletedCounts, Retention, forget
+from planner.history.search_table import Searches
 from planner.history.totals import Totals
 from planner.history.trace_table import Traces
 from planner.history.validation_table import Validations
@@ -48,6 +49,7 @@ class History:
         self.jobs = Jobs(database, now)
         self.checks = Checks(database)
         self.validations = Validations(database)
+        self.searches = Searches(database)
         self.calibrations = Calibrations(database, now)
         self.totals = Totals(database, now)
         self._writability = Writability(database)

@@ -1,4 +1,4 @@
-"""GPUs as people write them in one word: `4xH100`, `2x8xA100`, `H100:4`, `8`."""
+"""GPUs as people write them in one word: `4xH100`, `2x8xA100`, `H100:4`, `2x8`, `8`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _USUAL_NODE = 8
 """GPUs of the nodes that are sold for training (DGX and HGX boards)."""
 _LARGEST = 2**20
 _COUNTS_FIRST = re.compile(r"(?:(\d{1,7})\s*[x×*]\s*)?(\d{1,7})\s*[x×*\s]\s*(\S.*)")
+_COUNTS_ONLY = re.compile(r"(\d{1,7})\s*[x×*]\s*(\d{1,7})")
 _COUNT_LAST = re.compile(r"(.*\S)\s*[:x×*]\s*(\d{1,7})")
 
 
@@ -36,6 +37,8 @@ def parse(written: str, place: str = "--gpus") -> GpuCount:
         return _grouped(int(text), "", written, place)
     if (found := _COUNT_LAST.fullmatch(text)) and catalog.by_any_name(found[1][:100]):
         return _grouped(int(found[2]), found[1], written, place)
+    if (found := _COUNTS_ONLY.fullmatch(text)) and not catalog.by_any_name(found[2]):
+        return _checked(GpuCount(int(found[1]), int(found[2]), ""), written, place)
     if found := _COUNTS_FIRST.fullmatch(text):
         nodes, count, name = found.groups()
         if nodes is None:
@@ -70,7 +73,7 @@ def _checked(found: GpuCount, written: str, place: str) -> GpuCount:
 def _unusable(written: str, place: str) -> SpecError:
     return SpecError(
         f"{written[:80]!a} says no number of GPUs",
-        allowed=f"4xH100, 2x8xH100 (nodes, GPUs of a node), H100, or a number from 1 to {_LARGEST}",
+        allowed=f"4xH100, 2x8xH100 (nodes, GPUs of a node), 2x8, H100, or a number from 1 to {_LARGEST}",
         remedy="write how many GPUs and which",
         place=place,
     )

@@ -61,7 +61,11 @@ class SearchResult:
     closest: Row | None = None
     """Of those that do not fit, the one that lacks the fewest bytes."""
     stopped: str = ""
-    """Why it ended before its end: `time` or `interrupted`; empty if it did not."""
+    """Why it ended before its end: `time`, `interrupted` or `cancelled`; empty if it did not."""
+    doing: str = ""
+    """What is done now, of how much, for people."""
+    traces_left: int = 0
+    """Of those that are known to be worth one."""
     seconds: float = 0.0
     first_seconds: float | None = None
     """Until the first candidate that fits."""
@@ -72,7 +76,8 @@ class SearchResult:
         return not self.stopped
 
 
-Found = Callable[[Row], None]
+Watch = Callable[[SearchResult], None]
+"""Called every moment with what is known by then, so that it can be shown before the search ends."""
 
 
 def search(
@@ -85,15 +90,22 @@ def search(
     most: int = MOST_LOOKED_AT,
     any_fit: bool = False,
     progress: Progress = lambda _: None,
-    found: Found = lambda _: None,
+    watch: Watch = lambda _: None,
 ) -> SearchResult:
     """The best `top` candidates that fit; with `any_fit` the first that are found, whatever could be better. Raises
     SpecError for a space that its rules leave empty."""
     began = time.monotonic()
-    scales = weigh(space, objective, progress, most, began + time_left * _WEIGHING_SHARE)
+    scales = Scales(space.size)
     result = SearchResult(space, objective, scales)
-    run = _Run(space, plans, objective, top, any_fit, progress, found, result, began)
+
+    def tell(what: str) -> None:
+        result.doing, result.seconds = what, time.monotonic() - began
+        progress(what)
+        watch(result)
+
+    run = _Run(space, plans, objective, top, any_fit, tell, result, began)
     try:
+        weigh(space, objective, scales, tell, most, lambda: _is_weighed_enough(plans, began, time_left))
         run.decide(list(scales.groups.values()))
     except KeyboardInterrupt:
         result.stopped = "interrupted"
@@ -110,8 +122,7 @@ class _Run:
     objective: Objective
     top: int
     any_fit: bool
-    progress: Progress
-    found: Found
+    tell: Progress
     result: SearchResult
     began: float
     exceeded: Exceeded = field(default_factory=Exceeded)
@@ -127,7 +138,8 @@ class _Run:
                     flying[self.plans.submit([self._candidate(each).job for each in group])] = group
             if not flying:
                 return
-            self._tell(waiting.count + len(flying))
+            self.result.traces_left = waiting.count + len(flying)
+            self.tell(_planning(self.result, self.top))
             done, _ = wait(flying, return_when=FIRST_COMPLETED)
             for future in done:
                 self._take(flying.pop(future), future, waiting)
@@ -200,15 +212,17 @@ class _Run:
         if row in rows:
             if self.result.first_seconds is None:
                 self.result.first_seconds = time.monotonic() - self.began
-            self.found(row)
+            self.tell(_planning(self.result, self.top))
 
-    def _tell(self, left: int) -> None:
-        result = self.result
-        best = ""
-        if result.rows:
-            best = f", best so far: {describe(result.rows[0].candidate)}"
-        self.progress(f"planned {result.planned} of {self.result.scales.left:,} candidates ({left:,} traces left),"
-                      f" {len(result.rows)} of {self.top} found{best}")  # fmt: skip
+
+def _is_weighed_enough(plans: Plans, began: float, time_left: float) -> bool:
+    return plans.is_over or time.monotonic() - began >= time_left * _WEIGHING_SHARE
+
+
+def _planning(result: SearchResult, top: int) -> str:
+    best = f", best so far: {describe(result.rows[0].candidate)}" if result.rows else ""
+    return (f"planned {result.planned} of {result.scales.left:,} candidates ({result.traces_left:,} traces left),"
+            f" {len(result.rows)} of {top} found{best}")  # fmt: skip
 
 
 def _preference(row: Row) -> tuple[int, float, int]:

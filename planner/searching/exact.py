@@ -28,6 +28,7 @@ from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.supervision import StoppedError
+from planner.runtime.task import Answer as ChildAnswer
 from planner.runtime.task import Task
 from planner.searching.preload import PRELOAD
 
@@ -144,11 +145,8 @@ class ExactPlans:
         if isinstance(answer.exceeded, StoppedError):
             raise OutOfTimeError
         answers.raise_failure(answer)
-        if _FOUND not in answer.parts:
-            return (Refused(f"planning it ended with {answers.ending(answer)}"),) * len(group.jobs)
         self.count += 1
-        found: tuple[Answer, ...] = pickle.loads(answer.parts[_FOUND])
-        return found
+        return answers_of(answer, len(group.jobs))
 
 
 @dataclass(slots=True)
@@ -184,6 +182,14 @@ class PlansHere:
 def plan_group(group: Group, answer: AnswerWriter) -> None:
     """The child's side."""
     answer.write(_FOUND, pickle.dumps(plan_here(group)))
+
+
+def answers_of(answer: ChildAnswer, jobs: int) -> tuple[Answer, ...]:
+    """What the child of :func:`plan_group` answered for so many jobs."""
+    if _FOUND not in answer.parts:
+        return (Refused(f"planning it ended with {answers.ending(answer)}"),) * jobs
+    found: tuple[Answer, ...] = pickle.loads(answer.parts[_FOUND])
+    return found
 
 
 def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> tuple[Answer, ...]:

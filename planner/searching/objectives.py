@@ -32,7 +32,7 @@ class Objective(StrEnum):
         return exact.device_bytes if self is Objective.MEMORY else -exact.headroom_bytes
 
 
-def objective_of(written: str) -> Objective:
+def objective_of(written: str, place: str = "--objective") -> Objective:
     """Raises SpecError with the nearest name."""
     try:
         return Objective(written)
@@ -41,11 +41,11 @@ def objective_of(written: str) -> Objective:
             f"there is no objective {written[:80]!a}",
             allowed=", ".join(Objective),
             remedy=did_you_mean(written, Objective) or "cost is the roofline's GPU time of a token",
-            place="--objective",
+            place=place,
         ) from None
 
 
-def refuse_inapplicable(objective: Objective, job: Job) -> None:
+def refuse_inapplicable(objective: Objective, job: Job, place: str = "--objective") -> None:
     """Raises SpecError for an objective that says nothing of this job."""
     if objective is Objective.COST and cost_of(job) is None:
         known = (
@@ -54,6 +54,6 @@ def refuse_inapplicable(objective: Objective, job: Job) -> None:
         raise SpecError(
             f"the objective cost does not apply: {known}, and the roofline ranks by them",
             allowed="memory, headroom",
-            remedy="write --objective memory",
-            place="--objective",
+            remedy="rank by memory: --objective memory",
+            place=place,
         )

@@ -22,7 +22,7 @@ def broken_rule(job: Job) -> tuple[str, str]:
     return ("", "") if fault is None else (SPEC, fault.problem)
 
 
-SPEC = "the rules of a spec"
+SPEC = "the job keeps the rules of a spec"
 
 
 def _tp_in_node(job: Job) -> bool:

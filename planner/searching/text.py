@@ -130,7 +130,7 @@ def render_fewest(found: Fewest, style: Style) -> str:
     if found.row is not None:
         exact = found.row.exact
         lines = [
-            style.paint(f"{found.gpus:,} GPU{'s' if found.gpus > 1 else ''} hold it", "bold"), "",
+            style.paint(f"{found.gpus:,} GPU{'s hold' if found.gpus > 1 else ' holds'} it", "bold"), "",
             *textwrap.wrap(f"{shown_change(found.row)}: {size(exact.device_bytes)} of {size(exact.capacity_bytes)}, "
                            f"{exact.verdict.value}", style.width, initial_indent="  ", subsequent_indent="  "), "",
         ]  # fmt: skip

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from planner.bound.lower_bound import lower_bound
 from planner.errors import SpecError
+from planner.searching.effort import effort_of
 from planner.searching.objectives import Objective
 from planner.searching.roofline import Cost, cost_of
 from planner.searching.rules import broken_rule
@@ -31,8 +31,8 @@ class Weighed:
     least_bytes: int
     capacity_bytes: int
     cost: Cost | None
-    rank_classes: int = 1
-    """At least so many traces."""
+    effort: float = 1.0
+    """Of its plan, beside others."""
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -65,17 +65,17 @@ class Scales:
 def weigh(
     space: Space,
     objective: Objective,
+    found: Scales,
     progress: Progress = lambda _: None,
     most: int = MOST_LOOKED_AT,
-    deadline: float = float("inf"),
-) -> Scales:
-    """Rules, bound and cost of each candidate. Raises SpecError if rules leave none."""
-    found = Scales(space.size)
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Rules, bound and cost of each candidate, kept in `found`. Raises SpecError if rules leave none."""
     total = min(space.size, most)
     for number in space.numbers(most):
         if found.looked_at % _TELL_EVERY == 0:
             progress(f"looked at {found.looked_at:,} of {total:,} candidates, {found.left:,} may fit")
-            if time.monotonic() >= deadline:
+            if is_over():
                 found.in_time = False
                 break
         found.looked_at += 1
@@ -84,7 +84,6 @@ def weigh(
         raise _emptied(found)
     for group in found.groups.values():
         group.sort(key=lambda each: each.rank)
-    return found
 
 
 def _weigh_one(space: Space, objective: Objective, number: int, found: Scales) -> None:
@@ -105,14 +104,13 @@ def _weigh_one(space: Space, objective: Objective, number: int, found: Scales) -
             found.nearest_bound = (excess, number)
         return
     cost = cost_of(candidate.job)
-    parallel = candidate.job.parallel
     weighed = Weighed(
         least=objective.least(cost, bound),
         number=number,
         least_bytes=bound.least_bytes,
         capacity_bytes=bound.capacity_bytes,
         cost=cost,
-        rank_classes=parallel.pp.degree * parallel.cp.degree,
+        effort=effort_of(candidate.job),
     )
     found.groups.setdefault(_traced_key(space, candidate), []).append(weighed)
 

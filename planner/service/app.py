@@ -1,4 +1,4 @@
-"""Builds the Serve application: replicas that answer, one that schedules plans, one that runs validations.
+"""Builds the Serve application: replicas that answer, and one each that schedules plans, runs validations, searches.
 
 `serve deploy deploy/serve.yaml` and `planner serve` build it from here.
 """
@@ -25,6 +25,7 @@ from planner.service.loop_watchdog import LoopWatchdog
 from planner.service.plan_provider import PlanProvider
 from planner.service.request_log import MOST_AT_ONCE
 from planner.service.scheduler_deployment import TracingHandle, tracers_application
+from planner.service.searches_deployment import SearchesHandle, searches_application
 from planner.service.validations_deployment import ValidationsHandle, validations_application
 from planner.settings import Settings
 
@@ -37,7 +38,13 @@ GRACE_SECONDS = 45.0
 class Planner:
     """A replica: one dependencies, and the HTTP interface to it. Holds nothing that is not in the history."""
 
-    def __init__(self, settings: Settings, tracers: DeploymentHandle[Any], validations: DeploymentHandle[Any]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        tracers: DeploymentHandle[Any],
+        validations: DeploymentHandle[Any],
+        searches: DeploymentHandle[Any],
+    ) -> None:
         start_logging(settings.log_level)
         self._history = History.open(settings.database)
         self._counters = Counters(self._history.totals)
@@ -48,6 +55,7 @@ class Planner:
             history=self._history,
             plan_provider=PlanProvider(settings, self._history, tracing, CalibrationInUse(self._history)),
             validations=ValidationsHandle(validations),
+            searches=SearchesHandle(searches),
             counters=self._counters,
             tracers_ready=tracing.ready,
         )
@@ -82,4 +90,6 @@ def application(settings: Settings) -> Application:
         logging_config={"log_level": "WARNING", "enable_access_log": False},  # the replica writes its own
         ray_actor_options={"num_cpus": 0.1},
     )(Planner)
-    return replicas.bind(settings, tracers_application(settings), validations_application(settings))
+    tracers = tracers_application(settings)
+    searches = searches_application(settings, tracers)
+    return replicas.bind(settings, tracers, validations_application(settings), searches)

@@ -57,6 +57,8 @@ class Dependencies:
     plan_provider: Plans
     validations: Any = None
     """The handle of the deployment that measures on the cluster's GPUs; None where there is none."""
+    searches: Any = None
+    """The handle of the deployment that searches; None where there is none."""
     counters: Counts | None = None
     tracers_ready: Callable[[], Awaitable[None]] | None = None
     """Returns when tracing processes can be reached, and raises where they cannot."""

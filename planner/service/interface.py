@@ -16,12 +16,12 @@ from planner.service.dependencies import Dependencies
 from planner.service.job_bodies import JobBody
 from planner.service.openapi_models import Problem
 from planner.service.request_log import MOST_AT_ONCE, RequestLog
-from planner.service.routes import capacity, checks, jobs, metrics, operations, plans, runs, validations
+from planner.service.routes import capacity, checks, jobs, metrics, operations, plans, runs, searches, validations
 
 DESCRIPTION = """\
 Says before a PyTorch training job starts what GPU memory every rank will take, and whether it fits.
 
-Reading is open to all who reach this service. Writing (POST, PUT) needs `Authorization: Bearer TOKEN` where the
+Reading is open to all who reach this service. Writing (POST, PUT, DELETE) needs `Authorization: Bearer TOKEN` where the
 operator has set one. Errors are RFC 9457 problem details (`application/problem+json`). 429 and 503 say in
 `Retry-After` when to come again.
 """
@@ -34,6 +34,7 @@ _ROUTERS = (
     capacity.router,
     metrics.router,
     validations.router,
+    searches.router,
 )
 
 

@@ -9,7 +9,7 @@ import traceback
 from datetime import UTC, datetime
 
 _OWN = (
-    "request_id", "plan_id", "trace_id", "validation_id", "method", "route", "status", "seconds",
+    "request_id", "plan_id", "trace_id", "validation_id", "search_id", "method", "route", "status", "seconds",
 )  # fmt: skip
 """What a record may carry beyond its message: `logger.info(..., extra={"plan_id": ...})`."""
 

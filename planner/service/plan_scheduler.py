@@ -25,6 +25,7 @@ from planner.service.ids import Order, RunOrder
 from planner.service.known_plans import KnownPlan
 from planner.service.outcomes import Outcome, PlanMade, PlanRefused, WorkerResult
 from planner.service.remembered_failures import RememberedFailures
+from planner.service.search_groups import SearchGroups
 from planner.service.service_errors import BusyError, TraceLimitError, WorkerLostError, trace_limit_error
 from planner.service.worker_pool import Lease, Workers
 from planner.settings import Settings
@@ -78,6 +79,8 @@ class PlanScheduler:
         self._failures = RememberedFailures(settings, history)
         self._forgetting: asyncio.Task[None] | None = None
         self._ending = False
+        self.groups = SearchGroups(workers, settings.trace_seconds)
+        """What the same workers plan for searches."""
 
     def start(self) -> None:
         """Hire the workers, and forget now and then what need not be kept."""
@@ -125,6 +128,7 @@ class PlanScheduler:
     async def finish(self, seconds: float | None = None) -> None:
         """Wait for what is being made, at most so long; tell the rest to come again, and end the workers."""
         self._ending = True
+        self.groups.end()
         if tasks := [entry.task for entry in self._entries.values() if entry.task is not None]:
             await asyncio.wait(tasks, timeout=seconds)
         for entry in list(self._entries.values()):

@@ -14,12 +14,14 @@ from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from planner.errors import PlannerError
 from planner.history.counters import Counters
 from planner.history.store import History
 from planner.runtime.fork_server import ServerLostError
 from planner.runtime.limits import Limits
+from planner.searching.exact import Answer, Group
 from planner.service.ids import Order, RunOrder
-from planner.service.outcomes import Outcome
+from planner.service.outcomes import Outcome, PlanRefused
 from planner.service.plan_scheduler import PlanScheduler
 from planner.service.pool_metrics import PoolFigures
 from planner.service.service_errors import WorkerLostError
@@ -104,6 +106,13 @@ class PlanSchedulerDeployment:
 
     async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
         return await (await self._start_scheduler()).make(order, seconds, keep)
+
+    async def plan_group(self, group: Group) -> tuple[Answer, ...] | PlanRefused:
+        """Refusals travel as values: an exception would arrive wrapped."""
+        try:
+            return await (await self._start_scheduler()).groups.plan(group)
+        except PlannerError as error:
+            return PlanRefused(error)
 
     async def state(self) -> dict[str, int]:
         return (await self._start_scheduler()).state()
@@ -190,6 +199,23 @@ class TracingHandle:
             raise WorkerLostError(
                 "the process that has plans made died, twice", remedy="try again; see the service's log"
             ) from death
+
+    async def plan_group(self, group: Group) -> tuple[Answer, ...]:
+        """As :class:`planner.service.search_groups.GroupPlanner` says; once more if the tracers died."""
+        for _ in range(2):
+            response: Any = self._handle.plan_group.remote(group)
+            try:
+                found: tuple[Answer, ...] | PlanRefused = await response
+            except asyncio.CancelledError:
+                response.cancel()
+                raise
+            except AWAY as death:
+                _log.warning("the tracers died and are asked again: %s", type(death).__name__)
+                continue
+            if isinstance(found, PlanRefused):
+                raise found.error
+            return found
+        raise WorkerLostError("the process that has plans made died, twice", remedy="try again; see the service's log")
 
     async def state(self) -> dict[str, int]:
         """Figures for metrics, see :meth:`planner.service.plan_scheduler.PlanScheduler.state`."""

@@ -6,20 +6,24 @@ import os
 import pickle
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from planner.errors import PlannerError
 from planner.job.schema import Job
+from planner.planning.trace_source import TraceSource
 from planner.runtime import answers, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.supervision import StoppedError
 from planner.runtime.task import MEMORY, Answer, Task
+from planner.searching import exact
+from planner.searching.exact import Group
 from planner.searching.preload import PRELOAD
 from planner.service.ids import Order, RunOrder
 from planner.service.outcomes import PlanRefused, WorkerResult
 from planner.service.plan_tasks import CRASH, FURTHER, PLAN, RUN, TRACES, UNREADABLE
-from planner.service.service_errors import ProgramCrashedError
+from planner.service.service_errors import ProgramCrashedError, trace_limit_error
 from planner.tracing.isolation import Isolation
 
 _TASKS = "planner.service.plan_tasks"
@@ -79,6 +83,22 @@ class TracingWorker:
             tasks=self._limits.tasks + order.limits.tasks,
         )
         return self._run_within(work, "run_program", order, limits)
+
+    def search(self, work: int, group: Group, seconds: float) -> tuple[exact.Answer, ...] | PlanRefused:
+        """What plans say of candidates of a search that share a trace."""
+        walled = replace(group, source=TraceSource(self._isolation))
+        task = Task("planner.searching.exact:plan_group", walled)
+        limits = self._limits_of(group.jobs[0], seconds)
+        answer = running.run(task, limits, server=self._server, stopped=lambda: work <= self._stopped)
+        try:
+            answers.raise_failure(answer)
+        except PlannerError as error:
+            return PlanRefused(error)
+        if isinstance(answer.exceeded, LimitExceededError):
+            return PlanRefused(trace_limit_error(answer.exceeded))
+        if isinstance(answer.exceeded, StoppedError):
+            return ()
+        return exact.answers_of(answer, len(group.jobs))
 
     def _run(self, work: int, function: str, argument: Any, job: Job, seconds: float) -> WorkerResult | PlanRefused:
         return self._run_within(work, function, argument, self._limits_of(job, seconds))

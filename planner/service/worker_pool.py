@@ -83,6 +83,8 @@ class Workers:
         self._idle: deque[_Member] = deque()
         self._busy: list[_Member] = []
         self._wanted: deque[asyncio.Future[_Member]] = deque()
+        self._wanted_behind: deque[asyncio.Future[_Member]] = deque()
+        """Served when nobody else waits."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -103,18 +105,19 @@ class Workers:
         """How many pieces of work wait for a worker."""
         return sum(not each.done() for each in self._wanted)
 
-    async def run(self, work: Callable[[Lease], Awaitable[_Result]]) -> _Result:
-        """The work done by one worker; by another, once more, if the first dies.
+    async def run(self, work: Callable[[Lease], Awaitable[_Result]], *, behind: bool = False) -> _Result:
+        """The work done by one worker; by another, once more, if the first dies. `behind`: it waits, however long,
+        until no other work waits for a worker.
 
         Work that is cancelled is ended, and its worker stays. Raises BusyError if no worker gets free in time,
         WorkerLostError, and what the work raises.
         """
         with contextlib.suppress(WorkerDiedError):
-            return await self._once(work)
+            return await self._once(work, behind)
         self.retried += 1
         _log.warning("a tracing process died; its work is done again")
         try:
-            return await self._once(work)
+            return await self._once(work, behind)
         except WorkerDiedError as death:
             raise WorkerLostError(
                 "the process that traced the job died, and so did the next", remedy="try again; see the service's log"
@@ -130,8 +133,8 @@ class Workers:
         self._idle.clear()
         self._busy.clear()
 
-    async def _once(self, work: Callable[[Lease], Awaitable[_Result]]) -> _Result:
-        member = await self._acquire()
+    async def _once(self, work: Callable[[Lease], Awaitable[_Result]], behind: bool) -> _Result:
+        member = await self._acquire(behind)
         try:
             result = await work(Lease(member.worker, member.watch))
         except WorkerDiedError:
@@ -157,15 +160,16 @@ class Workers:
         else:
             self._release(member)
 
-    async def _acquire(self) -> _Member:
+    async def _acquire(self, behind: bool) -> _Member:
         if self._idle:
             member = self._idle.popleft()
             self._busy.append(member)
             return member
         place: asyncio.Future[_Member] = asyncio.get_running_loop().create_future()
-        self._wanted.append(place)
+        queue = self._wanted_behind if behind else self._wanted
+        queue.append(place)
         try:
-            async with asyncio.timeout(self._most_wait_seconds):
+            async with asyncio.timeout(None if behind else self._most_wait_seconds):
                 return await place
         except (TimeoutError, asyncio.CancelledError) as end:
             if place.done() and not place.cancelled() and place.exception() is None:
@@ -179,21 +183,22 @@ class Workers:
             ) from None
         finally:
             with contextlib.suppress(ValueError):
-                self._wanted.remove(place)
+                queue.remove(place)
 
     def _release(self, member: _Member) -> None:
-        """To whoever has waited longest."""
+        """To whoever has waited longest of those who come first."""
         if member in self._busy:
             self._busy.remove(member)
         if member.watch.done():  # it died between two pieces of work
             self._replace(member)
             return
-        while self._wanted:
-            place = self._wanted.popleft()
-            if not place.done():
-                self._busy.append(member)
-                place.set_result(member)
-                return
+        for queue in (self._wanted, self._wanted_behind):
+            while queue:
+                place = queue.popleft()
+                if not place.done():
+                    self._busy.append(member)
+                    place.set_result(member)
+                    return
         self._idle.append(member)
 
     def _replace(self, member: _Member) -> None:
@@ -248,9 +253,10 @@ class Workers:
         if self.alive:
             return
         problem = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
-        while self._wanted:
-            place = self._wanted.popleft()
+        for place in (*self._wanted, *self._wanted_behind):
             if not place.done():
                 place.set_exception(
                     WorkerLostError(f"no tracing process can be started: {problem}", remedy="see the service's log")
                 )
+        self._wanted.clear()
+        self._wanted_behind.clear()

@@ -1,0 +1,22 @@
+"""How long the plan of a candidate takes beside others, before it is made: it decides an order, and nothing else."""
+
+from __future__ import annotations
+
+from planner.job.schema import Job
+
+_TRACED_MICRO_BATCHES = 3
+"""Of many equal ones (planner/training/folded_accumulation.py)."""
+_RECOMPUTED = {"none": 1.0, "full": 1.35, "selective": 1.2, "every": 1.2}
+_DTENSOR = 1.7
+"""Operators on DTensors beside those on plain ones, by FSDP2 and TP plans of a 70B model."""
+
+
+def effort_of(job: Job) -> float:
+    """Forward and backward passes through the whole model that are traced, weighed by what slows them down."""
+    parallel, train = job.parallel, job.train
+    micro_batches = train.gradient_accumulation_steps
+    if parallel.pp.degree == 1:
+        micro_batches = min(micro_batches, _TRACED_MICRO_BATCHES)
+    passes = train.iterations * micro_batches * parallel.cp.degree  # the stages of a pipeline are one model together
+    slower = _DTENSOR if parallel.tp.degree > 1 or parallel.cp.degree > 1 else 1.0
+    return passes * _RECOMPUTED[train.recompute.mode] * slower
