@@ -259,12 +259,11 @@ class Recorder:
         columns = Records(content, self._record().format, self._kinds, waits)
         folds = find_folds(columns, cuts)
         numbers = {int(block): number for number, block in enumerate(columns.blocks.tolist())}
-        for fold in folds:
-            numbers.update({block: numbers[first] for block, first in columns.stand_ins(fold)})
+        later, heirs = _names_after(folds, columns, dict(numbers))
         records = list(self._record().iter_unpack(content))
         events: list[Event] = []
         places: list[int] = []
-        for each in self._in_order(records, numbers, folds):
+        for each in self._in_order(records, numbers, folds, later):
             if isinstance(each, Place):
                 places.append(len(events))
             else:
@@ -275,27 +274,37 @@ class Recorder:
                 after,
                 fold.times,
                 sum(fold.first < end <= fold.after for end in iteration_ends),
-                tuple((numbers[found], numbers[left]) for found, left in fold.heirs),
+                passed_on,
             )
-            for fold, first, after in zip(folds, places[::2], places[1::2], strict=True)
+            for fold, passed_on, first, after in zip(folds, heirs, places[::2], places[1::2], strict=True)
         ]
         return events, repeats
 
     def _in_order(
-        self, records: list[tuple[int, ...]], numbers: Mapping[int, int], folds: Sequence[Fold] = ()
+        self,
+        records: list[tuple[int, ...]],
+        numbers: dict[int, int],
+        folds: Sequence[Fold] = (),
+        later: Sequence[Mapping[int, int]] = (),
     ) -> Iterator[Placed]:
-        """What is folded away is left out; where the stretch that stands for it begins and ends there is a Place."""
+        """What is folded away is left out; where the stretch that stands for it begins and ends there is a Place.
+
+        `numbers` are the names of blocks; after each of `folds` those of `later` are added to them.
+        """
         origins = Origins(self._native, self._scopes)
         kinds = self._kinds
         workspace = self._native.paper_name_index(_CUBLAS_WORKSPACE.encode())
         used: set[int] = set()
         given_up: deque[tuple[int, int]] = deque()
-        begins, ends = ({getattr(fold, name): fold for fold in folds} for name in ("first", "after"))
+        begins = {fold.first for fold in folds}
+        ends = {fold.after: (fold, names) for fold, names in zip(folds, later, strict=True)}
         position = -1
         while (position := position + 1) < len(records):
             if position in ends:
                 yield Place(0)
-                position, left_out = ends[position].end, ends[position].end - position
+                fold, names = ends[position]
+                numbers.update(names)
+                position, left_out = fold.end, fold.end - position
                 given_up = deque((at + left_out, block) for at, block in given_up)
                 if position == len(records):
                     break
@@ -351,3 +360,19 @@ class Recorder:
         blocks = (ctypes.c_int64 * max(room, 1))()
         found = self._native.paper_born_alive(first, blocks, room)
         return list(blocks[:found])
+
+
+def _names_after(
+    folds: Sequence[Fold], columns: Records, names: dict[int, int]
+) -> tuple[list[dict[int, int]], list[tuple[tuple[int, int], ...]]]:
+    """Of each fold how blocks are called after it, where that is new, and its heirs by their names within it.
+
+    A block may be older than the fold and still change its name: of what several repetitions hold, each repetition
+    gives up the oldest, and the others move up.
+    """
+    later, heirs = [], []
+    for fold in folds:
+        heirs.append(tuple((names[found], names[left]) for found, left in fold.heirs))
+        later.append({block: names[first] for block, first in columns.stand_ins(fold)})
+        names.update(later[-1])
+    return later, heirs

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Sequence
 
 import pytest
+import torch
 
+import planner.paper as paper
 from planner.allocator.replay import replay
 from planner.allocator.settled import replay_until_settled
 from planner.events import Alloc, Event, Free, Repeat, write_out_repeats
@@ -112,3 +115,21 @@ def test_two_states_in_turn_are_replayed_once(times: int) -> None:
     assert settled.timeline.reserved_bytes[-1] == whole.reserved_bytes[-1]
     assert settled.timeline.allocated_bytes[-1] == whole.allocated_bytes[-1]
     assert len(written(settled.events, settled.repeats)) == len(written(events, repeats))
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_what_lasts_for_longer_than_the_repetitions(window: int) -> None:
+    """A running mean over the last few losses: each iteration gives up the oldest, and the others move up."""
+    with paper.gpu("sm_90") as gpu:
+        cuts, kept = [], deque[torch.Tensor]()
+        for iteration in range(window + 2):
+            cuts.append(gpu.recorder.now())
+            kept.append(torch.empty(1000 + iteration // (window + 2), device="cuda"))
+            if len(kept) > window:
+                kept.popleft()
+        last = gpu.recorder.now()
+        events, repeats = gpu.recorder.repeating_events(last, cuts, cuts[1:])
+        plain = [each for each in gpu.recorder.events(last) if isinstance(each, Alloc | Free)]
+
+    assert [repeat.times for repeat in repeats] == [1]
+    assert [each for each in written(events, repeats) if isinstance(each, Alloc | Free)] == plain
