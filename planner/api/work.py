@@ -15,11 +15,12 @@ from planner.planning.child_processes import ChildProcesses, usable
 from planner.planning.pipeline import PlanningInputs, PlanningResult, plan_by
 from planner.planning.trace_cache import TraceCache
 from planner.planning.trace_source import TraceSource
+from planner.report.class_timeline import ClassTimeline
 from planner.report.lives import PhaseSpan, phase_spans
 from planner.report.memory_viz import write_snapshot
 from planner.report.series import Series, thin
 from planner.report.statement import Plan
-from planner.report.timeline_page import ClassTimeline, render_page
+from planner.report.timeline_page import render_page
 from planner.searching.answer import plan_and_advise
 
 

@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write_timeline(found: PlanningResult, path: Path) -> None:
-    from planner.report.timeline_page import ClassTimeline, render_page
+    from planner.report.class_timeline import ClassTimeline
+    from planner.report.timeline_page import render_page
 
     classes = [
         ClassTimeline(statement, each.trace.events, timeline)

@@ -41,10 +41,14 @@ class GivenJob:
     """Files of other programs; its words and settings are filled in here."""
 
 
-def read(given: GivenJob, folder: Path) -> ImportedJob:
-    """The job; relative paths of options start at `folder`, those of a spec at its own. Raises SpecError."""
+def read(given: GivenJob, folder: Path | None) -> ImportedJob:
+    """The job; relative paths of options start at `folder`, those of a spec at its own. Raises SpecError.
+
+    Without a folder no file is read: then `named` is a model that planner knows or `-`, and there are no sources.
+    """
     settings = [overrides.parse(each) if isinstance(each, str) else each for each in given.settings]
     if given.sources is not None:
+        assert folder is not None
         return import_job(_with_words(given, settings), folder)
     text, source = _text(given, folder)
     if text is None:
@@ -84,11 +88,13 @@ def _with_words(given: GivenJob, settings: Sequence[Setting]) -> ImportSources:
     )
 
 
-def _text(given: GivenJob, folder: Path) -> tuple[str | None, str]:
+def _text(given: GivenJob, folder: Path | None) -> tuple[str | None, str]:
     """What a person's word leads to, and how to call it; no text for the name of a model."""
     named = given.named
     if named == STANDARD_INPUT:
         return given.standard_input, "standard input"
+    if folder is None:
+        return None, named
     path = folder / named
     if os.path.isdir(path):
         for name in (peft.FILE, "config.json"):
@@ -129,7 +135,7 @@ def _model_of(text: str, source: str, named: str) -> _Model | None:
     return None
 
 
-def _of_model(model: _Model, words: Shorthand, settings: list[Setting], folder: Path) -> ImportedJob:
+def _of_model(model: _Model, words: Shorthand, settings: list[Setting], folder: Path | None) -> ImportedJob:
     node = node_from_data(model.name, model.place, _MODEL)
     config = hf_config.read(node, folder)
     assert config is not None

@@ -30,9 +30,9 @@ def load_job(path: Path) -> Job:
     return _job(*document_of(file_text(path, str(path)), str(path), path.parent))
 
 
-def document_of(text: str, source: str, folder: Path) -> tuple[Node, Path | None]:
+def document_of(text: str, source: str, folder: Path | None) -> tuple[Node, Path | None]:
     """What a spec or a bundle says, before it is read as a job, and where its relative paths start: at `folder`, for a
-    bundle nowhere. Raises SpecError with the place in `source`."""
+    bundle nowhere, and without a folder there may be none. Raises SpecError with the place in `source`."""
     if source.endswith(".json") or _is_json_object(text):
         data = read_json(text, source)
         if isinstance(data, dict) and "schema" in data:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.allocator.timeline import Timeline
-from planner.events import Category, Event, Phase
+from planner.events import Category, Event, Phase, Role
 from planner.report.lives import Life, alive_at, phase_spans
 from planner.report.statement import Holder
 
@@ -40,6 +41,16 @@ class DnnMem:
     resident_bytes: int
 
 
+class HolderKey(NamedTuple):
+    """What tells one holder from another. A tuple: there may be a million to be added up."""
+
+    category: Category
+    module: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
 _CLASSES = {
     Category.PARAMETER: "weight",
     Category.GRADIENT: "weight",
@@ -59,19 +70,16 @@ def attribute(events: Sequence[Event], timeline: Timeline) -> Attribution:
     moment = timeline.peak_allocated_index
     at_peak = dict.fromkeys(Category, 0)
     requested = dict.fromkeys(Category, 0)
-    held: Counter[tuple[Category, str, str, tuple[int, ...], str]] = Counter()
-    counts: Counter[tuple[Category, str, str, tuple[int, ...], str]] = Counter()
+    held: Counter[HolderKey] = Counter()
+    counts: Counter[HolderKey] = Counter()
     for life in alive_at(events, moment):
         size = timeline.block_bytes[life.block]
-        key = _holder(life, moment)
-        at_peak[key[0]] += size
-        requested[key[0]] += life.requested_bytes
+        key = holder_of(life, life.role_at(moment))
+        at_peak[key.category] += size
+        requested[key.category] += life.requested_bytes
         held[key] += size
         counts[key] += 1
-    holders = [
-        Holder(bytes=size, category=key[0], module=key[1], op=key[2], shape=key[3], dtype=key[4], count=counts[key])
-        for key, size in held.items()
-    ]
+    holders = [Holder(bytes=size, count=counts[key], **key._asdict()) for key, size in held.items()]
     where = next(each for each in phase_spans(events) if moment < each.last)
     peak = timeline.peak_allocated_bytes
     assert sum(at_peak.values()) == peak, f"{sum(at_peak.values())} bytes have a holder, {peak} are allocated"
@@ -98,8 +106,9 @@ def dnnmem(attribution: Attribution, device_bytes: int) -> DnnMem:
     )
 
 
-def _holder(life: Life, moment: int) -> tuple[Category, str, str, tuple[int, ...], str]:
-    role, origin = life.role_at(moment), life.origin
+def holder_of(life: Life, role: Role | None) -> HolderKey:
+    """Who holds a block while it has this role."""
+    origin = life.origin
     category = role.category if role else life.unnamed
     module = origin.module or (role.name if role else "")
-    return category, module, origin.op, origin.shape, origin.dtype
+    return HolderKey(category, module, origin.op, origin.shape, origin.dtype)

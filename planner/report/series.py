@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 
 from planner.allocator.timeline import Timeline
 from planner.events import Category, Event
+from planner.report.attribution import HolderKey, holder_of
 from planner.report.lives import lives
 
 
@@ -29,8 +30,8 @@ def thin(events: Sequence[Event], timeline: Timeline, points: int = 1200) -> Ser
     """
     at = _moments(timeline.allocated_bytes, points)
     totals = {category: [0] * (len(at) + 1) for category in Category}
-    for index, category, change in _changes(events, timeline):
-        totals[category][bisect_left(at, index)] += change
+    for index, key, change in changes_of(events, timeline):
+        totals[key.category][bisect_left(at, index)] += change
     kept = {category: tuple(accumulate(changes[:-1])) for category, changes in totals.items()}
     return Series(
         at=tuple(at),
@@ -53,18 +54,18 @@ def _highest(allocated: Sequence[int], first: int, last: int) -> int:
     return first + part.index(max(part))
 
 
-def _changes(events: Sequence[Event], timeline: Timeline) -> Iterator[tuple[int, Category, int]]:
-    """What changes a category's total, and at which event: births, deaths and new roles, block by block."""
+def changes_of(events: Sequence[Event], timeline: Timeline) -> Iterator[tuple[int, HolderKey, int]]:
+    """What changes the bytes of a holder, and at which event: births, deaths and new roles, block by block."""
     block_bytes = timeline.block_bytes
     for life in lives(events).values():
         size = block_bytes.get(life.block)
         if not size:
             continue  # never handed out: the replay ran out of memory before
-        category = life.category_at(life.birth)
-        yield life.birth, category, size
+        key = holder_of(life, life.role_at(life.birth))
+        yield life.birth, key, size
         for moment, role in life.roles:
-            if moment > life.birth and role.category is not category:
-                yield moment, category, -size
-                yield moment, role.category, size
-                category = role.category
-        yield life.death, category, -size
+            if moment > life.birth and (now := holder_of(life, role)) != key:
+                yield moment, key, -size
+                yield moment, now, size
+                key = now
+        yield life.death, key, -size

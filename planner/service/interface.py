@@ -16,7 +16,22 @@ from planner.service.dependencies import Dependencies
 from planner.service.job_bodies import JobBody
 from planner.service.openapi_models import Problem
 from planner.service.request_log import MOST_AT_ONCE, RequestLog
-from planner.service.routes import capacity, checks, jobs, metrics, operations, plans, runs, searches, validations
+from planner.service.routes import (
+    capacity,
+    catalog,
+    checks,
+    jobs,
+    metrics,
+    operations,
+    page,
+    plans,
+    runs,
+    searches,
+    specs,
+    timelines,
+    validations,
+)
+from planner.service.spec_requests import SpecBody
 
 DESCRIPTION = """\
 Says before a PyTorch training job starts what GPU memory every rank will take, and whether it fits.
@@ -26,7 +41,11 @@ operator has set one. Errors are RFC 9457 problem details (`application/problem+
 `Retry-After` when to come again.
 """
 _ROUTERS = (
+    page.router,
     plans.router,
+    timelines.router,
+    specs.router,
+    catalog.router,
     runs.router,
     checks.router,
     jobs.router,
@@ -40,7 +59,9 @@ _ROUTERS = (
 
 def interface(dependencies: Dependencies, most_at_once: int = MOST_AT_ONCE) -> ASGIApp:
     """Everything that is answered, by this dependencies."""
-    app = FastAPI(title="planner", version=distribution.version(), description=DESCRIPTION)
+    app = FastAPI(
+        title="planner", version=distribution.version(), description=DESCRIPTION, docs_url=None, redoc_url=None
+    )
     app.state.dependencies = dependencies
     for router in _ROUTERS:
         app.include_router(router, dependencies=[Depends(writers_only)])
@@ -54,7 +75,7 @@ def _describe_api(app: FastAPI) -> dict[str, Any]:
         found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         parts = found.setdefault("components", {})
         schemas = parts.setdefault("schemas", {})
-        for model in (Problem, JobBody):
+        for model in (Problem, JobBody, SpecBody):
             described = model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= described.pop("$defs", {}) | {model.__name__: described}
         for unused in ("HTTPValidationError", "ValidationError"):

@@ -19,12 +19,14 @@ from planner.units import GIB
 LIMITS = Limits(seconds=10.0, memory_bytes=2 * GIB, tasks=16)
 """For one body. What is allowed in a body is read within a second on a machine that is not busy."""
 _RESULT, _REFUSED = "result", "refused"
+_REMEDY = "send a bundle, as planner spec --bundle prints it"
 
 
-async def read_beside(function: str, body: bytes, kind: str) -> Any:
+async def read_beside(function: str, body: bytes, kind: str, remedy: str = _REMEDY) -> Any:
     """What `function(body, kind)` returns, called in a process of its own; `function` is `module:name`.
 
-    Raises what it raises: PlannerError, RequestError; RequestError (422) for a body that takes too long to read.
+    Raises what it raises: PlannerError, RequestError; RequestError (422) for a body that takes too long to read, with
+    what its sender may change.
     """
     stopped = False
     task = Task("planner.service.reading_process:answer_reading", (function, body, kind))
@@ -32,7 +34,7 @@ async def read_beside(function: str, body: bytes, kind: str) -> Any:
         asyncio.to_thread(running.run, task, LIMITS, server=_server(), stopped=lambda: stopped)
     )
     try:
-        return _result(await asyncio.shield(work))
+        return _result(await asyncio.shield(work), remedy)
     except asyncio.CancelledError:
         stopped = True
         raise
@@ -53,9 +55,10 @@ def answer_reading(argument: tuple[str, bytes, str], answer: AnswerWriter) -> No
 def load() -> None:
     """What the server has loaded before it forks."""
     from planner.job import loading
-    from planner.service import bodies
+    from planner.service import bodies, plan_timelines, spec_requests
 
     assert bodies, loading
+    assert plan_timelines, spec_requests
 
 
 @functools.cache
@@ -65,12 +68,12 @@ def _server() -> ForkServer:
     return server
 
 
-def _result(answer: Answer) -> Any:
+def _result(answer: Answer, remedy: str) -> Any:
     if answer.exceeded is not None:
         raise RequestError(
             422,
             f"the body cannot be read within {LIMITS.seconds:g} s",
-            remedy="send a bundle, as planner spec --bundle prints it",
+            remedy=remedy,
             place="the body",
         )
     answers.raise_failure(answer)

@@ -36,7 +36,7 @@ class PlansHere:
         self._history, self._one = history, threading.Lock()
         self._made: dict[str, PlanAnswer] = {}
         self.slow: set[str] = set()
-        """Names of jobs whose plans are never ready."""
+        """Names of jobs whose plans are not ready as long as they are here."""
 
     async def plan(self, job: Job, *, seconds: float | None) -> PlanAnswer:  # noqa: ARG002
         return await asyncio.to_thread(self._plan, job)
@@ -47,6 +47,7 @@ class PlansHere:
     async def check(self, job: Job, *, seconds: float | None) -> PlanAnswer | PlanPending:
         if job.metadata.name in self.slow:
             await asyncio.sleep(min(seconds or 0.0, 1.0))
+        if job.metadata.name in self.slow:
             return PlanPending(plan_id="pl-" + "b" * 26, trace_id="0" * 64)
         return await asyncio.to_thread(self._plan, job)
 
@@ -54,8 +55,11 @@ class PlansHere:
         with self._one:
             key = bundle_text(job)
             if key not in self._made:
-                found = plan_and_advise(job).plan
+                result = plan_and_advise(job)
+                found = result.plan
                 self._history.plans.put(found)
+                traces = {each.rank_class.representative: each.trace for each in result.traces}
+                self._history.traces.put(found.trace_id, traces)
                 self._made[key] = PlanAnswer(
                     plan_id=found.plan_id, trace_id=found.trace_id, text=json.dumps(to_json(found)), from_store=False
                 )

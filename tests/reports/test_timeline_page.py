@@ -16,10 +16,11 @@ import pytest
 from planner.allocator.replay import replay
 from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
 from planner.report.category_colors import STACKED
+from planner.report.class_timeline import ClassTimeline
 from planner.report.rank_class import state_rank_class
 from planner.report.series import thin
 from planner.report.statement import OutsideAllocator, Plan
-from planner.report.timeline_page import ClassTimeline, render_page
+from planner.report.timeline_page import render_page
 
 
 def _page(plan: Plan, events: list[Event]) -> str:

@@ -1,0 +1,35 @@
+"""What OpenAPI says of timelines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.service.openapi_models import problems
+
+
+class Timeline(BaseModel):
+    """Memory of a rank class over time; abridged here.
+
+    `at` are events of the allocator, ascending; each list is as long. `held` has for each moment
+    `[[holder, bytes, count], ...]`, the largest first, and `who` says who the holders are.
+    """
+
+    model_config = ConfigDict(populate_by_name=True, extra="allow")
+    schema_: str = Field(alias="schema")
+    plan_id: str
+    representative: int
+    ranks: str
+    events: int
+    capacity_bytes: int
+    outside_bytes: int
+    at: list[int]
+    allocated_bytes: dict[str, list[int]]
+    reserved_bytes: list[int]
+    phases: list[dict[str, Any]]
+    who: list[dict[str, Any]]
+    held: list[list[tuple[int, int, int]]]
+
+
+one_timeline: dict[str, Any] = {"response_model": Timeline, "responses": problems(404, 422)}

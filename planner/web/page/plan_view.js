@@ -1,0 +1,103 @@
+/** A plan: its verdict, ranks against capacity, memory over time, phases, holders, advice, and what else it could be. */
+
+import { byId, fill, html, swatch, table } from "./dom.js";
+import { markChosen, rankBars } from "./rank_bars.js";
+import { timelineView } from "./timeline_view.js";
+import { changeText, moment, size, words } from "./units.js";
+import { whatIf } from "./what_if.js";
+import { pipelineView } from "./pipeline.js";
+
+const VERDICTS = { fits: "It fits", tight: "It fits tightly", exceeds: "It does not fit" };
+
+/** Shows the plan in place of the one before; `replan(request)` plans a changed job (see POST /v1/specs). */
+export function showPlan(plan, notes, replan) {
+  const where = byId("plan-result");
+  const chosen = html("div", {});
+  const ranks = rankBars(plan, (index) => choose(index));
+  const choose = (index) => {
+    markChosen(ranks, index);
+    fill(chosen, classView(plan, index));
+  };
+  const heading = html("h2", { tabindex: -1, id: "verdict" },
+    html("span", { class: `verdict ${plan.verdict}` }, VERDICTS[plan.verdict]), " ",
+    html("span", { class: "name" }, (plan.job || plan).metadata?.name || "unnamed job"));
+  fill(where,
+    html("section", { class: "card", "aria-labelledby": "verdict" }, heading,
+      html("p", { class: "sentence" }, sentenceOf(plan)), notesOf(notes),
+      html("h3", {}, "Ranks against capacity"), ranks),
+    adviceView(plan, replan),
+    html("section", { class: "card", "aria-label": "One rank class" }, chosen),
+    pipelineView(plan),
+    whatIf(plan, replan),
+    about(plan));
+  choose(worstIndex(plan));
+  heading.focus({ preventScroll: true });
+  where.scrollIntoView({ block: "start" });
+}
+
+/** The class that decides: the one with the least headroom. */
+export function worstIndex(plan) {
+  const rooms = plan.rank_classes.map((each) => each.headroom_bytes);
+  return rooms.indexOf(Math.min(...rooms));
+}
+
+function sentenceOf(plan) {
+  const worst = plan.rank_classes[worstIndex(plan)];
+  const [low, high] = worst.peak.interval_bytes;
+  const needs = `Ranks ${worst.ranks} take ${size(worst.peak.device_bytes)} of the ${size(worst.capacity_bytes)} there are`;
+  const room = worst.headroom_bytes < 0 ? `${size(-worst.headroom_bytes)} too much` : `${size(worst.headroom_bytes)} stay free`;
+  const releases = worst.cache_releases ? ` It fits only after ${worst.cache_releases} cache releases.` : "";
+  const known = plan.calibrated ? "95 % interval" : "uncalibrated interval";
+  return `${needs}: ${room}. The peak is in ${moment(worst.peak.phase, worst.peak.iteration)}; ${known} ${size(low)} to ${size(high)}.${releases}`;
+}
+
+const notesOf = (notes) => notes.length > 0 && html("ul", { class: "notes" }, notes.map((each) => html("li", {}, each)));
+
+function classView(plan, index) {
+  const each = plan.rank_classes[index];
+  const coordinates = Object.entries(each.coordinates).filter(([axis]) => (plan.job?.parallel[axis]?.degree ?? 1) > 1);
+  const place = coordinates.map(([axis, at]) => `${axis} ${at}`).join(", ");
+  return [html("h3", {}, `Ranks ${each.ranks}${place ? ` (${place})` : ""}`), timelineView(plan, each), phases(each), holders(each)];
+}
+
+function phases(each) {
+  const rows = each.phases.map((phase) => [
+    moment(phase.phase, phase.iteration), size(phase.peak_allocated_bytes), size(phase.peak_reserved_bytes),
+    size(phase.end_allocated_bytes)]);
+  return table("Phases", [["phase"], ["allocated", "number"], ["reserved", "number"], ["at its end", "number"]], rows);
+}
+
+function holders(each) {
+  const rows = each.holders.slice(0, 25).map((holder) => [
+    html("span", {}, swatch(holder.category), words(holder.category)), size(holder.bytes), holder.module, holder.op,
+    holder.shape.join(" × ") + (holder.count > 1 ? ` (${holder.count})` : ""), holder.dtype]);
+  return html("details", {}, html("summary", {}, "Who holds the peak"),
+    table("Largest holders at the allocated peak",
+      [["category"], ["bytes", "number"], ["module", "code"], ["operator", "code"], ["shape"], ["dtype"]], rows));
+}
+
+function adviceView(plan, replan) {
+  if (!plan.advice?.length) return adviceTried(plan);
+  const items = plan.advice.map((each) => html("li", {},
+    html("code", {}, changeText(each.change)), ` ${size(each.device_bytes)}, `,
+    html("b", { class: each.verdict }, each.verdict), " ",
+    html("button", { type: "button", class: "quiet", "aria-label": `Plan with ${changeText(each.change)}`,
+      onclick: () => replan({ job: plan.job, set: each.change }) }, "Plan it")));
+  return html("section", { class: "card", "aria-labelledby": "advice" },
+    html("h3", { id: "advice" }, "What would make it fit, each by itself and proven by a plan"), html("ul", { class: "advice" }, items));
+}
+
+function adviceTried(plan) {
+  const tried = plan.advice_tried;
+  if (!tried || plan.verdict !== "exceeds") return null;
+  const closest = Object.keys(tried.closest_change).length
+    ? ` Closest: ${changeText(tried.closest_change)}, which lacks ${size(tried.closest_lacks_bytes)}.` : "";
+  return html("p", { class: "card" }, `No single change makes it fit: ${tried.planned} were planned, ${tried.by_bound} excluded by their lower bound.${closest}`);
+}
+
+function about(plan) {
+  const rests = Object.entries(plan.provenance).map(([name, value]) => `${words(name)} ${value}`).join(" · ");
+  return html("p", { class: "about" },
+    html("a", { href: `#plans/${plan.plan_id}` }, plan.plan_id), " · ",
+    html("a", { href: `v1/plans/${plan.plan_id}` }, "JSON"), ` · ${rests} · planned in ${plan.seconds.total} s`);
+}

@@ -1,0 +1,153 @@
+/** Draws bytes by category over the allocator's events, stacked, with phases, reserved bytes and the capacity. */
+
+import { html, svg } from "./dom.js";
+import { GIB, words } from "./units.js";
+
+const PAD = { left: 58, right: 12, top: 10, bottom: 38 };
+const HEIGHT = 340;
+
+/** A chart in `node`. `look(index)` points at a moment; `looked(index)` is told of it, `textAt` says it in words. */
+export class TimelineChart {
+  constructor(found, looked, textAt) {
+    Object.assign(this, { found, looked, textAt, index: 0 });
+    this.picture = svg("svg", { "aria-hidden": "true" });
+    this.node = html("div", { class: "chart", tabindex: 0, role: "slider", "aria-label": "Moment of the memory over time",
+      "aria-valuemin": 0, "aria-valuemax": Math.max(found.at.length - 1, 0), "aria-valuenow": 0 }, this.picture);
+    this.node.addEventListener("pointermove", (event) => this.point(event));
+    this.node.addEventListener("pointerdown", (event) => this.point(event));
+    this.node.addEventListener("keydown", (event) => this.key(event));
+    new ResizeObserver(() => this.draw()).observe(this.node);
+  }
+
+  /** Points at the moment of this place in the series. */
+  look(index) {
+    if (!this.found.at.length) return;
+    this.index = Math.min(Math.max(index, 0), this.found.at.length - 1);
+    this.node.setAttribute("aria-valuenow", this.index);
+    this.node.setAttribute("aria-valuetext", this.textAt(this.index));
+    this.placeCursor();
+    this.looked(this.index);
+  }
+
+  key(event) {
+    const last = this.found.at.length - 1;
+    const to = { ArrowRight: this.index + 1, ArrowUp: this.index + 1, ArrowLeft: this.index - 1, ArrowDown: this.index - 1,
+      PageUp: this.index + 25, PageDown: this.index - 25, Home: 0, End: last }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    this.look(to);
+  }
+
+  point(event) {
+    const box = this.picture.getBoundingClientRect();
+    const share = (event.clientX - box.left - PAD.left) / (box.width - PAD.left - PAD.right);
+    if (share < 0 || share > 1) return;
+    this.look(this.placeOf(share * this.events));
+  }
+
+  /** The latest moment of the series that is not after this event. */
+  placeOf(event) {
+    let [low, high] = [0, this.found.at.length];
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (this.found.at[middle] <= event) low = middle; else high = middle;
+    }
+    return low;
+  }
+
+  get events() {
+    return Math.max(this.found.events, 1);
+  }
+
+  draw() {
+    const { found } = this;
+    const width = this.node.clientWidth;
+    if (!width) return;
+    const limit = found.capacity_bytes - found.outside_bytes;
+    const highest = Math.max(...found.reserved_bytes, 1);
+    // A capacity far above everything would flatten the picture: then the legend names it, and it is not drawn.
+    const near = limit > 0 && limit < highest * 3;
+    const top = Math.max(highest, near ? limit : 0) * 1.06;
+    this.x = (event) => PAD.left + (event / this.events) * (width - PAD.left - PAD.right);
+    this.y = (bytes) => HEIGHT - PAD.bottom - (bytes / top) * (HEIGHT - PAD.top - PAD.bottom);
+    this.picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    this.cursor = svg("line", { class: "cursor", y1: PAD.top, y2: HEIGHT - PAD.bottom });
+    this.picture.replaceChildren(
+      ...this.phases(), ...this.grid(top, width), ...this.layers(),
+      svg("path", { class: "reserved", d: this.line(found.reserved_bytes) }),
+      ...(near ? [svg("line", { class: "capacity", x1: PAD.left, x2: width - PAD.right, y1: this.y(limit), y2: this.y(limit) })] : []),
+      svg("circle", { class: "peak", cx: this.x(found.peak.event), cy: this.y(found.peak.allocated_bytes), r: 4 }), this.cursor);
+    this.placeCursor();
+  }
+
+  placeCursor() {
+    if (!this.cursor) return;
+    const at = this.x(this.found.at[this.index]);
+    this.cursor.setAttribute("x1", at);
+    this.cursor.setAttribute("x2", at);
+  }
+
+  phases() {
+    const inner = HEIGHT - PAD.top - PAD.bottom;
+    let iteration = 0;
+    return this.found.phases.flatMap((each, index) => {
+      const left = this.x(each.first);
+      const wide = this.x(Math.min(each.last, this.events)) - left;
+      const made = index % 2 ? [svg("rect", { class: "band", x: left, y: PAD.top, width: Math.max(wide, 0), height: inner })] : [];
+      const name = words(each.phase);
+      if (wide > name.length * 6.6) {
+        made.push(svg("text", { x: left + wide / 2, y: HEIGHT - PAD.bottom + 15, "text-anchor": "middle" }, name));
+      }
+      if (each.iteration > iteration) {
+        iteration = each.iteration;
+        made.push(svg("line", { class: "grid", x1: left, x2: left, y1: PAD.top, y2: HEIGHT - 6 }),
+          svg("text", { x: left + 4, y: HEIGHT - 7 }, `iteration ${iteration}`));
+      }
+      return made;
+    });
+  }
+
+  grid(top, width) {
+    const unit = top < GIB ? 2 ** 20 : GIB;
+    const by = stepOf(top / unit) * unit;
+    const made = [];
+    for (let bytes = 0; bytes <= top; bytes += by) {
+      const text = `${+(bytes / unit).toPrecision(3)} ${unit === GIB ? "GiB" : "MiB"}`;
+      made.push(svg("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: this.y(bytes), y2: this.y(bytes) }),
+        svg("text", { x: PAD.left - 6, y: this.y(bytes) + 4, "text-anchor": "end" }, text));
+    }
+    return made;
+  }
+
+  /** The areas of the categories, each upon the ones before. */
+  layers() {
+    const base = this.found.at.map(() => 0);
+    return Object.entries(this.found.allocated_bytes).map(([category, sizes]) => {
+      const below = [...base];
+      sizes.forEach((bytes, index) => { base[index] += bytes; });
+      const back = this.steps(below).reverse().map(([x, y]) => `L${x} ${y}`).join("");
+      return svg("path", { d: `${this.line(base)}${back}Z`, fill: `var(--${category})` });
+    });
+  }
+
+  line(sizes) {
+    return this.steps(sizes).map(([x, y], index) => `${index ? "L" : "M"}${x} ${y}`).join("");
+  }
+
+  /** Each size holds from its event to the next. */
+  steps(sizes) {
+    const { at } = this.found;
+    return sizes.flatMap((bytes, index) => {
+      const y = this.y(bytes).toFixed(1);
+      const next = index + 1 < at.length ? at[index + 1] : this.events;
+      return [[this.x(at[index]).toFixed(1), y], [this.x(next).toFixed(1), y]];
+    });
+  }
+}
+
+/** A round number that fits some four times. */
+function stepOf(top) {
+  const rough = top / 5;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
+}
