@@ -92,8 +92,18 @@ class Snapshot:
 
 def read_snapshot(path: Path) -> Snapshot:
     """Reads a snapshot. Raises SnapshotError if it cannot be read, is not plain data, or holds no trace."""
-    place = str(path)
-    raw = _read(path, place)
+    return _snapshot_of(_read(path, str(path)), str(path))[0]
+
+
+def snapshot_of_bytes(packed: bytes, place: str) -> tuple[Snapshot, Mapping[str, Any]]:
+    """The snapshot in the bytes of a file, compressed or not, and the plain data that it was read from.
+
+    Raises SnapshotError as :func:`read_snapshot` does.
+    """
+    return _snapshot_of(_unpack(packed, place), place)
+
+
+def _snapshot_of(raw: bytes, place: str) -> tuple[Snapshot, Mapping[str, Any]]:
     content = plain_data(raw, place, _ALLOWED)
     try:
         snapshot = _snapshot(content, len(raw))
@@ -107,7 +117,7 @@ def read_snapshot(path: Path) -> Snapshot:
             remedy="call torch.cuda.memory._record_memory_history() before the step that is to be recorded",
             place=place,
         )
-    return snapshot
+    return snapshot, content
 
 
 def _read(path: Path, place: str) -> bytes:
@@ -128,6 +138,10 @@ def _read(path: Path, place: str) -> bytes:
         raise SnapshotError(f"cannot be read: {fault}", place=place) from None
     if len(raw) > _LARGEST_BYTES:
         raise SnapshotError(f"it is larger than {_LARGEST_BYTES >> 30} GiB", allowed=_ALLOWED, place=place)
+    return _unpack(raw, place)
+
+
+def _unpack(raw: bytes, place: str) -> bytes:
     if not raw:
         raise SnapshotError("the file is empty", allowed=_ALLOWED, place=place)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,22 +118,33 @@ def verify_snapshot(path: Path, conf: str | None = None, capacity_bytes: int | N
     return verify(read_snapshot(path), conf, capacity_bytes)
 
 
-def verify(snapshot: Snapshot, conf: str | None = None, capacity_bytes: int | None = None) -> ReplayReport:
-    """The same for a snapshot that was read already."""
+Watch = Callable[[Recording, int, CachingAllocator], None]
+"""Told of each event of a recording, by its index, after the allocator has taken it; -1 before the first."""
+
+
+def verify(
+    snapshot: Snapshot, conf: str | None = None, capacity_bytes: int | None = None, watch: Watch | None = None
+) -> ReplayReport:
+    """The same for a snapshot that was read already; `watch` looks on."""
     rules = Rules.from_conf(snapshot.conf)
     other = None if conf is None else Rules.from_conf(conf)
     try:
-        devices = [_report(each, rules, conf, other, capacity_bytes) for each in recordings(snapshot, rules)]
+        devices = [_report(each, rules, conf, other, capacity_bytes, watch) for each in recordings(snapshot, rules)]
     except OverflowError:
         raise SnapshotError("its blocks add up to more than 2**63 bytes", allowed="what a device can hold") from None
     return ReplayReport(tuple(devices))
 
 
 def _report(
-    recording: Recording, rules: Rules, conf: str | None, other: Rules | None, capacity_bytes: int | None
+    recording: Recording,
+    rules: Rules,
+    conf: str | None,
+    other: Rules | None,
+    capacity_bytes: int | None,
+    watch: Watch | None,
 ) -> DeviceReport:
     what_if = None if other is None or conf is None else _what_if(recording, conf, other, capacity_bytes)
-    return _Comparison(recording, rules).report(what_if)
+    return _Comparison(recording, rules).report(what_if, watch)
 
 
 def start_allocator(recording: Recording, rules: Rules, device: Device) -> CachingAllocator:
@@ -241,13 +252,17 @@ class _Comparison:
         self._addresses = 0
         self._segments_missed = 0
 
-    def report(self, what_if: WhatIf | None) -> DeviceReport:
+    def report(self, what_if: WhatIf | None, watch: Watch | None) -> DeviceReport:
         recording, allocator = self._recording, self._allocator
         peak_allocated = allocator.allocated
+        if watch is not None:
+            watch(recording, -1, allocator)
         for index, event in enumerate(recording.events):
             self._device.expect(recording.changes.get(index, ()))
             self._step(index, event)
             peak_allocated = max(peak_allocated, allocator.allocated)
+            if watch is not None:
+                watch(recording, index, allocator)
             if not self._device.is_as_expected:
                 self._note_segments(index)
         return DeviceReport(

@@ -12,6 +12,7 @@ from planner.history.capacity_totals import Capacity, capacity
 from planner.history.check_table import Checks
 from planner.history.database import Database
 from planner.history.failure_table import Failures
+from planner.history.job_list import JobSummary, list_jobs
 from planner.history.job_table import Jobs
 from planner.history.measured import MeasuredJob, measured_jobs, measured_validations
 from planner.history.needs import JobNeed, read_needs
@@ -89,6 +90,10 @@ class History:
     def read_needs(self, since: datetime | None = None, limit: int = MOST_NEEDS) -> tuple[tuple[JobNeed, ...], int]:
         """What jobs need of a GPU: those that have not ended, or ended `since`; and how many were left out."""
         return read_needs(self._database, since, limit, self._now())
+
+    def list_jobs(self, limit: int, plan_id: str | None = None) -> tuple[JobSummary, ...]:
+        """At most `limit` jobs with what was predicted and measured, those told of last first."""
+        return list_jobs(self._database, limit, plan_id)
 
     def measured_jobs(self, limit: int) -> tuple[MeasuredJob, ...]:
         """At most `limit` jobs of which ranks have reported their peaks, those told of last first."""

@@ -46,7 +46,7 @@ def timeline_to_json(traced: ClassTimeline, points: int = 1200) -> dict[str, Any
             {"phase": each.phase.value, "iteration": each.iteration, "first": each.first, "last": each.last}
             for each in phase_spans(traced.events)
         ],
-        **_moments(moments),
+        **moments_to_json(moments),
         "holders": [
             {
                 "bytes": each.bytes,
@@ -83,7 +83,8 @@ def _figures(traced: ClassTimeline) -> dict[str, Any]:
     }
 
 
-def _moments(moments: Moments) -> dict[str, Any]:
+def moments_to_json(moments: Moments) -> dict[str, Any]:
+    """`who` and `held`."""
     return {
         "who": [{**each._asdict(), "category": each.category.value} for each in moments.holders],
         "held": [[[each.holder, each.bytes, each.count] for each in at] for at in moments.held],

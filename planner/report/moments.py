@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 
@@ -38,17 +38,24 @@ class Moments:
     held: tuple[tuple[Held, ...], ...]
 
 
-def holders_at(events: Sequence[Event], timeline: Timeline, at: Sequence[int], most: int = 6) -> Moments:
-    """The `most` largest holders after each of the events `at`, which ascend."""
+def holders_at(events: Sequence[Event], timeline: Timeline, at: Sequence[int]) -> Moments:
+    """The largest holders after each of the events `at`, which ascend."""
+    changes = changes_of(events, timeline)
+    return largest_at(((index, _like_layers_together(key), change) for index, key, change in changes), at)
+
+
+def largest_at(changes: Iterable[tuple[int, HolderKey, int]], at: Sequence[int], most: int = 6) -> Moments:
+    """The `most` largest holders after each of the events `at`; a change is an event, a holder, and the bytes of a
+    block that it gets or, below zero, gives up."""
     born: list[list[tuple[HolderKey, int]]] = [[] for _ in range(len(at) + 1)]
-    for index, key, change in changes_of(events, timeline):
-        born[bisect_left(at, index)].append((_like_layers_together(key), change))
+    for index, key, change in changes:
+        born[bisect_left(at, index)].append((key, change))
     sizes: Counter[HolderKey] = Counter()
     counts: Counter[HolderKey] = Counter()
     places: dict[HolderKey, int] = {}
     held: list[tuple[Held, ...]] = []
-    for changes in born[:-1]:
-        for key, change in changes:
+    for until in born[:-1]:
+        for key, change in until:
             sizes[key] += change
             counts[key] += 1 if change > 0 else -1
             if not counts[key]:

@@ -28,7 +28,7 @@ def thin(events: Sequence[Event], timeline: Timeline, points: int = 1200) -> Ser
 
     The sum of the categories at a moment is the allocated bytes there, to the byte.
     """
-    at = _moments(timeline.allocated_bytes, points)
+    at = moments_of(timeline.allocated_bytes, points)
     totals = {category: [0] * (len(at) + 1) for category in Category}
     for index, key, change in changes_of(events, timeline):
         totals[key.category][bisect_left(at, index)] += change
@@ -40,7 +40,8 @@ def thin(events: Sequence[Event], timeline: Timeline, points: int = 1200) -> Ser
     )
 
 
-def _moments(allocated: Sequence[int], points: int) -> list[int]:
+def moments_of(allocated: Sequence[int], points: int) -> list[int]:
+    """At most `points` events: of each stretch of equal length the first in which most is allocated."""
     count = len(allocated)
     if count <= points:
         return list(range(count))

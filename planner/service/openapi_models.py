@@ -113,6 +113,31 @@ class PlanList(_Answer):
     plans: list[PlanSummary]
 
 
+class JobSummary(BaseModel):
+    """A job in a list. Bytes are device bytes of the rank that told the most; null where none told any."""
+
+    system: str
+    job_id: str
+    plan_id: str
+    name: str
+    team: str
+    queue: str
+    gpu: str
+    ranks: int
+    verdict: Verdict
+    started_at: datetime | None
+    ended_at: datetime | None
+    updated_at: datetime
+    outcome: str
+    measured_ranks: int
+    measured_bytes: int | None
+    predicted_bytes: int | None
+
+
+class JobList(_Answer):
+    jobs: list[JobSummary]
+
+
 class Health(BaseModel):
     status: str
 
@@ -200,5 +225,6 @@ bind_a_job: dict[str, Any] = {
     "openapi_extra": takes({"$ref": "#/components/schemas/JobBody"}, JOB_EXAMPLE),
 }
 one_job: dict[str, Any] = {"response_model": BoundJobBody, "responses": problems(404)}
+job_list: dict[str, Any] = {"response_model": JobList, "responses": problems(422)}
 alive: dict[str, Any] = {"response_model": Health}
 ready: dict[str, Any] = {"response_model": Health, "responses": problems()}

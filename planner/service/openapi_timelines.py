@@ -33,3 +33,26 @@ class Timeline(BaseModel):
 
 
 one_timeline: dict[str, Any] = {"response_model": Timeline, "responses": problems(404, 422)}
+
+
+class Replay(BaseModel):
+    """As `planner replay --format json` prints it, with each device's `timeline` and out-of-memory entries."""
+
+    model_config = ConfigDict(populate_by_name=True, extra="allow")
+    schema_: str = Field(alias="schema")
+    conf: str
+    """PYTORCH_ALLOC_CONF of the recorded process; empty also where the snapshot does not say."""
+    devices: list[dict[str, Any]]
+
+
+replay_a_snapshot: dict[str, Any] = {
+    "response_model": Replay,
+    "responses": problems(400, 401, 408, 413, 415, 422),
+    "openapi_extra": {
+        "requestBody": {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        },
+        "security": [{"bearer": []}, {}],
+    },
+}

@@ -7,19 +7,20 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 WIDE, PHONE = (1280, 900), (390, 844)
-SECONDS = 30.0
+SECONDS = 90.0
+"""On a machine that has other work; what is there sooner is found sooner."""
 
 
 @dataclass
@@ -67,6 +68,17 @@ class Browser:
                 pass
             assert time.monotonic() < end, f"{what} is not there after {seconds:g} s; {self.complaints()}"
             time.sleep(0.05)
+
+    def click(self, selector: str) -> None:
+        """As soon as nothing moves over it."""
+
+        def clicked() -> bool:
+            with suppress(ElementClickInterceptedException):
+                self.find(selector).click()
+                return True
+            return False
+
+        self.until(clicked, f"a free way to {selector}")
 
     def fill(self, selector: str, text: str) -> None:
         """A field in place of what it says."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+import dataclasses
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from planner.history.history_errors import HistoryError, HistoryUnavailableError
 from planner.history.job_values import BoundJob, JobChange
@@ -31,6 +32,17 @@ async def bind(
     bound = await asyncio.to_thread(_bind, deps, system, job_id, change)
     request.state.plan_id = bound.plan_id
     return job_document(bound)
+
+
+@router.get("/v1/jobs", summary="The jobs told of last", **openapi_models.job_list)
+async def jobs(
+    deps: Annotated[Dependencies, Depends(dependencies_of)],
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    plan_id: Annotated[str | None, Query(max_length=253)] = None,
+) -> dict[str, Any]:
+    """Summaries: what was predicted and measured of the rank that took the most of its device."""
+    found = await asyncio.to_thread(deps.history.list_jobs, limit, plan_id)
+    return {"schema": "planner.jobs/1", "jobs": [dataclasses.asdict(each) for each in found]}
 
 
 @router.get("/v1/jobs/{system}/{job_id:path}", summary="What is known of a job", **openapi_models.one_job)

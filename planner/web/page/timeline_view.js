@@ -29,13 +29,13 @@ async function fetchTimeline(planId, rank) {
 }
 
 /** The chart of a timeline, its legend, and below it what is held at the moment that is pointed at. */
-export function chartOf(found) {
+export function chartOf(found, heading = "h4") {
   const held = html("div", { class: "held" });
   const chart = new TimelineChart(found, (index) => fill(held, heldAt(found, index)), (index) => textAt(found, index));
   const peak = found.at.findIndex((event) => event >= found.peak.event);
   queueMicrotask(() => chart.look(peak < 0 ? found.at.length - 1 : peak));
   return [
-    html("h4", {}, "Memory over time"),
+    html(heading, {}, "Memory over time"),
     html("p", { class: "quiet" }, "Point at a moment, or move through them with the arrow keys. Time runs in events of the allocator."),
     chart.node, legend(found), held];
 }
@@ -48,33 +48,37 @@ function legend(found) {
     found.capacity_bytes > 0 && html("span", {}, html("i", { class: "mark capacity" }), `capacity less outside, ${size(limit)}`));
 }
 
-const phaseAt = (found, index) => found.phases.find((each) => found.at[index] < each.last) || found.phases.at(-1);
+/** The phase of a moment; of a recorded snapshot, which has none, its event. */
+function momentAt(found, index) {
+  const phase = found.phases.find((each) => found.at[index] < each.last) || found.phases.at(-1);
+  return phase ? moment(phase.phase, phase.iteration) : `event ${found.at[index].toLocaleString("en")}`;
+}
+
 const allocatedAt = (found, index) => Object.values(found.allocated_bytes).reduce((sum, sizes) => sum + sizes[index], 0);
 
 /** A moment in words, for who does not see it. */
 function textAt(found, index) {
-  const { phase, iteration } = phaseAt(found, index);
   const [first] = found.held[index];
   const holder = first ? `; most in ${holderText(found.who[first[0]])}` : "";
-  return `${moment(phase, iteration)}: allocated ${size(allocatedAt(found, index))}, reserved ${size(found.reserved_bytes[index])}${holder}`;
+  return `${momentAt(found, index)}: allocated ${size(allocatedAt(found, index))}, reserved ${size(found.reserved_bytes[index])}${holder}`;
 }
 
 const holderText = (who) => `${words(who.category)} ${who.module || who.op || ""}`.trim();
 
 function heldAt(found, index) {
-  const { phase, iteration } = phaseAt(found, index);
   const reserved = found.reserved_bytes[index];
   const rows = found.held[index].map(([holder, bytes, count]) => {
     const who = found.who[holder];
     return html("tr", {},
       html("td", { class: "number" }, size(bytes)),
-      html("td", {}, swatch(who.category), words(who.category)),
+      html("td", {}, found.phases.length > 0 && swatch(who.category), found.phases.length > 0 && words(who.category)),
       html("td", { class: "code" }, [who.module, who.op].filter(Boolean).join(" · ")),
       html("td", {}, `${count > 1 ? `${count} of ` : ""}${who.shape.join(" × ")} ${who.dtype}`));
   });
   return [
-    html("p", {}, html("b", {}, moment(phase, iteration)),
-      `: allocated ${size(allocatedAt(found, index))}, reserved ${size(reserved)}, on the device ${size(reserved + found.outside_bytes)}`),
+    html("p", {}, html("b", {}, momentAt(found, index)),
+      `: allocated ${size(allocatedAt(found, index))}, reserved ${size(reserved)}`,
+      found.outside_bytes > 0 && `, on the device ${size(reserved + found.outside_bytes)}`),
     html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Largest holders at this moment" },
       html("table", {}, html("caption", {}, "Largest holders at this moment"),
         html("thead", {}, html("tr", {}, ["bytes", "category", "module and operator", "blocks"].map((name) => html("th", { scope: "col" }, name)))),

@@ -1,0 +1,331 @@
+"""The page at `/` as people use it: in a real browser, over the service's own interface."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from accessibility import violations
+from browser import PHONE, Browser, Keys, chromium
+from real_service import TOKEN, RealService, serving
+from screenshots import photograph_if_asked
+
+from planner.history.job_values import JobChange, MeasuredRank
+from planner.report.style import size
+
+TINY = """\
+metadata: {{name: {name}}}
+model: {{decoder: {{layers: 2, hidden: 64, heads: 4, kv_heads: 4, ffn: 128, vocab: 256}}}}
+train: {{micro_batch_size: {batch}, sequence_length: 32, optimizer: {{name: AdamW}}}}
+cluster: {{nodes: 1, gpus_per_node: 1, gpu: H100-SXM-80GB}}
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealService]:
+    with serving(tmp_path_factory.mktemp("service")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def tab(service: RealService) -> Iterator[Browser]:
+    with chromium(service.url) as found:
+        yield found
+
+
+@pytest.fixture
+def page(tab: Browser) -> Iterator[Browser]:
+    """The page opened by somebody who has the token; no script fails and no policy is broken on it."""
+    tab.look()
+    tab.open(token=TOKEN)
+    tab.complaints()
+    yield tab
+    # A refusal of the service is in the browser's log as well: those are what a test is about.
+    assert [each for each in tab.complaints() if "Failed to load resource" not in each] == []
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    """Two blocks of 10 MiB in segments of their own, the second given back: as PyTorch would record it."""
+    mib = 2**20
+    frames = [{"filename": "/opt/torch/nn.py", "line": 1, "name": "call"},
+              {"filename": "/work/job/train.py", "line": 7, "name": "forward"}]  # fmt: skip
+
+    def entry(action: str, address: int) -> dict[str, object]:
+        return {"action": action, "addr": address, "size": 10 * mib, "stream": 0, "frames": frames}
+
+    addresses = (0x7F0000000000, 0x7F0010000000)
+    trace = [entry(action, address) for address in addresses for action in ("segment_alloc", "alloc")]
+    trace += [entry(action, addresses[1]) for action in ("free_requested", "free_completed")]
+    segments = [
+        {"device": 0, "address": address, "total_size": 10 * mib, "stream": 0, "segment_type": "large",
+         "blocks": [{"size": 10 * mib, "requested_size": 10 * mib, "state": state}]}
+        for address, state in zip(addresses, ("active_allocated", "inactive"), strict=True)
+    ]  # fmt: skip
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({"device_traces": [trace], "segments": segments, "allocator_settings": {}}))
+    return path
+
+
+def plan_spec(page: Browser, name: str, batch: int = 2) -> None:
+    """Pastes the small job under this name and plans it."""
+    page.click('input[name="source"][value="spec"]')
+    page.run("arguments[0].value = arguments[1]", page.find("#spec"), TINY.format(name=name, batch=batch))
+    page.click("button.main")
+
+
+def shown_verdict(page: Browser, name: str) -> str:
+    """What is said of the job of this name, as soon as it is."""
+    found: str = page.until(lambda: name in page.text("#verdict") and page.text("#verdict"), f"the verdict of {name}")
+    return found
+
+
+def test_a_model_that_is_picked_is_planned_without_anything_from_elsewhere(page: Browser, service: RealService) -> None:
+    page.asked()
+    page.find("#gpu option[value='T4-16GB']")
+    for field, value in {"#model": "gpt2", "#count": "1", "#gpu": "T4-16GB", "#seq": "128"}.items():
+        page.fill(field, value)
+    page.click("button.main")
+
+    assert shown_verdict(page, "gpt2") == "It fits gpt2"
+    (stored,) = [each for each in service.history.plans.newest() if each.name == "gpt2"]
+    (ranks,) = service.history.plans.rank_classes(stored.plan_id)
+    assert page.text(".sentence").startswith(
+        f"Ranks 0 take {size(ranks.device_bytes)} of the {size(ranks.capacity_bytes)} there are: "
+        f"{size(ranks.capacity_bytes - ranks.device_bytes)} stay free."
+    )
+    assert page.driver.current_url.endswith(f"#plans/{stored.plan_id}")
+    assert page.text(".notes") == "taken: train.precision fp16_autocast (--precision bf16, fp16 or fp32)"
+    (bar,) = page.all(".ranks svg")
+    assert f"capacity {size(ranks.capacity_bytes)}" in (bar.get_attribute("aria-label") or "")
+    page.find(".chart path.reserved")
+    assert {re.sub(r"^(https?://[^/]+).*", r"\1", each) for each in page.asked()} == {service.url}
+    photograph_if_asked(page, "plan")
+
+
+def test_the_description_of_the_interface_needs_nothing_from_elsewhere(tab: Browser, service: RealService) -> None:
+    tab.asked()
+    tab.driver.get(f"{service.url}/docs")
+
+    assert tab.until(lambda: len(tab.all(".opblock")), "the endpoints") > 15
+    assert {re.sub(r"^(https?://[^/]+).*", r"\1", each) for each in tab.asked()} == {service.url}
+    assert tab.complaints() == []
+
+
+def test_a_moment_of_the_timeline_says_who_holds_what(page: Browser) -> None:
+    plan_spec(page, "timeline")
+    shown_verdict(page, "timeline")
+    drawn = httpx.get(f"{page.url}/v1/plans/{page.text('.about a')}/timeline").json()
+    at_peak = drawn["held"][drawn["at"].index(drawn["peak"]["event"])]
+    holder = drawn["who"][at_peak[0][0]]
+    peak = page.find(".chart").get_attribute("aria-valuetext")
+    largest = page.text(".held tbody tr")
+
+    page.find(".chart").send_keys(Keys.HOME)
+    start = page.find(".chart").get_attribute("aria-valuetext")
+    page.find(".chart").send_keys(Keys.END, Keys.ARROW_LEFT)
+    end = int(page.find(".chart").get_attribute("aria-valuenow") or 0)
+
+    assert start is not None
+    assert start.startswith("load: allocated ")
+    assert peak is not None
+    assert "of iteration" in peak
+    assert largest.startswith(f"{size(at_peak[0][1])} {holder['category']} ")
+    assert holder["op"] in largest
+    assert end == int(page.find(".chart").get_attribute("aria-valuemax") or 0) - 1
+    page.run(
+        "const box = arguments[0].getBoundingClientRect(); arguments[0].dispatchEvent("
+        "new PointerEvent('pointermove', {clientX: box.left + box.width / 2, clientY: box.top + 50}))",
+        page.find(".chart"),
+    )  # fmt: skip
+    middle = int(page.find(".chart").get_attribute("aria-valuenow") or 0)
+    assert 0.3 * end < middle < 0.7 * end
+
+
+def test_a_changed_value_is_planned_again_beside_what_it_was(page: Browser, service: RealService) -> None:
+    plan_spec(page, "changed", batch=2)
+    shown_verdict(page, "changed")
+    first = page.text(".about a")
+    page.fill("#what-if-train-micro_batch_size", "64")
+    page.click("#what-if-form button")
+
+    said = page.text(".difference")
+    second = page.text(".about a")
+    peaks = [service.history.plans.rank_classes(each)[0].device_bytes for each in (first, second)]
+    assert said.startswith(f"Micro-batch, sequences: 2 to 64: {size(peaks[1])} at most in place of {size(peaks[0])}, ")
+    assert "micro_batch_size: 64" in (page.find("#spec").get_attribute("value") or "")
+
+
+def test_a_change_that_cannot_be_is_refused_at_its_field(page: Browser) -> None:
+    plan_spec(page, "refused")
+    shown_verdict(page, "refused")
+    page.fill("#what-if-parallel-dp_shard-degree", "3")
+    page.click("#what-if-form button")
+
+    said = page.text("#what-if-problem [role=alert]")
+    assert "Allowed" in said
+    assert page.text("#verdict") == "It fits refused"
+
+
+def test_what_is_wrong_with_a_spec_is_said_in_three_parts_at_its_line(page: Browser) -> None:
+    page.click('input[name="source"][value="spec"]')
+    wrong = TINY.format(name="wrong", batch=2).replace("micro_batch_size", "micro_batch")
+    page.run("arguments[0].value = arguments[1]", page.find("#spec"), wrong)
+    page.click("button.main")
+
+    problem = page.find("#plan-problem [role=alert]")
+    parts = dict(
+        zip(*([each.text for each in problem.find_elements("css selector", tag)] for tag in ("dt", "dd")), strict=True)
+    )
+    assert problem.find_element("css selector", "b").text == "Unknown key `micro_batch` in train"
+    assert parts["Where"] == "line 3, column 9 of the spec"
+    assert parts["Allowed"].startswith("micro_batch_size, ")
+    assert parts["To change"] == "write train: {micro_batch_size: 2}"
+    assert page.focused.get_attribute("id") == "spec"
+    assert page.focused.get_attribute("aria-invalid") == "true"
+    selected = page.run("const t = document.activeElement; return t.value.slice(t.selectionStart, t.selectionEnd)")
+    assert selected.startswith("micro_batch: 2")
+
+
+def test_an_unknown_model_is_answered_with_the_nearest_at_its_field(page: Browser) -> None:
+    page.fill("#model", "Qwen/Qwen3-9B")
+    page.click("button.main")
+
+    assert "Did you mean" in page.text("#plan-problem").replace("did", "Did")
+    assert page.focused.get_attribute("id") == "model"
+
+
+def test_who_has_no_token_is_asked_for_one(page: Browser) -> None:
+    page.open()
+    plan_spec(page, "with a token")
+
+    assert "a bearer token is needed to write".capitalize() in page.find("#plan-problem").text
+    page.find("#token").send_keys(TOKEN, Keys.ENTER)
+    page.click("button.main")
+    assert shown_verdict(page, "with a token") == "It fits with a token"
+
+
+def test_a_slow_plan_says_how_long_it_takes_and_can_be_left(page: Browser, service: RealService) -> None:
+    service.plan_provider.slow.add("slow")
+    plan_spec(page, "slow", batch=5)
+
+    page.until(lambda: "tracing the training step" in page.text("#plan-progress"), "what is done")
+    page.until(lambda: re.search(r"[1-9] s$", page.text("#plan-progress")), "the seconds")
+    assert page.find("#plan-progress").get_attribute("role") == "status"
+    page.click("#stop-plan")
+    page.until(
+        lambda: not page.find("button.main").find_elements("xpath", "../../div[@id='plan-progress'][not(@hidden)]"),
+        "an end",
+    )
+
+    plan_spec(page, "slow", batch=5)
+    page.find("#plan-progress")
+    service.plan_provider.slow.discard("slow")
+    assert shown_verdict(page, "slow") == "It fits slow"
+
+
+def test_a_job_is_planned_by_keys_alone(page: Browser) -> None:
+    page.find("#gpu option")
+    page.press(Keys.TAB)
+    assert page.focused.text == "To the content"
+    page.press(Keys.ENTER)
+    page.press(Keys.TAB, Keys.ARROW_RIGHT, Keys.TAB)
+    assert page.focused.get_attribute("id") == "spec"
+    page.press(TINY.format(name="keys", batch=3))
+    page.press(Keys.TAB, Keys.ENTER)
+
+    assert shown_verdict(page, "keys") == "It fits keys"
+    assert page.focused.get_attribute("id") == "verdict"
+    page.find(".held tbody tr")
+    page.press(Keys.TAB)
+    assert page.focused.text == "ranks 0"
+    assert page.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.press(Keys.TAB, Keys.ARROW_LEFT)
+    assert page.focused.get_attribute("role") == "slider"
+
+
+def test_history_sets_predicted_beside_measured(page: Browser, service: RealService) -> None:
+    plan_spec(page, "measured")
+    shown_verdict(page, "measured")
+    plan_id = page.text(".about a")
+    (ranks,) = service.history.plans.rank_classes(plan_id)
+    measured = MeasuredRank(rank=0, device_bytes=ranks.device_bytes - 2**27)
+    service.history.jobs.bind("slurm", "4711", JobChange(plan_id=plan_id, measured=(measured,)))
+    page.click('nav a[href="#history"]')
+
+    jobs = page.find("section[aria-label=Jobs]")
+    (row,) = [each.text for each in jobs.find_elements("css selector", "tbody tr") if "slurm/4711" in each.text]
+    error = 100 * 2**27 / (ranks.device_bytes - 2**27)
+    assert f"{size(ranks.device_bytes)} {size(ranks.device_bytes - 2**27)} +{error:.2f} %" in row
+    assert jobs.find_elements("css selector", "svg.scatter circle")
+    photograph_if_asked(page, "history")
+    first = page.find("section[aria-label=Plans] tbody th").text
+    page.click("section[aria-label=Plans] thead button")
+    head = page.find("section[aria-label=Plans] thead th")
+    names = [each.text for each in page.all("section[aria-label=Plans] tbody th")]
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert names == sorted(names, key=str.casefold)
+    assert first in names
+    jobs.find_element("link text", "measured").click()
+    assert shown_verdict(page, "measured") == "It fits measured"
+
+
+def test_a_snapshot_that_is_dropped_is_explained(page: Browser, snapshot: Path) -> None:
+    page.click('nav a[href="#snapshot"]')
+    page.find("#snapshot-file").send_keys(str(snapshot))
+    page.click("#snapshot-form button")
+
+    said = page.text("#snapshot-result")
+    assert "At most 0.02 GiB were allocated and 0.02 GiB reserved in 3 events" in said
+    assert "2 of 2 addresses" in said
+    assert "With expandable_segments:True it would have reserved" in said
+    assert "train.py:7 forward" in page.text(".held tbody tr")
+    assert page.find(".chart").get_attribute("aria-valuetext") == (
+        "event 1: allocated 0.02 GiB, reserved 0.02 GiB; most in other work/job/train.py:7 forward"
+    )
+
+
+def test_what_is_no_snapshot_is_refused_at_its_field(page: Browser, tmp_path: Path) -> None:
+    (tmp_path / "weights.pickle").write_bytes(b"no pickle at all")
+    page.click('nav a[href="#snapshot"]')
+    page.find("#snapshot-file").send_keys(str(tmp_path / "weights.pickle"))
+    page.click("#snapshot-form button")
+
+    assert "Not a pickle" in page.text("#snapshot-problem")
+    assert page.focused.get_attribute("id") == "snapshot-file"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_view_is_accessible(page: Browser, snapshot: Path, dark: bool) -> None:
+    page.look(dark=dark)
+    plan_spec(page, "accessible")
+    shown_verdict(page, "accessible")
+    page.find(".held tbody tr")
+    for each in page.all("details"):
+        page.run("arguments[0].open = true", each)
+    assert violations(page) == []
+
+    page.click('nav a[href="#snapshot"]')
+    page.find("#snapshot-file").send_keys(str(snapshot))
+    page.click("#snapshot-form button")
+    page.find("#snapshot-result .held tbody tr")
+    assert violations(page) == []
+
+    page.click('nav a[href="#history"]')
+    page.find("#history-body tbody tr")
+    assert violations(page) == []
+    background = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", background))) < 200) is dark
+
+
+def test_it_is_as_wide_as_a_phone(page: Browser) -> None:
+    page.look(size=PHONE)
+    plan_spec(page, "phone")
+    shown_verdict(page, "phone")
+    page.find(".held tbody tr")
+
+    assert page.run("return document.documentElement.scrollWidth") == PHONE[0]
