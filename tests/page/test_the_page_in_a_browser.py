@@ -6,6 +6,7 @@ import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from accessibility import violations
 from browser import PHONE, Browser, Keys, chromium
 from real_service import TOKEN, RealService, serving
 from screenshots import photograph_if_asked
+from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
 
 from planner.history.job_values import JobChange, MeasuredRank
 from planner.report.style import size
@@ -71,10 +73,10 @@ def snapshot(tmp_path: Path) -> Path:
     return path
 
 
-def plan_spec(page: Browser, name: str, batch: int = 2) -> None:
-    """Pastes the small job under this name and plans it."""
+def plan_spec(page: Browser, name: str, batch: int = 2, spec: str = "") -> None:
+    """Pastes the small job under this name, or another spec, and plans it."""
     page.click('input[name="source"][value="spec"]')
-    page.run("arguments[0].value = arguments[1]", page.find("#spec"), TINY.format(name=name, batch=batch))
+    page.run("arguments[0].value = arguments[1]", page.find("#spec"), spec or TINY.format(name=name, batch=batch))
     page.click("button.main")
 
 
@@ -297,6 +299,43 @@ def test_what_is_no_snapshot_is_refused_at_its_field(page: Browser, tmp_path: Pa
 
     assert "Not a pickle" in page.text("#snapshot-problem")
     assert page.focused.get_attribute("id") == "snapshot-file"
+
+
+@pytest.mark.parametrize(("schedule", "kind"), [("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)])
+def test_the_order_of_a_pipeline_is_torchs(page: Browser, schedule: str, kind: Any) -> None:
+    degree, batches = 4, 9
+    real = object.__new__(kind)
+    real._num_stages, real._n_microbatches = degree, batches
+    order = kind._get_pipeline_order(real)
+    letters = {"FORWARD": "F", "FULL_BACKWARD": "B"}
+    wanted = [
+        [[letters[each.computation_type.name], each.microbatch_index] for each in order[rank] if each is not None]
+        for rank in range(degree)
+    ]
+
+    found = page.driver.execute_async_script(
+        "const [schedule, degree, batches, done] = arguments;"
+        "import('./assets/page/pipeline_order.js').then((it) => done(it.ordersOf(schedule, degree, batches)), done)",
+        schedule, degree, batches,
+    )  # fmt: skip
+
+    assert found == wanted
+
+
+def test_a_pipeline_shows_each_of_its_places_and_how_long_it_idles(page: Browser, service: RealService) -> None:
+    spec = TINY.format(name="pipeline", batch=1).replace("gpus_per_node: 1", "gpus_per_node: 2")
+    spec = spec.replace("train: {", "train: {gradient_accumulation_steps: 4, ") + "parallel: {pp: {degree: 2}}\n"
+    plan_spec(page, "pipeline", spec=spec)
+    shown_verdict(page, "pipeline")
+
+    section = page.find("section[aria-labelledby=pipeline]")
+    # (degree - 1) of (micro-batches + degree - 1), whatever an action takes
+    assert "idle: 20.0 %" in section.text
+    assert len(section.find_elements("css selector", "svg.order rect")) == 2 * 2 * 4
+    rows = [each.text for each in section.find_elements("css selector", "tbody tr")]
+    classes = service.history.plans.rank_classes(page.text(".about a"))
+    assert [row.split()[:3] for row in rows] == [["0", "0", "2"], ["1", "1", "1"]]
+    assert all(size(each.device_bytes) in row for each, row in zip(classes, rows, strict=True))
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

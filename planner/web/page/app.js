@@ -11,7 +11,7 @@ const VIEWS = ["plan", "search", "history", "snapshot"];
 const OPENED = {
   history: async () => (await import("./history.js")).open(byId("history-body")),
   snapshot: async () => (await import("./snapshot.js")).open(byId("snapshot-body")),
-  search: async () => (await import("./search.js")).open(byId("search-body")),
+  search: async () => (await import("./search.js")).open(byId("search-body"), replan),
 };
 
 /** Plans a changed job: what POST /v1/specs takes. What is wrong with the change is shown at `problem`. */

@@ -6,10 +6,10 @@ const [WIDTH, HEIGHT] = [420, 280];
 const PAD = { left: 12, right: 12, top: 22, bottom: 26 };
 
 /**
- * `points`: `{x, y, kind, title, row}`. `x` and `y` of `axes` are `{name, text(value), from}`; `diagonal` draws where
- * both are equal, `limit` a line at this x. `picked(row)` is called where somebody points.
+ * `points`: `{x, y, kind, title}`. `x` and `y` of `axes` are `{name, text(value), from}`; `diagonal` draws where both
+ * are equal, `limit` a line at this x.
  */
-export function scatter(label, points, axes, { diagonal = false, limit = null, picked = null } = {}) {
+export function scatter(label, points, axes, { diagonal = false, limit = null } = {}) {
   const highest = (name) => Math.max(...points.map((each) => each[name]), name === "x" && limit ? limit : 0);
   const tops = diagonal ? { x: Math.max(highest("x"), highest("y")), y: Math.max(highest("x"), highest("y")) } : { x: highest("x"), y: highest("y") };
   const place = (name, value, first, last) => {
@@ -18,8 +18,7 @@ export function scatter(label, points, axes, { diagonal = false, limit = null, p
   };
   const x = (value) => place("x", value, PAD.left, WIDTH - PAD.right);
   const y = (value) => place("y", value, HEIGHT - PAD.bottom, PAD.top);
-  const drawn = points.map((each) => svg("circle", { class: `point ${each.kind}`, cx: x(each.x), cy: y(each.y), r: 4.5,
-    onpointerenter: picked && (() => picked(each.row)) }, svg("title", {}, each.title)));
+  const drawn = points.map((each) => svg("circle", { class: `point ${each.kind}`, cx: x(each.x), cy: y(each.y), r: 4.5 }, svg("title", {}, each.title)));
   return svg("svg", { class: "scatter", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label },
     svg("rect", { class: "frame", x: PAD.left, y: PAD.top, width: WIDTH - PAD.left - PAD.right, height: HEIGHT - PAD.top - PAD.bottom }),
     diagonal && svg("line", { class: "grid", x1: x(0), y1: y(0), x2: x(tops.x), y2: y(tops.y) }),

@@ -6,7 +6,7 @@ import { html } from "./dom.js";
  * `columns`: `{name, value(row), cell(row)?, kind?}`; a value is a number, a text or null, which sorts last.
  * `empty` is said where there are no rows. `sorted` is `[column, direction]` at first.
  */
-export function sortableTable(caption, columns, rows, { empty = "", sorted = null, picked = null } = {}) {
+export function sortableTable(caption, columns, rows, { empty = "", sorted = null } = {}) {
   const body = html("tbody", {});
   const heads = columns.map((column, at) => html("th", { scope: "col", class: column.kind },
     html("button", { type: "button", class: "sort", onclick: () => sortBy(at) }, column.name)));
@@ -19,11 +19,8 @@ export function sortableTable(caption, columns, rows, { empty = "", sorted = nul
 
   function show() {
     const ordered = by === null ? [...rows] : [...rows].sort((a, b) => direction * compare(columns[by].value(a), columns[by].value(b), direction));
-    body.replaceChildren(...ordered.map((row) => {
-      const made = html("tr", { onmouseenter: picked && (() => picked(row)) }, columns.map((column, at) =>
-        html(at ? "td" : "th", { class: column.kind, scope: at ? null : "row" }, column.cell ? column.cell(row) : String(column.value(row) ?? ""))));
-      return made;
-    }));
+    body.replaceChildren(...ordered.map((row) => html("tr", {}, columns.map((column, at) =>
+      html(at ? "td" : "th", { class: column.kind, scope: at ? null : "row" }, column.cell ? column.cell(row) : String(column.value(row) ?? ""))))));
     heads.forEach((head, at) => {
       if (at === by) head.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
       else head.removeAttribute("aria-sort");
