@@ -301,18 +301,40 @@ def test_what_is_no_snapshot_is_refused_at_its_field(page: Browser, tmp_path: Pa
     assert page.focused.get_attribute("id") == "snapshot-file"
 
 
+class NotedStage:
+    """A stage of torch's pipeline that computes nothing and notes what it is told to."""
+
+    def __init__(self, stage_index: int) -> None:
+        self.stage_index, self.done = stage_index, list[list[Any]]()
+
+    def forward_one_chunk(self, batch: int, *_: Any, **__: Any) -> None:
+        self.done.append(["F", batch])
+
+    def backward_one_chunk(self, batch: int, **_: Any) -> None:
+        self.done.append(["B", batch])
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_, **__: []
+
+
+def order_of_torch(kind: Any, degree: int, batches: int, rank: int) -> list[list[Any]]:
+    """What a schedule of torch has a rank's stage do. Its `_get_pipeline_order` is not asked: of 1F1B it leaves the
+    first forward of the last rank out (torch 2.13)."""
+    schedule, stage = object.__new__(kind), NotedStage(rank)
+    arguments = [()] * batches, [{}] * batches
+    for name, value in {"_stage": stage, "_num_stages": degree, "_n_microbatches": batches, "scale_grads": False,
+                        "_check_inputs": lambda *_: arguments}.items():  # fmt: skip
+        setattr(schedule, name, value)
+    for name in ("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"):
+        setattr(schedule, name, lambda *_: None)
+    schedule._step_microbatches()
+    return stage.done
+
+
 @pytest.mark.parametrize(("schedule", "kind"), [("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)])
 def test_the_order_of_a_pipeline_is_torchs(page: Browser, schedule: str, kind: Any) -> None:
     degree, batches = 4, 9
-    real = object.__new__(kind)
-    real._num_stages, real._n_microbatches = degree, batches
-    order = kind._get_pipeline_order(real)
-    letters = {"FORWARD": "F", "FULL_BACKWARD": "B"}  # and the sum of gradients, which is no work of a micro-batch
-    wanted = [
-        [[letters[each.computation_type.name], each.microbatch_index]
-         for each in order[rank] if each is not None and each.computation_type.name in letters]
-        for rank in range(degree)
-    ]  # fmt: skip
+    wanted = [order_of_torch(kind, degree, batches, rank) for rank in range(degree)]
 
     found = page.driver.execute_async_script(
         "const [schedule, degree, batches, done] = arguments;"
