@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test soak test-torch fuzz cpu-runs clients opinfo check lint bench accuracy speedrun gpu-truth validate-gpu clean
+.PHONY: help setup plan test soak test-torch fuzz cpu-runs clients screenshots opinfo check lint bench accuracy speedrun gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ clients: $(READY) ## run rank 0 of other people's programs on paper (tests/clien
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CLIENTS)/beside/triton triton==3.7.1
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CLIENTS)/beside/torchao torchao==0.15.0
 	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python tests/clients/run_clients.py $(CLIENTS)/materials
+
+screenshots: $(READY) ## pictures of the page for docs/images, as its tests see it (needs chromium and chromium-driver)
+	PLANNER_SCREENSHOTS=yes OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/page
 
 opinfo: $(READY) ## all of torch's operator database on the paper GPU beside the host (three minutes)
 	PLANNER_OPINFO=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/opinfo

@@ -119,7 +119,7 @@ def _given(body: SpecBody) -> GivenJob:
     if len(named) != 1:
         raise RequestError(
             422,
-            f"{' and '.join(named) or 'nothing'} says which job",
+            f"{' and '.join(named)} both say which job" if named else "nothing says which job",
             allowed="one of model, job, spec",
             remedy='send one of them, such as {"model": "Qwen/Qwen3-8B"}',
         )

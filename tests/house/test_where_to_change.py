@@ -18,6 +18,7 @@ QUESTIONS = [
     "a launcher hook",
     "a metric",
     "an HTTP endpoint",
+    "a view of the page",
     "a call of the Python API",
     "a command",
     "a key of the spec, with its check",

@@ -201,6 +201,14 @@ def test_an_unknown_model_is_answered_with_the_nearest_at_its_field(page: Browse
     assert page.focused.get_attribute("id") == "model"
 
 
+def test_a_name_of_markup_stays_text(page: Browser) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    plan_spec(page, "markup", spec=TINY.format(name=f"'{name}'", batch=2))
+
+    assert shown_verdict(page, name) == f"It fits {name}"
+    assert page.all("main img") == []
+
+
 def test_who_has_no_token_is_asked_for_one(page: Browser) -> None:
     page.open()
     plan_spec(page, "with a token")
