@@ -97,7 +97,7 @@ def test_a_model_that_is_picked_is_planned_without_anything_from_elsewhere(page:
     (stored,) = [each for each in service.history.plans.newest() if each.name == "gpt2"]
     (ranks,) = service.history.plans.rank_classes(stored.plan_id)
     assert page.text(".sentence").startswith(
-        f"Ranks 0 take {size(ranks.device_bytes)} of the {size(ranks.capacity_bytes)} there are: "
+        f"Rank 0 takes {size(ranks.device_bytes)} of the {size(ranks.capacity_bytes)} there are: "
         f"{size(ranks.capacity_bytes - ranks.device_bytes)} stay free."
     )
     assert page.driver.current_url.endswith(f"#plans/{stored.plan_id}")
@@ -252,7 +252,7 @@ def test_a_job_is_planned_by_keys_alone(page: Browser) -> None:
     assert page.focused.get_attribute("id") == "verdict"
     page.find(".held tbody tr")
     page.press(Keys.TAB)
-    assert page.focused.text == "ranks 0"
+    assert page.focused.text == "rank 0"
     assert page.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.press(Keys.TAB, Keys.ARROW_LEFT)
     assert page.focused.get_attribute("role") == "slider"
@@ -272,7 +272,6 @@ def test_history_sets_predicted_beside_measured(page: Browser, service: RealServ
     error = 100 * 2**27 / (ranks.device_bytes - 2**27)
     assert f"{size(ranks.device_bytes)} {size(ranks.device_bytes - 2**27)} +{error:.2f} %" in row
     assert jobs.find_elements("css selector", "svg.scatter circle")
-    photograph_if_asked(page, "history")
     first = page.find("section[aria-label=Plans] tbody th").text
     page.click("section[aria-label=Plans] thead button")
     head = page.find("section[aria-label=Plans] thead th")

@@ -3,7 +3,7 @@
 import { byId, fill, html, swatch, table } from "./dom.js";
 import { markChosen, rankBars } from "./rank_bars.js";
 import { timelineView } from "./timeline_view.js";
-import { changeText, moment, size, words } from "./units.js";
+import { changeText, moment, ranksText, size, words } from "./units.js";
 import { whatIf } from "./what_if.js";
 import { pipelineView } from "./pipeline.js";
 
@@ -44,20 +44,22 @@ export function worstIndex(plan) {
 function sentenceOf(plan) {
   const worst = plan.rank_classes[worstIndex(plan)];
   const [low, high] = worst.peak.interval_bytes;
-  const needs = `Ranks ${worst.ranks} take ${size(worst.peak.device_bytes)} of the ${size(worst.capacity_bytes)} there are`;
+  const who = ranksText(worst.ranks);
+  const needs = `${capital(who)} ${who.startsWith("ranks") ? "take" : "takes"} ${size(worst.peak.device_bytes)} of the ${size(worst.capacity_bytes)} there are`;
   const room = worst.headroom_bytes < 0 ? `${size(-worst.headroom_bytes)} too much` : `${size(worst.headroom_bytes)} stay free`;
   const releases = worst.cache_releases ? ` It fits only after ${worst.cache_releases} cache releases.` : "";
   const known = plan.calibrated ? "95 % interval" : "uncalibrated interval";
   return `${needs}: ${room}. The peak is in ${moment(worst.peak.phase, worst.peak.iteration)}; ${known} ${size(low)} to ${size(high)}.${releases}`;
 }
 
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const notesOf = (notes) => notes.length > 0 && html("ul", { class: "notes" }, notes.map((each) => html("li", {}, each)));
 
 function classView(plan, index) {
   const each = plan.rank_classes[index];
   const coordinates = Object.entries(each.coordinates).filter(([axis]) => (plan.job?.parallel[axis]?.degree ?? 1) > 1);
   const place = coordinates.map(([axis, at]) => `${axis} ${at}`).join(", ");
-  return [html("h3", {}, `Ranks ${each.ranks}${place ? ` (${place})` : ""}`), timelineView(plan, each), phases(each), holders(each)];
+  return [html("h3", {}, `${capital(ranksText(each.ranks))}${place ? ` (${place})` : ""}`), timelineView(plan, each), phases(each), holders(each)];
 }
 
 function phases(each) {

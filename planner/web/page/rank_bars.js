@@ -1,7 +1,7 @@
 /** Ranks against capacity: a row for each rank class, its peak taken apart, a line where the capacity ends. */
 
 import { html, svg, swatch } from "./dom.js";
-import { size, STACKED, words } from "./units.js";
+import { ranksText, size, STACKED, words } from "./units.js";
 
 const MOST = 16;
 const [WIDTH, HEIGHT] = [400, 22];
@@ -29,7 +29,7 @@ function row(each, index, whole, choose) {
   const over = each.headroom_bytes < 0;
   return html("li", {},
     html("button", { type: "button", class: "rank", "data-index": index, "aria-pressed": String(index === 0),
-      onclick: () => choose(index) }, `ranks ${each.ranks}`),
+      onclick: () => choose(index) }, ranksText(each.ranks)),
     bar(each, whole),
     html("span", { class: "figures" },
       `${size(peak.device_bytes)} of ${size(each.capacity_bytes)}, `,
@@ -38,7 +38,7 @@ function row(each, index, whole, choose) {
 
 function bar(each, whole) {
   const parts = partsOf(each);
-  const label = `ranks ${each.ranks} at the peak: ` +
+  const label = `${ranksText(each.ranks)} at the peak: ` +
     parts.map(([name, , bytes]) => `${words(name)} ${size(bytes)}`).join(", ") + `; capacity ${size(each.capacity_bytes)}`;
   const scale = (bytes) => (bytes / whole) * WIDTH;
   let left = 0;

@@ -15,6 +15,9 @@ export const words = (name) => name.replaceAll("_", " ");
 /** A phase with its iteration. */
 export const moment = (phase, iteration) => words(phase) + (iteration ? ` of iteration ${iteration}` : "");
 
+/** `rank 0`, `ranks 0-7`. */
+export const ranksText = (ranks) => `${/[-,]/.test(ranks) ? "ranks" : "rank"} ${ranks}`;
+
 /** A moment of the service, in the reader's own time. */
 export const localTime = (text) => text ? new Date(text).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }) : "";
 
