@@ -20,10 +20,14 @@ from planner.job.bundle import bundle_text
 from planner.job.schema import Job
 from planner.report.statement import to_json
 from planner.searching.answer import plan_and_advise
+from planner.searching.exact import Answer, Group, plan_here
+from planner.searching.requests import SearchRequest
+from planner.service import search_document
 from planner.service.dependencies import Dependencies
 from planner.service.interface import interface
 from planner.service.local_ray import free_ports
 from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.search_runner import SearchRunner
 from planner.settings import Settings
 
 TOKEN = "a-token-of-this-test"
@@ -66,6 +70,51 @@ class PlansHere:
             return self._made[key]
 
 
+class GroupsHere:
+    """Plans the candidates of searches for real, in a thread of this process, one group after the other."""
+
+    def __init__(self) -> None:
+        self._one = threading.Lock()
+        self.held = threading.Event()
+        """Where it is set, no group is begun."""
+
+    async def plan_group(self, group: Group) -> tuple[Answer, ...]:
+        while self.held.is_set():
+            await asyncio.sleep(0.02)
+        return await asyncio.to_thread(self._plan, group)
+
+    def _plan(self, group: Group) -> tuple[Answer, ...]:
+        with self._one:
+            return plan_here(group)
+
+
+class SearchesHere:
+    """What a replica has of the deployment that searches, in this process."""
+
+    def __init__(self, history: History, settings: Settings) -> None:
+        self._history, self._settings = history, settings
+        self.groups = GroupsHere()
+        self._runner: SearchRunner | None = None
+
+    async def start(self, request: SearchRequest) -> dict[str, Any]:
+        if self._runner is None:
+            self._runner = SearchRunner(self._history, self._settings, self.groups, self._one)
+            await asyncio.to_thread(self._runner.begin)
+        return search_document.to_json(await asyncio.to_thread(self._runner.start, request))
+
+    async def cancel(self, search_id: str) -> dict[str, Any] | None:
+        assert self._runner is not None
+        found = await asyncio.to_thread(self._runner.cancel, search_id)
+        return None if found is None else search_document.to_json(found)
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+
+    async def _one(self) -> int:
+        return 1
+
+
 class NoCounters:
     def add(self, *_: Any) -> None:
         pass
@@ -80,6 +129,7 @@ class RealService:
     token: str
     history: History
     plan_provider: PlansHere = field(repr=False)
+    searches: SearchesHere = field(repr=False)
 
 
 @contextmanager
@@ -93,8 +143,9 @@ def serving(folder: Path) -> Iterator[RealService]:
     )
     with History.open(settings.database) as history:
         plan_provider = PlansHere(history)
+        searches = SearchesHere(history, settings)
         dependencies = Dependencies(
-            settings=settings, history=history, plan_provider=plan_provider, counters=NoCounters(), tracers_ready=None
+            settings=settings, history=history, plan_provider=plan_provider, counters=NoCounters(), searches=searches
         )
         server = uvicorn.Server(
             uvicorn.Config(interface(dependencies, 8), host="127.0.0.1", port=port, log_level="error", lifespan="off")
@@ -105,7 +156,8 @@ def serving(folder: Path) -> Iterator[RealService]:
             assert thread.is_alive()
             time.sleep(0.02)
         try:
-            yield RealService(f"http://127.0.0.1:{port}", TOKEN, history, plan_provider)
+            yield RealService(f"http://127.0.0.1:{port}", TOKEN, history, plan_provider, searches)
         finally:
+            searches.close()
             server.should_exit = True
             thread.join(10)
