@@ -102,7 +102,7 @@ async function submit(show) {
 
 const fieldsOfForm = () => Object.fromEntries(Object.entries(FIELDS).map(([place, id]) => [place, byId(id)]));
 
-/** `seconds` null: it is over. Said aloud when it begins and every ten seconds. */
+/** `seconds` null: it is over. What is done is said aloud once; the clock is for the eye. */
 function tellProgress(seconds, pending) {
   const shown = byId("plan-progress");
   byId("stop-plan").hidden = seconds === null;
@@ -113,12 +113,8 @@ function tellProgress(seconds, pending) {
     shown.append(html("progress", { "aria-label": "Planning" }), html("span", { class: "said" }),
       html("span", { class: "clock", "aria-hidden": "true" }));
   }
-  const [bar, said, clock] = shown.children;
-  const done = pending?.progress;
-  if (done?.of) Object.assign(bar, { max: done.of, value: done.done });
-  else bar.removeAttribute("value");
-  const what = done?.of ? `${done.done} of ${done.of} rank classes are traced` : "tracing the training step";
-  const line = pending ? `Planning: ${what}.` : "Planning.";
+  const [, said, clock] = shown.children;
+  const line = pending ? "Planning: tracing the training step of each rank class." : "Planning.";
   if (said.textContent !== line) said.textContent = line;
   clock.textContent = ` ${seconds.toFixed(0)} s`;
 }
