@@ -246,3 +246,23 @@ def test_many_jobs_are_listed_with_their_peaks(history: History, plan_id: str) -
 
     assert len(found) == 10
     assert all(job.measured[0].device_bytes == int(job.job_id[-2:]) for job in found)
+
+
+def test_jobs_are_listed_with_what_the_fullest_rank_was_predicted_and_measured(
+    history: History, plan: Callable[..., Plan]
+) -> None:
+    made = plan(1)
+    history.plans.put(made)
+    predicted = made.rank_classes[1].peak.device_bytes  # that of rank 2
+    ranks = tuple(MeasuredRank(rank=rank, device_bytes=40 * GIB + rank) for rank in (0, 2, 1))
+    history.jobs.bind("slurm", "a", JobChange(plan_id=made.plan_id, measured=(*ranks, MeasuredRank(rank=3))))
+    history.jobs.bind("ray", "b", JobChange(plan_id=made.plan_id))
+
+    found = {each.job_id: each for each in history.list_jobs(10)}
+    assert {job: (each.measured_ranks, each.measured_bytes, each.predicted_bytes) for job, each in found.items()} == {
+        "a": (3, 40 * GIB + 2, predicted),
+        "b": (0, None, None),
+    }
+    assert (found["a"].name, found["a"].verdict) == (made.job["metadata"]["name"], made.verdict)
+    assert len(history.list_jobs(1)) == 1
+    assert history.list_jobs(10, plan_id="pl-another") == ()
