@@ -54,6 +54,11 @@ COMPILED_SECONDS, MOST_COMPILED = 60.0, 2.0
 MOST_ACCUMULATION = 1.1
 """At most so much longer for 256 micro-batches than for one."""
 
+CANDIDATES, FIRST_SECONDS, SEARCH_SECONDS, PLANNED = 10_000, 10.0, 125.0, 20
+"""Of a search of 120 seconds on two cores, whose process has to start and to end."""
+MAX_SECONDS = 15.0
+"""Of all processes together, so by the clock of one core at most."""
+
 REPORT_SECONDS = 2.0
 """Of the report's own work for a million events, the replay not counted."""
 BOUND_SECONDS = 0.005
@@ -193,6 +198,25 @@ def laying_out(repetitions: int) -> Iterator[Row]:
         yield Row(what, f"{ratio:.2f}", f"<= {most}", ratio <= most)
 
 
+def searching(_: int) -> Iterator[Row]:
+    """Once each, from cold processes: by the clock of two cores, and what all processes took together."""
+    found, load = _child("search_speed.py", "search"), os.getloadavg()[0]
+    yield Row(f"{found['candidates']:,} candidates, {found['jobs']:,} of them jobs", "", f">= {CANDIDATES:,}",
+              found["jobs"] >= CANDIDATES)  # fmt: skip
+    yield Row("first answer", f"{found['first_seconds']:.1f} s", f"< {FIRST_SECONDS:.0f} s, two cores",
+              found["first_seconds"] < FIRST_SECONDS)  # fmt: skip
+    yield Row("done", f"{found['wall_seconds']:.0f} s", f"< {SEARCH_SECONDS:.0f} s",
+              found["wall_seconds"] < SEARCH_SECONDS)  # fmt: skip
+    yield Row(f"exact plans, {found['fitting']} of which fit", str(found["planned"]), f">= {PLANNED}",
+              found["planned"] >= PLANNED)  # fmt: skip
+    yield Row("processor seconds; load of the machine", f"{found['processor_seconds']:.0f} s; {load:.1f}")
+    found = _child("search_speed.py", "max")
+    seconds = found["processor_seconds"]
+    what = f"planner max micro_batch_size, Llama-3-8B by FSDP2: {found['value']}, {found['planned']} plans"
+    yield Row(what, f"{seconds:.1f} s, {found['wall_seconds']:.0f} by the clock", f"< {MAX_SECONDS:.0f} s",
+              seconds < MAX_SECONDS)  # fmt: skip
+
+
 def commanding(repetitions: int) -> Iterator[Row]:
     """What a person waits for: whole commands, each in a process of its own."""
 
@@ -298,6 +322,7 @@ def main() -> int:
         ("Commands from a cold process: planner plan", commanding(repetitions)),
         ("planner run: Llama-3-8B in transformers' code, FSDP2 over 8 ranks, 8,192 tokens", running(repetitions)),
         ("Large layouts: Llama-3.1-405B's shape, TP 8, PP 16, dp_shard 128, 32 micro-batches", laying_out(repetitions)),
+        ("planner search: Llama-3-70B's shape on 256 GPUs; planner max", searching(repetitions)),
         ("Eight jobs that were measured, beside other tools: said, error, processor seconds", beside_peers()),
         ("The report of a million events, without the replay", reporting(repetitions)),
         (f"Start to answer: planner plan {EXAMPLE.name}, by the clock", answering(repetitions)),

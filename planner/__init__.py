@@ -1,7 +1,7 @@
 """planner says before a PyTorch training job starts what GPU memory every rank will take, and whether it fits.
 
-From Python: `planner.plan`, `planner.check` and `planner.compare` (planner/api). They are loaded when they are asked
-for, and importing planner loads neither torch nor Ray.
+From Python: `planner.plan`, `.check`, `.compare`, `.search`, `.max` and `.sweep` (planner/api). They are loaded when
+they are asked for, and importing planner loads neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -9,9 +9,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner.api import Check, Comparisons, JobWords, Plan, check, compare, plan
+    from planner.api import (
+        Check,
+        Comparisons,
+        JobWords,
+        Largest,
+        Plan,
+        Search,
+        Sweep,
+        check,
+        compare,
+        max,
+        plan,
+        search,
+        sweep,
+    )
 
-__all__ = ["Check", "Comparisons", "JobWords", "Plan", "check", "compare", "plan"]
+__all__ = [
+    "Check", "Comparisons", "JobWords", "Largest", "Plan", "Search", "Sweep", "check", "compare", "max", "plan",
+    "search", "sweep",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,16 @@
 """planner from Python: what the commands answer, as objects for scripts and notebooks.
 
 It never loads PyTorch into the caller's process: a child of its own traces, so that a notebook may train beside it. It
-is called by people, through `planner.plan`, `planner.check` and `planner.compare`.
+is called by people, through `planner.plan`, `planner.check`, `planner.search`, `planner.max` and so on.
 """
 
 from planner.api.comparing import Comparisons, compare
 from planner.api.given import JobWords
 from planner.api.planning import Check, Plan, check, plan
+from planner.api.searching import Largest, Search, Sweep, search, sweep
+from planner.api.searching import largest as max  # as the command is called
 
-__all__ = ["Check", "Comparisons", "JobWords", "Plan", "check", "compare", "plan"]
+__all__ = [
+    "Check", "Comparisons", "JobWords", "Largest", "Plan", "Search", "Sweep", "check", "compare", "max", "plan",
+    "search", "sweep",
+]  # fmt: skip

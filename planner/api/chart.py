@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def draw(found: MemoryOverTime, statement: RankClassStatement, ax: Axes | None) -> Axes:
     """The categories stacked, reserved bytes above them, capacity as a line; iterations are named below."""
-    ax = _new_axes() if ax is None else ax
+    ax = new_axes("write_timeline()") if ax is None else ax
     series = found.series
     held = [each for each in STACKED if each in series.allocated_bytes]
     sizes = [[count / GIB for count in series.allocated_bytes[each]] for each in held]
@@ -41,13 +41,14 @@ def draw(found: MemoryOverTime, statement: RankClassStatement, ax: Axes | None) 
     return ax
 
 
-def _new_axes() -> Axes:
+def new_axes(other: str) -> Axes:
+    """Of a figure of their own. Raises PlannerError without matplotlib, which `other` does not need."""
     try:
         from matplotlib import pyplot
     except ImportError:
         raise PlannerError(
             "a chart needs matplotlib, which is not installed",
-            allowed="write_timeline(), which needs nothing",
+            allowed=f"{other}, which needs nothing",
             remedy="pip install 'gpu-memory-planner[plot]'",
         ) from None
     _, ax = pyplot.subplots(figsize=(10, 4), layout="constrained")

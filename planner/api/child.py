@@ -7,12 +7,12 @@ import pickle
 from functools import cache
 from typing import Any
 
-from planner.planning.preload import PRELOAD
 from planner.runtime import answers, running
 from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.task import Task
+from planner.searching.preload import PRELOAD
 
 _RESULT = "result"
 
@@ -22,7 +22,7 @@ def call(function: str, *arguments: Any) -> Any:
 
     Raises what the function raises: a PlannerError as itself, anything else as RuntimeError.
     """
-    answer = running.run(Task("planner.api.child:answer", (function, arguments)), UNLIMITED, server=_server())
+    answer = running.run(Task("planner.api.child:answer", (function, arguments)), UNLIMITED, server=server())
     answers.raise_failure(answer)
     if _RESULT not in answer.parts:
         raise RuntimeError(f"the planning process ended without an answer: {answers.ending(answer)}")
@@ -37,7 +37,8 @@ def answer(argument: tuple[str, tuple[Any, ...]], writer: AnswerWriter) -> None:
 
 
 @cache
-def _server() -> ForkServer:
-    server = ForkServer(PRELOAD)
-    atexit.register(server.close)
-    return server
+def server() -> ForkServer:
+    """With PyTorch loaded; started by the first who needs it."""
+    found = ForkServer(PRELOAD)
+    atexit.register(found.close)
+    return found

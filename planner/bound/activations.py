@@ -8,10 +8,12 @@ products; of a cross entropy in one piece what its backward holds at once. Every
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.bound.shape import Shape, shape_of
 from planner.job import pipeline_schedules
 from planner.job.axes import axis_degrees
-from planner.job.schema import AS_BUILT, Job
+from planner.job.schema import AS_BUILT, Job, Pp
 
 _HALF, _FLOAT = 2, 4
 _KEPT_STREAMS = {"none": 4}
@@ -97,8 +99,20 @@ def _is_causal(job: Job) -> bool:
 def _pipeline_bytes(job: Job, shape: Shape, block: int) -> int:
     """The mean over the ranks of what lies in their blocks when most micro-batches are under way."""
     pp, count = job.parallel.pp, job.train.gradient_accumulation_steps
+    layers = pipeline_schedules.layers_of_stages(pp, shape.layers)
+    if pp.schedule == "Interleaved1F1B":
+        return sum(_interleaved_layers(pp, layers, count, rank) for rank in range(pp.degree)) * block // pp.degree
     if pp.schedule not in ("1F1B", "GPipe"):
         return 0
-    layers = pipeline_schedules.layers_of_stages(pp, shape.layers)
     flying = [count if pp.schedule == "GPipe" else min(count, pp.degree - stage) for stage in range(pp.degree)]
     return sum(each * at_once for each, at_once in zip(layers, flying, strict=True)) * block // pp.degree
+
+
+def _interleaved_layers(pp: Pp, layers: Sequence[int], count: int, rank: int) -> int:
+    """Layers whose forward a rank has done before its first backward, each time counted (torch 2.13,
+    torch/distributed/pipelining/schedules.py, `_get_warmup_ops` and `ScheduleInterleaved1F1B`)."""
+    stages = pipeline_schedules.stages_of(pp, rank)
+    in_round = count // max(1, count // pp.degree)
+    warm_up = (len(stages) - 1) * in_round + 2 * (pp.degree - 1 - rank)
+    forwards = min(warm_up + 1, count * len(stages))
+    return sum(layers[stages[step // in_round % len(stages)]] for step in range(forwards))

@@ -107,15 +107,9 @@ def _fixed(arguments: argparse.Namespace) -> dict[str, Sequence[int]]:
 
 def axes_of(arguments: argparse.Namespace) -> list[Axis]:
     """The axes that were written, each once. Raises SpecError."""
-    from planner.searching.axes import parse
+    from planner.searching import requests
 
-    found: dict[str, Axis] = {}
-    for each in arguments.axes:
-        axis = parse(each)
-        if axis.name in found:
-            raise SpecError(f"{axis.name} is given twice", allowed="each axis once", remedy="write its values in one")
-        found[axis.name] = axis
-    return list(found.values())
+    return requests.axes_of(arguments.axes)
 
 
 def shift_words(arguments: argparse.Namespace) -> None:

@@ -111,11 +111,15 @@ class ExactPlans:
     """By time.monotonic()."""
     count: int = 0
     """Groups planned so far."""
+    shared: ForkServer | None = None
+    """A server of the caller's, with PRELOAD, which stays when the context ends."""
     _server: ForkServer = field(default_factory=lambda: ForkServer(PRELOAD))
     _stopped: threading.Event = field(default_factory=threading.Event)
     _pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> ExactPlans:
+        if self.shared is not None:
+            self._server = self.shared
         self._pool = ThreadPoolExecutor(self.processes)
         self._pool.submit(self._server.start)  # while candidates are still being looked through
         return self
@@ -126,7 +130,8 @@ class ExactPlans:
         self._stopped.set()
         assert self._pool is not None
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._server.close()
+        if self.shared is None:
+            self._server.close()
 
     @property
     def is_over(self) -> bool:

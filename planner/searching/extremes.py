@@ -88,6 +88,11 @@ def largest(
     return run.finished()
 
 
+def with_size(job: Job, name: str, size: int) -> Job:
+    """The job with that size."""
+    return apply(job, {path_of(name): size})
+
+
 @dataclass(slots=True)
 class _Halving:
     job: Job
@@ -176,7 +181,7 @@ class _Halving:
         return lower_bound(self._job(count)).exceeds
 
     def _job(self, count: int) -> Job:
-        return apply(self.job, {path_of(self.name): count * self.result.step})
+        return with_size(self.job, self.name, count * self.result.step)
 
     def _begin(self, count: int) -> None:
         """Where several plans are made at a time, the next one that will be wanted."""

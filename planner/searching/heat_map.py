@@ -24,7 +24,7 @@ def refuse_undrawable(axes: Sequence[Axis]) -> None:
 
 def _pyplot() -> Any:
     try:
-        import matplotlib
+        from matplotlib import pyplot
     except ImportError:
         raise SettingError(
             "matplotlib is not installed, and it draws the heat map",
@@ -32,30 +32,33 @@ def _pyplot() -> Any:
             remedy="pip install 'gpu-memory-planner[plot]'",
             place="--png",
         ) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     return pyplot
 
 
 def draw(found: Sweep, path: Path) -> None:
-    """GiB of the fullest rank in the colours of the share of the GPU that they take; what exceeds is hatched. Raises
-    OSError."""
+    """The grid as a picture in a file. Raises OSError."""
     pyplot = _pyplot()
+    pyplot.switch_backend("Agg")
+    down, across = found.space.axes
+    figure, ax = pyplot.subplots(figsize=(2 + 0.9 * len(across.labels), 1.5 + 0.5 * len(down.labels)))
+    fill(ax, found)
+    figure.savefig(path, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def fill(ax: Any, found: Sweep) -> None:
+    """GiB of the fullest rank in the colours of the share of the GPU that they take; what exceeds is red."""
     down, across = found.space.axes
     rows = [found.points[at : at + len(across.labels)] for at in range(0, len(found.points), len(across.labels))]
     capacity = found.space.base.cluster.gpu.total_bytes / GIB
     values = [[(p.exact.device_bytes if p.exact else p.least_bytes) / GIB or float("nan") for p in row] for row in rows]
-    figure, axes = pyplot.subplots(figsize=(2 + 0.9 * len(across.labels), 1.5 + 0.5 * len(down.labels)))
-    image = axes.imshow(values, cmap="viridis", vmin=0, vmax=capacity, aspect="auto")
+    image = ax.imshow(values, cmap="viridis", vmin=0, vmax=capacity, aspect="auto")
     for y, row in enumerate(rows):
         for x, point in enumerate(row):
             text = "-" if point.refused else f"{'>' if point.exact is None else ''}{values[y][x]:.0f}"
-            axes.text(x, y, text, ha="center", va="center", color="red" if point.verdict == "exceeds" else "white")
-    axes.set_xticks(range(len(across.labels)), across.labels)
-    axes.set_yticks(range(len(down.labels)), down.labels)
-    axes.set_xlabel(across.name)
-    axes.set_ylabel(down.name)
-    figure.colorbar(image, label=f"GiB of the fullest rank, of {capacity:.1f}; red exceeds")
-    figure.savefig(path, bbox_inches="tight")
-    pyplot.close(figure)
+            ax.text(x, y, text, ha="center", va="center", color="red" if point.verdict == "exceeds" else "white")
+    ax.set_xticks(range(len(across.labels)), across.labels)
+    ax.set_yticks(range(len(down.labels)), down.labels)
+    ax.set_xlabel(across.name)
+    ax.set_ylabel(down.name)
+    ax.figure.colorbar(image, label=f"GiB of the fullest rank, of {capacity:.1f}; red exceeds")

@@ -60,7 +60,7 @@ class SearchRequest:
         stated = global_batch_of(job)
         alone = _count(job) == 1
         return space_of(
-            job, gpus=gpus, per_node=per_node, gpu_names=names, written=_axes(self.axes),
+            job, gpus=gpus, per_node=per_node, gpu_names=names, written=axes_of(self.axes),
             global_batch=self.global_batch or (stated * gpus if alone else stated),
         )  # fmt: skip
 
@@ -88,7 +88,7 @@ def read(body: Mapping[str, Any], most_seconds: float) -> SearchRequest:
         job=_job(body["job"]),
         gpus=_gpus(body.get("gpus", "")),
         gpu=_texts(body.get("gpu", ()), "gpu"),
-        axes=_written_axes(body.get("axes", ())),
+        axes=written_axes(body.get("axes", ())),
         objective=objective_of(objective if isinstance(objective, str) else str(objective), "objective"),
         top=_whole(body.get("top", USUAL_TOP), "top", MOST_TOP),
         global_batch=_whole(body["global_batch"], "global_batch", _LARGEST) if "global_batch" in body else 0,
@@ -130,7 +130,7 @@ def _texts(given: Any, place: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in parts if each.strip())
 
 
-def _written_axes(given: Any) -> tuple[str, ...]:
+def written_axes(given: Any) -> tuple[str, ...]:
     """A list of `name=values`, or an object of names with their values."""
     if isinstance(given, Mapping):
         given = [f"{name}={_values(values, str(name))}" for name, values in given.items()]
@@ -148,7 +148,8 @@ def _values(values: Any, name: str) -> str:
     return ",".join(str(each).lower() if isinstance(each, bool) else str(each) for each in several)
 
 
-def _axes(written: Sequence[str]) -> list[Axis]:
+def axes_of(written: Sequence[str]) -> list[Axis]:
+    """The axes of `name=values`. Raises SpecError, also for one that is given twice."""
     found: dict[str, Axis] = {}
     for each in written:
         axis = parse(each)

@@ -28,7 +28,7 @@ SPEC: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def plan() -> Iterator[planner.Plan]:
     yield planner.plan(SPEC)
-    child._server().close()
+    child.server().close()
 
 
 def test_a_plan_is_that_of_the_command_line(plan: planner.Plan, tmp_path: Path) -> None:

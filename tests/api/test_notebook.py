@@ -22,3 +22,5 @@ def test_every_cell_runs_and_shows_what_it_says() -> None:
     assert shown[1].text.startswith("qwen3-0.6b\n")
     assert "image/png" in shown[3].data
     assert shown[5].data["text/plain"].startswith("exceeds: qwen3-8b takes at least ")
+    assert shown[6].data["text/html"].startswith("<pre>micro_batch_size ")
+    assert "by least memory, each proven by a plan" in shown[7].data["text/html"]

@@ -229,6 +229,22 @@ def test_each_layout_has_its_share(change: dict[str, Any], parameters: float, gr
     assert found == tuple(int(each * LLAMA_8B) for each in (parameters, gradients, state))
 
 
+@pytest.mark.parametrize(("degree", "micro_batches", "split"), [(2, 2, []), (3, 6, []), (2, 4, [1, 2, 2, 1, 3, 1])])
+def test_an_interleaved_pipeline_has_what_its_warm_up_saved(degree: int, micro_batches: int, split: list[int]) -> None:
+    decoder = {"layers": 10, "hidden": 256, "heads": 4, "kv_heads": 4, "ffn": 640, "vocab": 256}
+    job = load_document({
+        "model": {"decoder": decoder, "parameter_dtype": "bfloat16"},
+        "train": {"sequence_length": 1024, "iterations": 2, "gradient_accumulation_steps": micro_batches,
+                  "optimizer": {"name": "SGD"}},
+        "parallel": {"pp": {"degree": degree, "schedule": "Interleaved1F1B", "split": split}},
+        "cluster": {"gpus_per_node": degree, "gpu": "H100-SXM-80GB"},
+    })  # fmt: skip
+    plan, bound = pipeline.plan(job), lower_bound(job)
+
+    assert held(bound) <= allocated_bytes(plan)
+    assert held(bound) >= 0.4 * allocated_bytes(plan)
+
+
 def test_what_steps_in_the_backward_never_has_all_gradients() -> None:
     job = load_document({
         **JOB, "parallel": {"dp_shard": 8}, "train": {**JOB["train"], "optimizer_in_backward": True},

@@ -1,0 +1,254 @@
+"""`planner.search`, `planner.max` and `planner.sweep`: what fits, as objects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, Unpack
+
+from planner.api import search_charts
+from planner.api.child import server
+from planner.api.given import JobSource, JobWords, read_job
+from planner.errors import SpecError
+from planner.job import gpu_counts
+from planner.job.schema import Job
+from planner.planning.child_processes import usable
+from planner.planning.trace_cache import TraceCache
+from planner.planning.trace_source import TraceSource
+from planner.progress import show_progress
+from planner.report.style import Style
+from planner.searching import documents, engine, extremes, sweeping, text
+from planner.searching.engine import Row, SearchResult
+from planner.searching.exact import Exact, ExactPlans
+from planner.searching.heat_map import refuse_undrawable
+from planner.searching.objectives import objective_of
+from planner.searching.requests import SearchRequest, axes_of, written_axes
+from planner.searching.space import Space
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Varied = Mapping[str, Any] | Sequence[str]
+"""Axes by name with their values, `{"recompute": ["none", "full"], "tp": "1..8"}`, or as `["tp=1..8"]`."""
+_DEGREES = {"tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "fsdp": "dp_shard", "ddp": "dp_replicate"}
+
+
+@dataclass(frozen=True)
+class Search:
+    """Candidates that fit, the best first, each proven by a plan. It prints as `planner search` does."""
+
+    result: SearchResult
+
+    @property
+    def candidates(self) -> tuple[Row, ...]:
+        """With `exact` (device_bytes, headroom_bytes, verdict), `cost`, and `candidate.change`, `candidate.job`."""
+        return tuple(self.result.rows)
+
+    @property
+    def best(self) -> Job | None:
+        """The job that `planner.plan` takes; None if nothing is known to fit."""
+        return self.result.rows[0].candidate.job if self.result.rows else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether no candidate could be better; else the time was over before all were decided."""
+        return self.result.complete
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `planner search --format json` prints it (planner.search/1)."""
+        return documents.search_to_json(self.result)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Device bytes against relative cost. Raises PlannerError without matplotlib."""
+        return search_charts.scatter(self.result, ax)
+
+    def __str__(self) -> str:
+        return text.render_search(self.result, Style())
+
+    def __repr__(self) -> str:
+        return f"<Search {len(self.result.rows)} candidates>"
+
+    def _repr_html_(self) -> str:
+        return _pre(str(self))
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest size with which a job fits. It prints as `planner max` does."""
+
+    found: extremes.Largest
+    job: Job
+    """With that size; as it was given where not even the smallest fits."""
+
+    @property
+    def value(self) -> int:
+        """0 where not even the smallest fits."""
+        return self.found.value
+
+    @property
+    def planned(self) -> dict[int, Exact]:
+        """Every size of which a plan was made."""
+        return dict(sorted(self.found.planned.items()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `planner max --format json` prints it (planner.max/1)."""
+        return documents.largest_to_json(self.found)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Device bytes over the sizes that were planned. Raises PlannerError without matplotlib."""
+        return search_charts.sizes(self.found, ax)
+
+    def __str__(self) -> str:
+        return text.render_largest(self.found, Style())
+
+    def __repr__(self) -> str:
+        return f"<Largest {self.found.name} {self.value}>"
+
+    def _repr_html_(self) -> str:
+        return _pre(str(self))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A plan of every point of a grid. It prints as `planner sweep` does."""
+
+    found: sweeping.Sweep
+
+    @property
+    def points(self) -> tuple[sweeping.Point, ...]:
+        """In the order of the grid: the last axis turns fastest."""
+        return tuple(self.found.points)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `planner sweep --format json` prints it (planner.sweep/1)."""
+        return documents.sweep_to_json(self.found)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """A heat map of two axes. Raises SpecError for other numbers of axes, SettingError without matplotlib."""
+        refuse_undrawable(self.found.space.axes)
+        return search_charts.heat_map(self.found, ax)
+
+    def __str__(self) -> str:
+        return text.render_sweep(self.found, Style())
+
+    def __repr__(self) -> str:
+        return f"<Sweep of {len(self.found.points)} points>"
+
+    def _repr_html_(self) -> str:
+        return _pre(str(self))
+
+
+def search(
+    job: JobSource,
+    *,
+    axes: Varied = (),
+    objective: str = "cost",
+    top: int = 10,
+    global_batch: int = 0,
+    seconds: float = 120.0,
+    settings: Mapping[str, Any] | None = None,
+    **words: Unpack[JobWords],
+) -> Search:
+    """Find the layouts and settings that fit: `planner.search("meta-llama/Llama-3.1-8B", gpus="16xH100", tp=2)`.
+
+    With `gpus` the layout is free but for degrees among the words; without, all degrees of the job's GPUs are varied.
+    `axes` restrict or add, `objective` is cost, memory or headroom, `global_batch` counts sequences of an optimizer
+    step. It ends after `seconds`; interrupted it gives what was found. Raises SpecError.
+    """
+    wanted = objective_of(objective, "objective")
+    if top < 1 or global_batch < 0:
+        name, value = ("top", top) if top < 1 else ("global_batch", global_batch)
+        raise SpecError(f"{name} is {value}", allowed="a whole number from 1", place=name)
+    gpus = str(words.get("gpus", ""))
+    degrees: list[str] = []
+    if gpus:
+        words, degrees = _free(words)
+    request = SearchRequest(
+        job=read_job(job, settings, **words).job, gpus=gpus, axes=(*degrees, *written_axes(axes)), objective=wanted,
+        top=top, global_batch=global_batch, seconds=_positive(seconds),
+    )  # fmt: skip
+    space = request.space()
+    with _planning(seconds) as (plans, progress):
+        return Search(engine.search(space, plans, objective=wanted, top=top, time_left=seconds, progress=progress))
+
+
+def largest(
+    job: JobSource,
+    axis: str,
+    *,
+    step: int = 0,
+    seconds: float = 120.0,
+    settings: Mapping[str, Any] | None = None,
+    **words: Unpack[JobWords],
+) -> Largest:
+    """Find the largest `micro_batch_size` or `sequence_length` with which a job fits, everything else as it is.
+
+    Sizes are multiples of `step`. Arguments and errors are those of `planner.plan`.
+    """
+    name = extremes.size_named(axis)
+    if step < 0:
+        raise SpecError(f"step is {step}", allowed="a whole number from 1", place="step")
+    given = read_job(job, settings, **words).job
+    with _planning(_positive(seconds)) as (plans, progress):
+        found = extremes.largest(given, name, plans, step=step, progress=progress)
+    return Largest(found, extremes.with_size(given, name, found.value) if found.value else given)
+
+
+def sweep(
+    job: JobSource,
+    axes: Varied,
+    *,
+    seconds: float = 600.0,
+    settings: Mapping[str, Any] | None = None,
+    **words: Unpack[JobWords],
+) -> Sweep:
+    """Plan every point of a grid: `planner.sweep(job, {"micro_batch_size": "1..16", "sequence_length": "2k..8k"})`.
+
+    Arguments and errors are those of `planner.plan`; SpecError for more than 2,000 points.
+    """
+    varied = axes_of(written_axes(axes))
+    if not varied:
+        raise SpecError("nothing is varied", allowed='axes with their values: {"micro_batch_size": [1, 2, 4]}')
+    space = Space(base=read_job(job, settings, **words).job, axes=tuple(varied))
+    with _planning(_positive(seconds)) as (plans, progress):
+        return Sweep(sweeping.sweep(space, plans, progress))
+
+
+def _free(words: JobWords) -> tuple[JobWords, list[str]]:
+    """The words without GPUs and degrees, and the degrees as axes; the GPU that is named stays."""
+    left: Any = {name: value for name, value in words.items() if name not in ("gpus", *_DEGREES)}
+    degrees: dict[str, str] = {}
+    for name, axis in _DEGREES.items():
+        said = words.get(name)
+        if said is True:  # all the ranks of one kind of data parallelism leave none to the other
+            degrees[{"dp_shard": "dp_replicate", "dp_replicate": "dp_shard"}[axis]] = "1"
+        elif said:
+            degrees[axis] = str(said)
+    count = gpu_counts.parse(str(words["gpus"]), "gpus")
+    if count.name:
+        left.setdefault("gpu", count.name)
+    return left, [f"{axis}={degree}" for axis, degree in degrees.items()]
+
+
+def _positive(seconds: float) -> float:
+    if not 0 < seconds < 1e9:
+        raise SpecError(f"in {seconds:g} seconds nothing can be planned", allowed="more than 0", place="seconds")
+    return seconds
+
+
+@contextmanager
+def _planning(seconds: float) -> Iterator[tuple[ExactPlans, Callable[[str], None]]]:
+    """Plans are made in children of the process that the Python API has for it."""
+    with show_progress() as progress:
+        progress("loading PyTorch")
+        source = TraceSource(cache=TraceCache.of_user())
+        deadline = time.monotonic() + seconds
+        with ExactPlans(usable(), source=source, deadline=deadline, shared=server()) as plans:
+            yield plans, progress
+
+
+def _pre(said: str) -> str:
+    return f"<pre>{escape(said)}</pre>"
