@@ -99,7 +99,7 @@ PROGRAMS = (
         "_maybe_exchange_device", "current_device", "set_device",
         "cudart", "default_generators", "get_arch_list", "get_device_name", "get_device_properties",
         "device_memory_used", "memory_usage", "utilization", "temperature", "power_draw", "clock_rate",
-        "list_gpu_processes", "empty_cache", "get_per_process_memory_fraction", "max_memory_allocated",
+        "list_gpu_processes", "_compile_kernel", "empty_cache", "get_per_process_memory_fraction", "max_memory_allocated",
         "max_memory_reserved", "mem_get_info",
         "memory_allocated", "memory_reserved", "memory_stats", "reset_peak_memory_stats", "get_rng_state",
         "manual_seed", "manual_seed_all", "set_rng_state", "CUDAGraph", "graph", "make_graphed_callables", "MemPool",

@@ -179,6 +179,21 @@ def test_attention_with_a_mask_of_blocks_compiles_without_triton() -> None:
     assert ("flex_attention_backward", "", (1, 2, 256, 64)) in found
 
 
+def test_flash_attention_3_takes_the_same_lengths_twice() -> None:
+    """Dynamo of torch 2.13 takes no tensor twice for a function with a backward of its own."""
+    from planner.paper.outside.flash_attention_3 import flash_attn_varlen_func
+
+    def attend(q: torch.Tensor, lengths: torch.Tensor) -> Any:
+        return flash_attn_varlen_func(q, q.clone(), q + 1, lengths, lengths, 64, 64, causal=True)
+
+    with compiling() as (gpu, account):
+        q = torch.randn(128, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        lengths = torch.zeros(3, device="cuda", dtype=torch.int32)
+        found = origins(gpu, lambda: torch.compile(attend, fullgraph=True)(q, lengths).sum().backward())
+    assert account.breaks() == ()
+    assert ("paper_flash_attn_3.forward", "", (128, 2, 64)) in found
+
+
 def test_padded_multiplications_are_said_to_be_assumed_also_from_the_cache() -> None:
     def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a @ b
