@@ -76,7 +76,7 @@ class ProgramRun:
         self.outline = JobOutline()
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
         self.world = World(
-            self.assumptions, Clock(lambda: self.watcher.moments.rounds, lambda: self.answers.reads)
+            self.assumptions, Clock(lambda: self.watcher.moments.rounds, lambda: self.answers.reads), order.torch
         )
 
     def end_whole(self, how: str) -> NoReturn:

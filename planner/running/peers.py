@@ -28,6 +28,7 @@ from planner.running.unwaited_collectives import (
     device_tensors,
     in_one_piece,
     is_asynchronous,
+    keeps_tensors,
 )
 from planner.training import absent_peers
 
@@ -162,8 +163,8 @@ class Nccl:
 class World:
     """The groups that a program made, and what of them its report has to say."""
 
-    def __init__(self, assumptions: Assumptions, clock: Clock) -> None:
-        self._assumptions, self._clock = assumptions, clock
+    def __init__(self, assumptions: Assumptions, clock: Clock, torch_version: str = "") -> None:
+        self._assumptions, self._clock, self._keeps = assumptions, clock, keeps_tensors(torch_version)
         self._groups: list[ProgramPeers] = []
 
     def communicators(self) -> tuple[int, ...]:
@@ -205,7 +206,7 @@ class World:
             yield
 
     def _make(self, _store: Any, rank: int, size: int, _timeout: Any) -> ProgramPeers:
-        made = ProgramPeers(rank, size, Shelves(self._clock, self._say_that_it_keeps))
+        made = ProgramPeers(rank, size, Shelves(self._clock, self._say_that_it_keeps, keeps=self._keeps))
         self._groups.append(made)
         return made
 

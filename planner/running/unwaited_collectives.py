@@ -1,9 +1,9 @@
 """Tensors of asynchronous collectives on whose work nobody waits: their process group keeps them for a while.
 
-Source: torch 2.8 to 2.13, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (TensorShelf). `wait` on the work gives them
-up. Where only its future is asked for, or nothing is, a thread looks ten times a second which collectives have ended, and
-the next one of the group gives up what it found. A host that never waits for the GPU is ahead of it, by up to the 1,024
-launches that a stream takes: what one iteration has kept is then still there when the next but one computes.
+Source: torch 2.8 to 2.13, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (TensorShelf). `wait` on the work gives
+them up. Where only its future is asked for, or nothing is, a thread looks ten times a second which collectives have
+ended, and the next one of the group gives up what it found. A host that never waits for the GPU is ahead of it, by up
+to the 1,024 launches that a stream takes: what one iteration has kept is still there when the next but one computes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+_SINCE = (2, 8)
+"""torch whose headers have TensorShelf; up to 2.6 groups marked blocks as used on their stream instead. 2.7 was not
+looked at."""
 _ITERATIONS = 2
 """After so many a collective is known to have ended, by a host that has waited for nothing in between."""
 
@@ -45,9 +48,10 @@ class _Shelf:
 class Shelves:
     """Of one process group."""
 
-    def __init__(self, clock: Clock, says: Callable[[], None] = lambda: None) -> None:
-        """`says` is called when the tensors of a collective stay longer than until the next one."""
-        self._clock, self._says = clock, says
+    def __init__(self, clock: Clock, says: Callable[[], None] = lambda: None, *, keeps: bool = True) -> None:
+        """`says` is called when the tensors of a collective stay longer than until the next one; without `keeps` none
+        do."""
+        self._clock, self._says, self._keeps = clock, says, keeps
         self._shelves: list[_Shelf] = []
 
     def give_up(self) -> None:
@@ -64,7 +68,8 @@ class Shelves:
     def keep(self, value: Any, tensors: list[Tensor]) -> Work:
         """The work of a collective that was issued with these tensors; `value` is that of its future."""
         shelf = _Shelf(tensors, self._clock.iterations(), self._clock.host_waits())
-        self._shelves.append(shelf)
+        if self._keeps:
+            self._shelves.append(shelf)
         return Work(value, shelf)
 
 
@@ -92,6 +97,12 @@ class Work(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         return self._future
+
+
+def keeps_tensors(torch_version: str) -> bool:
+    """Whether groups of this torch (`2.6`; empty: the one that is installed) keep them."""
+    version = torch_version or torch.__version__
+    return tuple(int(each) for each in version.split(".")[:2]) >= _SINCE
 
 
 def is_asynchronous(arguments: tuple[Any, ...]) -> bool:

@@ -63,7 +63,7 @@ def compiled_backward(spec: schema.Compile | None) -> AbstractContextManager[Non
         return nullcontext()
     from torch._dynamo import compiled_autograd
 
-    return compiled_autograd._enable(partial(_compile, spec=spec))  # type: ignore[no-any-return]
+    return compiled_autograd._enable(partial(_compile, spec=spec))
 
 
 def fewest_iterations(spec: schema.Compile | None) -> int:
