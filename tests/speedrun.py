@@ -41,12 +41,16 @@ class Recorded:
     file: str
     allocated: tuple[int, int]
     reserved: tuple[int, int]
+    torch: str = ""
+    """As it was (`2.7.0.dev20250110+cu126`)."""
 
 
 def read_recorded() -> list[Recorded]:
     """All scripts of the manifest, by their dates."""
     rows = json.loads((TRUTH / "manifest.json").read_text(encoding="utf-8"))["rows"]
-    found = [Recorded(row["file"], tuple(row["allocated_range"]), tuple(row["reserved_range"])) for row in rows]
+    found = [
+        Recorded(row["file"], tuple(row["allocated_range"]), tuple(row["reserved_range"]), row["torch"]) for row in rows
+    ]
     return sorted(found, key=lambda each: each.file)
 
 
@@ -106,6 +110,7 @@ def run(recorded: Recorded, folder: Path, options: argparse.Namespace) -> dict[s
     path = os.pathsep.join(filter(None, (str(_ROOT), options.triton, os.environ.get("PYTHONPATH"))))
     command = [
         sys.executable, "-m", "planner", "run", "--format", "json", "--ranks", "0", "--steps", str(options.steps),
+        "--torch", ".".join(recorded.torch.split(".")[:2]),
         "--seconds", str(options.seconds), "--", "torchrun", "--standalone", "--nproc_per_node=8", str(program),
     ]  # fmt: skip
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from planner.running.order import RankRun
 
 _GPU = "H100-SXM-80GB"
+_VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
 _MOST_STEPS, _MOST_SECONDS = 100_000, 86_400.0
 
 
@@ -37,6 +39,12 @@ def add(commands: Commands) -> None:
         "tightly), 3 if it does not, 2 if the program or the command is at fault.",
     )
     parser.add_argument("--gpu", default=_GPU, metavar="NAME", help=f"a GPU of the catalog (default: {_GPU})")
+    parser.add_argument(
+        "--torch",
+        default="",
+        metavar="VERSION",
+        help="the torch that the job runs with, as 2.8 (default: that of here)",
+    )
     parser.add_argument("--ranks", default="auto", help="auto (the first and the last), all, or numbers (0,7)")
     parser.add_argument(
         "--steps",
@@ -109,6 +117,8 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
     from planner.running.launch_line import parse
     from planner.running.rank_process import USUAL_LIMITS
 
+    if arguments.torch and not _VERSION.fullmatch(arguments.torch):
+        raise SpecError(f"--torch is {arguments.torch}", allowed="two numbers, as 2.8", place="--torch")
     _check_count("--steps", arguments.steps, _MOST_STEPS)
     _check_count("--seconds", arguments.seconds, _MOST_SECONDS)
     _check_count("--patience", arguments.patience or 0.0, _MOST_SECONDS)
@@ -120,6 +130,7 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
         line,
         arguments.command,
         known,
+        torch=arguments.torch,
         ranks=arguments.ranks,
         steps=arguments.steps,
         patience_seconds=arguments.patience,

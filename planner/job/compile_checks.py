@@ -38,6 +38,7 @@ def check_compile(job: Job, document: Node) -> None:
             allowed="default",
         )
     _check_graphs(job, compiled, document)
+    _check_autograd(job, compiled, document)
     _check_rest(job, compiled, document)
 
 
@@ -50,6 +51,24 @@ def _check_graphs(job: Job, compiled: Compile, document: Node) -> None:
         raise document.nearest_to("train.compile.mode").error(
             f"is {compiled.mode}, which captures CUDA graphs, beside {' and '.join(beside)}, which is not planned",
             allowed="default, max-autotune-no-cudagraphs",
+        )
+
+
+def _check_autograd(job: Job, compiled: Compile, document: Node) -> None:
+    """Hooks of DDP, FSDP2 and pipelines break a backward that is captured as a whole, each in its own way; a second
+    micro-batch stops in the captured code (torch 2.13), for a reason not known."""
+    degrees = axis_degrees(job.parallel)
+    beside = [f"parallel.{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
+    beside += ["parallel.deepspeed"] if job.parallel.deepspeed is not None else []
+    beside += ["train.optimizer_in_backward"] if job.train.optimizer_in_backward else []
+    steps = job.train.gradient_accumulation_steps
+    beside += [f"train.gradient_accumulation_steps {steps}"] if steps > 1 else []
+    beside += [f"mode: {compiled.mode}"] if compiled.mode in _CUDA_GRAPHS else []
+    if compiled.autograd and beside:
+        raise document.nearest_to("train.compile.autograd").error(
+            f"compiles the backward as a whole beside {' and '.join(beside)}, which is not planned",
+            allowed="one GPU, one micro-batch in a step, without CUDA graphs",
+            remedy="leave it out where the job does not set torch._dynamo.config.compiled_autograd",
         )
 
 

@@ -125,6 +125,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Compile, "scope"): _one_of("model", "blocks", "loss", "optimizer"),
     (schema.Compile, "mode"): _one_of("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     (schema.Compile, "fullgraph"): TRUTH,
+    (schema.Compile, "autograd"): TRUTH,
     (schema.Compile, "planned_as"): _one_of("compiled", "eager"),
     (schema.Compile, "dynamic"): Check("true, false or null", _anything),
     (schema.Compile, "backend"): _one_of("inductor", "aot_eager", "eager"),

@@ -185,6 +185,8 @@ class Compile:
     """Shapes as symbols; null: from the second shape on, as torch does by itself."""
     backend: str = "inductor"
     """inductor | aot_eager | eager"""
+    autograd: bool = False
+    """The backward as a whole is compiled too (compiled autograd), on one GPU, with one micro-batch in a step."""
     planned_as: str = "compiled"
     """compiled; or eager: the eager step is planned in its place, and the verdict refuses nothing for it"""
 

@@ -54,9 +54,12 @@ class ProgramInputs:
     """Of somebody else: run behind walls."""
 
 
-def inputs_of(line: LaunchLine, command: Sequence[str], gpu: GpuRecord, **others: Any) -> ProgramInputs:
-    """The program of a launch line on a GPU of the catalog, with the software of this process; `others` are fields."""
-    torch = ".".join(identity.software()["torch"].split("+")[0].split(".")[:2])
+def inputs_of(
+    line: LaunchLine, command: Sequence[str], gpu: GpuRecord, torch: str = "", **others: Any
+) -> ProgramInputs:
+    """The program of a launch line on a GPU of the catalog, with this torch (`2.6`; default: that of this process);
+    `others` are fields."""
+    torch = torch or ".".join(identity.software()["torch"].split("+")[0].split(".")[:2])
     return ProgramInputs(
         line=line,
         command=tuple(command),
@@ -170,6 +173,7 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
             outside_bytes=outside(work.gpu, work.software, [work.line.world_size]).total_bytes,
         ),
         cuda=work.software.cuda,
+        torch=work.software.torch,
         steps=ended[0] if ended else work.steps,
         patience_seconds=work.patience_seconds,
         seconds=work.limits.seconds,

@@ -23,6 +23,7 @@ from planner.running.generators import DeviceGenerator
 from planner.running.legacy_types import legacy_types
 from planner.running.live_memory import LiveMemory
 from planner.running.order import Gpu
+from planner.running.outside import source_kernels
 from planner.running.outside.management_library import ManagementLibrary
 
 NCCL = (2, 28, 9)
@@ -126,6 +127,7 @@ def _cuda(gpu: Gpu, gpus: int, memory: LiveMemory, management: ManagementLibrary
         "temperature": lambda _device=None: management.idle("the temperature"),
         "power_draw": lambda _device=None: management.idle("the power"),
         "clock_rate": lambda _device=None: management.idle("a clock"),
+        "_compile_kernel": source_kernels.compile_kernel,
         "list_gpu_processes": lambda device=None: management.list_processes(_index_of(device)),
     }
 

@@ -66,6 +66,11 @@ class Moments:
         """Whole ones, as far as is known: the first is known to be over when the second begins to step."""
         return 0 if self._closing is None else self.steps[self._closing]
 
+    @property
+    def rounds(self) -> int:
+        """How often all optimizers have stepped that have so far: also before it is known where an iteration ends."""
+        return self.iterations or min(self.steps.values(), default=0)
+
     def ends(self) -> list[int]:
         """Of each iteration the index of its last moment, in order; also of the last of a program that has ended."""
         if self._closing is not None:

@@ -45,6 +45,7 @@ from planner.running.peers import World, is_waiting
 from planner.running.pipeline_stages import PipelineNeighbours
 from planner.running.rank_environment import extra_arguments
 from planner.running.stopping import Seen, Stopping
+from planner.running.unwaited_collectives import Clock
 from planner.running.value_answers import AnswersByTable
 from planner.running.watching import Watcher
 from planner.tracing.traced import Trace
@@ -67,7 +68,6 @@ class ProgramRun:
         self.assumptions = Assumptions()
         self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
         self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
-        self.world = World(self.assumptions)
         self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
         self.surroundings = Surroundings(order, cuda_face.properties_of(order.gpu), self.management, self.assumptions)
         self.neighbours = PipelineNeighbours(self.assumptions, order.heard)
@@ -75,6 +75,9 @@ class ProgramRun:
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.outline = JobOutline()
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
+        self.world = World(
+            self.assumptions, Clock(lambda: self.watcher.moments.rounds, lambda: self.answers.reads), order.torch
+        )
 
     def end_whole(self, how: str) -> NoReturn:
         """The program has come to its own end. Raises ProgramError if it never trained."""

@@ -38,6 +38,8 @@ class ProgramOrder:
     rank: int
     gpu: Gpu
     cuda: str
+    torch: str = ""
+    """The version that the job runs with (`2.6`); empty: the one that is installed here."""
     steps: int = 0
     patience_seconds: float | None = None
     """How long it is watched when it is steady; None: as `planner.running.stopping` has it."""

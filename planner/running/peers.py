@@ -21,6 +21,15 @@ from torch.distributed import distributed_c10d
 
 from planner import upstream
 from planner.running.assumptions import About, Assumptions
+from planner.running.unwaited_collectives import (
+    STILL_KEPT,
+    Clock,
+    Shelves,
+    device_tensors,
+    in_one_piece,
+    is_asynchronous,
+    keeps_tensors,
+)
 from planner.training import absent_peers
 
 _BACKEND = "absent_peers_of_a_program"
@@ -48,8 +57,9 @@ class OwnStore(dist.HashStore):  # type: ignore[name-defined, misc]
 class ProgramPeers(absent_peers.AbsentPeers):
     """A group that remembers whether tensors of the device travelled over it: only then NCCL takes memory for it."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, shelves: Shelves) -> None:
         super().__init__(rank, size)
+        self.shelves = shelves
         self.carried = False
         self.talkers: tuple[int, ...] = ()
         """The ranks of the world in this group, once single messages have travelled over it."""
@@ -92,7 +102,12 @@ def _noting(name: str) -> Callable[..., Any]:
         self.note(tensors)
         if name in _MESSAGES:
             self.note_message()
-        return inherited(self, tensors, *arguments, **named)
+        self.shelves.give_up()
+        given = (*arguments, *named.values())
+        pieces = in_one_piece(name, tensors, given[0] if given else ())
+        done = inherited(self, tensors, *arguments, **named)
+        touched = [*device_tensors(tensors, *given), *pieces]
+        return self.shelves.keep(tensors, touched) if touched and is_asynchronous(given) else done
 
     return collective
 
@@ -148,8 +163,8 @@ class Nccl:
 class World:
     """The groups that a program made, and what of them its report has to say."""
 
-    def __init__(self, assumptions: Assumptions) -> None:
-        self._assumptions = assumptions
+    def __init__(self, assumptions: Assumptions, clock: Clock, torch_version: str = "") -> None:
+        self._assumptions, self._clock, self._keeps = assumptions, clock, keeps_tensors(torch_version)
         self._groups: list[ProgramPeers] = []
 
     def communicators(self) -> tuple[int, ...]:
@@ -191,7 +206,7 @@ class World:
             yield
 
     def _make(self, _store: Any, rank: int, size: int, _timeout: Any) -> ProgramPeers:
-        made = ProgramPeers(rank, size)
+        made = ProgramPeers(rank, size, Shelves(self._clock, self._say_that_it_keeps, keeps=self._keeps))
         self._groups.append(made)
         return made
 
@@ -220,6 +235,9 @@ class World:
                 About.PEERS,
                 f"a group of {group.size()} ranks, the others absent: what they would send is what this rank has",
             )
+
+    def _say_that_it_keeps(self) -> None:
+        self._assumptions.add(About.PEERS, STILL_KEPT)
 
     def _telling_of_objects(self, real: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(real)

@@ -57,6 +57,8 @@ class AnswersByTable:
         """Lines at which an answer decides."""
         self.classes = 0
         """Of the last loss over classes; 0 before the first."""
+        self.reads = 0
+        """How often the host has read from the device, and waited for it."""
 
     def note(self, tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:
         """A known call site of a library was answered."""
@@ -101,6 +103,7 @@ class AnswersByTable:
         return (False, "nothing is out of order") if is_truth else (1, "any count")
 
     def _list(self, tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:
+        self.reads += 1
         shown = f"{answer:.4g}" if isinstance(answer, float) else str(answer)
         many = "a value" if tensor.numel() == 1 else f"{tensor.numel()} values"
         dtype = str(tensor.dtype).removeprefix("torch.")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -53,6 +55,15 @@ def compile_optimizer(optimizer: torch.optim.Optimizer, spec: schema.Compile | N
     """Compiles the optimizer's step, in place, where the job says so."""
     if spec is not None and "optimizer" in spec.scope:
         optimizer.step = _compile(optimizer.step, spec)  # type: ignore[method-assign]
+
+
+def compiled_backward(spec: schema.Compile | None) -> AbstractContextManager[None]:
+    """Inside, a backward is captured as a whole and compiled, where the job says so (compiled autograd)."""
+    if spec is None or not spec.autograd:
+        return nullcontext()
+    from torch._dynamo import compiled_autograd
+
+    return compiled_autograd._enable(partial(_compile, spec=spec))
 
 
 def fewest_iterations(spec: schema.Compile | None) -> int:

@@ -122,7 +122,8 @@ class Loop:
         return loss / steps if steps > 1 else loss
 
     def _backward(self, loss: Tensor) -> None:
-        self.precision.scale_loss(loss).backward()
+        with compiling.compiled_backward(self.train.compile):
+            self.precision.scale_loss(loss).backward()
 
     def _step(self) -> None:
         scaler, limit = self.precision.scaler, self.train.gradient_clipping

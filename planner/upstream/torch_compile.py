@@ -132,6 +132,10 @@ REGISTRIES = (
         kind=Kind.PRIVATE, has_source=False, test=_COMPILED, why="as above, kept and put back",
     ),
     Entry(
+        target="torch._dynamo.compiled_autograd:_enable", kind=Kind.PRIVATE, has_source=False, test=_COMPILED,
+        why="compiles a backward as a whole where a job asks for it; the public setting does so within a compiled call",
+    ),
+    Entry(
         target="torch._dynamo.device_interface:register_interface_for_device", kind=Kind.PRIVATE, test=_COMPILED,
         why="names what answers for a device",
     ),

@@ -185,3 +185,16 @@ torch.cuda.memory._dump_snapshot({str(path)!r})
     run(f"python {program(lines)}")
 
     assert sum(each["total_size"] for each in pickle.loads(path.read_bytes())["segments"]) >= 15 << 20
+
+
+def test_a_kernel_compiled_from_its_source_is_launched_as_nothing(run: Run, program: Callable[[str], str]) -> None:
+    lines = """
+import torch
+fill = torch.cuda._compile_kernel("extern \\"C\\" __global__ void fill(float* x) { *x = 1; }", "fill")
+fill.set_shared_memory_config(1024)
+given = torch.zeros(4, device="cuda")
+before = torch.cuda.memory_allocated()
+fill((1, 1, 1), (32, 1, 1), (given,), shared_mem=1024)
+assert torch.cuda.memory_allocated() == before
+"""
+    assert run(f"python {program(lines + STEP)}").is_whole

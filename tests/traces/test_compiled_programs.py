@@ -32,6 +32,7 @@ from planner.job.schema import (
 from planner.paper import compiled
 from planner.paper.compiled import Compiling
 from planner.tracing.trace import trace
+from planner.training.compiling import compiled_backward
 
 import torch  # isort: skip
 from torch import nn  # isort: skip
@@ -179,6 +180,21 @@ def test_attention_with_a_mask_of_blocks_compiles_without_triton() -> None:
     assert ("flex_attention_backward", "", (1, 2, 256, 64)) in found
 
 
+def test_flash_attention_3_takes_the_same_lengths_twice() -> None:
+    """Dynamo of torch 2.13 takes no tensor twice for a function with a backward of its own."""
+    from planner.paper.outside.flash_attention_3 import flash_attn_varlen_func
+
+    def attend(q: torch.Tensor, lengths: torch.Tensor) -> Any:
+        return flash_attn_varlen_func(q, q.clone(), q + 1, lengths, lengths, 64, 64, causal=True)
+
+    with compiling() as (gpu, account):
+        q = torch.randn(128, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        lengths = torch.zeros(3, device="cuda", dtype=torch.int32)
+        found = origins(gpu, lambda: torch.compile(attend, fullgraph=True)(q, lengths).sum().backward())
+    assert account.breaks() == ()
+    assert ("paper_flash_attn_3.forward", "", (128, 2, 64)) in found
+
+
 def test_padded_multiplications_are_said_to_be_assumed_also_from_the_cache() -> None:
     def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a @ b
@@ -217,6 +233,27 @@ def test_multiplications_of_eight_bits_are_those_of_cublaslt_eager_and_compiled(
     assert [each[0] for each in eager if each[1] == "cublas.workspace"] == [32 << 20]
     assert result in fused
     assert [each[0] for each in fused if each[2] == "float8_e4m3fn"] == [256 * 512, 1024 * 512]
+
+
+def test_a_backward_compiled_as_a_whole_leaves_the_same_gradients() -> None:
+    """It is one graph more, and what a compiled block's backward gave to the next one's is within it."""
+
+    def of_backward(**asked: Any) -> tuple[int, list[int]]:
+        layers = [nn.Linear(64, 64).cuda() for _ in range(3)]
+        forward = [torch.compile(each) for each in layers]
+        with compiled_backward(Compile(scope=("blocks",), **asked)):
+            x = torch.randn(4, 64, device="cuda")
+            for each in forward:
+                x = each(x).sin()
+            x.sum().backward()
+        return account.graphs(), [each.grad.numel() for layer in layers for each in layer.parameters()]
+
+    with compiling() as (_, account):
+        apart, some = of_backward()
+    with compiling() as (_, account):
+        whole, same = of_backward(autograd=True)
+    assert whole == apart + 1
+    assert some == same
 
 
 def test_distributed_data_parallel_splits_the_graph_at_its_buckets() -> None:

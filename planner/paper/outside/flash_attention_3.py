@@ -218,6 +218,8 @@ def flash_attn_varlen_func(
     """Attention over sequences that lie one after another, [rows of all, heads, head dim]."""
     del seqused_q, seqused_k, softmax_scale, pack_gqa, sm_margin
     _plain(attention_chunk, qv, q_descale, k_descale, v_descale)
+    # Dynamo (torch 2.13, _dynamo/variables/higher_order_ops.py) takes no tensor twice, which torch 2.9 did.
+    cu_seqlens_k = None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
     return _Attention.apply(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, tuple(window_size), softcap,
         num_splits, deterministic, return_attn_probs, True,

@@ -1,0 +1,57 @@
+"""What a group of absent peers keeps of collectives on whose work nobody waits, as NCCL's does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from program_runs import Run
+
+LOOP = """\
+import sys, torch, torch.distributed as dist
+
+dist.init_process_group("nccl")
+weight = torch.zeros(1 << 20, device="cuda", requires_grad=True)  # 4 MiB
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(5):
+    (weight * 2).sum().backward()
+    {collective}
+    optimizer.step()
+    optimizer.zero_grad()
+    {after}
+    print(torch.cuda.memory_allocated() >> 20, file=open(sys.argv[1], "a"))
+"""
+GATHERED = """
+    parts = [torch.empty_like(weight) for _ in range(2)]
+    dist.all_gather(parts, weight.detach(), async_op=True)
+    del parts"""
+REDUCED = "work = dist.all_reduce(weight.grad, async_op=True)"
+
+
+def allocated(run: Run, path: str, written: Path, torch: str = "") -> list[int]:
+    """MiB at the end of each iteration."""
+    run(f"torchrun --nproc-per-node 2 {path} {written}", steps=6, torch=torch)
+    return [int(line) for line in written.read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("collective", "after", "kept"),
+    [
+        ("dist.all_reduce(weight.grad)", "", [4, 4, 4, 4, 4]),
+        (f"{REDUCED}; work.wait(); del work", "", [4, 4, 4, 4, 4]),
+        (f"{REDUCED}; work.get_future().wait(); del work", "", [8, 12, 12, 12, 12]),
+        (f"{REDUCED}; del work", "weight.sum().item()", [8, 8, 8, 8, 8]),
+        (GATHERED, "", [20, 36, 36, 36, 36]),
+    ],
+    ids=["synchronous", "waited for", "of the future alone", "of a host that waits", "gathered in one piece"],
+)
+def test_it_is_there_until_the_collective_after_the_next_iteration(
+    run: Run, program: Callable[[str], str], tmp_path: Path, collective: str, after: str, kept: list[int]
+) -> None:
+    assert allocated(run, program(LOOP.format(collective=collective, after=after)), tmp_path / "written") == kept
+
+
+def test_earlier_torch_kept_none(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+    path = program(LOOP.format(collective=f"{REDUCED}; del work", after=""))
+    assert allocated(run, path, tmp_path / "written", torch="2.6") == [4, 4, 4, 4, 4]
