@@ -50,10 +50,15 @@ def peft_rows(clone: Path) -> Iterator[Row]:
 
 
 def torchtitan_rows(clone: Path) -> Iterator[Row]:
-    """At 8a749c61 pp 4 x dp 2: fully recomputed, without expert parallelism and loss not compiled, as its log shows."""
+    """DeepSeek at 8a749c61: fully recomputed, without expert parallelism and loss not compiled, as its log shows.
+
+    The clone has to be at the commit of the row (`--only`), with a tokenizer in tests/assets/tokenizer, and its import
+    of `create_cp_block_mask` taken out, which torch 2.13 has no more.
+    """
     config = "torchtitan/models/{}/train_configs/{}.toml --training.dataset c4_test --metrics.log_freq 1"
     command = (
-        "env PYTORCH_ALLOC_CONF=expandable_segments:True torchrun --nnodes {} --nproc-per-node 8 -m torchtitan.train "
+        f"env PYTHONPATH={Path(sys.prefix, 'beside', 'triton')} PYTORCH_ALLOC_CONF=expandable_segments:True "
+        "torchrun --nnodes {} --nproc-per-node 8 -m torchtitan.train "
         "--model.hf_assets_path tests/assets/tokenizer --job.config_file " + config
     )
     deepseek = (
