@@ -55,7 +55,9 @@ from planner.training.wraps import deepspeed_library
 _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The first wins: torch 2.13, c10/core/AllocatorConfig.cpp."""
 
-_COLLECTED = "Cyclic garbage is collected at the end of every optimizer step, not in between."
+_COLLECTED = (
+    "Cyclic garbage is collected before the first forward and at the end of every optimizer step, not in between."
+)
 _NOT_COLLECTED = "The program has switched garbage collection off: cycles stay until it collects them itself."
 
 

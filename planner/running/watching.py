@@ -129,6 +129,8 @@ class Watcher:
             self._recorder.leave()
 
     def _root_begins(self, module: nn.Module) -> None:
+        if not self._roots:
+            _collect_garbage()  # what building a model drops dies young, and Python soon collects the young
         if module not in self._roots:
             self._learn(module)
         if torch.is_grad_enabled():
@@ -182,8 +184,7 @@ class Watcher:
                 self._tell_state(parameter, state)
         self._tell(Kind.STEPPED, _key(optimizer))
         self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
-        if gc.isenabled():  # a program that has switched it off keeps its cycles, as on a GPU
-            gc.collect()
+        _collect_garbage()
 
     def _tell_state(self, parameter: Any, state: Any) -> None:
         if not isinstance(state, dict):
@@ -192,6 +193,11 @@ class Watcher:
         for key, value in state.items():
             if isinstance(value, Tensor):
                 self._recorder.assign(value, Category.OPTIMIZER_STATE, f"{name}.{key}" if name else str(key))
+
+
+def _collect_garbage() -> None:
+    if gc.isenabled():  # a program that has switched it off keeps its cycles, as on a GPU
+        gc.collect()
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

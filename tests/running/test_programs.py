@@ -144,6 +144,28 @@ def test_the_same_program_has_the_same_events(run: Run) -> None:
     assert do_the_same(first, second)
 
 
+def test_what_building_a_model_drops_is_gone_before_its_first_forward(run: Run, program: Callable[[str], str]) -> None:
+    """bitsandbytes' layers and their weights refer to each other: one that is replaced at once is garbage."""
+    path = program("""
+import torch
+class Layer:
+    def __init__(self):
+        self.weight, self.itself = torch.empty(1 << 20, dtype=torch.uint8, device="cuda"), self
+model = torch.nn.Linear(4, 4).cuda()
+model.register_forward_pre_hook(lambda *_: held.append(torch.cuda.memory_allocated()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+layer, held = Layer(), []
+layer = Layer()
+model(torch.zeros(2, 4, device="cuda")).sum().backward()
+optimizer.step()
+print(held[0], file=open(__file__ + ".held", "w"))
+""")
+
+    run(f"python {path}")
+
+    assert int(Path(f"{path}.held").read_text()) >> 20 == 1
+
+
 def test_a_program_that_switches_garbage_collection_off_keeps_its_cycles(
     run: Run, program: Callable[[str], str]
 ) -> None:
