@@ -47,7 +47,7 @@ class JobOutline:
         """Inside, a program is followed."""
         handles = (
             register_module_forward_pre_hook(self._begins),
-            register_module_forward_hook(self._ends, always_call=True),
+            register_module_forward_hook(self._ends, with_kwargs=True, always_call=True),
             register_optimizer_step_pre_hook(self._steps),
         )
         wrapped = {"torch.nn.utils:clip_grad_norm_": self._clipping}
@@ -99,26 +99,20 @@ class JobOutline:
         if self._root is None and any(each.requires_grad for each in module.parameters()):
             self._root = weakref.ref(module)
             self._inputs = _shapes(_by_name(module, arguments))
-            self._note_named(module)
         if self._root is not None and module is self._root():
             if self._output is not None:
                 self._keeps_output.append(self._output() is not None)
             self._forwards += 1
 
-    def _note_named(self, module: nn.Module) -> None:
-        """Of arguments by name a global hook is not told: one of the module itself sees those of this call."""
-
-        def hook(_module: nn.Module, arguments: Any, named: Mapping[str, Any]) -> None:
-            self._inputs = _shapes({**_by_name(module, arguments), **named})
-            handle.remove()
-
-        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-
-    def _ends(self, module: nn.Module, _arguments: Any, output: Any) -> None:
+    def _ends(self, module: nn.Module, _arguments: Any, *named_and_output: Any) -> None:
+        """The arguments by name are here, where global hooks are told them; not from a forward that raised."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not self._depth:
             return
         self._depth -= 1
         if self._depth == 0 and self._root is not None and module is self._root():
+            *named, output = named_and_output
+            for each in named:
+                self._inputs = {**_shapes(each), **self._inputs}
             largest = max(_tensors(output), key=lambda each: each.numel(), default=None)
             self._output = None if largest is None else weakref.ref(largest)
 

@@ -74,7 +74,8 @@ def test_one_that_fills_the_disk_is_told_how_much_it_may_write(program: Program,
     line = parse(["python", program("raise OSError(28, 'No space left on device')")])
     gpu = Gpu(product="", arch="sm_90", total_bytes=1)
     order = ProgramOrder(line=line, rank=0, gpu=gpu, cuda="13.0", writes=writes)
-    crash = json.dumps({"said": "OSError: [Errno 28]", "missing": None, "no_room": True, "text": ""}).encode()
+    said = {"said": "OSError: [Errno 28]", "missing": None, "sought": [], "no_room": True, "text": ""}
+    crash = json.dumps(said).encode()
 
     assert remedy in str(rank_process._crash_error(crash, order))
 
