@@ -248,7 +248,7 @@ def test_a_job_planned_by_running_its_program_teaches_what_one_planned_by_a_spec
     ran = ProgramStatement(
         plan_id="pl-" + "r" * 26, trace_id="run-1", command=("python", "t.py"), gpu="H100-SXM-80GB", nodes=1,
         gpus_per_node=1, ending="ended", iterations=3, seen={}, unseen=(), allocator_conf="", calibrated=False,
-        rank_classes=plan.rank_classes, assumptions=(), provenance=plan.provenance,
+        rank_classes=plan.rank_classes, assumptions=(), out_of_memory=(), provenance=plan.provenance,
     )  # fmt: skip
     told(history, ran)
     with History.open("sqlite://") as other:
