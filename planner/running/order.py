@@ -38,6 +38,8 @@ class ProgramOrder:
     rank: int
     gpu: Gpu
     cuda: str
+    target: str = ""
+    """Whose kernels are chosen, if not the GPU's: `cpu`, to stand beside runs on a CPU."""
     steps: int = 0
     patience_seconds: float | None = None
     """How long it is watched when it is steady; None: as `planner.running.stopping` has it."""

@@ -67,6 +67,7 @@ mode = "none"
 {parallelism}
 """
 _TORCHRUN = "torchrun --nproc-per-node 4"
+_EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +114,15 @@ def _trainer(layout: str, start: str, more: str = "") -> Pair:
     )
 
 
-def _torchtitan(layout: str, ranks: int, **parallelism: int) -> Pair:
+def _torchtitan(layout: str, ranks: int, *, conf: str = _EXPANDABLE, **parallelism: int) -> Pair:
+    """With the allocator settings of its own `run_train.sh`, unless it says otherwise."""
     name = f"pair/titan-{ranks}{''.join(f'-{key}-{value}' for key, value in parallelism.items())}.toml"
     text = "\n".join(f"{key} = {value}" for key, value in parallelism.items())
     Path(name).write_text(_TITAN.format(parallelism=text))
-    line = f"env PYTHONPATH={{beside}}/triton torchrun --nproc-per-node {ranks} -m torchtitan.train --job.config_file"
+    start = f"env PYTHONPATH={Path(sys.prefix, 'beside/triton')} {conf}"
     return Pair(
         program="torchtitan, llama3 debugmodel", layout=layout, spec=_of_torchtitan,
-        line=f"{line.format(beside=Path(sys.prefix, 'beside'))} {name}",
+        line=f"{start} torchrun --nproc-per-node {ranks} -m torchtitan.train --job.config_file {name}",
     )  # fmt: skip
 
 
@@ -131,7 +133,7 @@ def pairs() -> tuple[Pair, ...]:
         Path("pair", f"{name}.json").write_text(json.dumps(content))
     sharded = "--fsdp full_shard --fsdp_config pair/fsdp.json"
     more = "--gradient_checkpointing true --gradient_accumulation_steps 2"
-    expandable = f"env PYTORCH_ALLOC_CONF=expandable_segments:True {_TORCHRUN}"
+    expandable = f"env {_EXPANDABLE} {_TORCHRUN}"
     return (
         _trainer("one", "python"),
         _trainer("one, recomputed, accumulated", "python", more),
@@ -140,14 +142,13 @@ def pairs() -> tuple[Pair, ...]:
         _trainer("FSDP2 4, expandable segments", expandable, sharded),
         _trainer("FSDP2 4, recomputed, accumulated", _TORCHRUN, f"{sharded} {more}"),
         _trainer("ZeRO-2 4", _TORCHRUN, "--deepspeed pair/zero.json"),
-        _torchtitan("one", 1),
+        _torchtitan("one", 1, data_parallel_shard_degree=1),
         _torchtitan("DDP 4", 4, data_parallel_replicate_degree=4, data_parallel_shard_degree=1),
         _torchtitan("FSDP2 8", 8),
+        _torchtitan("FSDP2 8, segments as they are by default", 8, conf=""),
         _torchtitan("FSDP2 4, TP 2", 8, tensor_parallel_degree=2),
         _torchtitan("HSDP 2x4", 8, data_parallel_replicate_degree=2),
-        Pair(
-            program="loop of its own", layout="DDP 4", line=f"{_TORCHRUN} {_PROGRAMS}/in_a_world.py ddp", spec=_saved
-        ),
+        Pair(program="loop of its own", layout="DDP 4", line=f"{_TORCHRUN} {_PROGRAMS}/in_a_world.py ddp", spec=_saved),
         Pair(
             program="loop of its own", layout="FSDP2 4", line=f"{_TORCHRUN} {_PROGRAMS}/in_a_world.py fsdp", spec=_saved
         ),

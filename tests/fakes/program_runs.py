@@ -23,4 +23,5 @@ class Run(Protocol):
         kernels: str = "",
         otherwise: str = "",
         heard: tuple[Announced, ...] = (),
+        target: str = "",
     ) -> RankRun: ...
