@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test soak test-torch fuzz cpu-runs clients screenshots opinfo check lint bench accuracy speedrun gpu-truth validate-gpu clean
+.PHONY: help setup plan test soak test-torch fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,17 +49,27 @@ CPU_RUNS := $(wildcard tests/traces/test_*cpu_runs.py) $(addprefix tests/traces/
 cpu-runs: $(READY) ## measure the recorded CPU runs again (tests/data/cpu_runs), as other software than theirs needs
 	PLANNER_CPU_RUNS=record OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(CPU_RUNS)
 
+cpu-programs: $(READY) ## measure again what five programs take on a CPU (tests/data/cpu_programs.json): 15 minutes
+	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(BIN)/python tests/programs/cpu_programs.py
+
 CLIENTS := .venv-clients
-clients: $(READY) ## run rank 0 of other people's programs on paper (tests/clients), for docs/run.md's table: 1 GB, 15 minutes
+CLIENTS_READY := $(CLIENTS)/.ready
+$(CLIENTS_READY): $(READY) tests/clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)
 	ls -d $(abspath $(VENV))/lib/python3*/site-packages >$$(echo $(CLIENTS)/lib/python3*/site-packages)/tested.pth
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps -r tests/clients/requirements.txt
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CLIENTS)/beside/triton triton==3.7.1
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CLIENTS)/beside/torchao torchao==0.15.0
+	@touch $@
+
+clients: $(CLIENTS_READY) ## run rank 0 of other people's programs on paper (tests/clients), for docs/run.md's table: 1 GB, 15 minutes
 	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python tests/clients/run_clients.py $(CLIENTS)/materials
 
 screenshots: $(READY) ## pictures of the page for docs/images, as its tests see it (needs chromium and chromium-driver)
 	PLANNER_SCREENSHOTS=yes OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/page
+
+beside-plans: $(CLIENTS_READY) ## programs on paper beside the plans of their specs, for docs/run.md: 5 minutes
+	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python tests/clients/run_beside_plan.py $(CLIENTS)/materials
 
 opinfo: $(READY) ## all of torch's operator database on the paper GPU beside the host (three minutes)
 	PLANNER_OPINFO=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/opinfo

@@ -173,7 +173,7 @@ def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> N
     _load_dynamo()
     # DeepSpeed frees on one stream what another uses, and waits for events: its cache depends on when those pass.
     waits, gpus = _names_deepspeed(order.line), order.line.gpus
-    with paper.gpu(order.gpu.arch, gpus, cuda=order.cuda, waits=waits) as gpu, ExitStack() as stack:
+    with paper.gpu(order.target or order.gpu.arch, gpus, cuda=order.cuda, waits=waits) as gpu, ExitStack() as stack:
         run = ProgramRun(order, gpu, finish)
         stack.enter_context(_surrounded(order, run))
         for note in order.line.notes:

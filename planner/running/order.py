@@ -40,6 +40,8 @@ class ProgramOrder:
     cuda: str
     torch: str = ""
     """The version that the job runs with (`2.6`); empty: the one that is installed here."""
+    target: str = ""
+    """Whose kernels are chosen, if not the GPU's: `cpu`, to stand beside runs on a CPU."""
     steps: int = 0
     patience_seconds: float | None = None
     """How long it is watched when it is steady; None: as `planner.running.stopping` has it."""

@@ -62,8 +62,8 @@ CLIENTS: tuple[Client, ...] = (
          "accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy "
          f"TRANSFORMER_BASED_WRAP --mixed_precision bf16 -m trl.scripts.sft {_TRL} --dataset_name chats"),
         ("trl.scripts.sft", "ZeRO-3 4",
-         "accelerate launch --num_processes 4 --use_deepspeed --zero_stage 3 --mixed_precision bf16 "
-         f"-m trl.scripts.sft {_TRL} --dataset_name chats"),
+         "env PYTHONPATH={beside}/triton accelerate launch --num_processes 4 --use_deepspeed --zero_stage 3 "
+         f"--mixed_precision bf16 -m trl.scripts.sft {_TRL} --dataset_name chats"),
         ("trl.scripts.dpo", "one", f"python -m trl.scripts.dpo {_TRL} --dataset_name preferences"),
         ("trl.scripts.kto", "one", f"python -m trl.scripts.kto {_TRL} --dataset_name judged"),
         ("trl.scripts.reward", "one",
@@ -128,11 +128,6 @@ CLIENTS: tuple[Client, ...] = (
               ("one", "python", ""),
               ("DDP 4", "torchrun --nproc-per-node 4", "--local-loss --gather-with-grad --grad-checkpointing"),
           )),
-    ),
-    *_rows(
-        "TorchRL",
-        ("sota-implementations/discrete_sac/discrete_sac.py", "one",
-         "python {packages}/sota-implementations/discrete_sac/discrete_sac.py logger.backend= network.device=cuda:0"),
     ),
     *_rows(
         "transformers",

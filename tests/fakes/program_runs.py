@@ -24,4 +24,5 @@ class Run(Protocol):
         otherwise: str = "",
         heard: tuple[Announced, ...] = (),
         torch: str = "",
+        target: str = "",
     ) -> RankRun: ...
