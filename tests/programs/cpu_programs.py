@@ -3,7 +3,7 @@
     PYTHONPATH=. python tests/programs/cpu_programs.py
 
 measures all of them again (`make cpu-programs`). Each rank is a process of its own, over gloo where there are several;
-torch's profiler sees every allocation from the program's first line to its end. A peak counts if two runs agree on it to
+torch's profiler sees every allocation from its first line to its end. A peak counts if two runs agree on it to
 the byte. As in `tests/data/cpu_runs` oneDNN is off, whose kernels take memory that nobody sees, and the copies that
 gloo makes for itself are left out, which no GPU's collective makes.
 """
