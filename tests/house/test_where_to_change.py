@@ -20,6 +20,7 @@ QUESTIONS = [
     "an HTTP endpoint",
     "a view of the page",
     "a call of the Python API",
+    "an axis of a search",
     "a command",
     "a key of the spec, with its check",
     "an allocator rule",
