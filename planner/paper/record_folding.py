@@ -119,12 +119,6 @@ class Records:
         outside = number[~older & (number >= 0) & (number < self.births_before(first))]
         return tuple(pairs) if set(outside.tolist()) <= moving else None
 
-    def are_born_later(self, heirs: tuple[tuple[int, int], ...], first: int, after: int, times: int) -> bool:
-        """Whether what is left in the end was born in a repetition, not in the stretch that is written: there it goes
-        by another name. What lives through two stretches is not, if there is one repetition only."""
-        born = self.births_before(after) - self.births_before(first)
-        return all(left + times * born >= self.births_before(after) for _, left in heirs)
-
     def stand_ins(self, fold: Fold) -> Iterator[tuple[int, int]]:
         """Each block of the repetitions with the one of the first that stands for it, by the device's numbers."""
         began, born = self.births_before(fold.first), self.births_before(fold.after) - self.births_before(fold.first)
@@ -232,7 +226,7 @@ class _Search:
         if not times or not length:
             return None
         heirs = records.heirs(first, after, older)
-        if heirs is None or not records.are_born_later(heirs, first, after, times):
+        if heirs is None:
             return None
         blocks = records.blocks
         named = tuple((int(blocks[found]), int(blocks[left])) for found, left in heirs)

@@ -368,7 +368,7 @@ def test_a_held_job_is_released_when_its_plan_fits(
 def test_a_held_job_that_does_not_fit_is_cancelled_and_says_why(
     held: Callable[..., str], keep_verdicts: Any, cluster: Slurm, service: Any, tmp_path: Path
 ) -> None:
-    job = held("waits-large", "1.9GiB")
+    job = held("waits-large", "1.89GiB")
     keep_verdicts()
     as_planned(service, cluster, job, tmp_path / "waits-large.yaml")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,23 @@ from torch import nn
 
 import planner.paper as paper
 from planner.errors import TraceError
+from planner.paper import values
+
+
+class KnowsNothing:
+    """The reader of a program: values that came from the host are followed, no other is answered."""
+
+    def note(self, *_: object) -> None: ...
+
+    def answer(self, *_: object) -> None: ...
+
+    def count(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def in_a_program() -> Iterator[None]:
+    with values.read_by(KnowsNothing()):
+        yield
 
 
 def test_a_mask_from_the_host_says_how_many_it_selects(taken: Any) -> None:
@@ -22,6 +40,7 @@ def test_a_mask_from_the_host_says_how_many_it_selects(taken: Any) -> None:
     assert ((3, 1), "int64") in found.temporary or ((1, 3), "int64") in found.temporary
 
 
+@pytest.mark.usefixtures("in_a_program")
 def test_labels_from_the_host_say_how_many_of_them_count() -> None:
     tokens = torch.arange(4, 132).view(4, 32)
     tokens[:, 20:] = 0
@@ -43,6 +62,7 @@ def test_labels_from_the_host_say_how_many_of_them_count() -> None:
         assert counted(tokens.cuda()) == counted(tokens)
 
 
+@pytest.mark.usefixtures("in_a_program")
 def test_truth_values_that_decide_alone_need_no_others() -> None:
     with paper.gpu("sm_90"):
         unknown = torch.randn(4, device="cuda") > 0
@@ -54,6 +74,7 @@ def test_truth_values_that_decide_alone_need_no_others() -> None:
             (unknown | never).nonzero()
 
 
+@pytest.mark.usefixtures("in_a_program")
 def test_what_lies_at_known_places_is_known() -> None:
     with paper.gpu("sm_90"):
         rows = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]]).cuda()
@@ -62,6 +83,7 @@ def test_what_lies_at_known_places_is_known() -> None:
         assert len(rows[chosen].nonzero()) == len(rows.index_select(0, chosen).nonzero()) == 3
 
 
+@pytest.mark.usefixtures("in_a_program")
 def test_what_is_drawn_on_the_device_makes_labels_unknown() -> None:
     with paper.gpu("sm_90"):
         labels = torch.ones(4, 8, dtype=torch.int64).cuda()
@@ -112,6 +134,7 @@ def test_a_fill_under_a_mask_takes_nothing(taken: Any) -> None:
     assert found.kept == []
 
 
+@pytest.mark.usefixtures("in_a_program")
 def test_values_are_forgotten_when_the_device_writes_over_them() -> None:
     with paper.gpu("sm_90"):
         counts = torch.tensor([1, 2, 3]).to("cuda")

@@ -76,7 +76,6 @@ def test_several_stretches_that_repeat_together() -> None:
         "| a1 | b1 | c1 | d1",  # every iteration leaves more
         "| a1 b2 -a -b | a1 b3 -a -b | a1 b2 -b -a a1 -a",  # sizes, and how many
         "a1 b1 c1 | -a | -b | -c",  # gives up what nobody takes again
-        "| a1 | b1 | c1 -a | a1 -b | -c -a",  # once only: what lives for two stretches was left by the first itself
     ],
 )
 def test_what_is_no_repetition(text: str) -> None:
