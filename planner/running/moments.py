@@ -42,9 +42,6 @@ class Moments:
 
     log: list[Moment] = field(default_factory=list)
     steps: Counter[int] = field(default_factory=Counter)
-    rounds: int = 0
-    """How many backwards began after a step: iterations that have begun, whichever optimizers step in them."""
-    _stepped: bool = False
     _closing: int | None = None
     """Of the first round of optimizers the last: its step ends an iteration."""
     _ends: list[int] = field(default_factory=list)
@@ -56,10 +53,7 @@ class Moments:
         if kind is Kind.STEP and self._closing is None and self.steps[parameters]:
             self._closing = next(each.parameters for each in reversed(self.log) if each.kind is Kind.STEPPED)
             self._ends = self._stepped_by(self._closing)
-        if kind is Kind.BACKWARD and self._stepped:
-            self.rounds, self._stepped = self.rounds + 1, False
         if kind is Kind.STEPPED:
-            self._stepped = True
             self.steps[parameters] += 1
             if parameters == self._closing:
                 self._ends.append(len(self.log))
@@ -71,6 +65,13 @@ class Moments:
     def iterations(self) -> int:
         """Whole ones, as far as is known: the first is known to be over when the second begins to step."""
         return 0 if self._closing is None else self.steps[self._closing]
+
+    @property
+    def rounds(self) -> int:
+        """How often all optimizers have stepped that step as often as any: one that steps every 28 iterations counts
+        none. Also before it is known where an iteration ends."""
+        most = max(self.steps.values(), default=0)
+        return min((count for count in self.steps.values() if 2 * count > most), default=0)
 
     def ends(self) -> list[int]:
         """Of each iteration the index of its last moment, in order; also of the last of a program that has ended."""
