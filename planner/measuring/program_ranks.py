@@ -15,7 +15,7 @@ _KILLED = "it imported torch, and ended by a signal or os._exit, which leaves no
 _WITHOUT_CUDA = "it ended without having used CUDA"
 _NEVER_SEEN = (
     "no Python of it that imported torch was seen here: it did not come that far, runs on another machine, or was "
-    "started without this environment (python -E or -I, env -i, a scheduler)"
+    "started without this environment (another PYTHONPATH, python -E or -I, env -i, a scheduler)"
 )
 
 

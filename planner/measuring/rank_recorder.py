@@ -63,9 +63,12 @@ class _Recorder:
         return wrapper
 
     def record_history(self) -> None:
-        """Without stacks: nobody's paths stand in it."""
-        self.torch.cuda.memory._record_memory_history(context=None, stacks="python")
-        self._records_history = True
+        """Without stacks: nobody's paths stand in it. Torch calls this, and an exception would end the program."""
+        try:
+            self.torch.cuda.memory._record_memory_history(context=None, stacks="python")
+            self._records_history = True
+        except Exception as error:
+            print(f"planner: no history is kept: {type(error).__name__}: {error}", file=sys.stderr)
 
     def end(self) -> None:
         """Not in a forked child, which has not CUDA of its own."""

@@ -139,11 +139,11 @@ def test_a_command_ends_with_its_own_exit_code_and_says_what_it_says(
     assert said.out == "from the program\n"
     assert "planner: rank 0 left no figures: no Python of it that imported torch was seen" in said.err
     assert said.err.endswith("planner: figures of 0 of 1 ranks in measured.json\n")
-    assert from_json(without_schema("measured.json")).exit_code == 7
+    assert from_json(document_of("measured.json")).exit_code == 7
     assert sorted(each.name for each in folder.iterdir()) == ["bin", "measured.json", "site", "train.py"]
 
 
-def without_schema(path: str) -> dict[str, object]:
+def document_of(path: str) -> dict[str, object]:
     return json.loads(Path(path).read_text())  # type: ignore[no-any-return]
 
 
@@ -182,6 +182,25 @@ def test_both_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert cli.main(["compare", "run.json", "measured.json", "--rank", "0"]) == 0
     assert "allocated" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_cannot_stand_beside_a_run_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.json").write_text(json.dumps(program_statement.to_json(statement_of_a_run(ranks=1))))
+    write(Path("none.json"), run("import torch", ranks=1))
+    Path("steps.jsonl").write_text("")
+    Path("broken.json").write_text(json.dumps({**document_of("none.json"), "ranks": 3}))
+
+    said = []
+    for name in ("none.json", "steps.jsonl", "broken.json"):
+        assert cli.main(["compare", "run.json", name]) == 2
+        said.append(capsys.readouterr().err.splitlines()[0])
+
+    assert said == [
+        "the measured program has no figures (rank 0: it ended without having used CUDA)",
+        "steps.jsonl is no measured program, beside which a run of a program could stand",
+        "measured program.ranks: measured program.ranks is 3",
+    ]
 
 
 @pytest.mark.usefixtures("folder")
