@@ -16,8 +16,8 @@ from planner.progress import show_progress
 
 if TYPE_CHECKING:
     from planner.cli.options import Commands
+    from planner.comparing.plan_comparison import Predicted
     from planner.events import Event
-    from planner.report.statement import Plan
 
 
 def add(commands: Commands) -> None:
@@ -28,8 +28,14 @@ def add(commands: Commands) -> None:
         help="set a plan and a measurement, or a recorded snapshot, side by side",
         description="Sets what was predicted beside what was measured: peaks, phases, categories.",
     )
-    parser.add_argument("job", metavar="PLAN|JOB", help="what planner plan --format json wrote, or a job (- for stdin)")
-    parser.add_argument("measured", type=Path, metavar="MEASUREMENTS|SNAPSHOT", help="a .jsonl file, or a snapshot")
+    parser.add_argument(
+        "job",
+        metavar="PLAN|RUN|JOB",
+        help="what planner plan or planner run --format json wrote, or a job (- for stdin)",
+    )
+    parser.add_argument(
+        "measured", type=Path, metavar="MEASUREMENTS|SNAPSHOT", help="what planner measure wrote, or a snapshot"
+    )
     parser.add_argument("--case", default="", help="only measurements of this case")
     parser.add_argument("--rank", type=int, help="only measurements of this rank")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
@@ -49,14 +55,17 @@ def run_compare(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _plan_to_compare(arguments: argparse.Namespace, target: str) -> tuple[Plan, Callable[[int], Sequence[Event]]]:
-    """A finished plan as it is, a job planned for the kernels of `target`; with the latter the events of each rank."""
+def _plan_to_compare(arguments: argparse.Namespace, target: str) -> tuple[Predicted, Callable[[int], Sequence[Event]]]:
+    """A finished plan or run as it is, a job planned for the kernels of `target`; with a job its ranks' events."""
     from planner.comparing.compare_files import no_events
+    from planner.report import program_statement
     from planner.report.statement import SCHEMA, from_json
 
     document = {} if arguments.set or arguments.job == "-" else _json_object(Path(arguments.job))
     if document.get("schema") == SCHEMA:
         return from_json(document), no_events
+    if document.get("schema") == program_statement.SCHEMA:
+        return program_statement.from_json(document), no_events
     from planner.planning.pipeline import plan_with_traces
 
     job = job_of(arguments)

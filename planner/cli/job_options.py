@@ -8,10 +8,11 @@ from pathlib import Path
 REST = "rest"
 
 
-def job_argument() -> argparse.ArgumentParser:
-    """JOB and --set, for commands that take a job as a file says it."""
+def job_argument(*, needed: bool = True) -> argparse.ArgumentParser:
+    """JOB and --set, for commands that take a job as a file says it; JOB may be left out where it is not needed."""
     options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("job", metavar="JOB", help="a job spec (YAML), a bundle (JSON), or - for standard input")
+    described = "a job spec (YAML), a bundle (JSON), or - for standard input"
+    options.add_argument("job", nargs=None if needed else "?", metavar="JOB", help=described)
     add_set(options)
     return options
 

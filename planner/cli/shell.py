@@ -73,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """What is planner's, and the command behind `--` that `check` and `run` are put in front of."""
+    """What is planner's, and the command behind `--` that `check`, `measure` and `run` are put in front of."""
     end = next((index for index, each in enumerate(argv) if each == "--"), len(argv))
-    if next((each for each in argv if not each.startswith("-")), "") not in ("check", "run"):
+    if next((each for each in argv if not each.startswith("-")), "") not in ("check", "measure", "run"):
         return argv, ()
     return argv[:end], argv[end + 1 :]
 

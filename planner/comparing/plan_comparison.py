@@ -13,7 +13,11 @@ from planner.events import Category, Event, Phase
 from planner.layout.rank_sets import RankSet
 from planner.measuring.event_phases import most_by_category, phases_of
 from planner.measuring.measurement import Levels, MeasuredPhase, Measurement
+from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Plan, RankClassStatement
+
+Predicted = Plan | ProgramStatement
+"""What has rank classes, and the versions with which they were made."""
 
 _EXACT = (Category.PARAMETER, Category.GRADIENT, Category.BUCKET, Category.OPTIMIZER_STATE)
 
@@ -26,7 +30,7 @@ def with_measurement(
     `events` are what was predicted for that class: with them categories are compared, and requested bytes, which is
     all that a CPU has; with `measured_events` allocations too. Raises PlannerError if no class has that rank.
     """
-    statement = _class_of(plan, measurement.rank)
+    statement = class_of(plan, measurement.rank)
     on_cpu = measurement.device.kind == "cpu"
     if on_cpu and not events:
         raise PlannerError(
@@ -50,7 +54,7 @@ def with_measurement(
     )
 
 
-def with_snapshot(plan: Plan, snapshot: Snapshot, name: str, *, rank: int = 0) -> Comparison:
+def with_snapshot(plan: Predicted, snapshot: Snapshot, name: str, *, rank: int = 0) -> Comparison:
     """The rank class of `rank` beside a recorded history: the peaks of the whole, of the device that held the most.
 
     Raises SnapshotError for a history that cannot be replayed, PlannerError if it is empty.
@@ -59,7 +63,7 @@ def with_snapshot(plan: Plan, snapshot: Snapshot, name: str, *, rank: int = 0) -
     if not devices:
         raise PlannerError(f"{name} has no history", remedy="record it with torch.cuda.memory._record_memory_history")
     recorded = max(devices, key=lambda each: each.peak_allocated_bytes)
-    peak = _class_of(plan, rank).peak
+    peak = class_of(plan, rank).peak
     figures = (
         Figure(name="allocated", predicted=peak.allocated_bytes, measured=recorded.peak_allocated_bytes),
         Figure(name="reserved", predicted=peak.reserved_bytes, measured=recorded.peak_reserved_bytes),
@@ -67,7 +71,8 @@ def with_snapshot(plan: Plan, snapshot: Snapshot, name: str, *, rank: int = 0) -
     return Comparison(case=name, device=f"cuda:{recorded.device}", peak=figures)
 
 
-def _class_of(plan: Plan, rank: int) -> RankClassStatement:
+def class_of(plan: Predicted, rank: int) -> RankClassStatement:
+    """The class of a rank. Raises PlannerError if there is none."""
     for each in plan.rank_classes:
         if rank in RankSet.parse(each.ranks):
             return each
@@ -147,9 +152,7 @@ def _categories(events: Sequence[Event], measurement: Measurement) -> tuple[Figu
 
 
 def _notes(plan: Plan, measurement: Measurement) -> Iterator[str]:
-    planned, ran = plan.provenance.torch, measurement.software.get("torch", "")
-    if planned.split("+")[0].rsplit(".", 1)[0] != ran.split("+")[0].rsplit(".", 1)[0]:
-        yield f"predicted with torch {planned}, measured with torch {ran}"
+    yield from differing_torch(plan, measurement.software.get("torch", ""))
     if measurement.truth is not None and not measurement.truth.believed:
         yield "the measurement cannot be believed: its runs disagree, or the profiler missed something"
     if measurement.out_of_memory is not None:
@@ -157,3 +160,10 @@ def _notes(plan: Plan, measurement: Measurement) -> Iterator[str]:
         yield f"the measured step ran out of memory in {out.phase} of iteration {out.iteration}"
     if measurement.peers == "absent":
         yield "measured with absent peers: NCCL's own memory is not in it"
+
+
+def differing_torch(plan: Predicted, ran: str) -> Iterator[str]:
+    """A note if the measurement ran with another minor version of torch."""
+    planned = plan.provenance.torch
+    if planned.split("+")[0].rsplit(".", 1)[0] != ran.split("+")[0].rsplit(".", 1)[0]:
+        yield f"predicted with torch {planned}, measured with torch {ran}"

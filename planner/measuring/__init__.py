@@ -1,4 +1,4 @@
-"""Measuring: the very step that planner predicts, run on a real device in this process, and what it really took.
+"""Measuring: the step that planner predicts, on a real device in this process, or a program as it is, and what it took.
 
 It needs torch (PyYAML and transformers where the job does), never Ray or pydantic, and never the paper GPU.
 The command line, `make gpu-truth`, `validation` and the tests call it.

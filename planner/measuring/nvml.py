@@ -57,6 +57,15 @@ def device_bytes(uuid: str) -> int:
     return int(memory.used) if code == _SUCCESS else 0
 
 
+def device_count() -> int:
+    """How many GPUs this machine has, as the driver says; 0 where there is no driver."""
+    library = _library()
+    count = ctypes.c_uint(0)
+    if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != _SUCCESS:
+        return 0
+    return int(count.value)
+
+
 def driver_version() -> str:
     """The driver's version; empty where there is none."""
     library = _library()

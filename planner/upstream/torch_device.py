@@ -62,6 +62,8 @@ CPU_TARGET = (
     ),
 )  # fmt: skip
 
+_MEASURED = "tests/measuring/test_measured_programs.py"
+
 PRIVATE = (
     Entry(
         target="torch._C:_current_autograd_node", kind=Kind.PRIVATE, has_source=False,
@@ -84,6 +86,24 @@ PRIVATE = (
         "torch.utils._device", "_device_constructors",
         kind=Kind.PRIVATE, test="tests/traces/test_deepspeed_stage3.py",
         why="remembers functions on its first call, which must not be while DeepSpeed has replaced them",
+    ),
+)  # fmt: skip
+
+MEASURED_PROGRAMS = (
+    *entries(
+        "torch.cuda", "_lazy_call",
+        kind=Kind.PRIVATE, has_source=False, change=Change.REPORTED, part="measuring", test=_MEASURED,
+        why="a measured program's history begins when it first uses CUDA, not before",
+    ),
+    *entries(
+        "torch.cuda.memory", "_record_memory_history", "_dump_snapshot",
+        kind=Kind.PRIVATE, has_source=False, change=Change.REPORTED, part="measuring", test=_MEASURED,
+        why="the allocator's history of a measured program",
+    ),
+    *entries(
+        "torch.cuda.memory", "reset_peak_memory_stats",
+        kind=Kind.PRIVATE, has_source=False, change=Change.REPORTED, part="measuring", test=_MEASURED,
+        why="wrapped in processes of a measured program, which may not have planner: peaks from before count",
     ),
 )  # fmt: skip
 
