@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -140,18 +140,15 @@ def _read_megatron(found: _ParsedSources) -> None:
     recipe, arguments = megatron.read(found.given.megatron, found.folder)
     found.recipes.append(recipe)
     found.ignored[recipe.source] = list(recipe.ignored)
-    not_read = list(arguments.unknown)
-    if arguments.launch is not None:
+    not_read, launch = arguments.unknown, arguments.launch
+    if launch is not None:
         if found.launch is not None:
             raise SpecError(
                 "there are two launch lines, of --from-megatron and of --from-torchrun",
                 allowed="one; --from-megatron also takes the arguments alone",
                 remedy="delete one of them",
             )
-        not_read += [*arguments.launch.not_read]
-        found.launch = launcher_options.Launch(arguments.launch, None, None, not_read)
-    elif found.launch is not None:
-        found.launch = replace(found.launch, not_read=[*found.launch.not_read, *not_read])
+        found.launch = launcher_options.Launch(launch, None, None, [*not_read, *launch.not_read])
     elif not_read:
         recipe.supposed += (f"not read, as nobody here knows them: {', '.join(not_read)}",)
 

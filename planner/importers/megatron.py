@@ -107,7 +107,7 @@ class _Reading:
         if method == "uniform" and count in (None, 1):
             return True
         if method == "block" and count in (0, of_a_stage):
-            return count != 0
+            return bool(count)
         raise given.fault(
             "recompute_num_layers",
             f"is {count} of --recompute-method {method}",

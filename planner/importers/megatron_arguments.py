@@ -99,7 +99,9 @@ def _judged(pairs: Mapping[str, tuple[str, ...]], source: str, launch: LaunchLin
         elif name in KEYS:
             place = f"{source}: {option(name)}"
             value = _converted(KEYS[name], name, values, place)
-            if foreign_keys.check({option(name): KEYS[name]}, option(name), node_from_data(value, place, name), PROGRAM).matters:
+            if foreign_keys.check(
+                {option(name): KEYS[name]}, option(name), node_from_data(value, place, name), PROGRAM
+            ).matters:
                 written[name] = value
             else:
                 ignored.append(option(name))

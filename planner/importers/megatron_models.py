@@ -68,7 +68,9 @@ def _check_sizes(arguments: Arguments) -> None:
     hidden, heads = arguments["hidden_size"], arguments["num_attention_heads"]
     if hidden % heads and not arguments["kv_channels"]:
         raise arguments.fault(
-            "hidden_size", f"is {hidden}, no multiple of --num-attention-heads ({heads})", "a multiple, or --kv-channels"
+            "hidden_size",
+            f"is {hidden}, no multiple of --num-attention-heads ({heads})",
+            "a multiple, or --kv-channels",
         )
     if bool(arguments["num_query_groups"]) != arguments["group_query_attention"]:
         raise arguments.fault(

@@ -49,9 +49,7 @@ def refusal(folder: Folder, line: str, **given: Any) -> str:
 
 
 @pytest.mark.parametrize(("name", "line"), [("dense", DENSE), ("gpt", GPT), ("experts", EXPERTS)])
-def test_a_line_becomes_exactly_this_spec(
-    folder: Folder, golden: Callable[[str], str], name: str, line: str
-) -> None:
+def test_a_line_becomes_exactly_this_spec(folder: Folder, golden: Callable[[str], str], name: str, line: str) -> None:
     assert short_yaml(imported(folder, line).job) == golden(f"megatron_{name}.yaml")
 
 
