@@ -172,14 +172,15 @@ def _tell_mixtral(arguments: Arguments, recipe: Recipe) -> None:
 
 
 def _tell_gpt(arguments: Arguments, recipe: Recipe) -> None:
-    if arguments["tensor_model_parallel_size"] > 1:
-        raise arguments.fault(
-            "tensor_model_parallel_size",
-            f"is {arguments['tensor_model_parallel_size']}, and a model with learned positions and biases is planned as"
-            " transformers' GPT-2, which has no plan for it",
-            "1, or a model as Llama",
-            f"with {_LLAMA} it is planned as the built-in decoder",
-        )
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
+        if arguments[name] > 1:
+            raise arguments.fault(
+                name,
+                f"is {arguments[name]}, and a model with learned positions and biases is planned as transformers'"
+                " GPT-2, which has no plan for it",
+                "1, or a model as Llama",
+                f"with {_LLAMA} it is planned as the built-in decoder",
+            )
     _tell_config(
         recipe,
         {

@@ -178,6 +178,7 @@ def test_what_megatrons_arguments_may_not_say(folder: Folder, changed: tuple[str
     ("line", "said"),
     [
         (f"{GPT} --tensor-model-parallel-size 2", "transformers' GPT-2, which has no plan for it"),
+        (f"{GPT} --pipeline-model-parallel-size 2", "transformers' GPT-2, which has no plan for it"),
         (f"{EXPERTS} --moe-shared-expert-intermediate-size 64", "experts of this kind are not planned here"),
         (f"{EXPERTS} --pipeline-model-parallel-size 2", "ep is not planned together with pp"),
         (f"torchrun --nproc-per-node 8 t.py {LLAMA.replace('--use-distributed-optimizer', '')}"
