@@ -23,6 +23,7 @@ _SOURCES = (
     "from_torchrun",
     "from_peft",
     "from_torchtitan",
+    "from_megatron",
     "from_axolotl",
     "from_llama_factory",
 )
@@ -116,6 +117,7 @@ def _sources(arguments: argparse.Namespace) -> ImportSources | None:
         torchrun=arguments.from_torchrun,
         peft=arguments.from_peft,
         torchtitan=arguments.from_torchtitan,
+        megatron=arguments.from_megatron,
         axolotl=arguments.from_axolotl,
         llama_factory=arguments.from_llama_factory,
         model=arguments.model,

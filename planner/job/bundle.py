@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.job.json_text import canonical_json, without_floats
 from planner.job.loading import BUNDLE_SCHEMA
-from planner.job.schema import Compile, Gpu, Job, Optimizer
+from planner.job.schema import Compile, Gpu, Job, Optimizer, Software
 
 
 def document(job: Job) -> dict[str, Any]:
@@ -36,6 +36,8 @@ def trace_id(job: Job, software: Mapping[str, str]) -> str:
     `software` names the versions of planner, torch and transformers.
     """
     parts = {key: value for key, value in bundle(job).items() if key != "metadata"}
+    if job.software.step == Software().step:  # as it was before a spec could say another, for answers that are stored
+        del parts["software"]["step"]
     identity = canonical_json({"bundle": parts, "software": dict(software)})
     return hashlib.sha256(identity.encode("ascii")).hexdigest()
 

@@ -182,5 +182,6 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Cluster, "held_by_others_bytes"): _size(0, "a size from 0 to 4TiB, such as 2GiB"),
     (schema.Software, "torch"): _like(r"[0-9]+\.[0-9]+\S*", "a version such as 2.13", _LONGEST_VERSION),
     (schema.Software, "cuda"): _like(r"[0-9]+\.[0-9]+\S*", "a version such as 13.0", _LONGEST_VERSION),
+    (schema.Software, "step"): _one_of("torch", "megatron"),
     (schema.Allocator, "conf"): TEXT,
 }

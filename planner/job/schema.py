@@ -380,6 +380,9 @@ class Software:
     """Version of PyTorch."""
     cuda: str = "13.0"
     """Version of CUDA that PyTorch was built for."""
+    step: str = "torch"
+    """torch: the step is the one that this spec describes. megatron: it is Megatron-LM's own, and the plan an
+    approximation of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

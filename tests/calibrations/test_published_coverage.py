@@ -80,4 +80,5 @@ def test_a_job_has_the_approximations_of_its_features() -> None:
     assert names(("cuDNN convolution, forward",)) == ["convolutions"]
     assert names(model=packed) == ["four bits"]
     assert names(parallel=split, software={"torch": "2.7"}) == ["held collectives"]
+    assert names(software={"step": "megatron"}) == ["another implementation"]
     assert names(("cuDNN attention, forward",), parallel=split, software={"torch": "2.10"}) == []

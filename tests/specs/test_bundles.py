@@ -219,6 +219,7 @@ def test_names_are_no_part_of_the_identity_of_a_trace() -> None:
         small_job(train=jobs.Train(sequence_length=9)),
         small_job(allocator=jobs.Allocator(conf="expandable_segments:True")),
         small_job(software=jobs.Software(torch="2.12")),
+        small_job(software=jobs.Software(step="megatron")),
     ],
 )
 def test_whatever_else_differs_is_another_trace(other: Job) -> None:
