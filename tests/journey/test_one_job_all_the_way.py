@@ -28,7 +28,7 @@ TRAIN = Path(__file__).with_name("train.py")
 
 def test_a_job_goes_all_the_way_and_one_that_does_not_fit_no_step(cluster: Any, tmp_path: Path) -> None:
     write_job(cluster, "small", vocab=256, batch=2, length=32)
-    write_job(cluster, "large", vocab=131072, batch=64, length=8192)
+    write_job(cluster, "large", vocab=131072, batch=6, length=8192)  # its lower bound fits, its plan does not
     reports, stop = tmp_path / "reports.jsonl", tmp_path / "stop"
     train = (sys.executable, "train.py")
 
