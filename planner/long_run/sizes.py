@@ -1,0 +1,99 @@
+"""How the sizes of a stretch's blocks follow from a length: a line or a parabola that every traced length confirms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from planner.long_run.patterns import Sized
+
+_PADDINGS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Kernels pad lengths to multiples of these (torch 2.13: memory-efficient attention to 32, flash attention to 128)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRule:
+    """Bytes by length: `constant + linear * x + square * x * x`, x being the length padded to a multiple."""
+
+    padding: int
+    constant: Fraction
+    linear: Fraction
+    square: Fraction
+
+    def at(self, length: int) -> int:
+        """Bytes at this length; a broken number of them, which no traced length has, is rounded up."""
+        x = -(-length // self.padding) * self.padding
+        return math.ceil(self.constant + x * (self.linear + x * self.square))
+
+
+def rule_of(lengths: Sequence[int], sizes: Sequence[int]) -> SizeRule | None:
+    """The rule for these sizes at these lengths, which ascend; None where none is confirmed by a length that it was not
+    made of."""
+    if len(set(sizes)) == 1 and len(lengths) > 1:
+        return SizeRule(1, Fraction(sizes[0]), Fraction(0), Fraction(0))
+    for degree in (1, 2):
+        for padding in _PADDINGS:
+            points = {-(-length // padding) * padding: size for length, size in zip(lengths, sizes, strict=True)}
+            if len(points) < degree + 2:
+                break  # a coarser one has fewer
+            rule = _through(list(points.items()), degree, padding)
+            if all(rule.at(length) == size for length, size in zip(lengths, sizes, strict=True)):
+                return rule
+    return None
+
+
+def _through(points: Sequence[tuple[int, int]], degree: int, padding: int) -> SizeRule:
+    """The line through the outermost points, or the parabola through them and the one in the middle."""
+    (x0, y0), (x1, y1), (x2, y2) = points[0], points[-1], points[len(points) // 2]
+    slope = Fraction(y1 - y0, x1 - x0)
+    if degree == 1:
+        return SizeRule(padding, y0 - slope * x0, slope, Fraction(0))
+    square = (Fraction(y2 - y0, x2 - x0) - slope) / (x2 - x1)
+    linear = slope - square * (x0 + x1)
+    return SizeRule(padding, y0 - x0 * (linear + square * x0), linear, square)
+
+
+@dataclass(slots=True)
+class ByLength:
+    """A stretch at any length: as it was traced, by rules for all of its sizes, or else as the next longer traced one.
+
+    `varying` says why there are no rules, for people; empty where there are.
+    """
+
+    traced: Mapping[int, Sized]
+    varying: str = ""
+    _rules: Sequence[SizeRule] = ()
+    _made: dict[int, Sized] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._made = dict(self.traced)
+        lengths = sorted(self.traced)
+        patterns = [self.traced[each].pattern for each in lengths]
+        if any(each != patterns[-1] for each in patterns):
+            different = next(
+                length for length, each in zip(lengths, patterns, strict=True) if each != patterns[-1]
+            )
+            self.varying = f"{different} and {lengths[-1]} tokens take other blocks, not only larger ones"
+            return
+        columns = zip(*(self.traced[each].sizes for each in lengths), strict=True)
+        found = [rule_of(lengths, column) for column in columns]
+        rules = [each for each in found if each is not None]
+        if len(rules) < len(found):
+            self.varying = f"{len(found) - len(rules)} of {len(found)} sizes follow no line or parabola"
+            return
+        self._rules = rules
+
+    def at(self, length: int) -> Sized:
+        """The stretch at this length, no longer than the longest that was traced."""
+        known = self._made.get(length)
+        if known is None:
+            known = self._made[length] = self._make(length)
+        return known
+
+    def _make(self, length: int) -> Sized:
+        if self.varying:
+            return self.traced[min(each for each in self.traced if each >= length)]
+        pattern = self.traced[max(self.traced)].pattern
+        return Sized(pattern, [rule.at(length) for rule in self._rules])
