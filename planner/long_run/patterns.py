@@ -46,9 +46,9 @@ class Sized:
     pattern: Pattern
     sizes: Sequence[int]
 
-    def phase_at(self, step: int) -> Phase | None:
-        """The phase of a step; None before the first mark."""
-        return next((phase for first, phase in reversed(self.pattern.phases) if first <= step), None)
+    def phase_at(self, step: int) -> Phase:
+        """The phase of a step; a stretch begins with a mark."""
+        return next(phase for first, phase in reversed(self.pattern.phases) if first <= step)
 
 
 def pattern_of(stretch: Stretch) -> Sized:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planner.allocator.caching import CachingAllocator
@@ -41,10 +42,12 @@ class ReplayedRun:
     growths: list[Growth] = field(default_factory=list)
     cache_releases: int = 0
     out_of_memory_step: int = 0
-    """Where the memory ran out, at a length and in a phase; 0 if it never did."""
+    """Where the memory ran out; 0 if it never did."""
     out_of_memory_phase: Phase = Phase.LOAD
     replayed: int = 0
     """Steps that were replayed; what the others do is known from these."""
+    left_out: int = 0
+    """Steps before the last one that were not looked at: replaying them would take too long."""
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -53,15 +56,48 @@ class ReplayedRun:
     @property
     def worst_step(self) -> int:
         """The first step with the highest allocated bytes, counted from 1."""
-        return self.allocated_bytes.index(max(self.allocated_bytes)) + 1
+        index = self.allocated_bytes.index(max(self.allocated_bytes))
+        is_last = index == len(self.allocated_bytes) - 1
+        return index + 1 + (self.left_out if is_last else 0)
 
 
 class OutOfMemoryError(Exception):
     """The memory does not suffice, also after the cache was released."""
 
 
+_State = int
+_Part = tuple[Place | None, int]
+"""A stretch by its place and its length; without a place a release of the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Peaks:
+    allocated_bytes: int = 0
+    requested_bytes: int = 0
+    phase: Phase = Phase.LOAD
+    """Of the allocated bytes."""
+
+    def higher(self, other: _Peaks) -> _Peaks:
+        first = self if self.allocated_bytes >= other.allocated_bytes else other
+        return _Peaks(first.allocated_bytes, max(self.requested_bytes, other.requested_bytes), first.phase)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What came of a stretch that began in a known state."""
+
+    after: _State
+    peaks: _Peaks
+    cache_releases: int
+
+
 class Run:
-    """A run that goes on step by step."""
+    """A run that goes on stretch by stretch.
+
+    What a stretch does hinges on its length and on the state of the allocator, of which there are few: a stretch that
+    began in the same state before is not replayed again. Where the run comes to one that did not, the allocator is
+    brought to that state on the shortest way that is known.
+    """
 
     def __init__(
         self,
@@ -79,29 +115,31 @@ class Run:
         self._unused = first_unused_block(traced.before)
         self._standing = list(traced.standing)
         self._addresses: dict[int, int] = {}
-        self._known: dict[tuple[int, tuple[int, ...]], tuple[int, int, Phase]] = {}
-        self._state: int | None = None
+        self._known: dict[_State, dict[_Part, _Outcome]] = defaultdict(dict)
+        self._at: _State | None = None
+        """Where the run is; None where the age of blocks counts, and nothing is known of other times."""
+        self._allocator_at: _State | None = None
         self._events = 0
-        self._peaks = (0, 0, Phase.LOAD)
+        self._peaks = _Peaks()
 
     def take(self, steps: Steps, first_steps: int) -> ReplayedRun:
-        """Replays these steps, of which the first are in the trace as they are, until the memory runs out."""
+        """Replays these steps, of which the first are in the trace as they are, until the memory runs out. Of a run that
+        would take too long the last step is looked at all the same."""
+        found, number = self.found, 1
         try:
             self._begin(steps)
-            for step in steps[first_steps:]:
-                self._take_step(step)
+            for number, step in enumerate(steps[first_steps:], first_steps + 1):
+                if self._events >= MOST_EVENTS and number < len(steps):
+                    found.left_out += 1
+                else:
+                    self._take_step(step, number)
         except OutOfMemoryError:
-            self.found.out_of_memory_step = len(self.found.allocated_bytes) + 1
-        self.found.cache_releases = self.allocator.cache_releases
-        return self.found
-
-    def has_room(self) -> bool:
-        """Whether more may be replayed."""
-        return self._events < MOST_EVENTS
+            found.out_of_memory_step = number if number > first_steps else len(found.allocated_bytes) + 1
+        return found
 
     def _begin(self, steps: Steps) -> None:
         allocator = self.allocator
-        number, phase, self._peaks = 0, Phase.LOAD, (0, 0, Phase.LOAD)
+        number, phase = 0, Phase.LOAD
         for event in self._traced.before:
             if isinstance(event, Mark):
                 if event.iteration > 1 and event.iteration != number:
@@ -113,9 +151,10 @@ class Run:
             self._ask(event)
             if allocator.peak_reserved > reserved:
                 self._grow(max(number, 1), max(steps[max(number, 1) - 1]), phase)
-            if allocator.allocated > self._peaks[0]:
-                self._peaks = (allocator.allocated, max(self._peaks[1], allocator.requested), phase)
+            self._peaks = self._peaks.higher(_Peaks(allocator.allocated, allocator.requested, phase))
         self._end_step()
+        self.found.cache_releases = allocator.cache_releases
+        self._at = self._allocator_at = self._look()
 
     def _ask(self, event: Event) -> None:
         allocator = self.allocator
@@ -138,36 +177,72 @@ class Run:
             case _:
                 pass
 
-    def _end_step(self) -> None:
-        allocated, requested, phase = self._peaks
-        self.found.allocated_bytes.append(allocated)
-        self.found.requested_bytes.append(requested)
-        self.found.phases.append(phase)
-        self.found.replayed += 1
-        self._peaks = (0, 0, phase)
-
-    def _take_step(self, step: tuple[int, ...]) -> None:
-        found, number = self.found, len(self.found.allocated_bytes) + 1
-        empties = bool(self._every) and number % self._every == 0
-        key = None if self._state is None else (self._state, (*step, int(empties)))
-        known = self._known.get(key) if key is not None else None
-        if known is not None:
-            found.allocated_bytes.append(known[0])
-            found.requested_bytes.append(known[1])
-            found.phases.append(known[2])
-            return
-        for place, length in zip(places_of(len(step)), (*step, max(step)), strict=True):
-            self._take_stretch(self._by_length[place].at(length), number, length)
-        if empties:
-            self.allocator.empty_cache()
-        peaks, before = self._peaks, self._state
+    def _take_step(self, step: tuple[int, ...], number: int) -> None:
+        before = self.found.replayed
+        replayed = False
+        for part in zip(places_of(len(step)), (*step, max(step)), strict=True):
+            replayed |= self._take_part(part, number)
+        if self._every and number % self._every == 0:
+            replayed |= self._take_part((None, 0), number)
         self._end_step()
-        self._state = self._look()
-        if key is not None and self._state == before:
-            self._known[key] = peaks
+        self.found.replayed = before + replayed
 
-    def _look(self) -> int | None:
-        """The state after a step, as a number; None where the age of blocks counts."""
+    def _end_step(self) -> None:
+        found, peaks = self.found, self._peaks
+        found.allocated_bytes.append(peaks.allocated_bytes)
+        found.requested_bytes.append(peaks.requested_bytes)
+        found.phases.append(peaks.phase)
+        found.replayed += 1
+        self._peaks = _Peaks()
+
+    def _take_part(self, part: _Part, number: int) -> bool:
+        """Whether it had to be replayed."""
+        before = self._at
+        known = None if before is None else self._known[before].get(part)
+        if known is None:
+            self._catch_up()
+            releases = self.allocator.cache_releases
+            peaks = self._replay(part, number)
+            self._at = self._allocator_at = self._look()
+            known_releases = self.allocator.cache_releases - releases
+            if before is not None and self._at is not None:
+                self._known[before][part] = _Outcome(self._at, peaks, known_releases)
+        else:
+            peaks, known_releases = known.peaks, known.cache_releases
+            self._at = known.after
+        self.found.cache_releases += known_releases
+        self._peaks = self._peaks.higher(peaks)
+        return known is None
+
+    def _catch_up(self) -> None:
+        """Brings the allocator to where the run is."""
+        if self._at == self._allocator_at:
+            return
+        assert self._at is not None
+        assert self._allocator_at is not None
+        for part in self._way(self._allocator_at, self._at):
+            self._replay(part, 0)
+        self._allocator_at = self._look()
+        assert self._allocator_at == self._at, "a stretch did something else in the same state"
+
+    def _way(self, start: _State, end: _State) -> list[_Part]:
+        """The fewest stretches from one state to another."""
+        came_from: dict[_State, tuple[_State, _Part]] = {}
+        waiting = deque([start])
+        while end not in came_from:
+            here = waiting.popleft()
+            for part, outcome in self._known[here].items():
+                if outcome.after not in came_from:
+                    came_from[outcome.after] = (here, part)
+                    waiting.append(outcome.after)
+        way: list[_Part] = []
+        here = end
+        while not way or here != start:
+            here, part = came_from[here]
+            way.append(part)
+        return way[::-1]
+
+    def _look(self) -> _State | None:
         state = self.allocator.state()
         if state is None:
             return None
@@ -177,37 +252,41 @@ class Run:
         self._addresses = {each: self._addresses[each] for each in self._standing if each in self._addresses}
         return hash((tuple(blocks), tuple(others), where))
 
-    def _take_stretch(self, stretch: Sized, step: int, length: int) -> None:
+    def _replay(self, part: _Part, number: int) -> _Peaks:
+        place, length = part
+        if place is not None:
+            return self._replay_stretch(self._by_length[place].at(length), number, length)
+        self.allocator.empty_cache()
+        return _Peaks()
+
+    def _replay_stretch(self, stretch: Sized, number: int, length: int) -> _Peaks:
         """The heart of it: millions of events pass here."""
         allocator, table, made = self.allocator, self._standing[:], len(self._standing)
         malloc, free, sizes, unused = allocator.malloc, allocator.free, stretch.sizes, self._unused
-        allocated, requested, phase = self._peaks
-        reserved = allocator.peak_reserved
-        top, at = allocated, -1
+        top, at, requested, reserved = allocator.allocated, -1, allocator.requested, allocator.peak_reserved
         for index, (deed, block, stream, pool) in enumerate(stretch.pattern.steps):
             if deed == Deed.ALLOC:
-                name = unused
-                unused += 1
-                got = malloc(name, sizes[len(table) - made], stream, pool)
+                got = malloc(unused, sizes[len(table) - made], stream, pool)
                 if got is None:
-                    self.found.out_of_memory_phase = stretch.phase_at(index) or phase
+                    self.found.out_of_memory_phase = stretch.phase_at(index)
                     raise OutOfMemoryError
-                table.append(name)
-                self._addresses[name] = got.address
+                table.append(unused)
+                self._addresses[unused] = got.address
+                unused += 1
                 if allocator.allocated > top:
                     top, at = allocator.allocated, index
                 if allocator.requested > requested:
                     requested = allocator.requested
                 if allocator.peak_reserved > reserved:
                     reserved = allocator.peak_reserved
-                    self._grow(step, length, stretch.phase_at(index) or phase)
+                    self._grow(number, length, stretch.phase_at(index))
             elif deed == Deed.FREE:
                 free(table[block] if block >= 0 else -1 - block)
             else:
                 self._rarer(deed, table[block] if block >= 0 else -1 - block, stream)
         self._unused, self._events = unused, self._events + len(stretch.pattern.steps)
         self._standing = [table[each] if each >= 0 else -1 - each for each in stretch.pattern.left]
-        self._peaks = (top, requested, phase if at < 0 else stretch.phase_at(at) or phase)
+        return _Peaks(top, requested, stretch.phase_at(max(at, 0)))
 
     def _rarer(self, deed: Deed, block: int, stream: int) -> None:
         if deed == Deed.USE:

@@ -59,31 +59,33 @@ def _through(points: Sequence[tuple[int, int]], degree: int, padding: int) -> Si
 class ByLength:
     """A stretch at any length: as it was traced, by rules for all of its sizes, or else as the next longer traced one.
 
-    `varying` says why there are no rules, for people; empty where there are.
+    Rules hold from `ruled_from` tokens on, where all traced lengths do the same with blocks of other sizes. `varying`
+    says why there are none for shorter ones, for people; empty where there are.
     """
 
     traced: Mapping[int, Sized]
     varying: str = ""
+    ruled_from: int = 0
     _rules: Sequence[SizeRule] = ()
     _made: dict[int, Sized] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._made = dict(self.traced)
         lengths = sorted(self.traced)
-        patterns = [self.traced[each].pattern for each in lengths]
-        if any(each != patterns[-1] for each in patterns):
-            different = next(
-                length for length, each in zip(lengths, patterns, strict=True) if each != patterns[-1]
-            )
-            self.varying = f"{different} and {lengths[-1]} tokens take other blocks, not only larger ones"
-            return
-        columns = zip(*(self.traced[each].sizes for each in lengths), strict=True)
-        found = [rule_of(lengths, column) for column in columns]
+        longest = self.traced[lengths[-1]].pattern
+        other = next((each for each in reversed(lengths) if self.traced[each].pattern != longest), 0)
+        alike = [each for each in lengths if each > other]
+        self.ruled_from = alike[0]
+        if other:
+            self.varying = f"steps of {other} and {alike[0]} tokens take other blocks, not only larger ones"
+        columns = zip(*(self.traced[each].sizes for each in alike), strict=True)
+        found = [rule_of(alike, column) for column in columns]
         rules = [each for each in found if each is not None]
         if len(rules) < len(found):
             self.varying = f"{len(found) - len(rules)} of {len(found)} sizes follow no line or parabola"
-            return
-        self._rules = rules
+            self.ruled_from = lengths[-1]
+        else:
+            self._rules = rules
 
     def at(self, length: int) -> Sized:
         """The stretch at this length, no longer than the longest that was traced."""
@@ -93,7 +95,6 @@ class ByLength:
         return known
 
     def _make(self, length: int) -> Sized:
-        if self.varying:
+        if length < self.ruled_from or not self._rules:
             return self.traced[min(each for each in self.traced if each >= length)]
-        pattern = self.traced[max(self.traced)].pattern
-        return Sized(pattern, [rule.at(length) for rule in self._rules])
+        return Sized(self.traced[max(self.traced)].pattern, [rule.at(length) for rule in self._rules])

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from planner.errors import PlannerError
 from planner.events import Category, Phase
+from planner.report.named_moments import NamedMoment, read_moment
 
 SCHEMA = "planner.plan/1"
 _WITHOUT_COMPILE = "without_compile"
@@ -93,6 +94,8 @@ class RankClassStatement:
     phases: tuple[PhaseStatement, ...]
     outside_allocator: OutsideAllocator
     holders: tuple[Holder, ...]
+    moments: tuple[NamedMoment, ...] = ()
+    """What it takes beyond its usual step; the peak is that of the worst of them."""
 
     @property
     def headroom_bytes(self) -> int:
@@ -278,6 +281,7 @@ def rank_class_to_json(statement: RankClassStatement) -> dict[str, Any]:
         "phases": [fields_to_json(each) for each in statement.phases],
         "outside_allocator": fields_to_json(statement.outside_allocator),
         "holders": [fields_to_json(each) for each in statement.holders],
+        **({"moments": [fields_to_json(each) for each in statement.moments]} if statement.moments else {}),
     }
 
 
@@ -307,6 +311,7 @@ def read_rank_class(document: Mapping[str, Any]) -> RankClassStatement:
             Holder(**{**each, "category": Category(each["category"]), "shape": tuple(each["shape"])})
             for each in document["holders"]
         ),
+        moments=tuple(read_moment(each) for each in document.get("moments", ())),
     )
 
 
