@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,8 +22,8 @@ _PARTS = 4
 
 @dataclass(frozen=True, slots=True)
 class ComposedRun:
-    """A run's steps, and the stretches that they are made of. `rounding` says how lengths were rounded up, empty where
-    every length is replayed as it is."""
+    """A run's steps, and the stretches that they are made of. `rounding` says how lengths and sizes were rounded up, empty
+    where every length is replayed as it is."""
 
     steps: Steps
     longest_at: int
@@ -112,8 +113,17 @@ def _rounded(steps: Steps, job: Job, by_length: Mapping[Place, ByLength]) -> tup
     if multiple > 1:
         said.append(f"lengths are rounded up to multiples of {multiple}, to replay fewer of them")
     if min(every) < ruled_from:
-        varying = next(each.varying for each in by_length.values() if each.ruled_from == ruled_from)
-        said.append(f"lengths below {ruled_from} tokens are rounded up to those that were traced, since {varying}")
+        said.append(
+            f"lengths below {ruled_from} tokens are rounded up to those that were traced, since they take other blocks,"
+            " not only smaller ones"
+        )
+    loose = sum((each.inexact for each in by_length.values()), Counter[str]())
+    if loose:
+        count = sum(len(each.at(traced[-1]).sizes) for each in by_length.values())
+        said.append(
+            f"of {count} sizes of blocks {loose['straight']} are interpolated, within 0.1 % at the traced lengths, and"
+            f" {loose['next']} are those of the next longer traced length"
+        )
     return tuple(tuple(by[length] for length in step) for step in steps), "; ".join(said)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -26,6 +28,46 @@ class SizeRule:
         """Bytes at this length; a broken number of them, which no traced length has, is rounded up."""
         x = -(-length // self.padding) * self.padding
         return math.ceil(self.constant + x * (self.linear + x * self.square))
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Bytes on straight lines between the traced lengths, or, where those do not lie on such lines, the bytes of the
+    next longer one."""
+
+    lengths: Sequence[int]
+    sizes: Sequence[int]
+    straight: bool
+
+    def at(self, length: int) -> int:
+        """Bytes at this length, no shorter than the shortest traced one, and no longer than the longest."""
+        after = bisect_left(self.lengths, length)
+        if not self.straight or self.lengths[after] == length:
+            return self.sizes[after]
+        return math.ceil(_on_line(self.lengths, self.sizes, after - 1, after, length))
+
+
+_NEARLY = Fraction(1, 1000)
+"""How far a size may be from the line between its neighbours: kernels that work in pieces round their number up."""
+
+
+def between(lengths: Sequence[int], sizes: Sequence[int]) -> Between:
+    """Sizes that no rule tells. They are taken to be straight between if every traced one but the outermost is nearly
+    on the line between its neighbours."""
+    inner = range(1, len(lengths) - 1)
+    straight = len(lengths) >= _FEWEST_STRAIGHT and all(
+        abs(_on_line(lengths, sizes, each - 1, each + 1, lengths[each]) - sizes[each]) <= _NEARLY * sizes[each]
+        for each in inner
+    )
+    return Between(lengths, sizes, straight)
+
+
+_FEWEST_STRAIGHT = 4
+
+
+def _on_line(lengths: Sequence[int], sizes: Sequence[int], first: int, last: int, length: int) -> Fraction:
+    slope = Fraction(sizes[last] - sizes[first], lengths[last] - lengths[first])
+    return sizes[first] + slope * (length - lengths[first])
 
 
 def rule_of(lengths: Sequence[int], sizes: Sequence[int]) -> SizeRule | None:
@@ -57,16 +99,18 @@ def _through(points: Sequence[tuple[int, int]], degree: int, padding: int) -> Si
 
 @dataclass(slots=True)
 class ByLength:
-    """A stretch at any length: as it was traced, by rules for all of its sizes, or else as the next longer traced one.
+    """A stretch at any length: as it was traced, with sizes that follow from the traced ones, or else as the next longer
+    traced one.
 
-    Rules hold from `ruled_from` tokens on, where all traced lengths do the same with blocks of other sizes. `varying`
-    says why there are none for shorter ones, for people; empty where there are.
+    Sizes follow from `ruled_from` tokens on, where all traced lengths do the same with blocks of other sizes.
     """
 
     traced: Mapping[int, Sized]
-    varying: str = ""
     ruled_from: int = 0
-    _rules: Sequence[SizeRule] = ()
+    inexact: Counter[str] = field(default_factory=Counter)
+    """Of the sizes that no rule tells how many are `straight` between the traced ones, and how many are those of the
+    `next` longer one."""
+    _rules: Sequence[SizeRule | Between] = ()
     _made: dict[int, Sized] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,16 +120,10 @@ class ByLength:
         other = next((each for each in reversed(lengths) if self.traced[each].pattern != longest), 0)
         alike = [each for each in lengths if each > other]
         self.ruled_from = alike[0]
-        if other:
-            self.varying = f"steps of {other} and {alike[0]} tokens take other blocks, not only larger ones"
         columns = zip(*(self.traced[each].sizes for each in alike), strict=True)
-        found = [rule_of(alike, column) for column in columns]
-        rules = [each for each in found if each is not None]
-        if len(rules) < len(found):
-            self.varying = f"{len(found) - len(rules)} of {len(found)} sizes follow no line or parabola"
-            self.ruled_from = lengths[-1]
-        else:
-            self._rules = rules
+        self._rules = [rule_of(alike, column) or between(alike, column) for column in columns]
+        loose = [each for each in self._rules if isinstance(each, Between)]
+        self.inexact = Counter("straight" if each.straight else "next" for each in loose)
 
     def at(self, length: int) -> Sized:
         """The stretch at this length, no longer than the longest that was traced."""
@@ -95,6 +133,6 @@ class ByLength:
         return known
 
     def _make(self, length: int) -> Sized:
-        if length < self.ruled_from or not self._rules:
+        if length < self.ruled_from:
             return self.traced[min(each for each in self.traced if each >= length)]
         return Sized(self.traced[max(self.traced)].pattern, [rule.at(length) for rule in self._rules])
