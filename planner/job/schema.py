@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.job.evaluation_schema import Eval, Generate
 from planner.job.length_schema import Lengths
+
+__all__ = ["Eval", "Generate", "Lengths"]  # parts of a job that are described in files of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,16 +164,6 @@ class CheckpointLoad:
     """Where the checkpoint's tensors are put."""
     keep_reference: bool = False
     """The program holds on to the state dict while it trains."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eval:
-    """An evaluation under no_grad after every `every` iterations."""
-
-    micro_batch_size: int = 1
-    """Samples of a rank in one evaluation step."""
-    every: int = 100
-    """After how many iterations it is evaluated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from planner.errors import PlannerError
 from planner.job.length_draws import as_traced
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
+from planner.long_run.series import UnlikePartsError
 from planner.paper.repetition import DoesNotFoldError
 from planner.tracing import (
     absent_host,
@@ -20,6 +21,7 @@ from planner.tracing import (
     deepspeed_on_paper,
     garbage_collection,
     quiet_libraries,
+    shortened_phases,
     trace_failures,
 )
 from planner.tracing.traced import Trace
@@ -42,7 +44,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
     with garbage_collection.pause_collection(), quiet_libraries.libraries():
         try:
             found = _trace(job, rank, target, folded=folded)
-        except (DoesNotFoldError, NoExampleError):
+        except (DoesNotFoldError, NoExampleError, UnlikePartsError):
             found = _trace(job, rank, target, folded=False)
     return replace(found, seconds=time.perf_counter() - began)
 
@@ -67,12 +69,14 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
                 buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
                 events, repeats = gpu.recorder.folded_events()
+                if folded:
+                    events, repeats = shortened_phases.write_out_evaluations(job, events, repeats)
                 unknown = gpu.unknown_workspaces()
                 assumed = compiled.assumed()
                 if by_engine:
                     deepspeed_engine.release(outcome.model, gpu.device)
                 del outcome
-        except (PlannerError, DoesNotFoldError, NoExampleError, MemoryError):
+        except (PlannerError, DoesNotFoldError, NoExampleError, UnlikePartsError, MemoryError):
             raise
         except Exception as error:
             raise trace_failures.untraceable(error, compiles=job.train.compile is not None) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
@@ -20,6 +20,7 @@ from planner.events import Category, Phase
 from planner.job import schema
 from planner.job.length_draws import Steps, draw_steps
 from planner.training import clipping, compiling, folding, inputs, ownership
+from planner.training.evaluation import Evaluation, Generation
 from planner.training.feed import Feed
 from planner.training.folded_accumulation import accumulation_folder_of
 from planner.training.host import Host
@@ -183,15 +184,40 @@ class Loop:
         return iteration % every == 0 or (iteration == last and every > last)
 
     def _evaluate(self, iteration: int) -> None:
-        """One batch without a graph: the model in eval mode, its loss computed, then back to training."""
-        assert self.train.eval is not None
-        self.observer.mark(Phase.EVAL, iteration)
-        with _evaluating(self.model), torch.no_grad(), self.precision.autocast():
-            batch = inputs.make(
-                self.feed, self.train.eval.micro_batch_size, self.device, self.observer, own_loss=self.objective.own
-            )
-            with self.splitting(batch):
-                self.objective(self.model, batch)
+        """Without a graph: the model in eval mode, as the job evaluates, then back to training."""
+        spec = self.train.eval
+        assert spec is not None
+        shortened = folding.folder_of(self.observer) is not None
+        steps = Evaluation(
+            spec=spec,
+            objective=self.objective,
+            batch=lambda: inputs.make(
+                self.feed, spec.micro_batch_size, self.device, self.observer, own_loss=self.objective.own
+            ),
+            mark=lambda phase: self.observer.mark(phase, iteration),
+            around=self._splitting_and_autocast,
+            to_host=self.host.take_result,
+            free=self._empty_cache,
+        )
+        with _evaluating(self.model):
+            steps.run(self.model, shortened=shortened)
+            if spec.generate is not None:
+                self._generate(spec.generate, iteration, shortened=shortened)
+
+    def _generate(self, spec: schema.Generate, iteration: int, *, shortened: bool) -> None:
+        generation = Generation(
+            spec=replace(spec, prompt_tokens=spec.prompt_tokens or self.train.sequence_length),
+            feed=self.feed,
+            prompt=lambda tokens: inputs.prompts(self.feed, spec.batch, tokens, self.device, self.observer),
+            mark=lambda: self.observer.mark(Phase.GENERATE, iteration),
+            autocast=self.precision.autocast,
+        )
+        generation.run(self.bare_model, shortened=shortened)
+
+    @contextmanager
+    def _splitting_and_autocast(self, batch: inputs.MicroBatch) -> Iterator[None]:
+        with self.precision.autocast(), self.splitting(batch):
+            yield
 
 
 @contextmanager

@@ -53,6 +53,14 @@ class Objective:
         output = self._call(model, batch)
         if self._keeps and torch.is_grad_enabled():
             self._kept = output
+        return self._loss_of(output, batch)
+
+    def with_logits(self, model: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """The loss of one micro-batch, and what the model returned."""
+        output = self._call(model, batch)
+        return self._loss_of(output, batch), logits_of(output)
+
+    def _loss_of(self, output: Any, batch: MicroBatch) -> Tensor:
         if self.own:
             return _own_loss(output)
         return self.of_output(logits_of(output), batch.target)
