@@ -159,6 +159,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Train, "optimizer_in_backward"): TRUTH,
     (schema.Train, "empty_cache_every"): _whole(0, "iterations"),
     (schema.Train, "activation_offload"): TRUTH,
+    (schema.Train, "retains"): _one_of("", "loss", "output"),
     (schema.DpReplicate, "degree"): RANKS,
     (schema.DpReplicate, "kind"): _one_of("ddp"),
     (schema.DpReplicate, "bucket_cap_mb"): replace(POSITIVE, unit="MiB"),

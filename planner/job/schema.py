@@ -223,6 +223,9 @@ class Train:
     """torch.cuda.empty_cache() at the end of every so many iterations; 0: never."""
     activation_offload: bool = False
     """What the blocks save for their backward rests on the host (save_on_cpu, pinned)."""
+    retains: str = ""
+    """What the loop appends to a list that nobody empties, after each micro-batch, as a metric that is kept by mistake:
+    loss, or output (all that the model returns); empty: nothing."""
     compile: Compile | None = None
     """What of the step is compiled; null or false: nothing."""
 

@@ -34,9 +34,7 @@ class JudgedRun:
     """What it would have taken; the same, where the memory does not run out."""
     worst_step: Trace
 
-    def judge(
-        self, alone: RankClassStatement, interval: Callable[[int], tuple[int, int]]
-    ) -> RankClassStatement:
+    def judge(self, alone: RankClassStatement, interval: Callable[[int], tuple[int, int]]) -> RankClassStatement:
         """The statement on the worst step alone, as it is after all the steps before it."""
         peak, run = alone.peak, self.unlimited
         reserved = max(peak.reserved_bytes, run.peak_reserved_bytes)

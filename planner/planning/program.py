@@ -14,6 +14,7 @@ from planner.hardware.records import GpuRecord
 from planner.job.schema import Gpu, Software
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
+from planner.planning.kept_by_mistake import growth_moments
 from planner.planning.pipeline import Progress, describe_unknown_workspaces, unknown_workspaces_of
 from planner.planning.program_branches import try_branches
 from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
@@ -214,6 +215,7 @@ def _judge(work: ProgramInputs, share: RankShare) -> tuple[RankClassStatement, s
         ),
         capacity_bytes=capacity,
     )
+    statement = replace(statement, moments=growth_moments(found.events, found.repeats, statement, rules))
     return statement, _out_of_memory(share, capped)
 
 

@@ -30,6 +30,9 @@ from planner.training.precision import Precision
 from planner.training.wraps import context_parallel, fsdp2, in_backward, zero_redundancy
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
 
+_FEWEST_GROWING = 7
+"""Iterations of a step that keeps something: so many show what one keeps."""
+
 
 @dataclass(kw_only=True)
 class Loop:
@@ -55,6 +58,9 @@ class Loop:
     def __post_init__(self) -> None:
         self._steps: Steps = draw_steps(self.train) if self.train.lengths is not None else ()
         self._coming = chain.from_iterable(self._steps)
+        self._losses: list[Tensor] = []
+        if self.train.retains == "output":
+            self.objective.outputs = []
         self._folder = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
 
     def run(self) -> None:
@@ -112,15 +118,15 @@ class Loop:
     def _micro_batch(self, iteration: int) -> None:
         self.observer.mark(Phase.FORWARD, iteration)
         feed = self.feeds[next(self._coming)] if self._steps else self.feed
-        batch = inputs.make(
-            feed, self.train.micro_batch_size, self.device, self.observer, own_loss=self.objective.own
-        )
+        batch = inputs.make(feed, self.train.micro_batch_size, self.device, self.observer, own_loss=self.objective.own)
         with self.splitting(batch):
             with self.precision.autocast():
                 loss = self.objective(self.model, batch)
             loss = self._of_one(loss)
             self.observer.mark(Phase.BACKWARD, iteration)
             self._backward(loss)
+        if self.train.retains == "loss":
+            self._losses.append(loss)
         self._tell_communication()
         ownership.tell_gradients(self.bare_model, self.observer)
 
@@ -175,7 +181,7 @@ class Loop:
         if self._steps:
             return len(self._steps)
         fewest = max(fewest_iterations(self.parallel.dp_replicate), compiling.fewest_iterations(self.train.compile))
-        return max(self.train.iterations, fewest)
+        return max(self.train.iterations, fewest, _FEWEST_GROWING if self.train.retains else 0)
 
     def _evaluates(self, iteration: int) -> bool:
         if self.train.eval is None:
