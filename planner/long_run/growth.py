@@ -24,8 +24,8 @@ _MOST_EVENTS = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """`bytes_per_step` are the bytes of blocks that a step leaves behind, most of them made by `origin`, and `steps` how
-    many steps were seen to do so."""
+    """`bytes_per_step` are the bytes of blocks that a step leaves behind, most of them made by `origin`, and `steps`
+    how many steps were seen to do so."""
 
     bytes_per_step: int
     steps: int

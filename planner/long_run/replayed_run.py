@@ -104,8 +104,8 @@ class Run:
         self._peaks = Peaks()
 
     def take(self, steps: Steps, first_steps: int) -> ReplayedRun:
-        """Replays these steps, of which the first are in the trace as they are, until the memory runs out. Of a run that
-        would take too long the last step is looked at all the same."""
+        """Replays these steps, of which the first are in the trace as they are, until the memory runs out. Of a run
+        that would take too long the last step is looked at all the same."""
         found, number = self.found, 1
         try:
             self._begin(steps)

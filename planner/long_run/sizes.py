@@ -99,8 +99,8 @@ def _through(points: Sequence[tuple[int, int]], degree: int, padding: int) -> Si
 
 @dataclass(slots=True)
 class ByLength:
-    """A stretch at any length: as it was traced, with sizes that follow from the traced ones, or else as the next longer
-    traced one.
+    """A stretch at any length: as it was traced, with sizes that follow from the traced ones, or else as the next
+    longer traced one.
 
     Sizes follow from `ruled_from` tokens on, where all traced lengths do the same with blocks of other sizes.
     """

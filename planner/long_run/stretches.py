@@ -37,8 +37,8 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class TracedRun:
-    """The parts of a trace: what happened `before` the steps that are alike, one stretch for each place and length, what
-    happened `after` the last step, and which blocks stood in between where steps began."""
+    """The parts of a trace: what happened `before` the steps that are alike, one stretch for each place and length,
+    what happened `after` the last step, and which blocks stood in between where steps began."""
 
     before: tuple[Event, ...]
     stretches: Mapping[Place, Mapping[int, Stretch]]

@@ -26,8 +26,8 @@ def evaluation_moments(job: Job, found: SettledReplay, statement: RankClassState
         per_step = _more_with_each(found, Phase.EVAL)
         until = f"after every {evaluation.accumulation_steps} steps" if evaluation.accumulation_steps else "at its end"
         sentence = (
-            f"An evaluation of {evaluation.batches} steps gathers the {evaluation.gather}{of_ranks} on the GPU and takes"
-            f" them to the host {until}: {size(per_step)} more with each step, there twice while they are joined."
+            f"An evaluation of {evaluation.batches} steps gathers the {evaluation.gather}{of_ranks} on the GPU, and"
+            f" takes them to the host {until}: {size(per_step)} more with each step, there twice while they are joined."
         )
         moments.append(_moment("gathered evaluation", phase, statement, sentence))
     if evaluation.generate is not None and (phase := _highest(statement, Phase.GENERATE)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.allocator.rules import Rules
-from planner.events import Event, Phase, Repeat
+from planner.events import Event, Repeat
 from planner.long_run.growth import End, Growth, find_end, growth_of
 from planner.report.named_moments import NamedMoment
 from planner.report.statement import RankClassStatement
@@ -41,10 +41,9 @@ def _sentence(growth: Growth, end: End | None, room: int) -> str:
     maker = " of ".join(each for each in (origin.op, origin.module) if each)
     shape = f" ({' × '.join(map(str, origin.shape))} {origin.dtype})" if origin.shape else ""
     made = f", most of it by {maker}{shape}" if maker else ""
-    told = f"Each step keeps {size(growth.bytes_per_step)} that it never gives up{made}, in the last {growth.steps} seen"
+    kept = f"Each step keeps {size(growth.bytes_per_step)} that it never gives up"
+    told = f"{kept}{made}, in the last {growth.steps} seen"
     if end is None:
         return f"{told}."
     how = "replayed" if end.exact else "reckoned from what is left"
     return f"{told}: the {size(room)} there are for the allocator are full in step {end.step} ({how})."
-
-

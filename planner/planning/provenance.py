@@ -15,15 +15,18 @@ from importlib.resources.abc import Traversable
 from planner.distribution import version
 
 TRACE = (
-    "events", "hardware.architectures", "job", "layout", "long_run", "paper", "tracing.absent_host", "tracing.compile_failures",
+    "events", "hardware.architectures", "job", "layout", "long_run", "paper", "tracing.absent_host",
+    "tracing.compile_failures",
     "tracing.compiled_on_paper", "tracing.deepspeed_on_paper", "tracing.garbage_collection", "tracing.quiet_libraries",
-    "tracing.shortened_phases", "tracing.trace", "tracing.trace_failures", "tracing.trace_text", "tracing.traced", "training", "units", "upstream",
+    "tracing.shortened_phases", "tracing.trace", "tracing.trace_failures", "tracing.trace_text", "tracing.traced",
+    "training", "units", "upstream",
 )  # fmt: skip
 """What decides the events of a rank: packages and modules, `tracing` without the processes that it runs in."""
 
 JUDGEMENT = (
     "allocator", "calibration.correction", "calibration.estimate", "calibration.interval", "calibration.observation",
-    "bound", "calibration.quarantine", "long_run", "planning", "report.attribution", "report.lives", "report.named_moments", "report.phase_table",
+    "bound", "calibration.quarantine", "long_run", "planning", "report.attribution", "report.lives",
+    "report.named_moments", "report.phase_table",
     "report.rank_class", "report.statement", "report.verdict", "searching",
 )  # fmt: skip
 """What makes figures, a verdict and advice of events; how they are shown is no part of it."""

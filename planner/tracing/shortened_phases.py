@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from planner.events import Event, Phase, Repeat, write_out_repeats
 from planner.job.schema import Job
 from planner.job.shown_evaluation import batches_on_device, shown_batches, shown_tokens
 from planner.long_run.series import Series, write_out
 
 
-def write_out_evaluations(
-    job: Job, events: Sequence[Event], repeats: Sequence[Repeat]
-) -> tuple[Sequence[Event], Sequence[Repeat]]:
+def write_out_evaluations(job: Job, events: list[Event], repeats: list[Repeat]) -> tuple[list[Event], list[Repeat]]:
     """The events with every evaluation step and every generated token, and what still repeats of them.
 
     Raises UnlikePartsError where what was run does not tell what was not.
     """
     for series in _series_of(job):
-        events, repeats = write_out(list(write_out_repeats(events, repeats)), series), ()
+        events, repeats = write_out(list(write_out_repeats(events, repeats)), series), []
     return events, repeats
 
 

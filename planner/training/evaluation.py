@@ -67,8 +67,9 @@ class Evaluation:
                 self._take_to_host(gathered)
                 latest = {}
                 self.free()
-        self.mark(Phase.EVAL)
-        self._take_to_host(gathered)
+        if self.spec.gather:
+            self.mark(Phase.EVAL)
+            self._take_to_host(gathered)
 
     def _steps(self) -> int:
         return self.spec.batches if self.spec.gather else batches_on_device(self.spec)
