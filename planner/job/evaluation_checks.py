@@ -42,5 +42,6 @@ def _check_generation(job: Job, document: Node) -> None:
         if used:
             raise node.error(f"is not planned with {what}", remedy="delete it, or plan the generation by itself")
     if generate.use_cache and job.model.hf_config is None:
-        at = node.nearest_to("use_cache")
-        raise at.error("is true, and only models of hf_config keep keys and values", allowed="false")
+        raise node.error(
+            "keeps keys and values (use_cache: true), which only models of hf_config do", allowed="use_cache: false"
+        )

@@ -154,16 +154,20 @@ def _told_apart(step: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def as_traced(job: Job) -> Job:
-    """The job whose iterations are those steps, one after the other."""
+    """The job whose iterations are those steps, one after the other; what is done every so many steps is left out, but
+    for one evaluation at the end."""
     lengths = job.train.lengths
     assert lengths is not None
     steps = traced_steps(job)
     flat = tuple(length for step in steps for length in step)
+    evaluation = job.train.eval
     train = replace(
         job.train,
         lengths=replace(lengths, batches=flat),
         gradient_accumulation_steps=len(steps[0]),
         iterations=len(steps),
+        empty_cache_every=0,
+        eval=None if evaluation is None else replace(evaluation, every=len(steps)),
     )
     return replace(job, train=train)
 

@@ -20,6 +20,7 @@ _FEWEST = 3
 """Steps in a row that have to keep something."""
 _MOST_EVENTS = 2_000_000
 """That are replayed to find the step in which the memory is full; some five seconds."""
+_MOST_STEPS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def find_end(events: Sequence[Event], growth: Growth, rules: Rules, room_bytes: 
     player.standing, number = list(standing(last)), growth.last_iteration
     alike = len(standing(first)) == len(standing(last))
     allocated = player.allocator.allocated
-    while alike and player.played < _MOST_EVENTS:
+    while alike and player.played < _MOST_EVENTS and number < _MOST_STEPS:
         number += 1
         try:
             player.play(step)
