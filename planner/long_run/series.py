@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from planner.events import Alloc, Event, Mark, Origin, Phase, copy_stretch, first_unused_block, rename_all
 from planner.job.shown_evaluation import Part
 from planner.long_run.patterns import pattern_of
-from planner.long_run.sizes import rule_of
+from planner.long_run.sizes import SizeRule, rule_of
 from planner.long_run.stretches import Stretch, alive_at
 
 
@@ -67,8 +67,8 @@ class _LikeParts:
     left: tuple[int, ...]
     """What the last of them leaves."""
     _template: Stretch
-    _sizes: Sequence[Callable[[int], int]]
-    _shapes: Sequence[Sequence[Callable[[int], int]]]
+    _growing: Mapping[int, tuple[SizeRule, Sequence[SizeRule]]]
+    """By the place of an allocation among the events its size and its shape, where they hinge on the number."""
 
     @classmethod
     def of(cls, events: Sequence[Event], marks: Sequence[int], parts: Sequence[Part]) -> _LikeParts:
@@ -90,22 +90,25 @@ class _LikeParts:
         sizes = [_rule(numbers, column) for column in zip(*(each.sizes for each in sized), strict=True)]
         origins = zip(*(_origins(each) for each in stretches), strict=True)
         shapes = [[_rule(numbers, dims) for dims in zip(*column, strict=True)] for column in origins]
-        return cls(stretches[0].found, stretches[-1].left, stretches[-1], sizes, shapes)
+        template = stretches[-1]
+        places = [index for index, event in enumerate(template.events) if isinstance(event, Alloc)]
+        growing = {
+            place: (size, shape)
+            for place, size, shape in zip(places, sizes, shapes, strict=True)
+            if not all(each.is_constant for each in (size, *shape))
+        }
+        return cls(stretches[0].found, template.left, template, growing)
 
     def at(self, number: int, standing: Sequence[int], unused: int) -> tuple[list[Event], list[int], int]:
         """The part of this number where these blocks stand; which stand after it, and the next unused block."""
         names = dict(zip(self._template.found, standing, strict=True))
         copied, born = copy_stretch(self._template.events, unused, names=names)
-        sizes = iter(self._sizes)
-        shapes = iter(self._shapes)
-        made = [
-            _resized(event, next(sizes)(number), [each(number) for each in next(shapes)])
-            if isinstance(event, Alloc)
-            else event
-            for event in copied
-        ]
+        for place, (size, shape) in self._growing.items():
+            event = copied[place]
+            assert isinstance(event, Alloc)
+            copied[place] = _resized(event, size.at(number), [each.at(number) for each in shape])
         every = {**names, **born}
-        return made, [every.get(each, each) for each in self._template.left], unused + len(born)
+        return copied, [every.get(each, each) for each in self._template.left], unused + len(born)
 
 
 def _resized(event: Alloc, requested_bytes: int, shape: Sequence[int]) -> Alloc:
@@ -119,8 +122,8 @@ def _origins(stretch: Stretch) -> list[tuple[int, ...]]:
     return [(event.origin or Origin()).shape for event in stretch.events if isinstance(event, Alloc)]
 
 
-def _rule(numbers: Sequence[int], sizes: Sequence[int]) -> Callable[[int], int]:
+def _rule(numbers: Sequence[int], sizes: Sequence[int]) -> SizeRule:
     found = rule_of(numbers, sizes)
     if found is None:
         raise UnlikePartsError(f"sizes {', '.join(map(str, sizes))} follow no line or parabola")
-    return found.at
+    return found

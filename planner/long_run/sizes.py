@@ -24,6 +24,11 @@ class SizeRule:
     linear: Fraction
     square: Fraction
 
+    @property
+    def is_constant(self) -> bool:
+        """The same at every length."""
+        return not (self.linear or self.square)
+
     def at(self, length: int) -> int:
         """Bytes at this length; a broken number of them, which no traced length has, is rounded up."""
         x = -(-length // self.padding) * self.padding

@@ -120,7 +120,6 @@ class Generation:
         """All tokens, or, `shortened`, those from which the others follow."""
         with torch.no_grad():
             self._run(model, self._parts(shortened))
-        self.mark()
 
     def _parts(self, shortened: bool) -> Iterator[Part]:
         if shortened:
@@ -139,6 +138,7 @@ class Generation:
                 tokens = torch.cat((tokens, fed[:, 1:]), dim=1)
             token, cache = self._next(model, fed if self.spec.use_cache else tokens, cache)
             tokens = torch.cat((tokens, token), dim=1)
+        self.mark()  # the last token is as those before it: what it found goes when all is over
 
     def _next(self, model: nn.Module, tokens: Tensor, cache: object) -> tuple[Tensor, object]:
         """The next token of each prompt, and the keys and values of all before it."""

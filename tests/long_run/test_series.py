@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from planner.events import Alloc, Event, Free, Mark
@@ -9,6 +11,8 @@ from planner.job.evaluation_schema import Eval
 from planner.job.loading import load_yaml
 from planner.job.schema import Job
 from planner.job.shown_evaluation import shown_batches, shown_tokens
+from planner.long_run.series import Series
+from planner.tracing import shortened_phases
 from planner.tracing.trace import trace
 
 CASES = [
@@ -45,9 +49,24 @@ def plain(events: tuple[Event, ...]) -> list[object]:
 
 
 @pytest.mark.parametrize("evaluation", CASES)
-def test_what_is_written_out_is_what_happens_when_all_of_it_is_run(evaluation: str) -> None:
+def test_what_is_written_out_is_what_happens_when_all_of_it_is_run(
+    evaluation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = job_of(evaluation)
-    assert plain(trace(job).written_out()) == plain(trace(job, folded=False).written_out())
+    shortened: list[Series] = []
+    real = shortened_phases.write_out
+
+    def write_out(events: Sequence[Event], series: Series) -> list[Event]:
+        written = real(events, series)  # raises where the evaluation has to be run in full
+        shortened.append(series)
+        return written
+
+    monkeypatch.setattr(shortened_phases, "write_out", write_out)
+
+    found = trace(job)
+
+    assert shortened
+    assert plain(found.written_out()) == plain(trace(job, folded=False).written_out())
 
 
 def test_short_evaluations_are_run_in_full() -> None:
