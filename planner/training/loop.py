@@ -54,9 +54,10 @@ class Loop:
     """Modules whose forward is compiled."""
     feeds: Mapping[int, Feed] = field(default_factory=dict)
     """Batches by their length, of a run in which it differs."""
+    _steps: Steps = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        self._steps: Steps = draw_steps(self.train) if self.train.lengths is not None else ()
+        self._steps = draw_steps(self.train) if self.train.lengths is not None else ()
         self._coming = chain.from_iterable(self._steps)
         self._losses: list[Tensor] = []
         if self.train.retains == "output":

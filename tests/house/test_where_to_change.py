@@ -23,6 +23,7 @@ QUESTIONS = [
     "an axis of a search",
     "a command",
     "a key of the spec, with its check",
+    "a moment when jobs die",
     "an allocator rule",
     "an importer of another tool's config",
     "a patch of torch",
