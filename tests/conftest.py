@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from planner import paper  # before anything imports torch
 from planner.errors import SpecError
@@ -22,12 +23,16 @@ from planner.training import stages
 with paper.gpu("sm_90"):
     pass
 
+# How long an example takes hinges on what else the machine does.
+settings.register_profile("without deadlines", parent=settings.default, deadline=None)
+settings.load_profile("without deadlines")
+
 # A trace that was kept would be no test of tracing.
 os.environ["PLANNER_CACHE"] = NONE
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """What needs a Ray of its own is marked as what starts other clusters is: it has the machine to itself."""
+    """What needs a Ray of its own is marked as what starts other clusters is: one at a time."""
     for item in items:
         if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
