@@ -12,7 +12,7 @@ from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, 
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import AdviceTried, Verdict
 from planner.searching.advice import USUAL_SECONDS, Advised, advise, describe
-from planner.searching.exact import PlansHere
+from planner.searching.exact_groups import PlansHere
 from planner.searching.remembered import RememberedTraces
 from planner.units import show_bytes
 

@@ -26,7 +26,7 @@ from planner.job.loading import load_document, load_job
 from planner.job.schema import Job
 from planner.measuring import store
 from planner.planning.pipeline import refuse_unplannable
-from planner.service.bodies import JSON, YAML, read_job, read_object
+from planner.service.body_contents import JSON, YAML, read_job, read_object
 from planner.service.ids import order_of
 from planner.service.job_bodies import change_of
 from planner.service.problems import MOST_BYTES, problem
