@@ -81,9 +81,9 @@ def _read(text: str) -> Trace:
     rows = (row for line in lines for row in _rows(json.loads(line)))
     origins = [_origin(row) for row in islice(rows, _number(about["origins"]))]
     events = tuple(_events(islice(rows, _number(about["events"])), origins))
-    host = tuple(read_rows(islice(rows, _number(about["host"]))))
+    host = tuple(read_rows(islice(rows, _number(about.get("host", 0)))))
     if (
-        len(host) != about["host"]
+        len(host) != about.get("host", 0)
         or len(origins) != about["origins"]
         or len(events) != about["events"]
         or next(rows, None) is not None
@@ -98,7 +98,7 @@ def _read(text: str) -> Trace:
         assumed=tuple(_text(each) for each in about.get("assumed", ())),
         repeats=_repeats(about.get("repeats", ()), len(events)),
         host=host,
-        host_assumed=tuple(_text(each) for each in about["host_assumed"]),
+        host_assumed=tuple(_text(each) for each in about.get("host_assumed", ())),
         seconds=float(about["seconds"]),
     )
 
