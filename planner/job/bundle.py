@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.job.json_text import canonical_json, without_floats
 from planner.job.loading import BUNDLE_SCHEMA
-from planner.job.schema import Compile, Gpu, Job, Optimizer, Software
+from planner.job.schema import Compile, DataLoader, Gpu, Job, Optimizer, Software
 
 
 def document(job: Job) -> dict[str, Any]:
@@ -36,10 +36,21 @@ def trace_id(job: Job, software: Mapping[str, str]) -> str:
     `software` names the versions of planner, torch and transformers.
     """
     parts = {key: value for key, value in bundle(job).items() if key != "metadata"}
-    if job.software.step == Software().step:  # as it was before a spec could say another, for answers that are stored
-        del parts["software"]["step"]
+    _leave_out_defaults(job, parts)
     identity = canonical_json({"bundle": parts, "software": dict(software)})
     return hashlib.sha256(identity.encode("ascii")).hexdigest()
+
+
+def _leave_out_defaults(job: Job, parts: Mapping[str, Any]) -> None:
+    """What a spec could not say before is no part of an identity where it says nothing: answers are stored by it."""
+    if job.software.step == Software().step:
+        del parts["software"]["step"]
+    if job.train.data_loader == DataLoader():
+        del parts["train"]["data_loader"]
+    if not job.cluster.host_memory:
+        del parts["cluster"]["host_memory"]
+    if job.train.checkpoint_load is not None and not job.train.checkpoint_load.mmap:
+        del parts["train"]["checkpoint_load"]["mmap"]
 
 
 def _plain(value: Any, hint: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.job import schema
-from planner.job.size_limits import MOST_GPU_BYTES
+from planner.job.size_limits import MOST_GPU_BYTES, MOST_HOST_BYTES
 from planner.units import MIB
 
 _MOST = 2**40
@@ -60,6 +60,9 @@ def _size(least: int, allowed: str) -> Check:
     return Check(allowed, lambda value: least <= value <= MOST_GPU_BYTES, size=True, unit="bytes")
 
 
+HOST_SIZE = Check(
+    "a size from 0 to 1024TiB, such as 480GiB", lambda value: 0 <= value <= MOST_HOST_BYTES, size=True, unit="bytes"
+)
 COUNT = _whole(1)
 SAMPLES, RANKS, BLOCKS = _whole(1, "samples"), _whole(1, "ranks"), _whole(0, "blocks")
 TRUTH = Check("true or false", _anything)
@@ -120,6 +123,16 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Recompute, "every"): COUNT,
     (schema.CheckpointLoad, "map_location"): _one_of("cpu", "device"),
     (schema.CheckpointLoad, "keep_reference"): TRUTH,
+    (schema.CheckpointLoad, "mmap"): TRUTH,
+    (schema.DataLoader, "workers"): Check(
+        "a whole number from 0 to 4096", lambda value: 0 <= value <= 4096, unit="processes", least=0
+    ),
+    (schema.DataLoader, "prefetch_factor"): Check(
+        "a whole number from 1 to 4096", lambda value: 1 <= value <= 4096, unit="batches", least=1
+    ),
+    (schema.DataLoader, "pin_memory"): TRUTH,
+    (schema.DataLoader, "worker_bytes"): HOST_SIZE,
+    (schema.DataLoader, "dataset_bytes"): HOST_SIZE,
     (schema.Eval, "micro_batch_size"): SAMPLES,
     (schema.Eval, "every"): _whole(1, "iterations"),
     (schema.Compile, "scope"): _one_of("model", "blocks", "loss", "optimizer"),
@@ -180,6 +193,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Cluster, "nodes"): COUNT,
     (schema.Cluster, "gpus_per_node"): COUNT,
     (schema.Cluster, "held_by_others_bytes"): _size(0, "a size from 0 to 4TiB, such as 2GiB"),
+    (schema.Cluster, "host_memory"): HOST_SIZE,
     (schema.Software, "torch"): _like(r"[0-9]+\.[0-9]+\S*", "a version such as 2.13", _LONGEST_VERSION),
     (schema.Software, "cuda"): _like(r"[0-9]+\.[0-9]+\S*", "a version such as 13.0", _LONGEST_VERSION),
     (schema.Software, "step"): _one_of("torch", "megatron"),

@@ -159,6 +159,9 @@ class CheckpointLoad:
     """Where the checkpoint's tensors are put."""
     keep_reference: bool = False
     """The program holds on to the state dict while it trains."""
+    mmap: bool = False
+    """The file is mapped (safetensors, torch.load(mmap=True)): ranks of a node share its pages, which can be given
+    back. Otherwise each rank reads a copy of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +172,22 @@ class Eval:
     """Samples of a rank in one evaluation step."""
     every: int = 100
     """After how many iterations it is evaluated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataLoader:
+    """What torch.utils.data.DataLoader is told, as far as the host's memory hinges on it."""
+
+    workers: int = 0
+    """Processes of each rank that load data (num_workers); 0: the rank loads by itself."""
+    prefetch_factor: int = 2
+    """Batches that each worker has read ahead."""
+    pin_memory: bool = False
+    """Batches are copied into pinned memory."""
+    worker_bytes: int = 0
+    """What the data set takes in each worker, where it is not shared with the rank."""
+    dataset_bytes: int = 0
+    """What the data set takes in the rank's own process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +244,7 @@ class Train:
     """torch.cuda.empty_cache() at the end of every so many iterations; 0: never."""
     activation_offload: bool = False
     """What the blocks save for their backward rests on the host (save_on_cpu, pinned)."""
+    data_loader: DataLoader = field(default_factory=DataLoader)
     compile: Compile | None = None
     """What of the step is compiled; null or false: nothing."""
 
@@ -370,6 +390,8 @@ class Cluster:
     """Its name, or its figures; null for a plan without verdict."""
     held_by_others_bytes: int = 0
     """Bytes of each GPU that other processes hold; taken off the capacity."""
+    host_memory: int = 0
+    """Bytes of each node's main memory that the job may use, in a container its limit; 0: not said, and not judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 import torch
 
@@ -40,6 +41,16 @@ def _record_kinds(native: ctypes.CDLL) -> RecordKinds:
     return RecordKinds(*(native.paper_kind(field.name.encode()) for field in fields(RecordKinds)))
 
 
+class HostListener(Protocol):
+    """Whoever writes down what lies on the host."""
+
+    def mark(self, phase: Phase, iteration: int) -> None:
+        """A phase begins."""
+
+    def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
+        """This tensor, if it lies on the host, belongs to `category`."""
+
+
 class Recorder:
     """Listens while a step runs on the paper GPU; an observer of the step, by shape.
 
@@ -60,6 +71,8 @@ class Recorder:
         self._scopes: dict[str, int] = {"": 0}
         self._listed: list[str] = []
         self._open: list[int] = []
+        self.host: HostListener | None = None
+        """Hears of phases and of tensors on the host, of which the device knows nothing."""
 
     def start(self) -> None:
         self._native.paper_start()
@@ -69,6 +82,8 @@ class Recorder:
 
     def mark(self, phase: Phase, iteration: int) -> None:
         self._place(Mark(phase, iteration))
+        if self.host is not None:
+            self.host.mark(phase, iteration)
 
     def mark_at(self, position: int, phase: Phase, iteration: int) -> None:
         """As `mark`, for a moment in the past (`now`): of a program one knows its iterations when they are over."""
@@ -154,6 +169,8 @@ class Recorder:
         """The storage of `tensor` belongs to `category`: since its birth if nothing was said of it before."""
         block = self.block_of(tensor)
         if block is None:
+            if self.host is not None:
+                self.host.assign(tensor, category, name)
             return
         before = self._category.get(block)
         if before is category or (before is Category.BUCKET and category is Category.GRADIENT):

@@ -17,6 +17,7 @@ from planner.calibration.correction import AppliedCorrection
 from planner.calibration.interval import Calibration, interval
 from planner.errors import SpecError
 from planner.events import Event
+from planner.host.state_hosts import TracedHost, state_hosts
 from planner.job import bundle
 from planner.job.schema import Compile, Job
 from planner.layout.mesh import Mesh
@@ -220,11 +221,16 @@ def assemble_plan(
         calibrated=_apply_calibration(calibration, job).calibrated,
         job=bundle.bundle(job),
         rank_classes=tuple(statement for statement, _ in judgements),
+        host=state_hosts(job, [_traced_host(each) for each in rank_traces]),
         provenance=provenance,
         seconds=Seconds(trace=round(seconds.trace, 3), replay=round(seconds.replay, 3), total=round(seconds.total, 3)),
     )
     notes = (*_notes(job, rank_traces), *_apply_calibration(calibration, job).sentences)
     return PlanningResult(finished, tuple(rank_traces), tuple(timeline for _, timeline in judgements), notes)
+
+
+def _traced_host(each: RankTrace) -> TracedHost:
+    return TracedHost(each.rank_class.representative, each.rank_class.ranks, each.trace.host, each.trace.host_assumed)
 
 
 @dataclass(frozen=True, slots=True)

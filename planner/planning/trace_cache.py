@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.job.schema import Allocator, Gpu, Job
+from planner.job.schema import Allocator, DataLoader, Gpu, Job
 from planner.planning import identity
 from planner.runtime.user_cache import traces_folder
 from planner.tracing import trace_text
@@ -81,7 +81,8 @@ class TraceCache:
 def _traced_part(job: Job) -> Job:
     """The job without what no trace depends on: how much memory there is, and what the allocator makes of it."""
     gpu = Gpu(name="", total_bytes=0, arch=job.cluster.gpu.arch)
-    return replace(job, allocator=Allocator(), cluster=replace(job.cluster, gpu=gpu, held_by_others_bytes=0))
+    cluster = replace(job.cluster, gpu=gpu, held_by_others_bytes=0, host_memory=0)
+    return replace(job, allocator=Allocator(), cluster=cluster, train=replace(job.train, data_loader=DataLoader()))
 
 
 def _decompress(content: bytes) -> str:

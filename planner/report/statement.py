@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from planner.errors import PlannerError
 from planner.events import Category, Phase
+from planner.host.statement import HostStatement, host_from_json, host_to_json
 
 SCHEMA = "planner.plan/1"
 _WITHOUT_COMPILE = "without_compile"
@@ -172,14 +173,22 @@ class Plan:
     advice: tuple[Advice, ...] = ()
     without_compile: WithoutCompile | None = None
     """Of a compiled job, where it was asked for."""
+    host: HostStatement | None = None
+    """What the nodes hold; None of plans that were made before it was asked."""
     advice_tried: AdviceTried | None = None
     """None where no advice was looked for."""
     seconds: Seconds = field(default_factory=Seconds)
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of any rank: a job runs only if all of its ranks do."""
-        return worst_verdict(self.rank_classes)
+        """The worst verdict of any rank, and of any node: a job runs only if all of them do."""
+        return max(worst_verdict(self.rank_classes), self.host_verdict, key=list(Verdict).index)
+
+    @property
+    def host_verdict(self) -> Verdict:
+        """Of the nodes' memory; fits where nothing is said of it."""
+        said = None if self.host is None else self.host.verdict
+        return Verdict.FITS if said is None else Verdict(said)
 
 
 class Judged(Protocol):
@@ -222,6 +231,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "calibrated": plan.calibrated,
         "job": _plain(plan.job),
         "rank_classes": [rank_class_to_json(each) for each in plan.rank_classes],
+        **({} if plan.host is None else {"host": host_to_json(plan.host)}),
         "advice": [
             {"change": _plain(each.change), "device_bytes": each.device_bytes, "verdict": each.verdict.value}
             for each in plan.advice
@@ -248,6 +258,7 @@ def from_json(document: Mapping[str, Any]) -> Plan:
             calibrated=document["calibrated"],
             job=document["job"],
             rank_classes=tuple(read_rank_class(each) for each in document["rank_classes"]),
+            host=host_from_json(document["host"]) if "host" in document else None,
             advice=tuple(
                 Advice(change=each["change"], device_bytes=each["device_bytes"], verdict=Verdict(each["verdict"]))
                 for each in document["advice"]

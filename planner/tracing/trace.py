@@ -50,21 +50,22 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     with paper.gpu(arch, gpus, cuda=job.software.cuda, waits=by_engine) as gpu:
         gpu.recorder.folds = folded
         try:
-            engine = deepspeed_on_paper.planned_for(job, gpu.recorder) if by_engine else nullcontext()
             quick, chunks = dtensor_speed.once_for_all_parameters(), shard_chunks.made_when_asked_for()
             with (
                 absent_peers.join(rank, world_size),
-                absent_host.left_out() as host,
-                engine,
+                absent_host.left_out(pins_gradients=_pins_gradients(job)) as host,
+                deepspeed_on_paper.planned_for(job, gpu.recorder, host) if by_engine else nullcontext(),
                 quick,
                 chunks,
                 compiled_on_paper.compiling(job, arch, gpu.recorder) as compiled,
             ):
+                gpu.recorder.host = host.ledger
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
                 buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
                 events, repeats = gpu.recorder.folded_events()
                 unknown = gpu.unknown_workspaces()
                 assumed = compiled.assumed()
+                on_host, host_assumed = tuple(host.ledger.events), tuple(sorted(host.assumed))
                 if by_engine:
                     deepspeed_engine.release(outcome.model, gpu.device)
                 del outcome
@@ -72,7 +73,14 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
             raise
         except Exception as error:
             raise trace_failures.untraceable(error, compiles=job.train.compile is not None) from error
-    return Trace(tuple(events), buckets, unknown, dims, parts=parts, repeats=tuple(repeats), assumed=assumed)
+    return Trace(
+        tuple(events), buckets, unknown, dims, parts=parts, repeats=tuple(repeats), assumed=assumed, host=on_host,
+        host_assumed=host_assumed,
+    )  # fmt: skip
+
+
+def _pins_gradients(job: Job) -> bool:
+    return job.parallel.dp_shard.offload == "cpu" and not job.train.optimizer_in_backward
 
 
 def _account(logged: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from planner.events import (
     Synchronize,
     Use,
 )
+from planner.tracing.host_text import read_rows, rows_of
 from planner.tracing.traced import Trace
 
 _ROWS_PER_LINE = 500
@@ -47,6 +48,8 @@ def dumps(trace: Trace) -> str:
         "assumed": list(trace.assumed),
         "origins": len(origins),
         "events": len(events),
+        "host": len(trace.host),
+        "host_assumed": list(trace.host_assumed),
         "repeats": [
             [each.first, each.after, each.times, each.iterations, [number for pair in each.heirs for number in pair]]
             for each in trace.repeats
@@ -54,7 +57,14 @@ def dumps(trace: Trace) -> str:
         "seconds": trace.seconds,
     }
     rows: Iterable[list[Any]] = ([each.op, each.module, list(each.shape), each.dtype] for each in origins)
-    return "\n".join([_json(about), *map(_json, _batches(rows)), *map(_json, _batches(events))])
+    return "\n".join(
+        [
+            _json(about),
+            *map(_json, _batches(rows)),
+            *map(_json, _batches(events)),
+            *map(_json, _batches(rows_of(trace.host))),
+        ]
+    )
 
 
 def loads(text: str) -> Trace:
@@ -71,7 +81,13 @@ def _read(text: str) -> Trace:
     rows = (row for line in lines for row in _rows(json.loads(line)))
     origins = [_origin(row) for row in islice(rows, _number(about["origins"]))]
     events = tuple(_events(islice(rows, _number(about["events"])), origins))
-    if len(origins) != about["origins"] or len(events) != about["events"] or next(rows, None) is not None:
+    host = tuple(read_rows(islice(rows, _number(about.get("host", 0)))))
+    if (
+        len(host) != about.get("host", 0)
+        or len(origins) != about["origins"]
+        or len(events) != about["events"]
+        or next(rows, None) is not None
+    ):
         raise ValueError("the trace is cut off, or something follows it")
     return Trace(
         events=events,
@@ -81,6 +97,8 @@ def _read(text: str) -> Trace:
         parts=tuple(_number(each) for each in about["parts"]),
         assumed=tuple(_text(each) for each in about.get("assumed", ())),
         repeats=_repeats(about.get("repeats", ()), len(events)),
+        host=host,
+        host_assumed=tuple(_text(each) for each in about.get("host_assumed", ())),
         seconds=float(about["seconds"]),
     )
 

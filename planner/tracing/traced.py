@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.events import Event, Repeat, write_out_repeats
+from planner.host_events import HostEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,10 @@ class Trace:
 
     assumed: tuple[str, ...] = ()
     """What was assumed where a GPU would have been timed, as sentences."""
+    host: tuple[HostEvent, ...] = ()
+    """What the rank holds on the host; of iterations that repeat, those that were run."""
+    host_assumed: tuple[str, ...] = ()
+    """What of the host could not be found out, as sentences."""
 
     def written_out(self) -> tuple[Event, ...]:
         """Everything that happens, one event after the other."""

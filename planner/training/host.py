@@ -1,14 +1,19 @@
-"""Host work of a step on offloaded tensors: really done, or as whoever runs the step has it done."""
+"""Host work of a step on offloaded tensors: really done, or as whoever runs the step has it done.
+
+What the host holds besides is told here too: `hold` and `keep` take blocks of planner.host_events.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
+
+from planner.host_events import HostBlock
 
 STANDARD_DEVIATION = 0.02
 """Of the small random values that stand for trained ones."""
@@ -26,9 +31,18 @@ class Host(Protocol):
     def saving_activations(self) -> AbstractContextManager[Any]:
         """Inside, what autograd saves rests on the host until its backward."""
 
+    def hold(self, *blocks: HostBlock) -> AbstractContextManager[None]:
+        """Inside, the process holds these blocks of the host's memory besides all else, in whatever phase that is."""
+
+    def keep(self, *blocks: HostBlock) -> None:
+        """From here to the end of the job the process holds these blocks."""
+
+    def take_batch(self, tensors: Iterable[Tensor]) -> None:
+        """A micro-batch of these tensors was taken from the data loader."""
+
 
 class RealHost:
-    """Everything is done."""
+    """Everything is done; what is held is there, and not told."""
 
     def fill(self, parameter: Tensor) -> None:
         parameter.normal_(0.0, STANDARD_DEVIATION)
@@ -38,3 +52,10 @@ class RealHost:
 
     def saving_activations(self) -> AbstractContextManager[Any]:
         return save_on_cpu(pin_memory=torch.cuda.is_available(), device_type="cuda")
+
+    def hold(self, *_blocks: HostBlock) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def keep(self, *_blocks: HostBlock) -> None: ...
+
+    def take_batch(self, _tensors: Iterable[Tensor]) -> None: ...

@@ -107,6 +107,7 @@ class Loop:
         batch = inputs.make(
             self.feed, self.train.micro_batch_size, self.device, self.observer, own_loss=self.objective.own
         )
+        self.host.take_batch(batch.tensors())
         with self.splitting(batch):
             with self.precision.autocast():
                 loss = self.objective(self.model, batch)
@@ -181,6 +182,7 @@ class Loop:
             batch = inputs.make(
                 self.feed, self.train.eval.micro_batch_size, self.device, self.observer, own_loss=self.objective.own
             )
+            self.host.take_batch(batch.tensors())
             with self.splitting(batch):
                 self.objective(self.model, batch)
 

@@ -83,7 +83,7 @@ def run(
     """
     watching = NullObserver() if observer is None else observer
     compiling.forget_compiled(spec.train.compile)
-    world = World.of(spec.parallel, rank, device)
+    world, doing = World.of(spec.parallel, rank, device), RealHost() if host is None else host
     torch.manual_seed(rank)
     with (
         _collecting_by_hand(),
@@ -93,14 +93,14 @@ def run(
     ):
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, watching))
         watching.mark(Phase.LOAD, 0)
-        loop, recomputed = _load(spec, _StepContext(world, device, watching, RealHost() if host is None else host))
+        loop, recomputed = _load(spec, _StepContext(world, device, watching, doing))
         if isinstance(watching, ModuleFollower) and watching.follows_modules:
             following.enter_context(module_paths.follow(loop.bare_model, watching.enter, watching.leave, loop.compiled))
         gc.collect()
         kept = None
         if spec.train.checkpoint_load is not None:
             watching.mark(Phase.CHECKPOINT_LOAD, 0)
-            kept = checkpoints.load(loop.bare_model, spec.train.checkpoint_load, device, watching)
+            kept = checkpoints.load(loop.bare_model, spec.train.checkpoint_load, device, watching, doing)
         with tensor_parallel.losses(spec.parallel.tp):
             loop.run()
     wrapped = loop.model
