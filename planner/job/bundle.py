@@ -38,6 +38,8 @@ def trace_id(job: Job, software: Mapping[str, str]) -> str:
     parts = {key: value for key, value in bundle(job).items() if key != "metadata"}
     if job.software.step == Software().step:  # as it was before a spec could say another, for answers that are stored
         del parts["software"]["step"]
+    if job.post_training is None:  # likewise
+        del parts["post_training"]
     identity = canonical_json({"bundle": parts, "software": dict(software)})
     return hashlib.sha256(identity.encode("ascii")).hexdigest()
 

@@ -33,6 +33,12 @@ class AbsentHost:
     def saving_activations(self) -> AbstractContextManager[Any]:
         return saved_tensors_hooks(_describe_saved, _empty_like)
 
+    def keep(self, storage: torch.UntypedStorage) -> None:
+        """Nothing is copied."""
+
+    def give_back(self, storage: torch.UntypedStorage, content: None) -> None:
+        """Nothing was kept."""
+
 
 @contextmanager
 def left_out() -> Iterator[AbsentHost]:

@@ -17,6 +17,7 @@ from planner.tracing import (
     absent_host,
     compiled_on_paper,
     deepspeed_on_paper,
+    engine,
     garbage_collection,
     quiet_libraries,
     trace_failures,
@@ -40,6 +41,8 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
             found = _trace(job, rank, target, folded=folded)
         except (DoesNotFoldError, NoExampleError):
             found = _trace(job, rank, target, folded=False)
+        if job.post_training is not None:
+            found = replace(found, engine=engine.engine_figures(job, target))
     return replace(found, seconds=time.perf_counter() - began)
 
 
@@ -50,12 +53,12 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     with paper.gpu(arch, gpus, cuda=job.software.cuda, waits=by_engine) as gpu:
         gpu.recorder.folds = folded
         try:
-            engine = deepspeed_on_paper.planned_for(job, gpu.recorder) if by_engine else nullcontext()
+            by_deepspeed = deepspeed_on_paper.planned_for(job, gpu.recorder) if by_engine else nullcontext()
             quick, chunks = dtensor_speed.once_for_all_parameters(), shard_chunks.made_when_asked_for()
             with (
                 absent_peers.join(rank, world_size),
                 absent_host.left_out() as host,
-                engine,
+                by_deepspeed,
                 quick,
                 chunks,
                 compiled_on_paper.compiling(job, arch, gpu.recorder) as compiled,

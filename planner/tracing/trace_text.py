@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
 from itertools import islice
 from typing import Any
 
@@ -26,6 +27,7 @@ from planner.events import (
     Synchronize,
     Use,
 )
+from planner.rollout.engine_figures import EngineFigures
 from planner.tracing.traced import Trace
 
 _ROWS_PER_LINE = 500
@@ -52,6 +54,7 @@ def dumps(trace: Trace) -> str:
             for each in trace.repeats
         ],
         "seconds": trace.seconds,
+        **({} if trace.engine is None else {"engine": asdict(trace.engine)}),
     }
     rows: Iterable[list[Any]] = ([each.op, each.module, list(each.shape), each.dtype] for each in origins)
     return "\n".join([_json(about), *map(_json, _batches(rows)), *map(_json, _batches(events))])
@@ -82,6 +85,7 @@ def _read(text: str) -> Trace:
         assumed=tuple(_text(each) for each in about.get("assumed", ())),
         repeats=_repeats(about.get("repeats", ()), len(events)),
         seconds=float(about["seconds"]),
+        engine=_engine(about["engine"]) if "engine" in about else None,
     )
 
 
@@ -182,6 +186,11 @@ def _buckets(value: Any) -> dict[str, Any]:
     if not all(isinstance(each, str | int | float | bool) for each in value.values()):
         raise ValueError("no account of buckets")
     return dict(value)
+
+
+def _engine(about: dict[str, Any]) -> EngineFigures:
+    sizes = {each.name: _number(about[each.name]) for each in fields(EngineFigures) if each.name != "assumed"}
+    return EngineFigures(**sizes, assumed=tuple(_text(each) for each in about["assumed"]))
 
 
 def _number(value: Any) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.events import Event, Repeat, write_out_repeats
+from planner.rollout.engine_figures import EngineFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,9 @@ class Trace:
 
     assumed: tuple[str, ...] = ()
     """What was assumed where a GPU would have been timed, as sentences."""
+
+    engine: EngineFigures | None = None
+    """Of the inference engine beside the trainer; None without one."""
 
     def written_out(self) -> tuple[Event, ...]:
         """Everything that happens, one event after the other."""

@@ -26,6 +26,12 @@ class Host(Protocol):
     def saving_activations(self) -> AbstractContextManager[Any]:
         """Inside, what autograd saves rests on the host until its backward."""
 
+    def keep(self, storage: torch.UntypedStorage) -> Any:
+        """What a storage of the device holds, kept on the host while the storage is empty."""
+
+    def give_back(self, storage: torch.UntypedStorage, content: Any) -> None:
+        """The storage holds again what was kept."""
+
 
 class RealHost:
     """Everything is done."""
@@ -38,3 +44,14 @@ class RealHost:
 
     def saving_activations(self) -> AbstractContextManager[Any]:
         return save_on_cpu(pin_memory=torch.cuda.is_available(), device_type="cuda")
+
+    def keep(self, storage: torch.UntypedStorage) -> Any:
+        # Where a CPU stands for the device, numpy's memory is the host's: it is not counted as the device's.
+        return _bytes_of(storage).cpu().numpy().copy()
+
+    def give_back(self, storage: torch.UntypedStorage, content: Any) -> None:
+        _bytes_of(storage).copy_(torch.from_numpy(content))
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage)
