@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -46,11 +47,12 @@ class RealHost:
         return save_on_cpu(pin_memory=torch.cuda.is_available(), device_type="cuda")
 
     def keep(self, storage: torch.UntypedStorage) -> Any:
-        # Where a CPU stands for the device, numpy's memory is the host's: it is not counted as the device's.
-        return _bytes_of(storage).cpu().numpy().copy()
+        # Where a CPU stands for the device, Python's memory is the host's: it is not counted as the device's.
+        here = storage if storage.device.type == "cpu" else storage.cpu()
+        return bytearray(ctypes.string_at(here.data_ptr(), here.nbytes()))
 
     def give_back(self, storage: torch.UntypedStorage, content: Any) -> None:
-        _bytes_of(storage).copy_(torch.from_numpy(content))
+        _bytes_of(storage).copy_(torch.frombuffer(content, dtype=torch.uint8))
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
