@@ -36,6 +36,10 @@ class Phase(StrEnum):
     OPTIMIZER_STEP = "optimizer_step"
     CHECKPOINT_LOAD = "checkpoint_load"
     EVAL = "eval"
+    WEIGHT_SYNC = "weight_sync"
+    ROLLOUT = "rollout"
+    REFERENCE_FORWARD = "reference_forward"
+    REWARD_FORWARD = "reward_forward"
 
 
 @dataclass(frozen=True, slots=True)

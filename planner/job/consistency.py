@@ -13,6 +13,7 @@ from planner.job.field_checks import FLOATING
 from planner.job.nodes import Node
 from planner.job.optimizer_checks import check_stepping
 from planner.job.pipeline_checks import check_pipeline
+from planner.job.post_training_checks import check_post_training
 from planner.job.schema import AS_BUILT, Decoder, DpShard, Job, Parallel
 from planner.job.size_limits import MOST_RANK_CLASSES, MOST_RANKS
 from planner.job.split_checks import check_split
@@ -35,6 +36,7 @@ def check(job: Job, document: Node) -> None:
     check_stepping(job, document)
     check_compile(job, document)
     check_deepspeed(job, document)
+    check_post_training(job, document)
     _check_precision(job, document)
     _check_sharding(job.parallel.dp_shard, document)
 

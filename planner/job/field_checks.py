@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.job import post_training_schema as post_training
 from planner.job import schema
 from planner.job.size_limits import MOST_GPU_BYTES, MOST_HOST_BYTES
 from planner.units import MIB
@@ -69,6 +70,7 @@ TRUTH = Check("true or false", _anything)
 TEXT = Check(f"text of up to {_LONGEST_TEXT} characters", lambda value: len(value) <= _LONGEST_TEXT)
 PATH = Check("a path", lambda value: len(value) <= 4000 and "\0" not in value)
 FLOATING = _one_of("float64", "float32", "bfloat16", "float16")
+SIXTEEN_OR_MORE = _one_of("bfloat16", "float16", "float32")
 POSITIVE = Check("a number larger than 0", lambda value: 0 < value <= _MOST)
 NOT_NEGATIVE = Check("a number from 0", lambda value: 0 <= value <= _MOST)
 ANYTHING = Check("text, numbers, true, false, null, lists and mappings", _anything)
@@ -153,6 +155,32 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Train, "optimizer_in_backward"): TRUTH,
     (schema.Train, "empty_cache_every"): _whole(0, "iterations"),
     (schema.Train, "activation_offload"): TRUTH,
+    (post_training.Rollout, "engine"): _one_of("vllm", "sglang"),
+    (post_training.Rollout, "placement"): _one_of("same_process", "own_process"),
+    (post_training.Rollout, "tensor_parallel"): RANKS,
+    (post_training.Rollout, "gpu_memory_utilization"): Check(
+        "a number from 0 to 1; 0: the largest that is safe", lambda value: 0 <= value <= 1
+    ),
+    (post_training.Rollout, "max_model_len"): replace(_tokens(), least=1, accepts=lambda value: 1 <= value <= _MOST),
+    (post_training.Rollout, "max_num_seqs"): _whole(1, "sequences"),
+    (post_training.Rollout, "max_num_batched_tokens"): _whole(1, "tokens"),
+    (post_training.Rollout, "dtype"): SIXTEEN_OR_MORE,
+    (post_training.Rollout, "kv_cache_dtype"): _one_of("auto", "fp8", *SIXTEEN_OR_MORE.names),
+    (post_training.Rollout, "block_size"): _whole(1, "tokens"),
+    (post_training.Rollout, "enforce_eager"): TRUTH,
+    (post_training.Rollout, "sleep_level"): Check("0, 1 or 2", lambda value: value in (0, 1, 2), least=0),
+    (post_training.WeightSync, "bucket_bytes"): _size(0, "a size from 0 to 4TiB, such as 512MiB"),
+    (post_training.WeightSync, "while_awake"): _one_of("weights", "kv_cache"),
+    (post_training.TrainerOffload, "parameters"): TRUTH,
+    (post_training.TrainerOffload, "optimizer"): TRUTH,
+    (post_training.FrozenModel, "config"): Check(
+        "the name of a well-known model, the path of a config.json, or its content", _anything
+    ),
+    (post_training.FrozenModel, "head"): _like(r"[a-z0-9_]*", "a name such as sequence_classification"),
+    (post_training.FrozenModel, "dtype"): SIXTEEN_OR_MORE,
+    (post_training.FrozenModel, "offload"): TRUTH,
+    (post_training.FrozenModel, "micro_batch_size"): SAMPLES,
+    (post_training.PostTraining, "empty_cache"): TRUTH,
     (schema.DpReplicate, "degree"): RANKS,
     (schema.DpReplicate, "kind"): _one_of("ddp"),
     (schema.DpReplicate, "bucket_cap_mb"): replace(POSITIVE, unit="MiB"),

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.job.post_training_schema import PostTraining
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
@@ -422,6 +424,7 @@ class Job:
     metadata: Metadata = field(default_factory=Metadata)
     model: Model
     train: Train = field(default_factory=Train)
+    post_training: PostTraining | None = None
     parallel: Parallel = field(default_factory=Parallel)
     cluster: Cluster = field(default_factory=Cluster)
     software: Software = field(default_factory=Software)

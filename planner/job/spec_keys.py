@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from planner.job import schema, short_forms
+from planner.job import post_training_schema, schema, short_forms
 from planner.job.field_checks import CHECKS, Check
 
 NAMED = "NAME"
@@ -132,5 +132,5 @@ def _docstrings(kind: type) -> dict[str, str]:
 
 @cache
 def _classes() -> dict[str, ast.ClassDef]:
-    tree = ast.parse(inspect.getsource(schema))
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    sources = (inspect.getsource(module) for module in (schema, post_training_schema))
+    return {node.name: node for each in sources for node in ast.parse(each).body if isinstance(node, ast.ClassDef)}

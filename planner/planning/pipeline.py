@@ -23,11 +23,12 @@ from planner.job.schema import Compile, Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import RankClass, parts_of, rank_classes
 from planner.overhead.estimate import OutsideEstimate, outside
-from planner.planning import identity
+from planner.planning import identity, post_training
 from planner.planning.assumptions import assumptions_of
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, RankClassStatement, Seconds, Verdict
+from planner.rollout.engine_figures import EngineFigures
 from planner.tracing import garbage_collection
 from planner.tracing.traced import Trace
 
@@ -250,6 +251,8 @@ def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> Ju
 
 
 def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
+    if rank_trace.trace.engine is not None:
+        return _judge_shared(job, rank_trace, rank_trace.trace.engine, calibration)
     rules = Rules.from_conf(job.allocator.conf)
     held = _apply_calibration(calibration, job).correct_outside(outside_of(job))
     capacity = job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes
@@ -266,21 +269,55 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
         unlimited=found.timeline,
         capped=capped.timeline,
         outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
-        interval=lambda device_bytes: interval(
-            device_bytes,
-            held,
-            calibration,
-            unknown_workspaces=bool(rank_trace.trace.unknown_workspaces),
-            approximations=approximations_of(job, rank_trace.trace.unknown_workspaces),
-            gpu=job.cluster.gpu.name,
-            torch=job.software.torch,
-        ),
+        interval=_interval_of(job, trace, held, calibration),
         capacity_bytes=capacity,
     )
     if _is_planned_as_eager(job) and statement.verdict is Verdict.EXCEEDS:
         statement = replace(statement, verdict=Verdict.TIGHT)
     settled = replace(trace, events=found.events, repeats=found.repeats)
     return JudgedTrace(replace(rank_trace, trace=settled), statement, found.timeline)
+
+
+def _interval_of(
+    job: Job, trace: Trace, held: OutsideEstimate, calibration: Calibration
+) -> Callable[[int], tuple[int, int]]:
+    """The interval of device bytes of a process that holds this outside of its allocator."""
+    return lambda device_bytes: interval(
+        device_bytes,
+        held,
+        calibration,
+        unknown_workspaces=bool(trace.unknown_workspaces),
+        approximations=approximations_of(job, trace.unknown_workspaces),
+        gpu=job.cluster.gpu.name,
+        torch=job.software.torch,
+    )
+
+
+def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, calibration: Calibration) -> JudgedTrace:
+    """As `_judge`, of a trainer that shares its GPU with an engine."""
+    trace, events = rank_trace.trace, rank_trace.trace.written_out()
+    held = _apply_calibration(calibration, job).correct_outside(outside_of(job))
+    said = _interval_of(job, trace, held, calibration)
+    found = post_training.SharedGpuJudge.of(job, events, engine, held, communicators_of(job), said).judge()
+    alone = state_rank_class(
+        representative=rank_trace.rank_class.representative,
+        ranks=str(rank_trace.rank_class.ranks),
+        coordinates=rank_trace.rank_class.coordinates,
+        events=events,
+        unlimited=found.timeline,
+        capped=found.timeline,
+        outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
+        interval=said,
+        capacity_bytes=job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes,
+    )
+    rows = found.shared.phases
+    together = (max(row.interval_bytes[0] for row in rows), max(row.interval_bytes[1] for row in rows))
+    peak = replace(alone.peak, device_bytes=found.shared.fullest().total_bytes, interval_bytes=together)
+    statement = replace(
+        alone, peak=peak, verdict=found.verdict, cache_releases=found.cache_releases, shared=found.shared
+    )
+    written = replace(rank_trace, trace=replace(trace, events=events, repeats=()))
+    return JudgedTrace(written, statement, found.timeline)
 
 
 def _is_planned_as_eager(job: Job) -> bool:
@@ -292,6 +329,7 @@ def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
     unknown = unknown_workspaces_of(each.trace for each in rank_traces)
     notes += describe_unknown_workspaces(unknown)
     notes += assumptions_of(job)
+    notes += _describe_engine(rank_traces, job)
     if approximated := approximations_of(job, unknown):
         said = "; ".join(each.sentence for each in approximated)
         notes.append(f"Approximated, and the interval is wider for it: {said}.")
@@ -313,6 +351,13 @@ def describe_unknown_workspaces(names: Sequence[str]) -> list[str]:
     return [f"Workspaces of unknown size, not counted: {'; '.join(names)}."] if names else []
 
 
+def _describe_engine(rank_traces: Sequence[RankTrace], job: Job) -> list[str]:
+    figures = next((each.trace.engine for each in rank_traces if each.trace.engine is not None), None)
+    if figures is None:
+        return []
+    return [f"Taken for the engine: {'; '.join(post_training.assumptions_of(job, figures))}."]
+
+
 def _describe_compiling(compiled: Compile, rank_traces: Sequence[RankTrace]) -> str:
     if compiled.planned_as == "eager":
         return (
@@ -331,5 +376,9 @@ def _apply_calibration(calibration: Calibration, job: Job) -> AppliedCorrection:
 
 def outside_of(job: Job) -> OutsideEstimate:
     """What lives outside the allocator, before any calibration: a communicator for each axis of more than one."""
-    degrees = Mesh.of(job.parallel).degrees
-    return outside(job.cluster.gpu, job.software, [degree for degree in degrees if degree > 1])
+    return outside(job.cluster.gpu, job.software, communicators_of(job))
+
+
+def communicators_of(job: Job) -> list[int]:
+    """The sizes of the groups of which a rank is a member."""
+    return [degree for degree in Mesh.of(job.parallel).degrees if degree > 1]

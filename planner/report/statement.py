@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from planner.errors import PlannerError
 from planner.events import Category, Phase
 from planner.host.statement import HostStatement, host_from_json, host_to_json
+from planner.report import shared_gpu
+from planner.report.shared_gpu import SharedGpu
 
 SCHEMA = "planner.plan/1"
 _WITHOUT_COMPILE = "without_compile"
@@ -94,6 +96,9 @@ class RankClassStatement:
     phases: tuple[PhaseStatement, ...]
     outside_allocator: OutsideAllocator
     holders: tuple[Holder, ...]
+    shared: SharedGpu | None = None
+    """Of a GPU that the trainer shares with an engine: then `peak.device_bytes` and its interval are those of the
+    fullest phase, everybody together; all else is of the trainer's process."""
 
     @property
     def headroom_bytes(self) -> int:
@@ -289,6 +294,7 @@ def rank_class_to_json(statement: RankClassStatement) -> dict[str, Any]:
         "phases": [fields_to_json(each) for each in statement.phases],
         "outside_allocator": fields_to_json(statement.outside_allocator),
         "holders": [fields_to_json(each) for each in statement.holders],
+        **({} if statement.shared is None else {"shared": shared_gpu.to_json(statement.shared)}),
     }
 
 
@@ -318,6 +324,7 @@ def read_rank_class(document: Mapping[str, Any]) -> RankClassStatement:
             Holder(**{**each, "category": Category(each["category"]), "shape": tuple(each["shape"])})
             for each in document["holders"]
         ),
+        shared=shared_gpu.from_json(document["shared"]) if "shared" in document else None,
     )
 
 

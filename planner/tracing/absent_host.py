@@ -54,6 +54,13 @@ class AbsentHost:
     def take_batch(self, tensors: Iterable[Tensor]) -> None:
         self.ledger.take_batch(tensors)
 
+    def set_aside(self, storage: torch.UntypedStorage, category: HostCategory) -> int:
+        """Nothing is copied; the host holds it."""
+        return self.ledger.begin(HostBlock(bytes=storage.nbytes(), category=category))
+
+    def put_back(self, _storage: torch.UntypedStorage, content: int) -> None:
+        self.ledger.end(content)
+
     def _save(self, tensor: Tensor) -> _Saved:
         """As the device sees it, what was saved is gone; on the host it is pinned, until autograd drops it."""
         saved = _Saved(tensor.device, tensor.shape, tensor.dtype)

@@ -17,6 +17,7 @@ from planner.tracing import (
     absent_host,
     compiled_on_paper,
     deepspeed_on_paper,
+    engine,
     garbage_collection,
     quiet_libraries,
     trace_failures,
@@ -40,6 +41,8 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
             found = _trace(job, rank, target, folded=folded)
         except (DoesNotFoldError, NoExampleError):
             found = _trace(job, rank, target, folded=False)
+        if job.post_training is not None:
+            found = replace(found, engine=engine.engine_figures(job, target))
     return replace(found, seconds=time.perf_counter() - began)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
 from itertools import islice
 from typing import Any
 
@@ -26,6 +27,7 @@ from planner.events import (
     Synchronize,
     Use,
 )
+from planner.rollout.engine_figures import EngineFigures
 from planner.tracing.host_text import read_rows, rows_of
 from planner.tracing.traced import Trace
 
@@ -55,6 +57,7 @@ def dumps(trace: Trace) -> str:
             for each in trace.repeats
         ],
         "seconds": trace.seconds,
+        **({} if trace.engine is None else {"engine": asdict(trace.engine)}),
     }
     rows: Iterable[list[Any]] = ([each.op, each.module, list(each.shape), each.dtype] for each in origins)
     return "\n".join(
@@ -100,6 +103,7 @@ def _read(text: str) -> Trace:
         host=host,
         host_assumed=tuple(_text(each) for each in about.get("host_assumed", ())),
         seconds=float(about["seconds"]),
+        engine=_engine(about["engine"]) if "engine" in about else None,
     )
 
 
@@ -200,6 +204,11 @@ def _buckets(value: Any) -> dict[str, Any]:
     if not all(isinstance(each, str | int | float | bool) for each in value.values()):
         raise ValueError("no account of buckets")
     return dict(value)
+
+
+def _engine(about: dict[str, Any]) -> EngineFigures:
+    sizes = {each.name: _number(about[each.name]) for each in fields(EngineFigures) if each.name != "assumed"}
+    return EngineFigures(**sizes, assumed=tuple(_text(each) for each in about["assumed"]))
 
 
 def _number(value: Any) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from planner.events import Event, Repeat, write_out_repeats
 from planner.host_events import HostEvent
+from planner.rollout.engine_figures import EngineFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,9 @@ class Trace:
     """What the rank holds on the host; of iterations that repeat, those that were run."""
     host_assumed: tuple[str, ...] = ()
     """What of the host could not be found out, as sentences."""
+
+    engine: EngineFigures | None = None
+    """Of the inference engine beside the trainer; None without one."""
 
     def written_out(self) -> tuple[Event, ...]:
         """Everything that happens, one event after the other."""

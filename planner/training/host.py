@@ -5,6 +5,7 @@ What the host holds besides is told here too: `hold` and `keep` take blocks of p
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
-from planner.host_events import HostBlock
+from planner.host_events import HostBlock, HostCategory
 
 STANDARD_DEVIATION = 0.02
 """Of the small random values that stand for trained ones."""
@@ -40,6 +41,12 @@ class Host(Protocol):
     def take_batch(self, tensors: Iterable[Tensor]) -> None:
         """A micro-batch of these tensors was taken from the data loader."""
 
+    def set_aside(self, storage: torch.UntypedStorage, category: HostCategory) -> Any:
+        """What a storage of the device holds, kept on the host while the storage is empty."""
+
+    def put_back(self, storage: torch.UntypedStorage, content: Any) -> None:
+        """The storage holds again what was kept."""
+
 
 class RealHost:
     """Everything is done; what is held is there, and not told."""
@@ -59,3 +66,14 @@ class RealHost:
     def keep(self, *_blocks: HostBlock) -> None: ...
 
     def take_batch(self, _tensors: Iterable[Tensor]) -> None: ...
+    def set_aside(self, storage: torch.UntypedStorage, _category: HostCategory) -> Any:
+        # Where a CPU stands for the device, Python's memory is the host's: it is not counted as the device's.
+        here = storage if storage.device.type == "cpu" else storage.cpu()
+        return bytearray(ctypes.string_at(here.data_ptr(), here.nbytes()))
+
+    def put_back(self, storage: torch.UntypedStorage, content: Any) -> None:
+        _bytes_of(storage).copy_(torch.frombuffer(content, dtype=torch.uint8))
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage)

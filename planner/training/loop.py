@@ -23,6 +23,7 @@ from planner.training.folded_accumulation import accumulation_folder_of
 from planner.training.host import Host
 from planner.training.loss import Objective
 from planner.training.observer import NullObserver, Observer
+from planner.training.other_phases import NO_OTHER_PHASES, OtherPhases
 from planner.training.precision import Precision
 from planner.training.wraps import context_parallel, fsdp2, in_backward, zero_redundancy
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
@@ -46,6 +47,8 @@ class Loop:
     splitting: context_parallel.Split = field(default=context_parallel.whole)
     compiled: Sequence[nn.Module] = ()
     """Modules whose forward is compiled."""
+    others: OtherPhases = NO_OTHER_PHASES
+    """What happens between iterations: another model's forwards, a rollout."""
 
     def __post_init__(self) -> None:
         self._folder = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
@@ -53,14 +56,17 @@ class Loop:
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
         with self._telling_gradients(), in_backward.stepping(self.optimizer, self._tell_state):
-            folder = folding.folder_of(self.observer)
+            folder = None if self.others else folding.folder_of(self.observer)
+            self.others.begin()
             for iteration in range(1, self._iterations() + 1):
                 began = folder.place() if folder else 0
                 known = compiling.graphs_so_far()
+                self.others.before(iteration)
                 self._iterate(iteration)
                 if self._evaluates(iteration):
                     self._evaluate(iteration)
                 gc.collect()
+                self.others.after(iteration)
                 if self.train.empty_cache_every and iteration % self.train.empty_cache_every == 0:
                     self._empty_cache()
                 settled = iteration > 1 and compiling.graphs_so_far() == known

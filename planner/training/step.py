@@ -24,6 +24,7 @@ from planner.training import (
     optimizer_variants,
     optimizers,
     ownership,
+    post_training,
     recompute,
     routing,
 )
@@ -93,7 +94,10 @@ def run(
     ):
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, watching))
         watching.mark(Phase.LOAD, 0)
-        loop, recomputed = _load(spec, _StepContext(world, device, watching, doing))
+        place = _StepContext(world, device, watching, doing)
+        loop, recomputed = _load(spec, place)
+        if spec.post_training is not None:
+            loop.others = post_training.phases_around(loop, spec, world, doing)
         if isinstance(watching, ModuleFollower) and watching.follows_modules:
             following.enter_context(module_paths.follow(loop.bare_model, watching.enter, watching.leave, loop.compiled))
         gc.collect()

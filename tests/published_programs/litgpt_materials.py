@@ -96,7 +96,9 @@ def _checkpoint_for(program: Path, checkpoint: Path) -> Path:
     place.mkdir()
     tree = ast.parse((program / "litgpt" / "config.py").read_text(encoding="utf-8"))
     (known,) = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Config")
-    names = {each.target.id for each in known.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)}
+    names = {
+        each.target.id for each in known.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
     for path in checkpoint.iterdir():
         (place / path.name).symlink_to(path.resolve())
     config = place / "model_config.yaml"

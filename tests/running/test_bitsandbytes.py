@@ -89,7 +89,9 @@ assert ctypes.c_char.from_address(address + (1 << 39)).value == bytes(1)
     assert run(f"python {program(lines + STEP)}").iterations == 1
 
 
-def test_versions_that_look_for_cuda_themselves_have_it_too(tmp_path: Path, run: Run, program: Callable[[str], str]) -> None:
+def test_versions_that_look_for_cuda_themselves_have_it_too(
+    tmp_path: Path, run: Run, program: Callable[[str], str]
+) -> None:
     """As 0.42 is laid out, which raises where a GPU has no library of its CUDA."""
     setup = tmp_path / "bitsandbytes" / "cuda_setup"
     setup.mkdir(parents=True)
