@@ -41,7 +41,7 @@ def trace_id(job: Job, software: Mapping[str, str]) -> str:
     return hashlib.sha256(identity.encode("ascii")).hexdigest()
 
 
-def _leave_out_defaults(job: Job, parts: Mapping[str, Any]) -> None:
+def _leave_out_defaults(job: Job, parts: dict[str, Any]) -> None:
     """What a spec could not say before is no part of an identity where it says nothing: answers are stored by it."""
     if job.software.step == Software().step:
         del parts["software"]["step"]
