@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.job import post_training_schema as post_training
 from planner.job import schema
+from planner.job.length_schema import Lengths
 from planner.job.size_limits import MOST_GPU_BYTES, MOST_HOST_BYTES
 from planner.units import MIB
 
@@ -16,6 +17,8 @@ _MOST = 2**40
 """No count of a job is larger; torch's own integers end at 2**63."""
 _LONGEST_TEXT = 1000
 _LONGEST_VERSION = 60
+_MOST_STEPS = 100_000
+"""Of a run that is replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,8 @@ def _whole(least: int, unit: str = "") -> Check:
     return Check(f"a whole number from {least}", lambda value: least <= value <= _MOST, unit=unit, least=least)
 
 
-def _tokens() -> Check:
-    count = _whole(0, "tokens")
+def _tokens(least: int = 0) -> Check:
+    count = _whole(least, "tokens")
     return replace(count, allowed=f"{count.allowed}, or such as 4k", tokens=True)
 
 
@@ -146,6 +149,15 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Compile, "backend"): _one_of("inductor", "aot_eager", "eager"),
     (schema.Train, "micro_batch_size"): SAMPLES,
     (schema.Train, "sequence_length"): _tokens(),
+    **{(Lengths, name): _tokens() for name in ("p50", "p90", "p95", "p99")},
+    (Lengths, "min"): _tokens(1),
+    (Lengths, "histogram"): Check("lengths and their shares, {512: 0.7, 8192: 0.3}", _anything),
+    (Lengths, "batches"): _tokens(1),
+    (Lengths, "pad_to_multiple_of"): _whole(1, "tokens"),
+    (Lengths, "steps"): Check(
+        f"a whole number from 1 to {_MOST_STEPS}", lambda value: 1 <= value <= _MOST_STEPS, unit="steps", least=1
+    ),
+    (Lengths, "seed"): _whole(0),
     (schema.Train, "padding"): _one_of("none", "right"),
     (schema.Train, "gradient_accumulation_steps"): _whole(1, "micro-batches"),
     (schema.Train, "precision"): _one_of("none", "bf16_autocast", "fp16_autocast", "fsdp_mixed"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.job.length_schema import Lengths
 from planner.job.post_training_schema import PostTraining
 
 
@@ -219,7 +220,10 @@ class Train:
     micro_batch_size: int = 1
     """Samples that a rank takes through the model at once."""
     sequence_length: int = 0
-    """Tokens per sequence; 0 where `inputs` are given or the model takes no tokens."""
+    """Tokens per sequence; 0 where `inputs` are given or the model takes no tokens. Of sequences that differ the
+    longest: written `{p50: 512, p99: 4096, max: 8192}` or `{histogram: {512: 0.7, 8192: 0.3}}` it holds `lengths`."""
+    lengths: Lengths | None = None
+    """How long sequences are that are not all of one length; null: all are as long as `sequence_length`."""
     inputs: Mapping[str, Input] = field(default_factory=dict)
     """Tensors that the model takes, by the names of its arguments; default: tokens, or the config's pictures."""
     padding: str = "none"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.job import gpu_names, schema
+from planner.job.length_schema import tokens_of
 from planner.job.nodes import Node, below
 
 
@@ -22,7 +23,7 @@ def describe_allowed(kind: type) -> str:
 
 def has_short_forms(kind: type) -> bool:
     """Whether something else than a mapping may be written for the dataclass `kind`."""
-    return kind in _REWRITINGS
+    return kind in _REWRITINGS and kind is not schema.Train
 
 
 def single_key(kind: type) -> str:
@@ -95,6 +96,37 @@ def _gpu(node: Node) -> Node:
     return _mapping(node, {**filled, **given, "name": name})
 
 
+def _train(node: Node) -> Node:
+    """A mapping in the place of the sequence length says how lengths differ; its longest is the sequence length."""
+    if not isinstance(node.value, dict) or "sequence_length" not in node.value:
+        return node
+    given = node.value["sequence_length"]
+    if not isinstance(given.value, dict):
+        return node
+    if "lengths" in node.value:
+        raise node.value["lengths"].error("is given twice", remedy="write train.sequence_length as a number beside it")
+    said = {key: child for key, child in given.value.items() if key != "max"}
+    longest = given.value.get("max") or _longest_of(said)
+    if longest is None:
+        raise given.error("has no longest sequence", allowed="{p50: 512, p99: 4096, max: 8192}, or a histogram")
+    cut = replace(longest, path=given.path if longest.path != below(given.path, "max") else longest.path)
+    lengths = replace(given, value=said)
+    return _mapping(node, {**node.value, "sequence_length": cut, "lengths": lengths})
+
+
+def _longest_of(said: dict[str, Node]) -> Node | None:
+    """Of a histogram, or of given batches."""
+    found = said.get("histogram")
+    if found is not None and isinstance(found.value, dict):
+        tokens = max(map(tokens_of, found.value), default=0)
+        return replace(found, value=tokens, written="")
+    found = said.get("batches")
+    if found is not None and isinstance(found.value, list):
+        numbers = [each.value for each in found.value if type(each.value) is int]
+        return replace(found, value=max(numbers, default=0), written="")
+    return None
+
+
 ONE_OR_SEVERAL = ("train.compile.scope",)
 """Lists that a lone name may stand for."""
 _SINGLE_KEYS = {
@@ -110,6 +142,7 @@ _REWRITINGS: dict[type, Callable[[Node], Node]] = {
     schema.Recompute: _recompute,
     schema.Compile: _compile,
     schema.Gpu: _gpu,
+    schema.Train: _train,
 }
 _ALLOWED: dict[type, str] = {
     schema.Model: "a mapping with one of hf_config, factory and decoder",

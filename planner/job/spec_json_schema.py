@@ -36,6 +36,8 @@ def _object(path: str, *, open_ended: bool) -> dict[str, Any]:
 
 def _described(key: SpecKey) -> dict[str, Any]:
     found = _section(key) if key.section is not None else _value(key)
+    if key.path == "train.sequence_length":
+        found = {"anyOf": [*found["anyOf"], {"type": "object"}]}
     if key.meaning:
         found = {"description": key.meaning, **found}
     if key.section is None and not key.required and key.default is not None:

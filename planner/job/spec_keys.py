@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from planner.job import post_training_schema, schema, short_forms
+from planner.job import schema, short_forms
 from planner.job.field_checks import CHECKS, Check
 
 NAMED = "NAME"
@@ -122,7 +123,7 @@ def _first_sentence(kind: type) -> str:
 def _docstrings(kind: type) -> dict[str, str]:
     """The text that follows each field in the source, as one line."""
     found: dict[str, str] = {}
-    body = _classes()[kind.__name__].body
+    body = _classes(kind.__module__)[kind.__name__].body
     for field, after in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
             text = ast.literal_eval(after.value)
@@ -131,6 +132,6 @@ def _docstrings(kind: type) -> dict[str, str]:
 
 
 @cache
-def _classes() -> dict[str, ast.ClassDef]:
-    sources = (inspect.getsource(module) for module in (schema, post_training_schema))
-    return {node.name: node for each in sources for node in ast.parse(each).body if isinstance(node, ast.ClassDef)}
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}

@@ -25,6 +25,7 @@ from planner.layout.rank_classes import RankClass, parts_of, rank_classes
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity, post_training
 from planner.planning.assumptions import assumptions_of
+from planner.planning.long_runs import replay_run
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, RankClassStatement, Seconds, Verdict
@@ -257,10 +258,14 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
     held = _apply_calibration(calibration, job).correct_outside(outside_of(job))
     capacity = job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes
     trace, room = rank_trace.trace, max(capacity - held.total_bytes, 0)
+    run = replay_run(job, trace, room) if job.train.lengths is not None else None
+    trace = run.worst_step if run is not None else trace
     capped = replay_until_settled(trace.events, trace.repeats, rules, room, device_bytes=job.cluster.gpu.total_bytes)
     # What it would have taken is asked for only where it does not get it.
     runs_out = capped.timeline.out_of_memory is not None
     found = replay_until_settled(trace.events, trace.repeats, rules) if runs_out else capped
+
+    interval_of = _interval_of(job, trace, held, calibration)
     statement = state_rank_class(
         representative=rank_trace.rank_class.representative,
         ranks=str(rank_trace.rank_class.ranks),
@@ -269,9 +274,11 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
         unlimited=found.timeline,
         capped=capped.timeline,
         outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
-        interval=_interval_of(job, trace, held, calibration),
+        interval=interval_of,
         capacity_bytes=capacity,
     )
+    if run is not None:
+        statement = run.judge(statement, interval_of)
     if _is_planned_as_eager(job) and statement.verdict is Verdict.EXCEEDS:
         statement = replace(statement, verdict=Verdict.TIGHT)
     settled = replace(trace, events=found.events, repeats=found.repeats)

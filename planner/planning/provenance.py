@@ -25,8 +25,8 @@ TRACE = (
 
 JUDGEMENT = (
     "allocator", "calibration.correction", "calibration.estimate", "calibration.interval", "calibration.observation",
-    "bound", "calibration.quarantine", "host", "planning", "report.attribution", "report.lives", "report.phase_table",
-    "report.rank_class", "report.statement", "report.verdict", "searching",
+    "bound", "calibration.quarantine", "host", "long_run", "planning", "report.attribution", "report.lives",
+    "report.named_moments", "report.phase_table", "report.rank_class", "report.statement", "report.verdict", "searching",
 )  # fmt: skip
 """What makes figures, a verdict and advice of events; how they are shown is no part of it."""
 

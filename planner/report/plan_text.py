@@ -85,6 +85,7 @@ def bound_line(job: Mapping[str, Any], bound: Bound) -> str:
 def _rank_class(statement: RankClassStatement, plan: Judged, style: Style, largest: int) -> Iterator[str]:
     yield style.paint(_ranks(statement, plan), "bold")
     yield from _phases(statement, style)
+    yield from _moments(statement, style)
     yield ""
     yield from _categories(statement, style)
     yield ""
@@ -122,6 +123,21 @@ def _phases(statement: RankClassStatement, style: Style) -> Iterator[str]:
         if each is iterations[iteration][-1] and iteration in repeated.values():
             last = max(number for number, like in repeated.items() if like == iteration)
             yield style.paint(f"  {'':<13}and so until iteration {last}", "dim")
+
+
+def _moments(statement: RankClassStatement, style: Style) -> Iterator[str]:
+    if not statement.moments:
+        return
+    heads = f"{'allocated':>{_SIZE}}{'reserved':>{_SIZE}}{'device':>{_SIZE}}"
+    yield ""
+    yield style.paint(f"  {'moments when jobs die':<{2 * _LABEL}}{heads}", "dim")
+    for each in statement.moments:
+        label = f"{each.name:<{_LABEL - 2}}  {_phase(each.phase.value)}, step {each.iteration}"
+        sizes = (each.allocated_bytes, each.reserved_bytes, each.device_bytes)
+        yield f"  {label:<{2 * _LABEL}}" + "".join(f"{size(count):>{_SIZE}}" for count in sizes)
+        yield from (
+            style.paint(f"    {line}", "dim") for line in _wrap(each.sentence, replace(style, width=style.width - 4))
+        )
 
 
 def _iterations(phases: Sequence[PhaseStatement]) -> dict[int, list[PhaseStatement]]:

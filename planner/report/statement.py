@@ -14,6 +14,7 @@ from planner.errors import PlannerError
 from planner.events import Category, Phase
 from planner.host.statement import HostStatement, host_from_json, host_to_json
 from planner.report import shared_gpu
+from planner.report.named_moments import NamedMoment, read_moment
 from planner.report.shared_gpu import SharedGpu
 
 SCHEMA = "planner.plan/1"
@@ -99,6 +100,8 @@ class RankClassStatement:
     shared: SharedGpu | None = None
     """Of a GPU that the trainer shares with an engine: then `peak.device_bytes` and its interval are those of the
     fullest phase, everybody together; all else is of the trainer's process."""
+    moments: tuple[NamedMoment, ...] = ()
+    """What it takes beyond its usual step; the peak is that of the worst of them."""
 
     @property
     def headroom_bytes(self) -> int:
@@ -295,6 +298,7 @@ def rank_class_to_json(statement: RankClassStatement) -> dict[str, Any]:
         "outside_allocator": fields_to_json(statement.outside_allocator),
         "holders": [fields_to_json(each) for each in statement.holders],
         **({} if statement.shared is None else {"shared": shared_gpu.to_json(statement.shared)}),
+        **({"moments": [fields_to_json(each) for each in statement.moments]} if statement.moments else {}),
     }
 
 
@@ -325,6 +329,7 @@ def read_rank_class(document: Mapping[str, Any]) -> RankClassStatement:
             for each in document["holders"]
         ),
         shared=shared_gpu.from_json(document["shared"]) if "shared" in document else None,
+        moments=tuple(read_moment(each) for each in document.get("moments", ())),
     )
 
 

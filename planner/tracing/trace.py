@@ -10,6 +10,7 @@ from typing import Any
 
 from planner import paper  # before torch
 from planner.errors import PlannerError
+from planner.job.length_draws import as_traced
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.paper.repetition import DoesNotFoldError
@@ -31,11 +32,14 @@ from planner.training.wraps import deepspeed_engine
 def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> Trace:
     """Run the step of `rank` on a paper GPU whose kernels are those of `target` (default: the job's GPU).
 
+    Of a job with `train.lengths` it runs the steps from which the others follow (`planner.job.length_draws`).
     `folded`: repetition is run once and written out, where it is one; the events are those of running it all.
     Raises SpecError for what the job names and torch or transformers do not know, TraceError for a step that
     cannot be traced, with its module and operator.
     """
     began, job = time.perf_counter(), compiled_on_paper.as_planned(job)
+    if job.train.lengths is not None:
+        job = as_traced(job)
     with garbage_collection.pause_collection(), quiet_libraries.libraries():
         try:
             found = _trace(job, rank, target, folded=folded)

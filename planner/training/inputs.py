@@ -5,6 +5,7 @@ Sizes come from the model's own config; whatever `train.inputs` says wins.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
+from planner.job.length_draws import draw_steps
 from planner.training import signatures
 from planner.training.dtypes import any_dtype
 from planner.training.feed import Feed
@@ -58,6 +60,16 @@ def feed_of(model: nn.Module, spec: schema.Job) -> Feed:
             place="train.inputs",
         )
     return _of_names(model, given)
+
+
+def feeds_by_length(model: nn.Module, spec: schema.Job) -> Mapping[int, Feed]:
+    """What this model takes in a batch of each length that the job's run has; nothing where all are of one length."""
+    if spec.train.lengths is None:
+        return {}
+    every = {length for step in draw_steps(spec.train) for length in step}
+    return {
+        length: feed_of(model, replace(spec, train=replace(spec.train, sequence_length=length))) for length in every
+    }
 
 
 def make(feed: Feed, batch: int, device: torch.device, observer: Observer, *, own_loss: bool) -> MicroBatch:

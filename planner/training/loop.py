@@ -7,9 +7,10 @@ the loss, before the backward; the micro-batch and its loss live until the backw
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from planner.events import Category, Phase
 from planner.job import schema
+from planner.job.length_draws import Steps, draw_steps
 from planner.training import clipping, compiling, folding, inputs, ownership
 from planner.training.feed import Feed
 from planner.training.folded_accumulation import accumulation_folder_of
@@ -49,8 +51,12 @@ class Loop:
     """Modules whose forward is compiled."""
     others: OtherPhases = NO_OTHER_PHASES
     """What happens between iterations: another model's forwards, a rollout."""
+    feeds: Mapping[int, Feed] = field(default_factory=dict)
+    """Batches by their length, of a run in which it differs."""
 
     def __post_init__(self) -> None:
+        self._steps: Steps = draw_steps(self.train) if self.train.lengths is not None else ()
+        self._coming = chain.from_iterable(self._steps)
         self._folder = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
 
     def run(self) -> None:
@@ -110,9 +116,8 @@ class Loop:
 
     def _micro_batch(self, iteration: int) -> None:
         self.observer.mark(Phase.FORWARD, iteration)
-        batch = inputs.make(
-            self.feed, self.train.micro_batch_size, self.device, self.observer, own_loss=self.objective.own
-        )
+        feed = self.feeds[next(self._coming)] if self._steps else self.feed
+        batch = inputs.make(feed, self.train.micro_batch_size, self.device, self.observer, own_loss=self.objective.own)
         self.host.take_batch(batch.tensors())
         with self.splitting(batch):
             with self.precision.autocast():
@@ -171,6 +176,8 @@ class Loop:
             self.observer.assign(tensor, Category.COMMUNICATION, name)
 
     def _iterations(self) -> int:
+        if self._steps:
+            return len(self._steps)
         fewest = max(fewest_iterations(self.parallel.dp_replicate), compiling.fewest_iterations(self.train.compile))
         return max(self.train.iterations, fewest)
 

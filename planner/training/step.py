@@ -138,7 +138,7 @@ def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
     # What is split is built without memory, split, and only then given any.
     with deepspeed_engine.partitioning(spec):
         bare = build(spec.model, torch.device("meta") if world.splits else device)
-    feed = inputs.feed_of(bare, spec)
+    feed, feeds = inputs.feed_of(bare, spec), inputs.feeds_by_length(bare, spec)
     if world.degree("tp") > 1:
         tensor_parallel.split(bare, spec.parallel.tp, world.device_mesh["tp"])
     if world.degree("ep") > 1:
@@ -160,7 +160,7 @@ def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
         optimizer = optimizers.build(spec.train.optimizer, bare.parameters())
         engine = deepspeed_engine.wrap_model(spec, bare, optimizer, observer)
         parts = _parts_of_a_loop(spec, place, engine, bare, optimizer, feed)
-        return EngineLoop(**parts, compiled=compiled), recomputed
+        return EngineLoop(**parts, feeds=feeds, compiled=compiled), recomputed
     replicate = spec.parallel.dp_replicate
     alone = replicate.degree == 1 or world.shards
     model = bare if alone else ObservedDdp(bare, replicate, observer, world.group("dp_replicate"))
@@ -170,7 +170,7 @@ def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
     compiling.compile_optimizer(optimizer, spec.train.compile)
     splitting = context_parallel.splitting(spec.parallel.cp, world)
     parts = _parts_of_a_loop(spec, place, model, bare, optimizer, feed)
-    return Loop(**parts, splitting=splitting, compiled=compiled), recomputed
+    return Loop(**parts, feeds=feeds, splitting=splitting, compiled=compiled), recomputed
 
 
 def _parts_of_a_loop(
