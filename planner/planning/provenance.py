@@ -15,9 +15,10 @@ from importlib.resources.abc import Traversable
 from planner.distribution import version
 
 TRACE = (
-    "events", "hardware.architectures", "job", "layout", "paper", "tracing.absent_host", "tracing.compile_failures",
-    "tracing.compiled_on_paper", "tracing.deepspeed_on_paper", "tracing.garbage_collection", "tracing.quiet_libraries",
-    "tracing.trace", "tracing.trace_failures", "tracing.trace_text", "tracing.traced", "training", "units", "upstream",
+    "events", "facts", "hardware.architectures", "job", "layout", "paper", "tracing.absent_host",
+    "tracing.compile_failures", "tracing.compiled_on_paper", "tracing.deepspeed_on_paper", "tracing.garbage_collection",
+    "tracing.quiet_libraries", "tracing.trace", "tracing.trace_failures", "tracing.trace_text", "tracing.traced",
+    "training", "units", "upstream",
 )  # fmt: skip
 """What decides the events of a rank: packages and modules, `tracing` without the processes that it runs in."""
 
