@@ -28,8 +28,8 @@ from planner.paper.record_events import Origins, Placed, RecordKinds, event_of, 
 from planner.paper.record_folding import Fold, Records, find_folds
 from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
 
-# as native/kernels.cpp names it
-_CUBLAS_WORKSPACE = "cublas::workspace"
+_WORKSPACES = tuple(f"{owner}::workspace" for owner in ("cublas", "cudnn", "cufft", "cusolver", "cutlass"))
+"""As native/gemms.cpp, native/convolution.cpp and the kernels name those who ask for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ class Recorder:
         """
         origins = Origins(self._native, self._scopes)
         kinds = self._kinds
-        workspace = self._native.paper_name_index(_CUBLAS_WORKSPACE.encode())
+        workspaces = {self._native.paper_name_index(name.encode()): name for name in _WORKSPACES}
         used: set[int] = set()
         given_up: deque[tuple[int, int]] = deque()
         begins = {fold.first for fold in folds}
@@ -347,8 +347,8 @@ class Recorder:
                 continue
             if record[4] in self._born_as:
                 yield renumber(self._born_as[record[4]], numbers)
-            elif record[1] == workspace:
-                yield Role(numbers[record[4]], Category.WORKSPACE, _CUBLAS_WORKSPACE)
+            elif record[1] in workspaces:
+                yield Role(numbers[record[4]], Category.WORKSPACE, workspaces[record[1]])
         for placed in self._placed.get(len(records), ()):
             if not isinstance(placed, _WaitMark):
                 yield renumber(placed, numbers)

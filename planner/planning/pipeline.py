@@ -26,6 +26,7 @@ from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity, post_training
 from planner.planning.assumptions import assumptions_of
 from planner.planning.long_runs import replay_run
+from planner.planning.measured_calibration import measured_calibration
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, RankClassStatement, Seconds, Verdict
@@ -100,7 +101,7 @@ def plan_with_traces(
     target: str = "",
 ) -> PlanningResult:
     """The plan with its traces and timelines, made in this process."""
-    known = Calibration.none() if calibration is None else calibration
+    known = measured_calibration() if calibration is None else calibration
     return plan_by(plan_here, PlanningInputs(job=job, calibration=known, source=source, target=target), progress)
 
 
@@ -198,7 +199,7 @@ def judge_traces(
 ) -> PlanningResult:
     """The plan that follows from traces already made: replay, verdict, identity."""
     began = time.perf_counter()
-    known = Calibration.none() if calibration is None else calibration
+    known = measured_calibration() if calibration is None else calibration
     judged = [judge_trace(job, each, known) for each in rank_traces]
     replayed = time.perf_counter() - began
     traced = sum(each.trace.seconds for each in rank_traces)
@@ -294,6 +295,7 @@ def _interval_of(
         held,
         calibration,
         unknown_workspaces=bool(trace.unknown_workspaces),
+        workspace_margin_bytes=trace.workspace_margin_bytes,
         approximations=approximations_of(job, trace.unknown_workspaces),
         gpu=job.cluster.gpu.name,
         torch=job.software.torch,
@@ -335,6 +337,7 @@ def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
     notes = list(outside_of(job).provenance)
     unknown = unknown_workspaces_of(each.trace for each in rank_traces)
     notes += describe_unknown_workspaces(unknown)
+    notes += sorted({sentence for each in rank_traces for sentence in each.trace.counted_workspaces})
     notes += assumptions_of(job)
     notes += _describe_engine(rank_traces, job)
     if approximated := approximations_of(job, unknown):

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from planner.facts.folder import workspace_table
 from planner.job.post_training_schema import PostTraining, Rollout, WeightSync
 from planner.job.schema import Allocator, DataLoader, Gpu, Job
 from planner.planning import identity
@@ -81,7 +82,8 @@ class TraceCache:
 
 def _traced_part(job: Job) -> Job:
     """The job without what no trace depends on: how much memory there is, and what the allocator makes of it."""
-    gpu = Gpu(name="", total_bytes=0, arch=job.cluster.gpu.arch)
+    has_facts = workspace_table(job.cluster.gpu.name, job.software.torch)  # then the GPU decides what is traced
+    gpu = Gpu(name=job.cluster.gpu.name if has_facts else "", total_bytes=0, arch=job.cluster.gpu.arch)
     cluster = replace(job.cluster, gpu=gpu, held_by_others_bytes=0, host_memory=0)
     return replace(
         job,

@@ -10,6 +10,7 @@ from typing import Any
 
 from planner import paper  # before torch
 from planner.errors import PlannerError
+from planner.facts.folder import workspace_table
 from planner.job.length_draws import as_traced
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
@@ -54,7 +55,8 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     world_size = Mesh.of(job.parallel).world_size
     by_engine = deepspeed_engine.uses_engine(job)
     arch, gpus = target or job.cluster.gpu.arch, job.cluster.gpus_per_node
-    with paper.gpu(arch, gpus, cuda=job.software.cuda, waits=by_engine) as gpu:
+    known = workspace_table(job.cluster.gpu.name, job.software.torch)
+    with paper.gpu(arch, gpus, cuda=job.software.cuda, waits=by_engine, known=known) as gpu:
         gpu.recorder.folds = folded
         try:
             quick, chunks = dtensor_speed.once_for_all_parameters(), shard_chunks.made_when_asked_for()
@@ -70,7 +72,8 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
                 buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
                 events, repeats = gpu.recorder.folded_events()
-                unknown = gpu.unknown_workspaces()
+                unknown, counted = gpu.unknown_workspaces(), gpu.counted_workspaces()
+                margin = gpu.workspace_margin_bytes()
                 assumed = compiled.assumed()
                 on_host, host_assumed = tuple(host.ledger.events), tuple(sorted(host.assumed))
                 if by_engine:
@@ -81,8 +84,8 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
         except Exception as error:
             raise trace_failures.untraceable(error, compiles=job.train.compile is not None) from error
     return Trace(
-        tuple(events), buckets, unknown, dims, parts=parts, repeats=tuple(repeats), assumed=assumed, host=on_host,
-        host_assumed=host_assumed,
+        tuple(events), buckets, unknown, counted, margin, dims, parts=parts, repeats=tuple(repeats), assumed=assumed,
+        host=on_host, host_assumed=host_assumed,
     )  # fmt: skip
 
 

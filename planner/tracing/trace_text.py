@@ -45,6 +45,8 @@ def dumps(trace: Trace) -> str:
     about = {
         "buckets": dict(trace.buckets),
         "unknown_workspaces": list(trace.unknown_workspaces),
+        "counted_workspaces": list(trace.counted_workspaces),
+        "workspace_margin_bytes": trace.workspace_margin_bytes,
         "sharded_dims": list(trace.sharded_dims),
         "parts": list(trace.parts),
         "assumed": list(trace.assumed),
@@ -96,6 +98,8 @@ def _read(text: str) -> Trace:
         events=events,
         buckets=_buckets(about["buckets"]),
         unknown_workspaces=tuple(_text(each) for each in about["unknown_workspaces"]),
+        counted_workspaces=tuple(_text(each) for each in about.get("counted_workspaces", ())),
+        workspace_margin_bytes=_number(about.get("workspace_margin_bytes", 0)),
         sharded_dims=tuple(_number(each) for each in about["sharded_dims"]),
         parts=tuple(_number(each) for each in about["parts"]),
         assumed=tuple(_text(each) for each in about.get("assumed", ())),

@@ -20,6 +20,10 @@ class Trace:
     """The account that DDP's reducer gives of itself; empty without DDP."""
     unknown_workspaces: tuple[str, ...] = ()
     """Kernels that take scratch memory of a size that is not known: nothing is counted for them."""
+    counted_workspaces: tuple[str, ...] = ()
+    """On whose word those of other kernels are counted, as sentences."""
+    workspace_margin_bytes: int = 0
+    """How much more one of them may take, where it was interpolated between two measured sizes."""
     sharded_dims: tuple[int, ...] = ()
     """Sizes of the dims that are split along `dp_shard`."""
     seconds: float = 0.0
