@@ -10,6 +10,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 
 import torch
@@ -55,9 +56,16 @@ class Loop:
     """Batches by their length, of a run in which it differs."""
 
     def __post_init__(self) -> None:
-        self._steps: Steps = draw_steps(self.train) if self.train.lengths is not None else ()
-        self._coming = chain.from_iterable(self._steps)
         self._folder = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
+
+    @cached_property
+    def _steps(self) -> Steps:
+        """The lengths of each step's micro-batches, where they differ."""
+        return draw_steps(self.train) if self.train.lengths is not None else ()
+
+    @cached_property
+    def _coming(self) -> Iterator[int]:
+        return chain.from_iterable(self._steps)
 
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
