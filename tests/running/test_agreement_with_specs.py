@@ -19,8 +19,8 @@ model:
       max_position_embeddings: 128}}
   parameter_dtype: {dtype}
 train:
-  {{micro_batch_size: 4, sequence_length: {length}, precision: {precision}, gradient_clipping: {clipping}, iterations: 3,
-    optimizer: {{name: AdamW}}, loss: {loss}}}
+  {{micro_batch_size: 4, sequence_length: {length}, precision: {precision}, gradient_clipping: {clipping},
+    iterations: 3, optimizer: {{name: AdamW}}, loss: {loss}}}
 parallel: {{{parallel}}}
 cluster: {{gpu: H100-SXM-80GB, gpus_per_node: {gpus}}}
 """
