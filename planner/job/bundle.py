@@ -49,6 +49,8 @@ def _leave_out_defaults(job: Job, parts: dict[str, Any]) -> None:
         del parts["post_training"]
     if job.train.data_loader == DataLoader():
         del parts["train"]["data_loader"]
+    if not job.train.loss.chunk_head:
+        del parts["train"]["loss"]["chunk_head"]
     if not job.cluster.host_memory:
         del parts["cluster"]["host_memory"]
     if job.train.checkpoint_load is not None and not job.train.checkpoint_load.mmap:

@@ -11,6 +11,7 @@ from planner.job.deepspeed_checks import check_deepspeed
 from planner.job.expert_checks import check_experts
 from planner.job.field_checks import FLOATING
 from planner.job.length_checks import check_lengths
+from planner.job.loss_checks import check_loss
 from planner.job.nodes import Node
 from planner.job.optimizer_checks import check_stepping
 from planner.job.pipeline_checks import check_pipeline
@@ -37,6 +38,7 @@ def check(job: Job, document: Node) -> None:
     check_stepping(job, document)
     check_lengths(job, document)
     check_compile(job, document)
+    check_loss(job, document)
     check_deepspeed(job, document)
     check_post_training(job, document)
     _check_precision(job, document)

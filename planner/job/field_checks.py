@@ -116,6 +116,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Loss, "name"): _one_of("cross_entropy", "mse", "sum", "model"),
     (schema.Loss, "dtype"): FLOATING,
     (schema.Loss, "chunks"): COUNT,
+    (schema.Loss, "chunk_head"): TRUTH,
     (schema.Loss, "keep_output"): TRUTH,
     (schema.Optimizer, "name"): _like(
         r"(?!(?:adam|sgd|adagrad|rmsprop|muon|fused_)[^A-Z.]*$)[^\W\d]\w*(\.\w+)?",

@@ -130,6 +130,9 @@ class Loss:
     """In which dtype the logits enter the loss."""
     chunks: int = 1
     """Chunks along the tokens for a chunked cross entropy; 1: not chunked."""
+    chunk_head: bool = False
+    """The head is called for one chunk of tokens after the other too, and what it gives is cast to `dtype`, all of it
+    before the loss, as litgpt does; false: the chunks of one output are cast in turn, as torchtune does."""
     keep_output: bool = False
     """The loop holds on to the model's output until the next one takes its place, as one does that never says `del`."""
 

@@ -17,6 +17,7 @@ from planner.training import (
     activation_offload,
     blocks,
     checkpoints,
+    chunked_head,
     collectives,
     compiling,
     inputs,
@@ -139,6 +140,7 @@ def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
     with deepspeed_engine.partitioning(spec):
         bare = build(spec.model, torch.device("meta") if world.splits else device)
     feed, feeds = inputs.feed_of(bare, spec), inputs.feeds_by_length(bare, spec)
+    chunked_head.apply(bare, spec.train.loss)
     if world.degree("tp") > 1:
         tensor_parallel.split(bare, spec.parallel.tp, world.device_mesh["tp"])
     if world.degree("ep") > 1:

@@ -1,4 +1,4 @@
-"""Checkpoints of litgpt without values, instructions longer than a sequence, and the packages of the QLoRA rows' days."""
+"""Checkpoints of litgpt without values, instructions longer than a sequence, and the packages of the QLoRA rows."""
 
 from __future__ import annotations
 
@@ -96,9 +96,8 @@ def _checkpoint_for(program: Path, checkpoint: Path) -> Path:
     place.mkdir()
     tree = ast.parse((program / "litgpt" / "config.py").read_text(encoding="utf-8"))
     (known,) = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Config")
-    names = {
-        each.target.id for each in known.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
-    }
+    targets = [each.target for each in known.body if isinstance(each, ast.AnnAssign)]
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
     for path in checkpoint.iterdir():
         (place / path.name).symlink_to(path.resolve())
     config = place / "model_config.yaml"

@@ -1,8 +1,8 @@
 """The compiled library of bitsandbytes, where the package is installed: it works in place, and so does nothing.
 
 Everything that its kernels write to is allocated by the package's own Python code with torch (bitsandbytes 0.50,
-backends/cuda/ops.py; 0.42, functional.py), which runs as it is. Kernels for the host are the package's own. Unified memory, in which paged
-optimizers keep their state, is the host's here: no allocator of torch knows it on a GPU either.
+backends/cuda/ops.py; 0.42, functional.py), which runs as it is. Kernels for the host are the package's own. Unified
+memory, in which paged optimizers keep their state, is the host's here: no allocator of torch knows it on a GPU either.
 """
 
 from __future__ import annotations
