@@ -86,7 +86,7 @@ def to_json(found: Explanation) -> dict[str, Any]:
         "cause": found.cause.value,
         "messages": [_message(*each) for each in found.messages],
         "host": [fields_to_json(each) for each in found.host],
-        "snapshots": [_snapshot(each) for each in found.snapshots],
+        "snapshots": [snapshot_to_json(each) for each in found.snapshots],
         "plan_id": found.plan_id,
         "partings": [fields_to_json(each) for each in found.partings],
     }
@@ -105,7 +105,8 @@ def _message(failure: GpuFailure, judged: Judgement) -> dict[str, Any]:
     }
 
 
-def _snapshot(failure: SnapshotFailure) -> dict[str, Any]:
+def snapshot_to_json(failure: SnapshotFailure) -> dict[str, Any]:
+    """One device's failure as plain values."""
     told = fields_to_json(failure)
     del told["sizes"]  # thousands, and told to nobody
     told["state"] = fields_to_json(failure.state)
