@@ -19,6 +19,7 @@ from planner.errors import PlannerError
 from planner.history import check_table, validation_table
 from planner.history.capacity_totals import Capacity
 from planner.history.counters import SECONDS
+from planner.history.failed_jobs import OUT_OF_MEMORY
 from planner.history.overview import Overview
 from planner.history.plan_table import RankClassSummary
 from planner.history.validation_table import State
@@ -145,6 +146,12 @@ def _wrong(seen: Overview) -> Iterator[Row]:
         yield (row.team, row.queue, row.gpu, "said_exceeds_ran"), row.said_exceeds_ran
 
 
+def _ran_out(seen: Overview) -> Iterator[Row]:
+    for row in seen.capacity:
+        yield (row.team, row.queue, row.gpu, "gpu"), row.ran_out_gpu
+        yield (row.team, row.queue, row.gpu, "host"), row.ran_out_host
+
+
 def _calibration(seen: Overview) -> Calibration | None:
     """None also where another version of planner wrote it: the rest of the metrics is still told."""
     try:
@@ -263,6 +270,11 @@ METRICS: tuple[Definition, ...] = (
            _of_group(lambda row: row.judged)),
     _gauge("planner_capacity_wrong_verdicts", f"{_GROUP} kind", _CAPACITY,
            "Judged jobs whose verdict was wrong: it said fits and ran out, or said exceeds and ran.", _wrong),
+    _gauge("planner_capacity_out_of_memory_jobs", f"{_GROUP} memory", _CAPACITY,
+           "Remembered jobs that ended out of memory, of the GPU or of the host.", _ran_out),
+    _define_counter("planner_jobs_out_of_memory_total", "memory cause",
+                    "Jobs that ended out of memory, by whose it was (gpu, host, not_told) and by cause.",
+                    total=OUT_OF_MEMORY),
     # Checks and validations
     _define_counter("planner_verdicts_total", "verdict", "Verdicts given to checks.", [*Verdict], check_table.VERDICTS),
     _gauge("planner_checks", "verdict", "checks", "Checks in the store; pending is without a verdict so far.",
