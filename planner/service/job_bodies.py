@@ -21,7 +21,7 @@ from pydantic import (
 from planner.history.failed_jobs import memory_of
 from planner.history.job_values import BoundJob, JobChange, MeasuredRank, Outcome
 from planner.service.body_errors import error_of_body
-from planner.service.job_failures import LONGEST_TEXT, failure_of
+from planner.service.job_failures import LONGEST_TEXT, NOTHING_TOLD, failure_of
 from planner.service.problems import RequestError
 
 MOST_RANKS = 4096
@@ -171,6 +171,8 @@ def change_of(document: Mapping[str, Any], system: str, job_id: str) -> JobChang
     if len(ranks) + len(measured) > MOST_RANKS:
         raise RequestError(422, "it tells of too many ranks at once", allowed=f"at most {MOST_RANKS}", place="measured")
     told = failure_of(body.failure or "", [str(each.out_of_memory) for each in ranks if each.out_of_memory])
+    if body.outcome is Outcome.FINISHED:
+        told = NOTHING_TOLD  # it caught the error, and went on
     return JobChange(
         plan_id=body.plan_id or None,
         team=body.team or None,
@@ -180,7 +182,8 @@ def change_of(document: Mapping[str, Any], system: str, job_id: str) -> JobChang
         gpu_uuids=tuple(body.gpu_uuids or ()) or None,
         started_at=body.started_at,
         ended_at=body.ended_at,
-        outcome=_outcome(body) or (Outcome.OUT_OF_MEMORY if told.ran_out else None),
+        # Slurm says of an exception of torch's no more than that the job failed.
+        outcome=Outcome.OUT_OF_MEMORY if told.ran_out else _outcome(body),
         cause=told.cause,
         failure=told.words,
         lease_seconds=body.lease_seconds,

@@ -30,6 +30,9 @@ class ToldFailure:
     ran_out: bool
 
 
+NOTHING_TOLD = ToldFailure(None, "", False)
+
+
 def failure_of(text: str, messages: Sequence[str]) -> ToldFailure:
     """The cause that a text gives, or the messages of ranks; what torch said in a form that is not known is UNKNOWN.
 
@@ -45,7 +48,7 @@ def failure_of(text: str, messages: Sequence[str]) -> ToldFailure:
         certain = bool(found.messages) or any(each.certain for each in found.host)
         return ToldFailure(found.cause if certain else None, _words(text) if certain else "", certain)
     if not messages:
-        return ToldFailure(None, "", False)
+        return NOTHING_TOLD
     said = "\n".join(messages)
     known = bool(find_messages(said) or find_host_failures(said))
     return ToldFailure(explain(said).cause if known else Cause.UNKNOWN, said[:LONGEST_FAILURE], True)
