@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,46 @@ def test_two_logs_are_two_failures(log: Path, capsys: Shown) -> None:
     assert cli.main(["explain", str(log), str(log)]) == 2
 
     assert "2 logs and 0 snapshots" in capsys.readouterr().err
+
+
+def test_the_service_is_told_the_words_of_a_jobs_end(log: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown) -> None:
+    told: list[tuple[str, str, object]] = []
+    monkeypatch.setattr(
+        "planner.admission.client.Client.bind", lambda _, system, job, body: told.append((system, job, body))
+    )
+
+    assert cli.main(["explain", str(log), "--job", "slurm/4711", "--server", "http://planner.example"]) == 0
+    assert told == [("slurm", "4711", {"failure": log.read_text(encoding="utf-8")})]
+    assert "full of PyTorch's own tensors" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--job", "4711", "--server", "http://planner.example"], "names no job"),
+        (["--job", "slurm/4711", "--server", ""], "set PLANNER_SERVER"),
+    ],
+)
+def test_a_job_that_cannot_be_told_of_ends_with_2(options: list[str], said: str, log: Path, capsys: Shown) -> None:
+    assert cli.main(["explain", str(log), *options]) == 2
+
+    assert said in capsys.readouterr().err
+
+
+def test_the_epilog_of_slurm_hands_on_what_sacct_says(tmp_path: Path) -> None:
+    for name, lines in (
+        ("sacct", "echo '4711.0|OUT_OF_MEMORY|0:125'"),
+        ("python3", f'cd {tmp_path}; echo "$@" >part; cat >>part; mv part asked'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    script = Path(__file__).parents[2] / "deploy" / "slurm" / "epilog_out_of_memory.sh"
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "4711", "PLANNER_EPILOG_SECONDS": "0"}
+
+    subprocess.run([str(script)], env=environment, check=True, timeout=10)
+
+    until = time.monotonic() + 10
+    while not (tmp_path / "asked").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    said = (tmp_path / "asked").read_text(encoding="utf-8")
+    assert said == "-m planner explain - --job slurm/4711\n4711.0|OUT_OF_MEMORY|0:125\n"
