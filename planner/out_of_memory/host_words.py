@@ -131,7 +131,7 @@ def find_host_failures(text: str) -> list[HostFailure]:
     found = sorted(_found(text), key=lambda each: each[0])
     seen: dict[tuple[str, str], HostFailure] = {}
     for at, said in found:
-        limit = max((each for each in limits if each[0] < at), default=None) if said.said_by == "kernel" else None
+        before = bisect_right(limits, (at, 0)) - 1
         placed = HostFailure(
             said_by=said.said_by,
             cause=said.cause,
@@ -139,7 +139,7 @@ def find_host_failures(text: str) -> list[HostFailure]:
             line=bisect_right(lines, at),
             process=said.process,
             resident_bytes=said.resident_bytes,
-            limit_bytes=limit[1] if limit and said.cause is Cause.HOST_LIMIT else None,
+            limit_bytes=limits[before][1] if before >= 0 and said.process and said.cause is Cause.HOST_LIMIT else None,
             requested_bytes=said.requested_bytes,
             certain=said.certain,
         )
