@@ -24,7 +24,7 @@ class HostFailure:
     """One thing that was said of a host's memory. Bytes are None where the words hold none."""
 
     said_by: str
-    """kernel, slurm, kubernetes, ray, torch"""
+    """kernel, slurm, kubernetes, ray, python, torch"""
     cause: Cause
     text: str
     line: int
@@ -112,6 +112,7 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], HostFailure]], ..
         ),
         _cpu_allocator,
     ),
+    (re.compile(r"\b_?(?:Array)?MemoryError: [^\n]{0,100}"), _plainly("python", Cause.HOST)),
     (
         re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]{1,60}\) is killed by signal: Killed"),
         _plainly("torch", Cause.UNKNOWN, certain=False),

@@ -50,6 +50,7 @@ def test_a_kill_without_a_cgroup_is_the_whole_machines() -> None:
         ("4711.0  train  OUT_OF_ME+  0:125", "slurm", Cause.HOST_LIMIT),
         ("lastState:\n  terminated:\n    reason: OOMKilled\n", "kubernetes", Cause.HOST_LIMIT),
         ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.", "ray", Cause.HOST),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.45 GiB", "python", Cause.HOST),
         ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 1024 bytes.",
          "torch", Cause.HOST),
     ],
