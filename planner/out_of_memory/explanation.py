@@ -35,12 +35,10 @@ class Explanation:
 
     @property
     def cause(self) -> Cause:
-        """The first message's, which the others follow; else the snapshot's; else the host's."""
-        causes = [
-            *(judged.cause for _, judged in self.messages),
-            *(each.cause for each in self.snapshots),
-            *(each.cause for each in self.host),
-        ]
+        """Of what was said, the first whose cause is known, since the rest follows from it; else the snapshot's."""
+        said = [(failure.line, judged.cause) for failure, judged in self.messages]
+        said += [(each.line, each.cause) for each in self.host]
+        causes = [cause for _, cause in sorted(said)] + [each.cause for each in self.snapshots]
         return next((each for each in causes if each is not Cause.UNKNOWN), Cause.UNKNOWN)
 
 

@@ -96,7 +96,8 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], HostFailure]], ..
         _plainly("slurm", Cause.HOST_LIMIT),
     ),
     (re.compile(r"\bOUT_OF_ME(?:MORY\b|\+|\b)"), _plainly("slurm", Cause.HOST_LIMIT)),
-    (re.compile(r"\bOOMKilled\b"), _plainly("kubernetes", Cause.HOST_LIMIT)),
+    # Docker says of every container whether it was: "OOMKilled": false.
+    (re.compile(r"\bOOMKilled\b(?!\"?\s?[:=]\s?\"?false)"), _plainly("kubernetes", Cause.HOST_LIMIT)),
     (
         re.compile(r"exit ?code\"?(?: is|:|=)? ?137\b|\bexited with code 137\b", re.IGNORECASE),
         _plainly("kubernetes", Cause.UNKNOWN, certain=False),

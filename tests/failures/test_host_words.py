@@ -76,5 +76,16 @@ def test_a_pod_that_was_killed_for_memory_is_certain_whatever_its_exit_code() ->
     assert explain('{"exitCode": 137, "reason": "OOMKilled"}').cause is Cause.HOST_LIMIT
 
 
+def test_a_container_of_which_docker_says_that_it_was_not_killed_is_none() -> None:
+    assert find_host_failures('"State": {"OOMKilled": false, "ExitCode": 1}') == []
+
+
+def test_of_a_host_and_a_gpu_what_was_said_first_is_the_cause() -> None:
+    driver = "RuntimeError: CUDA error: out of memory\n"
+
+    assert explain(KERNEL + driver).cause is Cause.HOST_LIMIT
+    assert explain(driver + KERNEL).cause is Cause.OUTSIDE_ALLOCATOR
+
+
 def test_a_gpu_out_of_memory_is_no_host_failure() -> None:
     assert find_host_failures("CUDA out of memory. Tried to allocate 20.00 MiB") == []
