@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from planner.comparing.plan_comparison import Predicted
 
 _MOST_CHARACTERS = 16 * 2**20
+_MOST_TOLD = 2**18
+"""Characters that the service takes (planner/service/job_failures.py): the end of the log."""
 _SNAPSHOTS = (".pickle", ".pkl", ".gz", ".xz")
 
 
@@ -37,6 +40,10 @@ def add(commands: Commands) -> None:
         "--plan", metavar="PLAN|RUN|JOB", help="what planner plan or planner run --format json wrote, or a spec to plan"
     )
     parser.add_argument("--rank", type=int, help="the rank that failed; default: the one that the log names, else 0")
+    parser.add_argument("--job", metavar="SYSTEM/ID", help="tell the service that this job ended so (slurm/4711)")
+    parser.add_argument(
+        "--server", default=os.environ.get("PLANNER_SERVER", ""), metavar="URL", help="with --job; PLANNER_SERVER"
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
     parser.set_defaults(run=run, name="explain")
 
@@ -50,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     plan = None if arguments.plan is None else plan_beside(arguments.plan)
     place = " and ".join("standard input" if each == "-" else Path(each).name for each in arguments.failures)
     found = explain(text, snapshot, plan=plan, rank=arguments.rank, place=place)
+    if arguments.job is not None:
+        _tell(arguments.job, arguments.server, text)
     print(json.dumps(to_json(found), indent=2) if arguments.format == "json" else render(place, found, style()), end="")
     return DONE
 
@@ -67,6 +76,24 @@ def plan_beside(written: str) -> Predicted:
 
     with show_progress() as progress:
         return plan_with_traces(load_job(Path(written)), progress=progress).plan
+
+
+def _tell(job: str, server: str, text: str) -> None:
+    """`PUT /v1/jobs/{system}/{id}` with the words of its end. Raises PlannerError where that is not possible."""
+    from planner.admission.client import Client
+
+    system, slash, job_id = job.partition("/")
+    if not slash or not system or not job_id:
+        raise PlannerError(f"{job!r} names no job", allowed="SYSTEM/ID, such as slurm/4711", place="--job")
+    if not text:
+        raise PlannerError(
+            "a snapshot has no words that the service could keep", remedy="give the log beside it", place="--job"
+        )
+    try:
+        client = Client(server, os.environ.get("PLANNER_TOKEN", ""), system=system)
+    except ValueError as error:
+        raise PlannerError(str(error), remedy="set PLANNER_SERVER, or give --server", place="--server") from None
+    client.bind(system, job_id, {"failure": text[-_MOST_TOLD:]})
 
 
 def _read(failures: list[str]) -> tuple[str, bytes | None]:

@@ -14,7 +14,7 @@ from planner.out_of_memory.failure import Cause, Form, GpuFailure, ProcessBytes
 from planner.report.style import size
 from planner.units import MIB
 
-_SHARE = 10
+SMALLEST_SHARE = 10
 """A part of the GPU that is smaller than one in so many is not called the cause: the next request would have failed."""
 _UNUSABLE = 100
 """One part in so many of the GPU may be free and yet refused. Seen: 10 MiB of 4 GiB (Synthintel0/MyGirlGPT#11), 10 MiB
@@ -140,11 +140,11 @@ def _cause(
         return Cause.SINGLE_REQUEST
     if not limited and free - tried > total // _UNUSABLE:
         return Cause.REFUSED
-    large = [cause for cause, count in candidates if count * _SHARE >= most]
+    large = [cause for cause, count in candidates if count * SMALLEST_SHARE >= most]
     if large:
         return large[0]
     unexplained = _unexplained(failure, total, free)
-    if unexplained >= max(missing, 1) and unexplained * _SHARE >= most:
+    if unexplained >= max(missing, 1) and unexplained * SMALLEST_SHARE >= most:
         return Cause.UNKNOWN
     return Cause.LIMIT if limited else Cause.FULL
 
@@ -211,6 +211,8 @@ def _outside_notes(failure: GpuFailure) -> Iterator[str]:
     who = {Form.NCCL: "NCCL", Form.LIBRARY: failure.who}.get(failure.form, "the driver, or a library,")
     yield f"{who} asked the driver itself, not PyTorch's allocator, and says nothing of who held what"
     yield "what PyTorch keeps in reserve is not free for others: nvidia-smi, or a snapshot, says how much that was"
+    if failure.form is Form.DRIVER:
+        yield "pinned memory of the host that cannot be had is said in the same words (cudaHostAlloc)"
     if failure.form is Form.LIBRARY:
         yield "the library says the same where it could not start for another reason (a wrong index, a broken driver)"
 

@@ -35,12 +35,10 @@ class Explanation:
 
     @property
     def cause(self) -> Cause:
-        """The first message's, which the others follow; else the snapshot's; else the host's."""
-        causes = [
-            *(judged.cause for _, judged in self.messages),
-            *(each.cause for each in self.snapshots),
-            *(each.cause for each in self.host),
-        ]
+        """Of what was said, the first whose cause is known, since the rest follows from it; else the snapshot's."""
+        said = [(failure.line, judged.cause) for failure, judged in self.messages]
+        said += [(each.line, each.cause) for each in self.host]
+        causes = [cause for _, cause in sorted(said)] + [each.cause for each in self.snapshots]
         return next((each for each in causes if each is not Cause.UNKNOWN), Cause.UNKNOWN)
 
 
@@ -86,7 +84,7 @@ def to_json(found: Explanation) -> dict[str, Any]:
         "cause": found.cause.value,
         "messages": [_message(*each) for each in found.messages],
         "host": [fields_to_json(each) for each in found.host],
-        "snapshots": [_snapshot(each) for each in found.snapshots],
+        "snapshots": [snapshot_to_json(each) for each in found.snapshots],
         "plan_id": found.plan_id,
         "partings": [fields_to_json(each) for each in found.partings],
     }
@@ -105,7 +103,8 @@ def _message(failure: GpuFailure, judged: Judgement) -> dict[str, Any]:
     }
 
 
-def _snapshot(failure: SnapshotFailure) -> dict[str, Any]:
+def snapshot_to_json(failure: SnapshotFailure) -> dict[str, Any]:
+    """One device's failure as plain values."""
     told = fields_to_json(failure)
     del told["sizes"]  # thousands, and told to nobody
     told["state"] = fields_to_json(failure.state)

@@ -173,7 +173,10 @@ def _advice(found: Explanation, cause: Cause) -> str:
     helped = [each.conf for one in found.snapshots for each in one.remedies if each.fits and not each.same]
     tried = any(one.remedies for one in found.snapshots)
     if helped:
-        return f"By the replays it would have fitted with {' or with '.join(helped)}."
+        return (
+            f"By the replays this request would have fitted with {' or with '.join(helped)}; what the job would have "
+            "asked for next is not recorded."
+        )
     if tried:
         return f"No setting of the allocator that was replayed would have helped. {_ADVICE.get(cause, '')}"
     return _ADVICE.get(cause, "")

@@ -22,7 +22,7 @@ class Form(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why memory ran out. The first eight are of a GPU, the last two of a host."""
+    """Why memory ran out. The last two are of a host's memory, all others of a GPU's."""
 
     SINGLE_REQUEST = "single_request"
     """More was asked for at once than the process may ever have."""

@@ -24,7 +24,7 @@ class HostFailure:
     """One thing that was said of a host's memory. Bytes are None where the words hold none."""
 
     said_by: str
-    """kernel, slurm, kubernetes, ray, torch"""
+    """kernel, slurm, kubernetes, ray, python, torch"""
     cause: Cause
     text: str
     line: int
@@ -96,7 +96,8 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], HostFailure]], ..
         _plainly("slurm", Cause.HOST_LIMIT),
     ),
     (re.compile(r"\bOUT_OF_ME(?:MORY\b|\+|\b)"), _plainly("slurm", Cause.HOST_LIMIT)),
-    (re.compile(r"\bOOMKilled\b"), _plainly("kubernetes", Cause.HOST_LIMIT)),
+    # Docker says of every container whether it was: "OOMKilled": false.
+    (re.compile(r"\bOOMKilled\b(?!\"?\s?[:=]\s?\"?false)"), _plainly("kubernetes", Cause.HOST_LIMIT)),
     (
         re.compile(r"exit ?code\"?(?: is|:|=)? ?137\b|\bexited with code 137\b", re.IGNORECASE),
         _plainly("kubernetes", Cause.UNKNOWN, certain=False),
@@ -112,6 +113,7 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], HostFailure]], ..
         ),
         _cpu_allocator,
     ),
+    (re.compile(r"\b_?(?:Array)?MemoryError: [^\n]{0,100}"), _plainly("python", Cause.HOST)),
     (
         re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]{1,60}\) is killed by signal: Killed"),
         _plainly("torch", Cause.UNKNOWN, certain=False),
@@ -131,7 +133,7 @@ def find_host_failures(text: str) -> list[HostFailure]:
     found = sorted(_found(text), key=lambda each: each[0])
     seen: dict[tuple[str, str], HostFailure] = {}
     for at, said in found:
-        limit = max((each for each in limits if each[0] < at), default=None) if said.said_by == "kernel" else None
+        before = bisect_right(limits, (at, 0)) - 1
         placed = HostFailure(
             said_by=said.said_by,
             cause=said.cause,
@@ -139,7 +141,7 @@ def find_host_failures(text: str) -> list[HostFailure]:
             line=bisect_right(lines, at),
             process=said.process,
             resident_bytes=said.resident_bytes,
-            limit_bytes=limit[1] if limit and said.cause is Cause.HOST_LIMIT else None,
+            limit_bytes=limits[before][1] if before >= 0 and said.process and said.cause is Cause.HOST_LIMIT else None,
             requested_bytes=said.requested_bytes,
             certain=said.certain,
         )

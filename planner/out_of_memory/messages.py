@@ -24,35 +24,42 @@ from planner.units import GIB, KIB, MIB
 _UNITS = {"bytes": 1, "byte": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 _NOT_KNOWN_BYTES = 1 << 62
 """2**64 - 1 is what NVML says where a driver does not tell (WSL, Windows), and what stands for no limit."""
-_QUOTED = 300
-"""Characters of a message that are repeated."""
+_QUOTED = 1200
+"""Characters of a message that are repeated: all of one with a dozen processes."""
+_BEGINNING = 200
+"""Characters of what goes on in no known form."""
+MOST_MESSAGES = 1000
+"""Of one log, that are told apart; each rank of a large job has one."""
 
 
 def _size(name: str) -> str:
-    return rf"(?P<{name}>\d+(?:\.\d+)?)\s+(?P<{name}_unit>bytes|[KMG]iB)"
+    return rf"(?P<{name}>\d{{1,18}}(?:\.\d{{1,9}})?)\s+(?P<{name}_unit>bytes|[KMG]iB)"
 
 
 _HEAD = rf"(?:(?:CUDA|HIP|XPU)\s+o|\bO)ut of memory\.\s+Tried to allocate\s+{_size('tried')}"
 _IN_BRACKETS = re.compile(
-    rf"{_HEAD}\s+\(GPU\s+(?P<device>\d+);\s+{_size('total')}\s+total capacity;\s+"
+    rf"{_HEAD}\s+\(GPU\s+(?P<device>\d{{1,6}});\s+{_size('total')}\s+total capacity;\s+"
     rf"{_size('allocated')}\s+already allocated;\s+{_size('free')}\s+free;\s+(?:{_size('allowed')}\s+allowed;\s+)?"
     rf"{_size('rest')}\s+(?P<of_rest>cached|reserved in total by PyTorch)\)"
 )
 _IN_SENTENCES = re.compile(
-    rf"{_HEAD}\.\s+GPU\s+(?P<device>\d+)\s+has a total (?P<capacity>capacty|capacity) of\s+{_size('total')}"
-    rf"(?:\s+of which\s+{_size('free')}\s+is free)?\.\s+(?P<processes>(?:(?:Process\s+\d+\s+has|Including non-PyTorch"
-    rf"\s+memory,\s+this process has|This process has)\s+\d[\d.]*\s+(?:bytes|[KMG]iB)\s+memory in use\.\s+)*)"
+    rf"{_HEAD}\.\s+GPU\s+(?P<device>\d{{1,6}})\s+has a total (?P<capacity>capacty|capacity) of\s+{_size('total')}"
+    rf"(?:\s+of which\s+{_size('free')}\s+is free)?\.\s+(?P<processes>(?:(?:Process\s+\d{{1,10}}\s+has|Including"
+    rf"\s+non-PyTorch\s+memory,\s+this process has|This process has)\s+\d[\d.]{{0,30}}\s+(?:bytes|[KMG]iB)"
+    r"\s+memory in use\.\s+)*)"
     rf"(?:{_size('allowed')}\s+allowed;\s+)?Of the allocated memory\s+{_size('allocated')}\s+is allocated by PyTorch,"
     rf"\s+(?:with\s+{_size('pools')}\s+allocated in private pools \(e\.g\.,\s+CUDA Graphs\),\s+)?and\s+{_size('rest')}"
     rf"\s+is reserved by PyTorch but unallocated\.(?P<advice>[^\n]*)"
 )
 _ASYNC = re.compile(
-    rf"Allocation on device\s+(?P<device>\d+)\s+would exceed allowed memory\.\s+\(out of memory\)\s+"
+    rf"Allocation on device\s+(?P<device>\d{{1,6}})\s+would exceed allowed memory\.\s+\(out of memory\)\s+"
     rf"Currently allocated\s*:\s*{_size('allocated')}\s+Requested\s*:\s*{_size('tried')}\s+"
     rf"Device limit\s*:\s*{_size('total')}\s+Free \(according to CUDA\)\s*:\s*{_size('free')}\s+"
     rf"PyTorch limit \(set by user-supplied memory fraction\)\s*:\s*{_size('allowed')}"
 )
-_PROCESS = re.compile(rf"(?:Process\s+(?P<process>\d+)|this process|This process)\s+has\s+{_size('held')}\s+memory")
+_PROCESS = re.compile(
+    rf"(?:Process\s+(?P<process>\d{{1,10}})|this process|This process)\s+has\s+{_size('held')}\s+memory"
+)
 _BEGUN = re.compile(
     r"(?:(?:CUDA|HIP|XPU)\s+o|\bO)ut of memory\.\s+Tried to allocate|Allocation on device\s+\d+\s+would exceed"
 )
@@ -74,39 +81,34 @@ _FIGURES = ("tried", "total", "free", "allocated", "allowed")
 
 
 def find_messages(text: str) -> list[GpuFailure]:
-    """Every message in the text, in its order, equal ones once; what begins as one and goes on in no known form is
-    there with the form UNKNOWN."""
-    lines = [0, *(match.end() for match in re.finditer("\n", text))]
-    found: dict[int, GpuFailure] = {}
-    ends: list[tuple[int, int]] = []
-    for match, failure in _figured(text):
-        found[match.start()] = failure
-        ends.append(match.span())
+    """Every message in the text, in its order, at most MOST_MESSAGES and equal ones of a rank once; what begins as one
+    and goes on in no known form is there with the form UNKNOWN."""
+    figured = sorted(_figured(text), key=lambda each: each[0].start())
+    found = {match.start(): failure for match, failure in figured}
+    ends = [(match.start(), match.end()) for match, _ in figured]
     for form, who, pattern in _WITHOUT_FIGURES:
         for match in pattern.finditer(text):
-            if not any(start <= match.start() < end for start, end in ends):
+            before = bisect_right(ends, (match.start(), len(text))) - 1
+            if before < 0 or match.start() >= ends[before][1]:
                 found[match.start()] = _unfigured(form, who, match)
     for match in _BEGUN.finditer(text):
         if match.start() not in found:
             found[match.start()] = GpuFailure(form=Form.UNKNOWN, text=_beginning(text, match.start()), line=0)
-    placed = (
-        replace(
-            found[at],
-            line=bisect_right(lines, at),
-            rank=rank_of(text, at),
-            frames=frames_before(text, at),
-        )
-        for at in sorted(found)
-    )
-    return _once(placed)
+    return _placed(text, found)
 
 
-def _once(failures: Iterator[GpuFailure]) -> list[GpuFailure]:
+def _placed(text: str, found: Mapping[int, GpuFailure]) -> list[GpuFailure]:
     """A log says the same again and again: in the traceback, in the launcher's summary, and once for the driver."""
+    lines = [0, *(match.end() for match in re.finditer("\n", text))]
     seen: dict[tuple[object, ...], GpuFailure] = {}
-    for each in failures:
-        key = (each.form, each.text, each.rank)
-        seen.setdefault(key, each)
+    for at in sorted(found):
+        each, rank = found[at], rank_of(text, at)
+        key = (each.form, each.text, rank)
+        if key in seen:
+            continue
+        seen[key] = replace(each, line=bisect_right(lines, at), rank=rank, frames=frames_before(text, at))
+        if len(seen) == MOST_MESSAGES:
+            break
     return list(seen.values())
 
 
@@ -199,4 +201,4 @@ def _figure(match: re.Match[str], name: str) -> tuple[int, int]:
 
 
 def _beginning(text: str, at: int) -> str:
-    return " ".join(text[at : at + _QUOTED].split("\n\n")[0].split())
+    return " ".join(text[at : at + _BEGINNING].split("\n\n")[0].split())

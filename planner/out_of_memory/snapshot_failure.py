@@ -13,14 +13,12 @@ from planner.allocator.snapshot import snapshot_of_bytes
 from planner.allocator.verify import DeviceReport, verify
 from planner.events import Phase
 from planner.out_of_memory.allocator_state import AllocatorState, BlockMakers, state_of
+from planner.out_of_memory.causes import SMALLEST_SHARE
 from planner.out_of_memory.failure import Cause, GpuFailure
 from planner.out_of_memory.phase_peaks import PhasePeaks
 from planner.out_of_memory.remedies import Remedy, replay_remedies
 from planner.report.recorded_frames import frames_of, module_line, operator_of, own_line, phase_of
 from planner.report.style import size
-
-_SHARE = 10
-"""As in :mod:`planner.out_of_memory.causes`: a smaller part of the capacity is not called the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +60,6 @@ class _Device:
     makers: BlockMakers
     peaks: PhasePeaks
     states: dict[int, AllocatorState] = field(default_factory=dict)
-    last: tuple[int, AllocatorState] | None = None
 
 
 def explain_failures(packed: bytes, place: str, message: GpuFailure | None = None) -> tuple[SnapshotFailure, ...]:
@@ -187,7 +184,7 @@ def _cause(
     if request.size_bytes > capacity:
         return Cause.SINGLE_REQUEST
     unallocated = state.reserved_bytes - state.allocated_bytes
-    if request.size_bytes <= free + unallocated and unallocated * _SHARE >= capacity:
+    if request.size_bytes <= free + unallocated and unallocated * SMALLEST_SHARE >= capacity:
         return Cause.FRAGMENTATION
     return Cause.FULL
 

@@ -24,6 +24,7 @@ QUESTIONS = [
     "a command",
     "a key of the spec, with its check",
     "an allocator rule",
+    "a form of a message that memory ran out",
     "an importer of another tool's config",
     "a patch of torch",
 ]

@@ -90,8 +90,8 @@ def _in_sentences(facts: Facts, capacity: str, advice: str) -> str:
     pools = f"with {facts['pools']} allocated in private pools (e.g., CUDA Graphs), " if "pools" in facts else ""
     return (
         f"torch.OutOfMemoryError: {facts.get('maker', 'CUDA')} out of memory. Tried to allocate {facts['tried']}. GPU "
-        f"{facts['device']} has a total {capacity} of {facts['total']} of which {facts['free']} is free. {listed}{allowed}"
-        f"Of the allocated memory {facts['allocated']} is allocated by PyTorch, {pools}and {facts['unallocated']} is "
-        "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-        f"{advice} to avoid fragmentation.  See documentation for Memory Management"
+        f"{facts['device']} has a total {capacity} of {facts['total']} of which {facts['free']} is free. "
+        f"{listed}{allowed}Of the allocated memory {facts['allocated']} is allocated by PyTorch, {pools}and "
+        f"{facts['unallocated']} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large "
+        f"try setting {advice} to avoid fragmentation.  See documentation for Memory Management"
     )
