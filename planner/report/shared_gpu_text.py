@@ -36,10 +36,8 @@ def shared_lines(statement: RankClassStatement, shared: SharedGpu, style: Style)
 def share_sentences(shared: SharedGpu) -> Iterator[str]:
     """The engine's share, its cache, and the largest shares."""
     found = " (found by planner)" if shared.solved else ""
-    yield (
-        f"gpu_memory_utilization {shared.utilization:.2f}{found}: {shared.kv_blocks:,} blocks of {size(shared.kv_block_bytes)},"
-        f" {shared.kv_tokens:,} tokens"
-    )
+    blocks = f"{shared.kv_blocks:,} blocks of {size(shared.kv_block_bytes)}"
+    yield f"gpu_memory_utilization {shared.utilization:.2f}{found}: {blocks}, {shared.kv_tokens:,} tokens"
     if not shared.largest_utilization:
         yield "no share goes: it exceeds with every one"
         return

@@ -11,14 +11,15 @@ from planner.rollout.engine_memory import EngineHeld, EngineMemory, EngineState,
 from planner.units import GIB, MIB
 
 FIGURES = EngineFigures(
-    weights_bytes=10 * GIB,
-    weights_reserved_bytes=10 * GIB + 64 * MIB,
+    weight_tensors=(5 * GIB - MIB, 5 * GIB + MIB),
     kv_layers=32,
     activation_bytes=GIB,
     kv_token_bytes=128 * 1024,
 )
 OUTSIDE = OutsideEstimate(cuda_context_bytes=600 * MIB, nccl_bytes=0, low_bytes=500 * MIB, high_bytes=800 * MIB)
 NON_TORCH = 164 * MIB
+WEIGHTS = 10 * GIB + 2 * MIB
+"""In segments of two MiB; a rest of one MiB is no block of its own."""
 
 
 def engine(share: float = 0.5, **rollout: object) -> EngineMemory:
@@ -29,12 +30,12 @@ def engine(share: float = 0.5, **rollout: object) -> EngineMemory:
 def test_vllm_gives_its_cache_what_the_share_has_left() -> None:
     held = engine()
 
-    assert held.kv_blocks == (40 * GIB - 11 * GIB - NON_TORCH) // (2 * MIB)
+    assert held.kv_blocks == (40 * GIB - WEIGHTS - GIB - NON_TORCH) // (2 * MIB)
     assert held.kv_tokens == held.kv_blocks * 16
 
 
 def test_sglang_takes_a_share_of_what_is_free_and_counts_no_activations() -> None:
-    assert engine(engine="sglang").kv_blocks == (35 * GIB - 10 * GIB) // (2 * MIB)
+    assert engine(engine="sglang").kv_blocks == (35 * GIB - WEIGHTS) // (2 * MIB)
 
 
 def test_running_it_holds_its_share_and_what_lies_outside_of_it() -> None:
@@ -42,8 +43,8 @@ def test_running_it_holds_its_share_and_what_lies_outside_of_it() -> None:
 
     rounding = held.kv_cache_bytes - engine().kv_tokens * FIGURES.kv_token_bytes
     assert 0 <= rounding <= 32 * 2 * MIB
-    assert held.total_bytes - rounding <= 40 * GIB + 64 * MIB + OUTSIDE.total_bytes
-    assert held.total_bytes - rounding > 40 * GIB + 64 * MIB + OUTSIDE.total_bytes - 2 * MIB
+    assert held.total_bytes - rounding <= 40 * GIB + OUTSIDE.total_bytes
+    assert held.total_bytes - rounding > 40 * GIB + OUTSIDE.total_bytes - 2 * MIB
 
 
 def test_asleep_it_keeps_what_is_outside_of_its_pools() -> None:
@@ -53,7 +54,7 @@ def test_asleep_it_keeps_what_is_outside_of_its_pools() -> None:
 def test_its_weights_wake_without_its_cache() -> None:
     held = engine().held(EngineState.WEIGHTS)
 
-    assert (held.weights_bytes, held.kv_cache_bytes) == (FIGURES.weights_reserved_bytes, 0)
+    assert (held.weights_bytes, held.kv_cache_bytes) == (WEIGHTS, 0)
 
 
 def test_one_that_never_sleeps_keeps_both() -> None:

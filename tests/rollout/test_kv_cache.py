@@ -46,7 +46,8 @@ def test_the_built_in_decoder_says_it_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"layer_types": ["linear_attention", "full_attention"]}, {"is_encoder_decoder": True}, {"hidden_size": 0}]
+    "change",
+    [{"layer_types": ["linear_attention", "full_attention"]}, {"is_encoder_decoder": True}, {"hidden_size": 0}],
 )
 def test_what_is_not_known_is_said(change: dict[str, object]) -> None:
     with pytest.raises(SpecError, match="KV cache of this model is not known"):

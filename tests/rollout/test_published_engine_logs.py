@@ -10,7 +10,7 @@ import pytest
 
 from planner.job import known_models
 from planner.job.schema import Model
-from planner.rollout.engine_memory import kv_blocks
+from planner.rollout.engine_memory import kv_blocks, weights_in_allocator
 from planner.rollout.kv_cache import KvShape, kv_shape_of
 from planner.units import GIB
 
@@ -44,13 +44,12 @@ def _counted(log: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("log", [each for each in LOGS if "weights_gib" in each], ids=_name)
 def test_the_weights_are_those_of_the_log(log: dict[str, Any]) -> None:
-    from planner.tracing.engine import weights_in_blocks
     from planner.training.engine_parameters import engine_tensor_bytes
 
     model = _model(log)
     sizes = engine_tensor_bytes(model, "bfloat16", log["tensor_parallel"], kv_shape_of(model).kv_heads)
 
-    assert weights_in_blocks(sizes)[0] / GIB == pytest.approx(log["weights_gib"], rel=_WEIGHTS_TOLERANCE)
+    assert weights_in_allocator(tuple(sizes))[0] / GIB == pytest.approx(log["weights_gib"], rel=_WEIGHTS_TOLERANCE)
 
 
 @pytest.mark.parametrize("log", [each for each in LOGS if _counted(each)], ids=_name)
