@@ -1,8 +1,8 @@
 """Judges a trainer that shares its GPU with an engine: the sum of both in every phase, and the largest safe share.
 
 The trainer's allocator is replayed with the memory that the engine leaves it in each phase: it gives its cache back
-when it has to, the engine does not wait for it to do so. A share fits if in every phase the sum, at the upper end of its
-interval, does; it is tight if it fits without the interval or after the cache was given back.
+when it has to, the engine does not wait for it to do so. A share fits if in every phase the sum, at the upper end of
+its interval, does; it is tight if it fits without the interval or after the cache was given back.
 """
 
 from __future__ import annotations
