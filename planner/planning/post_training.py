@@ -88,7 +88,7 @@ class SharedGpuJudge:
 
     def judge(self) -> SharedJudgement:
         """At the job's share, or at the largest safe one if it leaves it open."""
-        safe = max((share for share in _shares() if self._fits(share)), default=0.0)
+        safe = next((share for share in reversed(_shares()) if self._fits(share)), 0.0)
         largest = self._largest(safe)
         said = self._said.rollout.gpu_memory_utilization
         share = said or safe or largest or self._smallest()
