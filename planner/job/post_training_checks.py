@@ -32,6 +32,7 @@ def _check_company(job: Job, document: Node) -> None:
         "torch.compile (train.compile)": train.compile is not None,
         "optimizer_in_backward (train)": train.optimizer_in_backward,
         "an adapter (model.adapter)": job.model.adapter is not None,
+        "sequences of several lengths (train.lengths)": train.lengths is not None,
     }
     for name, there in beside.items():
         if there:

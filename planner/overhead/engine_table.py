@@ -7,7 +7,7 @@ from __future__ import annotations
 
 NON_TORCH = 164
 """What grows outside of torch's allocator in the engine's profile run, and so counts in its share: 0.16 GiB in
-vllm-project/vllm#12126 (H100) and generative-computing/mellea#416 (A100); 0.30 GiB with two ranks in
+vllm-project/vllm#12126 (H100) and generative-computing/mellea#416; 0.30 GiB with two ranks in
 vllm-project/vllm#15815 (L40S), 0.03 GiB in vllm-project/vllm#13882 (RTX 4060)."""
 CUDA_GRAPHS = 1024
 """Of captured decoding: 0.13 GiB for a model of 0.6B in generative-computing/mellea#416, an estimate of 0.73 GiB in

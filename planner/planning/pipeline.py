@@ -30,6 +30,7 @@ from planner.planning.measured_calibration import measured_calibration
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, RankClassStatement, Seconds, Verdict
+from planner.rollout.asleep_on_host import with_sleeping_weights
 from planner.rollout.engine_figures import EngineFigures
 from planner.tracing import garbage_collection
 from planner.tracing.traced import Trace
@@ -224,7 +225,7 @@ def assemble_plan(
         calibrated=_apply_calibration(calibration, job).calibrated,
         job=bundle.bundle(job),
         rank_classes=tuple(statement for statement, _ in judgements),
-        host=state_hosts(job, [_traced_host(each) for each in rank_traces]),
+        host=state_hosts(job, [_traced_host(job, each) for each in rank_traces]),
         provenance=provenance,
         seconds=Seconds(trace=round(seconds.trace, 3), replay=round(seconds.replay, 3), total=round(seconds.total, 3)),
     )
@@ -232,8 +233,11 @@ def assemble_plan(
     return PlanningResult(finished, tuple(rank_traces), tuple(timeline for _, timeline in judgements), notes)
 
 
-def _traced_host(each: RankTrace) -> TracedHost:
-    return TracedHost(each.rank_class.representative, each.rank_class.ranks, each.trace.host, each.trace.host_assumed)
+def _traced_host(job: Job, each: RankTrace) -> TracedHost:
+    events, engine = each.trace.host, each.trace.engine
+    if engine is not None and job.post_training is not None:
+        events = with_sleeping_weights(events, engine, job.post_training.rollout)
+    return TracedHost(each.rank_class.representative, each.rank_class.ranks, events, each.trace.host_assumed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Judges a trainer that shares its GPU with an engine: the sum of both in every phase, and the largest safe share.
 
-The trainer's allocator is replayed with the memory that the engine leaves it in each phase: it gives its cache back when
-it has to, the engine does not wait for it to do so. A share fits if in every phase the sum, at the upper end of its
-interval, does; it is tight if it fits without the interval or after the cache was given back.
+The trainer's allocator is replayed with the memory that the engine leaves it in each phase: it gives its cache back
+when it has to, the engine does not wait for it to do so. A share fits if in every phase the sum, at the upper end of
+its interval, does; it is tight if it fits without the interval or after the cache was given back.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SharedGpuJudge:
 
     def judge(self) -> SharedJudgement:
         """At the job's share, or at the largest safe one if it leaves it open."""
-        safe = max((share for share in _shares() if self._fits(share)), default=0.0)
+        safe = next((share for share in reversed(_shares()) if self._fits(share)), 0.0)
         largest = self._largest(safe)
         said = self._said.rollout.gpu_memory_utilization
         share = said or safe or largest or self._smallest()

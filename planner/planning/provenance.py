@@ -15,7 +15,8 @@ from importlib.resources.abc import Traversable
 from planner.distribution import version
 
 TRACE = (
-    "events", "facts", "hardware.architectures", "host_events", "job", "layout", "paper", "rollout",
+    "events", "facts", "hardware.architectures", "host_events", "job", "layout", "paper", "rollout.engine_figures",
+    "rollout.kv_cache",
     "tracing.absent_host", "tracing.compile_failures", "tracing.compiled_on_paper", "tracing.deepspeed_on_paper",
     "tracing.engine", "tracing.garbage_collection", "tracing.host_ledger", "tracing.host_text",
     "tracing.quiet_libraries", "tracing.stepped_on_meta", "tracing.trace", "tracing.trace_failures",
@@ -27,7 +28,8 @@ TRACE = (
 JUDGEMENT = (
     "allocator", "calibration.correction", "calibration.estimate", "calibration.interval", "calibration.observation",
     "bound", "calibration.quarantine", "host", "long_run", "planning", "report.attribution", "report.lives",
-    "report.named_moments", "report.phase_table", "report.rank_class", "report.statement", "report.verdict", "searching",
+    "report.named_moments", "report.phase_holders", "report.phase_table", "report.rank_class", "report.shared_gpu",
+    "report.statement", "report.verdict", "rollout", "searching",
 )  # fmt: skip
 """What makes figures, a verdict and advice of events; how they are shown is no part of it."""
 

@@ -21,8 +21,8 @@ def keepers(said: PostTraining, row: SharedPhase, held: HeldInPhase, capacity_by
             found.append((held.parameter_bytes, "the trainer's parameters", "trainer_offload.parameters: true"))
         if not offload.optimizer:
             found.append((held.optimizer_bytes, "the optimizer's state", "trainer_offload.optimizer: true"))
-        if row.phase is Phase.WEIGHT_SYNC and said.weight_sync.while_awake == "kv_cache":
-            found.append((row.engine_kv_cache_bytes, "the engine's KV cache", "weight_sync.while_awake: weights"))
+        if row.phase is Phase.WEIGHT_SYNC:
+            found += _awake_while_synced(said, row)
     elif said.rollout.sleep_level == 0:
         awake = row.engine_weights_bytes + row.engine_kv_cache_bytes
         found.append((awake, f"{said.rollout.engine}, which never sleeps", "rollout.sleep_level: 1"))
@@ -34,7 +34,17 @@ def keepers(said: PostTraining, row: SharedPhase, held: HeldInPhase, capacity_by
             found.append((kept, f"the {name} model", f"{name}.offload: true"))
     named = [f"{show_bytes(size)} by {who} ({key})" for size, who, key in found if size >= _WORTH_NAMING]
     more = show_bytes(row.total_bytes - capacity_bytes)
-    where = f"{row.phase.value} of iteration {row.iteration} lacks {more}"
+    at = row.phase.value.replace("_", " ")
+    where = f"{at} of iteration {row.iteration} lacks {more}"
     if not named:
         return f"{where}, and everything that may rest does: a smaller share, smaller batches or more GPUs are needed"
     return f"{where}; kept meanwhile: {', '.join(named)}"
+
+
+def _awake_while_synced(said: PostTraining, row: SharedPhase) -> list[tuple[int, str, str]]:
+    """The engine's cache, which the sync of the weights does not need."""
+    if said.rollout.sleep_level == 0:
+        return [(row.engine_kv_cache_bytes, f"{said.rollout.engine}, which never sleeps", "rollout.sleep_level: 1")]
+    if said.weight_sync.while_awake == "kv_cache":
+        return [(row.engine_kv_cache_bytes, "the engine's KV cache", "weight_sync.while_awake: weights")]
+    return []

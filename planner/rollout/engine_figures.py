@@ -9,15 +9,13 @@ from dataclasses import dataclass
 class EngineFigures:
     """One rank of an engine; bytes."""
 
-    weights_bytes: int
-    """Parameters as the engine joins and divides them, and its table of rotations: in blocks of torch's allocator, as
-    its profile counts them."""
-    weights_reserved_bytes: int
-    """The same in segments: what they take of the GPU."""
+    weight_tensors: tuple[int, ...]
+    """The sizes of its parameters, as the engine joins and divides them, and of its table of rotations, in the order in
+    which they are made."""
     kv_layers: int
     """Layers with a KV cache, each of which is a tensor."""
     activation_bytes: int
-    """What one forward of the engine's largest batch and its sampling take more than the weights, at their peak."""
+    """What one forward of the engine's largest batch and its sampling ask for beyond the weights, at their peak."""
     kv_token_bytes: int
     """One token of the KV cache, all layers."""
     assumed: tuple[str, ...] = ()

@@ -10,10 +10,13 @@ own lie outside of either share.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import StrEnum
 
+from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
+from planner.events import Alloc
 from planner.job.post_training_schema import Rollout
 from planner.overhead import engine_table
 from planner.overhead.estimate import OutsideEstimate
@@ -55,6 +58,8 @@ class EngineMemory:
 
     figures: EngineFigures
     utilization: float
+    weights_bytes: int
+    """In segments of torch's allocator."""
     share_bytes: int
     """vLLM: everything but what lies outside its share. sglang: weights and KV cache."""
     kv_blocks: int
@@ -77,7 +82,7 @@ class EngineMemory:
         awake = state is not EngineState.ASLEEP
         with_kv = state in (EngineState.WEIGHTS_AND_KV, EngineState.RUNNING)
         return EngineHeld(
-            weights_bytes=self.figures.weights_reserved_bytes if awake else 0,
+            weights_bytes=self.weights_bytes if awake else 0,
             kv_cache_bytes=self.kv_cache_bytes if with_kv else 0,
             activation_bytes=self.figures.activation_bytes if state is EngineState.RUNNING else 0,
             graphs_bytes=self.graphs_bytes,
@@ -103,17 +108,19 @@ def engine_memory(
     graphs = 0 if rollout.enforce_eager else engine_table.CUDA_GRAPHS * MIB
     below = 0 if rollout.enforce_eager else (engine_table.CUDA_GRAPHS - engine_table.CUDA_GRAPHS_SMALLEST) * MIB
     above = 0 if rollout.enforce_eager else (engine_table.CUDA_GRAPHS_LARGEST - engine_table.CUDA_GRAPHS) * MIB
+    in_blocks, in_segments = weights_in_allocator(figures.weight_tensors)
     if rollout.engine == "vllm":
         share = int(total_bytes * utilization)
-        left = share - figures.weights_bytes - figures.activation_bytes - non_torch
+        left = share - in_blocks - figures.activation_bytes - non_torch
     else:
         share = int(max(free_at_start_bytes, 0) * utilization)
-        left = share - figures.weights_bytes
+        left = share - in_blocks
     blocks = kv_blocks(left, figures.kv_token_bytes, rollout.block_size)
     tokens = blocks * rollout.block_size
     return EngineMemory(
         figures=figures,
         utilization=utilization,
+        weights_bytes=in_segments,
         share_bytes=share,
         kv_blocks=blocks,
         kv_tokens=tokens,
@@ -125,6 +132,14 @@ def engine_memory(
         high_bytes=outside.high_bytes - outside.total_bytes + above,
         sleeps=rollout.sleep_level > 0,
     )
+
+
+@functools.cache
+def weights_in_allocator(sizes: tuple[int, ...]) -> tuple[int, int]:
+    """Bytes in blocks, which is what vLLM's log calls the weights, and in segments, which is what they take: sleep mode
+    allocates them by torch's allocator, in a pool of their own (vllm/device_allocator/cumem.py)."""
+    replayed = replay([Alloc(block, size) for block, size in enumerate(sizes)])
+    return replayed.peak_allocated_bytes, replayed.peak_reserved_bytes
 
 
 def _in_segments(total_bytes: int, tensors: int) -> int:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from planner import paper  # before torch
-from planner.allocator.replay import replay
 from planner.errors import PlannerError
-from planner.events import Alloc, Event, Mark, Phase
+from planner.events import Alloc, Event, Free, Mark, Phase
 from planner.job.schema import Job, Parallel, Tp, Train
 from planner.rollout.engine_figures import EngineFigures
 from planner.rollout.kv_cache import KvShape, kv_shape_of
@@ -25,29 +23,20 @@ def engine_figures(job: Job, target: str = "") -> EngineFigures:
     shape = kv_shape_of(job.model)
     kept = rollout.dtype if rollout.kv_cache_dtype == "auto" else rollout.kv_cache_dtype
     split = _traced_split(shape, rollout.tensor_parallel)
-    assumed = ()
+    assumed: tuple[str, ...] = ()
     if split != rollout.tensor_parallel:
         assumed = (
             f"the engine's activations are those of {split} ranks, since fewer than {rollout.tensor_parallel} KV heads"
             " are not split further",
         )
     sizes = engine_parameters.engine_tensor_bytes(job.model, rollout.dtype, rollout.tensor_parallel, shape.kv_heads)
-    allocated, reserved = weights_in_blocks(sizes)
     return EngineFigures(
-        weights_bytes=allocated,
-        weights_reserved_bytes=reserved,
+        weight_tensors=tuple(sizes),
         kv_layers=shape.layers,
         activation_bytes=_activation_bytes(_engine_job(job, split), target or job.cluster.gpu.arch),
         kv_token_bytes=shape.bytes_per_token(rollout.tensor_parallel, kept),
         assumed=assumed,
     )
-
-
-def weights_in_blocks(sizes: Sequence[int]) -> tuple[int, int]:
-    """Bytes in blocks, which is what vLLM's log calls the weights, and in segments, which is what they take: sleep mode
-    allocates them by torch's allocator, in a pool of their own (vllm/device_allocator/cumem.py)."""
-    replayed = replay([Alloc(block, size) for block, size in enumerate(sizes)])
-    return replayed.peak_allocated_bytes, replayed.peak_reserved_bytes
 
 
 def _traced_split(shape: KvShape, ranks: int) -> int:
@@ -84,7 +73,16 @@ def _activation_bytes(job: Job, target: str) -> int:
 
 
 def _grown(events: list[Event]) -> int:
-    """From the beginning of the rollout to its peak, in allocated bytes: what vLLM's profile run looks at."""
-    began = next(index for index, each in enumerate(events) if isinstance(each, Mark) and each.phase is Phase.ROLLOUT)
-    allocated = replay(events).allocated_bytes
-    return max(allocated[began:]) - allocated[began]
+    """From the beginning of the rollout to its peak, in bytes asked for."""
+    alive: dict[int, int] = {}
+    now = before = highest = 0
+    for event in events:
+        if isinstance(event, Alloc):
+            alive[event.block] = event.requested_bytes
+            now += event.requested_bytes
+            highest = max(highest, now)
+        elif isinstance(event, Free):
+            now -= alive.pop(event.block)
+        elif isinstance(event, Mark) and event.phase is Phase.ROLLOUT:
+            before = highest = now
+    return highest - before

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -211,8 +211,12 @@ def _buckets(value: Any) -> dict[str, Any]:
 
 
 def _engine(about: dict[str, Any]) -> EngineFigures:
-    sizes = {each.name: _number(about[each.name]) for each in fields(EngineFigures) if each.name != "assumed"}
-    return EngineFigures(**sizes, assumed=tuple(_text(each) for each in about["assumed"]))
+    sizes = {name: _number(about[name]) for name in ("kv_layers", "activation_bytes", "kv_token_bytes")}
+    return EngineFigures(
+        **sizes,
+        weight_tensors=tuple(_number(each) for each in about["weight_tensors"]),
+        assumed=tuple(_text(each) for each in about["assumed"]),
+    )
 
 
 def _number(value: Any) -> int:

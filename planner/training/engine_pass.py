@@ -1,11 +1,14 @@
 """One forward of an inference engine at its largest batch, with its sampling: what it profiles its activations by.
 
-vLLM runs its model on `max_num_batched_tokens` tokens, takes the logits of `max_num_seqs` of them and samples with top-k
-and top-p (0.11, v1/worker/gpu_model_runner.py, profile_run and _dummy_sampler_run). Here the model is the transformers
-one or the built-in decoder: what vLLM fuses (the projections, norms, activations) is separate, and allocates in parts.
+vLLM runs its model on `max_num_batched_tokens` tokens, takes the logits of `max_num_seqs` of them and samples with
+top-k and top-p (0.11, v1/worker/gpu_model_runner.py, profile_run and _dummy_sampler_run). Here the model is the
+transformers one or the built-in decoder: what vLLM fuses (the projections, norms, activations) is separate, and
+allocates in parts.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +52,9 @@ def _hidden_states(model: nn.Module, ids: Tensor) -> tuple[Tensor, nn.Module]:
         hidden = model(ids)
         assert head is not None
         return hidden, head
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    parts: Any = model
+    decoder = parts.get_decoder() if hasattr(model, "get_decoder") else None
+    head = parts.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if decoder is None or head is None or decoder is model:
         raise SpecError(
             f"{type(model).__name__} has no decoder with a head, so an engine's forward of it is not known",

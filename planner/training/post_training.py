@@ -1,8 +1,8 @@
 """Post-training around a loop: before each iteration weights are sent, answers generated, scored and compared.
 
-The order is that of verl's hybrid engine (0.6, workers/fsdp_workers.py) and of TRL's colocate mode (0.24): the trainer's
-weights go to the engine, the engine generates while the trainer waits, the reference and the reward model run forward,
-then the trainer takes its step. What the engine itself holds is no part of these phases: see planner/rollout.
+The order is that of verl's hybrid engine (0.6, workers/fsdp_workers.py) and of TRL's colocate mode (0.24): the
+trainer's weights go to the engine, the engine generates while the trainer waits, the reference and the reward model run
+forward, then the trainer takes its step. What the engine itself holds is no part of these phases: see planner/rollout.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ it is still held by the loop.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,7 @@ def _whole_tensors(model: nn.Module, dtype: torch.dtype, device: torch.device) -
     for parameter in model.parameters():
         if isinstance(parameter, DTensor):
             # Shards that rest on the host are gathered on the device.
-            yield parameter.detach().to(device).full_tensor().to(dtype)
+            shard: Any = parameter.detach().to(device)
+            yield shard.full_tensor().to(dtype)
         else:
             yield parameter.detach().to(device).to(dtype)

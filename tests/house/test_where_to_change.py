@@ -15,6 +15,7 @@ QUESTIONS = [
     "a kernel's workspace",
     "an optimizer",
     "a parallelism",
+    "an inference engine beside the trainer",
     "a launcher hook",
     "a metric",
     "an HTTP endpoint",
