@@ -144,7 +144,10 @@ def _remedies(remedies: tuple[Remedy, ...], found: SnapshotFailure, style: Style
         name = f"{each.conf or 'no settings'} (as recorded)" if each.same else each.conf
         about = "" if each.exact else ", about: what was there at the start is laid out anew"
         verdict = f"fits, {size(each.reserved_bytes)} reserved{about}" if each.fits else "runs out too"
-        line = f"    {name}: {'runs out, as it did' if each.same and not each.fits else verdict}"
+        if each.same and not each.fits:
+            more = "" if each.missing_bytes is None else f"; {size(each.missing_bytes)} more would have sufficed"
+            verdict = "runs out earlier" if each.earlier else f"runs out, as it did{more}"
+        line = f"    {name}: {verdict}"
         yield style.paint(line, "green") if each.fits and not each.same else line
 
 

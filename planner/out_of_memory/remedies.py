@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.allocator.caching import CachingAllocator
 from planner.allocator.device import Device
 from planner.allocator.recording import RecordedFailure, Recording
 from planner.allocator.replay import replay
@@ -23,6 +24,9 @@ SETTINGS: tuple[tuple[str, ...], ...] = (
 )
 """Those that torch's notes on memory management name against fragmentation."""
 
+_MOST_STEPS = 4096
+"""8 GiB beyond what is missing at least, in steps of 2 MiB."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
@@ -36,6 +40,10 @@ class Remedy:
     cache_releases: int
     same: bool = False
     """The recorded settings, with the recorded layout of the start."""
+    earlier: bool = False
+    """Whether it ran out before the request that failed in the recording."""
+    missing_bytes: int | None = None
+    """Of the recorded settings: with so much more the request would have been served."""
 
 
 def replay_remedies(
@@ -58,6 +66,7 @@ def replay_remedies(
                 exact=exact,
                 reserved_bytes=timeline.peak_reserved_bytes,
                 cache_releases=timeline.cache_releases,
+                earlier=timeline.out_of_memory is not None and timeline.out_of_memory.event_index < len(anew) - 1,
             )
         )
     return tuple(found)
@@ -87,25 +96,46 @@ def _merged(conf: str, options: Sequence[str]) -> str:
 
 def _as_recorded(recording: Recording, events: Sequence[Event], rules: Rules, conf: str, capacity_bytes: int) -> Remedy:
     allocator = start_allocator(recording, rules, Device(capacity_bytes))
-    fits = True
-    for event in events:
-        if isinstance(event, Alloc):
-            fits = allocator.malloc(event.block, event.requested_bytes, event.stream) is not None
-            if not fits:
-                break
-        elif isinstance(event, Free):
-            allocator.free(event.block)
-        elif isinstance(event, Use):
-            allocator.use(event.block, event.stream)
-        elif isinstance(event, FreeCompleted):
-            allocator.complete_free(event.block)
-        elif isinstance(event, EmptyCache):
-            allocator.empty_cache()
+    failed = next((index for index, event in enumerate(events) if not _take(allocator, event)), None)
+    last = len(events) - 1
     return Remedy(
         conf=conf,
-        fits=fits,
+        fits=failed is None,
         exact=True,
         reserved_bytes=allocator.peak_reserved,
         cache_releases=allocator.cache_releases,
         same=True,
+        earlier=failed is not None and failed < last,
+        missing_bytes=_missing(allocator, events[last], capacity_bytes) if failed == last else None,
     )
+
+
+def _take(allocator: CachingAllocator, event: Event) -> bool:
+    """Whether there was memory for the event."""
+    if isinstance(event, Alloc):
+        return allocator.malloc(event.block, event.requested_bytes, event.stream) is not None
+    if isinstance(event, Free):
+        allocator.free(event.block)
+    elif isinstance(event, Use):
+        allocator.use(event.block, event.stream)
+    elif isinstance(event, FreeCompleted):
+        allocator.complete_free(event.block)
+    elif isinstance(event, EmptyCache):
+        allocator.empty_cache()
+    return True
+
+
+def _missing(allocator: CachingAllocator, request: Event, capacity_bytes: int) -> int | None:
+    """How much more the device would have to have, to 2 MiB: tried upwards from what is missing at least."""
+    assert isinstance(request, Alloc)
+    rules, device = allocator.rules, allocator.device
+    free = allocator.reserved - allocator.active if rules.expandable_segments else 0
+    step = rules.round_large_bytes
+    left = capacity_bytes - device.taken_bytes
+    more = max(rules.segment_size(rules.round_size(request.requested_bytes)) - left - free, 0) // step * step
+    for _ in range(_MOST_STEPS):
+        device.capacity_bytes = capacity_bytes + more
+        if _take(allocator, request):
+            return more
+        more += step
+    return None

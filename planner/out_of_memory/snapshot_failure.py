@@ -131,6 +131,11 @@ def _explained(
                 "in the model the recorded settings fit too, so that the other replays prove nothing: what failed lies "
                 "outside of the recording"
             )
+        elif remedies[0].earlier:
+            notes.append(
+                "in the model memory runs out before the request that failed: when that was recorded the process could "
+                "take more than at the failure, or less was held by others"
+            )
     return SnapshotFailure(
         device=recording.device,
         recorded=failed is not None,

@@ -12,7 +12,7 @@ import pytest
 from planner.allocator.recording import recordings
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import snapshot_of_bytes
-from planner.events import Alloc, Event, Free, Phase
+from planner.events import Alloc, EmptyCache, Event, Free, Phase
 from planner.out_of_memory.explanation import explain
 from planner.out_of_memory.failure import Cause
 from planner.out_of_memory.remedies import Remedy
@@ -77,7 +77,13 @@ def test_no_setting_helps_a_device_that_is_full(failed: Failed) -> None:
 
     assert not any(by_conf(found).values())
     assert found.remedies[0] == Remedy(
-        conf="", fits=False, exact=True, reserved_bytes=900 * MIB, cache_releases=0, same=True
+        conf="",
+        fits=False,
+        exact=True,
+        reserved_bytes=900 * MIB,
+        cache_releases=0,
+        same=True,
+        missing_bytes=376 * MIB,
     )
 
 
@@ -89,6 +95,26 @@ def test_fragmentation_is_measured_and_the_setting_that_helps_is_found(failed: F
     assert (found.state.inactive_split_bytes, found.state.largest_free_bytes) == (398 * MIB, 398 * MIB)
     assert by_conf(found)["expandable_segments:True"] is True
     assert by_conf(found)[""] is False
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_with_what_was_missing_the_request_is_served_and_with_less_it_is_not(conf: str, failed: Failed) -> None:
+    missing = only(failed(FULL, GIB, conf)).remedies[0].missing_bytes
+
+    assert missing is not None
+    ends = [snapshot(FULL, conf, GIB + more)["device_traces"][0][-1]["action"] for more in (missing, missing - 2 * MIB)]
+    assert ends == ["alloc", "oom"]
+
+
+def test_a_process_that_had_more_before_it_failed_is_told_apart() -> None:
+    """Others took what it had given back."""
+    events = [Alloc(0, 900 * MIB), Free(0), EmptyCache(), Alloc(1, 300 * MIB), Alloc(2, 800 * MIB)]
+    content = snapshot(events, capacity_bytes=GIB)
+    content["device_traces"][0][-1]["device_free"] = 100 * MIB
+    found = only(pickle.dumps(content))
+
+    assert (found.capacity_bytes, found.remedies[0].earlier, found.remedies[0].missing_bytes) == (400 * MIB, True, None)
+    assert "before the request that failed" in found.notes[0]
 
 
 def test_a_setting_that_was_in_use_is_not_proposed_again(failed: Failed) -> None:
