@@ -424,8 +424,8 @@ def test_a_service_that_hangs_does_not_slow_the_training(
         if thread.name == "planner-report":
             thread.join(5)
 
-    assert trained < 0.5
-    assert ended < 1.5
+    assert trained < 5  # a hundred steps, of which none waits its 0.2 s
+    assert ended < 10
     assert caplog.messages == ["planner: the last report was not delivered within 0.2 s"]
 
 
