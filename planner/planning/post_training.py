@@ -30,6 +30,11 @@ _STEPS = 100
 """Shares are looked for in steps of a hundredth."""
 _BEFORE_THE_ENGINE = (Phase.LOAD, Phase.CHECKPOINT_LOAD)
 
+_WITH_EXPANDABLE_SEGMENTS = (
+    "vLLM switches expandable segments off for what sleeps; one that does not gives nothing back asleep"
+    " (vllm-project/vllm#11743)"
+)
+
 Interval = Callable[[int], tuple[int, int]]
 
 
@@ -256,13 +261,17 @@ def engine_outside(job: Job, communicators: Sequence[int]) -> OutsideEstimate:
     The images of its kernels are part of its share (`engine_table.NON_TORCH`)."""
     assert job.post_training is not None
     rollout, gpu, software = job.post_training.rollout, job.cluster.gpu, job.software
+    context = outside(gpu, software, []).cuda_context_bytes - table.KERNEL_IMAGES * MIB
+    reported = (engine_table.ASLEEP_OF_SEVERAL_RANKS_LARGEST - engine_table.NON_TORCH) * MIB
+    several = rollout.tensor_parallel > 1
     if rollout.placement == "own_process":
         alone = outside(gpu, software, [rollout.tensor_parallel])
+        high = alone.high_bytes - table.KERNEL_IMAGES_LARGEST * MIB
         return replace(
             alone,
-            cuda_context_bytes=alone.cuda_context_bytes - table.KERNEL_IMAGES * MIB,
+            cuda_context_bytes=context,
             low_bytes=alone.low_bytes - table.KERNEL_IMAGES_SMALLEST * MIB,
-            high_bytes=alone.high_bytes - table.KERNEL_IMAGES_LARGEST * MIB,
+            high_bytes=max(high, reported) if several else high,
         )
     without = outside(gpu, software, communicators)
     both = outside(gpu, software, [*communicators, rollout.tensor_parallel])
@@ -271,7 +280,7 @@ def engine_outside(job: Job, communicators: Sequence[int]) -> OutsideEstimate:
         cuda_context_bytes=0,
         nccl_bytes=both.nccl_bytes - without.nccl_bytes,
         low_bytes=both.low_bytes - without.low_bytes,
-        high_bytes=both.high_bytes - without.high_bytes,
+        high_bytes=max(both.high_bytes - without.high_bytes, reported - context if several else 0),
     )
 
 
@@ -291,6 +300,10 @@ def assumptions_of(job: Job, figures: EngineFigures) -> tuple[str, ...]:
         " (verl-project/verl#6266), beyond the table that is counted here",
         *figures.assumed,
     ]
+    if rollout.tensor_parallel > 1:
+        said.append(engine_table.ASLEEP_SOURCE)
+    if rollout.engine == "vllm" and "expandable_segments:True" in job.allocator.conf:
+        said.append(_WITH_EXPANDABLE_SEGMENTS)
     if not rollout.enforce_eager:
         said.append(engine_table.CUDA_GRAPHS_SOURCE)
     if rollout.placement == "same_process":

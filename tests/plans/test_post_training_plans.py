@@ -10,7 +10,7 @@ import pytest
 import planner.paper  # noqa: F401  # before torch
 from planner.events import Phase
 from planner.job.post_training_schema import FrozenModel, PostTraining, Rollout, TrainerOffload, WeightSync
-from planner.job.schema import Cluster, Decoder, DpShard, Gpu, Job, Model, Optimizer, Parallel, Train
+from planner.job.schema import Allocator, Cluster, Decoder, DpShard, Gpu, Job, Model, Optimizer, Parallel, Train
 from planner.planning.pipeline import RankTrace, judge_traces, trace_job
 from planner.report import shared_gpu
 from planner.report.shared_gpu import SharedGpu, SharedPhase
@@ -215,3 +215,23 @@ def test_a_plan_comes_back_from_its_document(traced: tuple[RankTrace, ...]) -> N
 
     assert shared_gpu.from_json(shared_gpu.to_json(statement.shared)) == statement.shared
     assert from_json(to_json(found)).rank_classes == found.rank_classes
+
+
+def test_the_interval_has_what_was_reported_of_sleeping_engines_of_several_ranks(
+    traced: tuple[RankTrace, ...],
+) -> None:
+    def margin(ranks: int) -> int:
+        found = row(judged(with_rollout(gpu_memory_utilization=0.5, tensor_parallel=ranks), traced)[1], Phase.BACKWARD)
+        own = found.trainer_bytes + found.reference_bytes + found.outside_bytes
+        return found.interval_bytes[1] - own - 164 * MIB
+
+    assert margin(2) - margin(1) > GIB
+
+
+def test_what_is_taken_for_granted_is_said(traced: tuple[RankTrace, ...]) -> None:
+    _, shared = judged(with_rollout(gpu_memory_utilization=0.5, enforce_eager=False), traced)
+    expandable = dataclasses.replace(JOB, allocator=Allocator(conf="expandable_segments:True"))
+
+    sources = ["verl-project/verl#6266", "NVIDIA-NeMo/RL#223", "vllm-project/vllm#12126", "vllm-project/vllm#39559"]
+    assert [any(source in each for each in shared.assumed) for source in sources] == [True] * 4
+    assert any("vllm-project/vllm#11743" in each for each in judged(expandable, traced)[1].assumed)
