@@ -12,6 +12,7 @@ from planner.allocator.settled import SettledReplay, replay_until_settled
 from planner.calibration.interval import Calibration, interval
 from planner.hardware.records import GpuRecord
 from planner.job.schema import Gpu, Software
+from planner.job.torch_releases import cuda_of
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
 from planner.planning.measured_calibration import measured_calibration
@@ -58,15 +59,15 @@ class ProgramInputs:
 def inputs_of(
     line: LaunchLine, command: Sequence[str], gpu: GpuRecord, torch: str = "", **others: Any
 ) -> ProgramInputs:
-    """The program of a launch line on a GPU of the catalog, with this torch (`2.6`; default: that of this process);
-    `others` are fields."""
+    """The program of a launch line on a GPU of the catalog, with this torch (`2.6`; default: that of this process) and
+    the CUDA that it comes with; `others` are fields."""
     torch = torch or ".".join(identity.software()["torch"].split("+")[0].split(".")[:2])
     return ProgramInputs(
         line=line,
         command=tuple(command),
         gpu=Gpu(name=gpu.name, total_bytes=gpu.total_bytes, arch=gpu.arch),
         product=gpu.product,
-        software=Software(torch=torch),
+        software=Software(torch=torch, cuda=cuda_of(torch)),
         **others,
     )
 
