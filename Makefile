@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test soak test-torch fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun gpu-truth validate-gpu clean
+.PHONY: help setup plan test test-processes test-clusters soak test-torch fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,10 +26,13 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 	@echo
 	$(BIN)/planner check examples/nemotron-4b-ddp-bucket-view.yaml
 
-# Three processes on two cores: one of them mostly waits for daemons. What starts clusters has the machine to itself.
-test: $(READY) ## the tests that CI runs, side by side where they can be
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not cluster and not soak"
-	$(BIN)/python -m pytest -m "cluster and not soak"
+# What starts clusters mostly waits for them: the rest runs beside it and gives way to it. Its output comes at its end.
+test: $(READY) ## the tests that CI runs, side by side
+	@$(MAKE) --no-print-directory --jobs 2 test-processes test-clusters
+test-processes: $(READY)
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not cluster and not soak"
+test-clusters: $(READY)
+	@$(BIN)/python -m pytest -m "cluster and not soak" >$(VENV)/clusters.log 2>&1; code=$$?; cat $(VENV)/clusters.log; exit $$code
 
 soak: $(READY) ## the rest of the tests, and all cases of those of which CI takes a share (half an hour)
 	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "soak and not cluster"

@@ -62,3 +62,7 @@ class MeasureError(PlannerError):
 
 class SettingError(PlannerError):
     """A setting of the process (`PLANNER_...`) cannot be used."""
+
+
+class FactsError(PlannerError):
+    """A file of measured facts (`PLANNER_FACTS`) cannot be read."""

@@ -37,6 +37,10 @@ class Phase(StrEnum):
     CHECKPOINT_LOAD = "checkpoint_load"
     EVAL = "eval"
     GENERATE = "generate"
+    WEIGHT_SYNC = "weight_sync"
+    ROLLOUT = "rollout"
+    REFERENCE_FORWARD = "reference_forward"
+    REWARD_FORWARD = "reward_forward"
 
 
 @dataclass(frozen=True, slots=True)

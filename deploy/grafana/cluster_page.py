@@ -91,7 +91,16 @@ PAGE = Page(
                  tells="Jobs of which a rank class took more than was predicted for it.",
                  steps=((None, GREEN), (1, ORANGE)),
                  queries=(("planner:jobs_above_prediction:count", "jobs"),)),
-            View(title="Open jobs", kind="table", width=20,
+            View(title="Jobs out of memory", kind="stacked", unit=COUNT, width=8,
+                 tells="Jobs that ended out of memory within the last hour, by whose it was and by cause.",
+                 queries=(("max by (memory, cause) (increase(planner_jobs_out_of_memory_total[1h]))",
+                           "{{memory}}: {{cause}}"),)),
+            View(title="Out of memory by team", kind="table", unit=COUNT, width=12,
+                 tells="Remembered jobs that ended out of memory, of the GPU or of the host.",
+                 queries=((f"sum by (team, queue, gpu, memory) (max by (team, queue, gpu, memory)"
+                           f" (planner_capacity_out_of_memory_jobs{{{_GROUP}}})) > 0", ""),),
+                 columns=("jobs",)),
+            View(title="Open jobs", kind="table", width=24,
                  tells="Each job with its largest rank: predicted, and of what it may use. Follow a row to the job.",
                  queries=(
                      (f"{_JOBS} * on (plan) group_left () max by (plan) (planner_predicted_device_bytes))", ""),

@@ -171,6 +171,10 @@ class CachingAllocator:
                 yield following
                 following = following.after
 
+    def held(self) -> Iterator[tuple[int, int]]:
+        """The name and size of every block that is handed out."""
+        return ((name, block.size) for name, block in self._live.items())
+
     def waiting(self) -> list[Block]:
         """Blocks that were given up, and are still used on another stream."""
         return list(self._waiting.values())

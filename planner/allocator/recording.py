@@ -26,6 +26,19 @@ OTHER_STREAM = -1
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedFailure:
+    """A request that the recorded device could not serve, after the cache was released."""
+
+    event: int
+    """Index of the event that would have followed it."""
+    size_bytes: int
+    """As the allocator rounded it."""
+    stream: int
+    free_bytes: int | None
+    """What the device had left; None where the trace does not say."""
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """What one device's allocator was told, and what it did."""
 
@@ -36,6 +49,7 @@ class Recording:
     """Where each block allocated in the trace was put."""
     changes: dict[int, tuple[TraceEntry, ...]]
     """By event index: the segments that the event took from the device or gave back."""
+    failures: tuple[RecordedFailure, ...] = ()
 
 
 @dataclass(slots=True)
@@ -224,6 +238,7 @@ def _events(
     changes: dict[int, tuple[TraceEntry, ...]] = {}
     taken: list[TraceEntry] = []
     given: list[TraceEntry] = []
+    failures: list[RecordedFailure] = []
     next_name = len(names)
     for index, entry in enumerate(trace):
         action = entry.action
@@ -234,7 +249,9 @@ def _events(
             changes[len(events)] = tuple(given)
             events.append(EmptyCache())
             given.clear()
-        if action in _GROWS:
+        if action == "oom":
+            failures.append(RecordedFailure(len(events), entry.size, entry.stream, entry.free_bytes))
+        elif action in _GROWS:
             taken.append(entry)
         elif action == "alloc":
             if taken:
@@ -257,7 +274,7 @@ def _events(
     if given:
         changes[len(events)] = tuple(given)
         events.append(EmptyCache())
-    return Recording(device, start, tuple(events), addresses, changes)
+    return Recording(device, start, tuple(events), addresses, changes, tuple(failures))
 
 
 def _contradiction(index: int, entry: TraceEntry, reason: str) -> SnapshotError:

@@ -78,6 +78,8 @@ class TraceEntry:
     address: int
     size: int
     stream: int
+    free_bytes: int | None = None
+    """Of an `oom`: what the device had left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,11 @@ def _snapshot_of(raw: bytes, place: str) -> tuple[Snapshot, Mapping[str, Any]]:
             place=place,
         )
     return snapshot, content
+
+
+def read_packed(path: Path) -> bytes:
+    """The bytes of a snapshot's file, as they are before unpickling. Raises SnapshotError where it cannot be read."""
+    return _read(path, str(path))
 
 
 def _read(path: Path, place: str) -> bytes:
@@ -194,7 +201,8 @@ def _entry(entry: Mapping[str, Any]) -> TraceEntry:
     # An out-of-memory entry has no address; it says how much the device had left, and may ask for anything.
     size = _whole(entry, "size", 2**64 if action == "oom" else _MOST_BYTES)
     address = _whole(entry, "addr", _HIGHEST_ADDRESS) if "addr" in entry else 0
-    return TraceEntry(action, address, size, _whole(entry, "stream", 2**64, -(2**64)))
+    free = _whole(entry, "device_free", 2**64) if action == "oom" and "device_free" in entry else None
+    return TraceEntry(action, address, size, _whole(entry, "stream", 2**64, -(2**64)), free)
 
 
 def _segment(segment: Mapping[str, Any]) -> SnapshotSegment:

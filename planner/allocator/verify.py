@@ -308,7 +308,19 @@ class _Comparison:
 
 
 def _what_if(recording: Recording, conf: str, rules: Rules, capacity_bytes: int | None) -> WhatIf:
-    """Replays from an empty device: what was there at the start is allocated first, in order of address."""
+    timeline = replay([*allocations_before(recording), *recording.events], rules, capacity_bytes)
+    return WhatIf(
+        conf=conf,
+        peak_allocated_bytes=timeline.peak_allocated_bytes,
+        peak_reserved_bytes=timeline.peak_reserved_bytes,
+        out_of_memory=timeline.out_of_memory is not None,
+        exact=not recording.start and not _short_of_memory(recording),
+    )
+
+
+def allocations_before(recording: Recording) -> list[Event]:
+    """What was there at the start, allocated on an empty device in order of address: in which order it really was is
+    not recorded."""
     before: list[Event] = []
     for segment in recording.start:
         for stretch in segment.stretches:
@@ -317,14 +329,7 @@ def _what_if(recording: Recording, conf: str, rules: Rules, capacity_bytes: int 
             before.append(Alloc(stretch.block, stretch.requested_bytes, segment.stream))
             if stretch.waiting:
                 before += [Use(stretch.block, OTHER_STREAM), Free(stretch.block)]
-    timeline = replay([*before, *recording.events], rules, capacity_bytes)
-    return WhatIf(
-        conf=conf,
-        peak_allocated_bytes=timeline.peak_allocated_bytes,
-        peak_reserved_bytes=timeline.peak_reserved_bytes,
-        out_of_memory=timeline.out_of_memory is not None,
-        exact=not recording.start and not _short_of_memory(recording),
-    )
+    return before
 
 
 def _short_of_memory(recording: Recording) -> bool:

@@ -22,7 +22,8 @@ from planner.progress import show_progress
 from planner.report.style import Style
 from planner.searching import documents, engine, extremes, sweeping, text
 from planner.searching.engine import Row, SearchResult
-from planner.searching.exact import Exact, ExactPlans
+from planner.searching.exact import Exact
+from planner.searching.exact_processes import ExactPlans
 from planner.searching.heat_map import refuse_undrawable
 from planner.searching.objectives import objective_of
 from planner.searching.requests import SearchRequest, axes_of, written_axes

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.calibration.interval import Calibration
 from planner.comparing import compare_files
 from planner.comparing.comparison import Comparison
 from planner.job.schema import Job
 from planner.planning import pipeline
 from planner.planning.child_processes import ChildProcesses, usable
+from planner.planning.measured_calibration import measured_calibration
 from planner.planning.pipeline import PlanningInputs, PlanningResult, plan_by
 from planner.planning.trace_cache import TraceCache
 from planner.planning.trace_source import TraceSource
@@ -76,7 +76,7 @@ def compare_job(job: Job, measured: str, case: str, rank: int | None) -> list[Co
 
 
 def _with_traces(job: Job) -> PlanningResult:
-    work = PlanningInputs(job=job, calibration=Calibration.none(), source=_source())
+    work = PlanningInputs(job=job, calibration=measured_calibration(), source=_source())
     return plan_by(pipeline.plan_here, work, lambda _: None)
 
 

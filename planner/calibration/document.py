@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from planner.calibration.interval import Calibration
+from planner.calibration.observation import Observation
 from planner.errors import PlannerError
 from planner.job.json_text import canonical_json
 
 SCHEMA = "planner.calibration/1"
+OBSERVATION_SCHEMA = "planner.observation/1"
 _DIGITS = 12
 _Value = TypeVar("_Value")
 
@@ -40,6 +42,19 @@ def from_json(document: Mapping[str, Any]) -> Calibration:
             f"the figures are not those of calibration {found.id}", remedy="learn it again", place="calibration.id"
         )
     return found
+
+
+def observation_to_json(seen: Observation) -> dict[str, Any]:
+    """An observation as one line of a file of facts, schema planner.observation/1."""
+    return {"schema": OBSERVATION_SCHEMA, **dataclasses.asdict(seen)}
+
+
+def observation_from_json(document: Mapping[str, Any], place: str) -> Observation:
+    """The observation that :func:`observation_to_json` wrote. Raises PlannerError for anything else."""
+    if document.get("schema") != OBSERVATION_SCHEMA:
+        said = str(document.get("schema"))[:60]
+        raise PlannerError(f"schema {said!r} is no observation", allowed=OBSERVATION_SCHEMA, place=place)
+    return _read(Observation, {key: value for key, value in document.items() if key != "schema"}, place)
 
 
 def digest(calibration: Calibration) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+
+from planner.facts.versions import minor_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +95,3 @@ def make_observation(
         measured_out_of_memory=measured_out_of_memory,
         date=date,
     )
-
-
-def minor_of(version: str) -> str:
-    """Major and minor of a version, `2.13` of `2.13.0+cu130`; empty if it is none."""
-    found = re.match(r"(\d+)\.(\d+)(?![0-9])", version)
-    return f"{found[1]}.{found[2]}" if found else ""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from planner.cli.exit_codes import DONE
 from planner.cli.job_input import job_of
 from planner.cli.job_options import add_set
 from planner.cli.options import common_options
-from planner.errors import SpecError
 from planner.progress import show_progress
 
 if TYPE_CHECKING:
@@ -58,28 +57,14 @@ def run_compare(arguments: argparse.Namespace) -> int:
 def _plan_to_compare(arguments: argparse.Namespace, target: str) -> tuple[Predicted, Callable[[int], Sequence[Event]]]:
     """A finished plan or run as it is, a job planned for the kernels of `target`; with a job its ranks' events."""
     from planner.comparing.compare_files import no_events
-    from planner.report import program_statement
-    from planner.report.statement import SCHEMA, from_json
+    from planner.comparing.stored_plans import read_stored_plan
 
-    document = {} if arguments.set or arguments.job == "-" else _json_object(Path(arguments.job))
-    if document.get("schema") == SCHEMA:
-        return from_json(document), no_events
-    if document.get("schema") == program_statement.SCHEMA:
-        return program_statement.from_json(document), no_events
+    stored = None if arguments.set or arguments.job == "-" else read_stored_plan(Path(arguments.job))
+    if stored is not None:
+        return stored, no_events
     from planner.planning.pipeline import plan_with_traces
 
     job = job_of(arguments)
     with show_progress() as progress:
         found = plan_with_traces(job, progress=progress, target=target)
     return found.plan, found.events_of
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    from planner.job.json_text import read_json
-    from planner.job.text_files import file_text
-
-    try:
-        document = read_json(file_text(path, str(path)), str(path))
-    except SpecError:
-        return {}  # a YAML spec, or nothing at all: the loader says which
-    return document if isinstance(document, dict) else {}

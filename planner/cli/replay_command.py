@@ -14,6 +14,7 @@ from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.cli.options import Commands
+    from planner.out_of_memory.snapshot_failure import SnapshotFailure
 
 
 def add(commands: Commands) -> None:
@@ -23,7 +24,8 @@ def add(commands: Commands) -> None:
         parents=[common_options()],
         help="replay a recorded snapshot of CUDA memory through the allocator's model",
         description="Replays a pickle of torch.cuda.memory._dump_snapshot (also .gz, .xz) and says how many addresses "
-        "and segment decisions the model gets right, and what another allocator setting would have reserved.",
+        "and segment decisions the model gets right, and what another allocator setting would have reserved; of a "
+        "recorded failure also what planner explain says.",
     )
     parser.add_argument("snapshot", type=Path, metavar="SNAPSHOT")
     parser.add_argument("--conf", help="what this PYTORCH_ALLOC_CONF would have reserved")
@@ -34,18 +36,35 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """`planner replay`: 0, or SnapshotError or AllocatorConfError."""
-    from planner.allocator.verify import verify_snapshot
+    from planner.allocator.snapshot import read_snapshot
+    from planner.allocator.verify import verify
+    from planner.out_of_memory.explanation import snapshot_to_json as failure_to_json
+    from planner.out_of_memory.explanation_text import snapshot_lines
     from planner.report.replay_text import render_replay
 
     capacity = _size(arguments.capacity, "--capacity")
-    report = verify_snapshot(arguments.snapshot, arguments.conf, capacity).to_json()
-    print(
-        json.dumps(report, indent=2)
-        if arguments.format == "json"
-        else render_replay(arguments.snapshot.name, report, style()),
-        end="",
-    )
+    snapshot = read_snapshot(arguments.snapshot)
+    report = verify(snapshot, arguments.conf, capacity).to_json()
+    failed = any(entry.action == "oom" for trace in snapshot.traces for entry in trace)
+    failures = _failures(arguments.snapshot) if failed else {}
+    if arguments.format == "json":
+        for device in report["devices"]:
+            if device["device"] in failures:
+                device["out_of_memory"] = failure_to_json(failures[device["device"]])
+        print(json.dumps(report, indent=2), end="")
+        return DONE
+    print(render_replay(arguments.snapshot.name, report, style()), end="")
+    for failure in failures.values():
+        print("", *snapshot_lines(failure, style()), sep="\n")
     return DONE
+
+
+def _failures(path: Path) -> dict[int, SnapshotFailure]:
+    """The requests that failed in the recording, explained, by device."""
+    from planner.allocator.snapshot import read_packed
+    from planner.out_of_memory.snapshot_failure import explain_failures
+
+    return {each.device: each for each in explain_failures(read_packed(path), str(path)) if each.recorded}
 
 
 def _size(written: str | None, place: str) -> int | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from planner.job.schema import Job
     from planner.progress import ProgressLine
     from planner.searching.axes import Axis
-    from planner.searching.exact import ExactPlans
+    from planner.searching.exact_processes import ExactPlans
 
 DEGREES = {"dp_shard": "fsdp", "dp_replicate": "ddp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep"}
 """Axes of parallelism by the options that say their degree."""
@@ -143,7 +143,7 @@ def planning(arguments: argparse.Namespace, seconds: float) -> Iterator[tuple[Ex
     from planner.planning.trace_cache import TraceCache
     from planner.planning.trace_source import TraceSource
     from planner.progress import show_progress
-    from planner.searching.exact import ExactPlans
+    from planner.searching.exact_processes import ExactPlans
 
     source = TraceSource(cache=None if arguments.no_cache else TraceCache.of_user())
     with show_progress() as progress:

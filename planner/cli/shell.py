@@ -14,6 +14,7 @@ from planner.cli import (
     check_command,
     compare_command,
     completion_command,
+    explain_command,
     extremes_command,
     gpu_truth_command,
     kueue_command,
@@ -35,8 +36,8 @@ from planner.errors import PlannerError
 
 _COMMANDS = (
     plan_command, run_command, check_command, search_command, extremes_command, sweep_command, spec_command,
-    replay_command, measure_command, compare_command, validate_command, gpu_truth_command, serve_command,
-    capacity_command, webhook_command, kueue_command,
+    replay_command, explain_command, measure_command, compare_command, validate_command, gpu_truth_command,
+    serve_command, capacity_command, webhook_command, kueue_command,
 )  # fmt: skip
 """In the order in which `planner --help` lists them."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, func, select
 
 from planner.history.database import Database
+from planner.history.failed_jobs import memory_of
 from planner.history.job_values import Outcome
 from planner.history.openness import is_open
 from planner.history.schema import JOBS, MEASURED_RANKS, PLANS
@@ -23,7 +24,8 @@ class Capacity:
     Requested, predicted and measured are of the jobs that have not ended. Not every rank tells its peak:
     `measured_bytes` are device bytes of `measured_gpus` ranks, for which the plans said `predicted_of_measured_bytes`.
     The verdicts are of jobs that ended and are still remembered: `said_fits_ran_out` and `said_exceeds_ran`, of
-    `judged`. A `tight` verdict warns of both and is never wrong.
+    `judged`. A `tight` verdict warns of both and is never wrong. Of a job that the host's memory ended, the GPU's
+    verdict is not judged. `ran_out_gpu` and `ran_out_host` are all that ended out of memory.
     """
 
     team: str
@@ -39,6 +41,8 @@ class Capacity:
     judged: int = 0
     said_fits_ran_out: int = 0
     said_exceeds_ran: int = 0
+    ran_out_gpu: int = 0
+    ran_out_host: int = 0
 
     @property
     def headroom_bytes(self) -> int:
@@ -112,10 +116,10 @@ def _sum_by_group(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterab
 def _count_judged_jobs(connection: Connection, since: datetime | None) -> Iterable[tuple[_Key, dict[str, int]]]:
     told = [Outcome.FINISHED.value, Outcome.OUT_OF_MEMORY.value]
     query = (
-        select(*_GROUP, PLANS.c.verdict, JOBS.c.outcome, func.count().label("jobs"))
+        select(*_GROUP, PLANS.c.verdict, JOBS.c.outcome, JOBS.c.cause, func.count().label("jobs"))
         .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
         .where(JOBS.c.outcome.in_(told))
-        .group_by(*_GROUP, PLANS.c.verdict, JOBS.c.outcome)
+        .group_by(*_GROUP, PLANS.c.verdict, JOBS.c.outcome, JOBS.c.cause)
     )
     if since is not None:
         query = query.where(JOBS.c.ended_at >= since)
@@ -123,7 +127,10 @@ def _count_judged_jobs(connection: Connection, since: datetime | None) -> Iterab
 
 
 def _verdicts(row: Row[Any]) -> dict[str, int]:
-    counts = {"judged": row.jobs}
+    ran_out = row.outcome == Outcome.OUT_OF_MEMORY
+    if ran_out and memory_of(row.cause) == "host":
+        return {"ran_out_host": row.jobs}
+    counts = {"judged": row.jobs, "ran_out_gpu": row.jobs if ran_out else 0}
     if row.verdict == Verdict.FITS and row.outcome == Outcome.OUT_OF_MEMORY:
         counts["said_fits_ran_out"] = row.jobs
     if row.verdict == Verdict.EXCEEDS and row.outcome == Outcome.FINISHED:

@@ -20,6 +20,8 @@ LONGEST_LEASE = 24 * 60 * 60
 """Seconds: whoever tells of a job less often than that does not need one."""
 LONGEST_REPORT = 2**18
 """Characters of what a rank tells beyond its peaks."""
+LONGEST_FAILURE = 2**12
+"""Characters of the words in which a job's end was told."""
 _SYSTEM = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
 
@@ -53,6 +55,12 @@ def check_change(system: str, job_id: str, change: JobChange) -> None:
             f"a lease of {change.lease_seconds} s",
             allowed=f"more than 0, at most {LONGEST_LEASE}",
             place="lease_seconds",
+        )
+    if len(change.failure) > LONGEST_FAILURE or "\0" in change.failure:
+        raise HistoryError(
+            f"{len(change.failure)} characters of failure",
+            allowed=f"at most {LONGEST_FAILURE}, no NUL",
+            place="failure",
         )
     for each in change.measured:
         _check_measured(each)

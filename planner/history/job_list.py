@@ -32,6 +32,8 @@ class JobSummary:
     ended_at: datetime | None
     updated_at: datetime
     outcome: Outcome
+    cause: str
+    """Why it ran out of memory; empty where it did not, or nobody told."""
     measured_ranks: int
     measured_bytes: int | None
     predicted_bytes: int | None
@@ -57,7 +59,7 @@ def list_jobs(database: Database, limit: int, plan_id: str | None = None) -> tup
             system=row.system, job_id=row.job_id, plan_id=row.plan_id, name=row.name, team=row.team, queue=row.queue,
             gpu=row.gpu, ranks=row.ranks, verdict=Verdict(row.verdict), started_at=row.started_at,
             ended_at=row.ended_at, updated_at=row.updated_at, outcome=Outcome(row.outcome), measured_ranks=count,
-            measured_bytes=measured, predicted_bytes=predicted,
+            measured_bytes=measured, predicted_bytes=predicted, cause=row.cause or "",
         )  # fmt: skip
         found.append(summary)
     return tuple(found)

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, select, tuple_, upd
 
 from planner.history.columns import compact_json
 from planner.history.database import Database, put_if_absent, upsert
+from planner.history.failed_jobs import count_failure, merge_failure
 from planner.history.history_errors import HistoryError
 from planner.history.job_checks import check_change, check_merged
 from planner.history.job_values import BoundJob, JobChange, MeasuredRank, Outcome
@@ -19,6 +20,7 @@ from planner.history.openness import is_open
 from planner.history.plan_table import rank_classes_of
 from planner.history.schema import JOBS, MEASURED_RANKS, PLANS
 from planner.layout.rank_sets import RankSet
+from planner.out_of_memory.failure import Cause
 
 
 class Jobs:
@@ -41,6 +43,7 @@ class Jobs:
             after = _merge_change(before, change, world_size, self._now()) | {"plan_id": plan_id}
             check_merged(change, world_size, after["started_at"], after["ended_at"])
             connection.execute(update(JOBS).where(_is(JOBS, system, job_id)).values(after))
+            count_failure(connection, before, after, runs_again=_runs_again(before, change))
             told = {rank: MeasuredRank(rank=rank) for rank in change.reports}
             for each in change.measured:
                 told[each.rank] = _higher(told.get(each.rank, each), each)
@@ -127,6 +130,7 @@ def _merge_change(before: Row[Any], change: JobChange, world_size: int, now: dat
         "outcome": outcome.value,
         "updated_at": now,
         "lapses_at": None if ended_at is not None else _lapses_at(before.lapses_at, change, now),
+        **merge_failure(before, change, runs_again=runs_again),
     }
 
 
@@ -241,6 +245,7 @@ def _job(row: Row[Any], measured: Sequence[MeasuredRank]) -> BoundJob:
         system=row.system, job_id=row.job_id, plan_id=row.plan_id, team=row.team, queue=row.queue,
         hosts=tuple(row.hosts), gpu_uuids=tuple(row.gpu_uuids), started_at=row.started_at, ended_at=row.ended_at,
         outcome=Outcome(row.outcome), measured=tuple(measured), lapses_at=row.lapses_at,
+        cause=Cause(row.cause) if row.cause else None, failure=row.failure or "",
     )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from planner.out_of_memory.failure import Cause
+
 
 class Outcome(StrEnum):
     """How a job ended, the worst last; OPEN until it is told."""
@@ -49,6 +51,10 @@ class JobChange:
     ended_at: datetime | None = None
     outcome: Outcome | None = None
     """An outcome without an end ends the job now."""
+    cause: Cause | None = None
+    """Why it ran out of memory; the first one that is known stands."""
+    failure: str = ""
+    """The words from which the cause is known: torch's, Slurm's, Kubernetes', the kernel's."""
     lease_seconds: float | None = None
     """For so long from now the job counts as running, unless its end is told or the lease renewed; of an ended job it
     says that it runs again."""
@@ -74,3 +80,6 @@ class BoundJob:
     measured: tuple[MeasuredRank, ...]
     lapses_at: datetime | None = None
     """When it counts as ended though nobody told; None: it runs until somebody tells."""
+    cause: Cause | None = None
+    """Why it ran out of memory; None where it did not, or nobody told."""
+    failure: str = ""

@@ -102,6 +102,8 @@ JOBS = Table(
     _text("outcome"),
     Column("updated_at", UtcMicroseconds, nullable=False),
     Column("lapses_at", UtcMicroseconds),
+    Column("cause", Text),
+    Column("failure", Text),
     Index("jobs_by_plan", "plan_id"),
     Index("jobs_by_end", "ended_at"),
 )

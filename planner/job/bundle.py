@@ -12,10 +12,9 @@ from typing import Any
 
 from planner.job.json_text import canonical_json, without_floats
 from planner.job.loading import BUNDLE_SCHEMA
-from planner.job.schema import Compile, Gpu, Job, Optimizer, Software
+from planner.job.schema import Compile, DataLoader, Gpu, Job, Optimizer, Software
 
 _ADDED: Mapping[str, Any] = {
-    "software.step": Software().step,
     "train.lengths": None,
     "train.retains": "",
     "train.eval.batches": 1,
@@ -48,6 +47,7 @@ def trace_id(job: Job, software: Mapping[str, str]) -> str:
     `software` names the versions of planner, torch and transformers.
     """
     parts = {key: value for key, value in bundle(job).items() if key != "metadata"}
+    _leave_out_defaults(job, parts)
     for path, usual in _ADDED.items():
         _leave_out(parts, path.split("."), usual)
     identity = canonical_json({"bundle": parts, "software": dict(software)})
@@ -63,6 +63,22 @@ def _leave_out(part: Any, keys: Sequence[str], usual: Any) -> None:
             return
     if last in part and part[last] == usual:
         del part[last]
+
+
+def _leave_out_defaults(job: Job, parts: dict[str, Any]) -> None:
+    """What a spec could not say before is no part of an identity where it says nothing: answers are stored by it."""
+    if job.software.step == Software().step:
+        del parts["software"]["step"]
+    if job.post_training is None:
+        del parts["post_training"]
+    if job.train.data_loader == DataLoader():
+        del parts["train"]["data_loader"]
+    if not job.train.loss.chunk_head:
+        del parts["train"]["loss"]["chunk_head"]
+    if not job.cluster.host_memory:
+        del parts["cluster"]["host_memory"]
+    if job.train.checkpoint_load is not None and not job.train.checkpoint_load.mmap:
+        del parts["train"]["checkpoint_load"]["mmap"]
 
 
 def _plain(value: Any, hint: Any) -> Any:

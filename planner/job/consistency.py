@@ -12,9 +12,11 @@ from planner.job.evaluation_checks import check_evaluation
 from planner.job.expert_checks import check_experts
 from planner.job.field_checks import FLOATING
 from planner.job.length_checks import check_lengths
+from planner.job.loss_checks import check_loss
 from planner.job.nodes import Node
 from planner.job.optimizer_checks import check_stepping
 from planner.job.pipeline_checks import check_pipeline
+from planner.job.post_training_checks import check_post_training
 from planner.job.schema import AS_BUILT, Decoder, DpShard, Job, Parallel
 from planner.job.size_limits import MOST_RANK_CLASSES, MOST_RANKS
 from planner.job.split_checks import check_split
@@ -38,7 +40,9 @@ def check(job: Job, document: Node) -> None:
     check_lengths(job, document)
     check_evaluation(job, document)
     check_compile(job, document)
+    check_loss(job, document)
     check_deepspeed(job, document)
+    check_post_training(job, document)
     _check_precision(job, document)
     _check_sharding(job.parallel.dp_shard, document)
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.job import post_training_schema as post_training
 from planner.job import schema
 from planner.job.length_schema import Lengths
-from planner.job.size_limits import MOST_GPU_BYTES
+from planner.job.size_limits import MOST_GPU_BYTES, MOST_HOST_BYTES
 from planner.units import MIB
 
 _MOST = 2**40
@@ -63,12 +64,16 @@ def _size(least: int, allowed: str) -> Check:
     return Check(allowed, lambda value: least <= value <= MOST_GPU_BYTES, size=True, unit="bytes")
 
 
+HOST_SIZE = Check(
+    "a size from 0 to 1024TiB, such as 480GiB", lambda value: 0 <= value <= MOST_HOST_BYTES, size=True, unit="bytes"
+)
 COUNT = _whole(1)
 SAMPLES, RANKS, BLOCKS = _whole(1, "samples"), _whole(1, "ranks"), _whole(0, "blocks")
 TRUTH = Check("true or false", _anything)
 TEXT = Check(f"text of up to {_LONGEST_TEXT} characters", lambda value: len(value) <= _LONGEST_TEXT)
 PATH = Check("a path", lambda value: len(value) <= 4000 and "\0" not in value)
 FLOATING = _one_of("float64", "float32", "bfloat16", "float16")
+SIXTEEN_OR_MORE = _one_of("bfloat16", "float16", "float32")
 POSITIVE = Check("a number larger than 0", lambda value: 0 < value <= _MOST)
 NOT_NEGATIVE = Check("a number from 0", lambda value: 0 <= value <= _MOST)
 ANYTHING = Check("text, numbers, true, false, null, lists and mappings", _anything)
@@ -111,6 +116,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Loss, "name"): _one_of("cross_entropy", "mse", "sum", "model"),
     (schema.Loss, "dtype"): FLOATING,
     (schema.Loss, "chunks"): COUNT,
+    (schema.Loss, "chunk_head"): TRUTH,
     (schema.Loss, "keep_output"): TRUTH,
     (schema.Optimizer, "name"): _like(
         r"(?!(?:adam|sgd|adagrad|rmsprop|muon|fused_)[^A-Z.]*$)[^\W\d]\w*(\.\w+)?",
@@ -123,6 +129,16 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Recompute, "every"): COUNT,
     (schema.CheckpointLoad, "map_location"): _one_of("cpu", "device"),
     (schema.CheckpointLoad, "keep_reference"): TRUTH,
+    (schema.CheckpointLoad, "mmap"): TRUTH,
+    (schema.DataLoader, "workers"): Check(
+        "a whole number from 0 to 4096", lambda value: 0 <= value <= 4096, unit="processes", least=0
+    ),
+    (schema.DataLoader, "prefetch_factor"): Check(
+        "a whole number from 1 to 4096", lambda value: 1 <= value <= 4096, unit="batches", least=1
+    ),
+    (schema.DataLoader, "pin_memory"): TRUTH,
+    (schema.DataLoader, "worker_bytes"): HOST_SIZE,
+    (schema.DataLoader, "dataset_bytes"): HOST_SIZE,
     (schema.Eval, "micro_batch_size"): SAMPLES,
     (schema.Eval, "every"): _whole(1, "iterations"),
     (schema.Eval, "batches"): _whole(1, "evaluation steps"),
@@ -160,6 +176,32 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Train, "empty_cache_every"): _whole(0, "iterations"),
     (schema.Train, "activation_offload"): TRUTH,
     (schema.Train, "retains"): _one_of("", "loss", "output"),
+    (post_training.Rollout, "engine"): _one_of("vllm", "sglang"),
+    (post_training.Rollout, "placement"): _one_of("same_process", "own_process"),
+    (post_training.Rollout, "tensor_parallel"): RANKS,
+    (post_training.Rollout, "gpu_memory_utilization"): Check(
+        "a number from 0 to 1; 0: the largest that is safe", lambda value: 0 <= value <= 1
+    ),
+    (post_training.Rollout, "max_model_len"): replace(_tokens(), least=1, accepts=lambda value: 1 <= value <= _MOST),
+    (post_training.Rollout, "max_num_seqs"): _whole(1, "sequences"),
+    (post_training.Rollout, "max_num_batched_tokens"): _whole(1, "tokens"),
+    (post_training.Rollout, "dtype"): SIXTEEN_OR_MORE,
+    (post_training.Rollout, "kv_cache_dtype"): _one_of("auto", "fp8", *SIXTEEN_OR_MORE.names),
+    (post_training.Rollout, "block_size"): _whole(1, "tokens"),
+    (post_training.Rollout, "enforce_eager"): TRUTH,
+    (post_training.Rollout, "sleep_level"): Check("0, 1 or 2", lambda value: value in (0, 1, 2), least=0),
+    (post_training.WeightSync, "bucket_bytes"): _size(0, "a size from 0 to 4TiB, such as 512MiB"),
+    (post_training.WeightSync, "while_awake"): _one_of("weights", "kv_cache"),
+    (post_training.TrainerOffload, "parameters"): TRUTH,
+    (post_training.TrainerOffload, "optimizer"): TRUTH,
+    (post_training.FrozenModel, "config"): Check(
+        "the name of a well-known model, the path of a config.json, or its content", _anything
+    ),
+    (post_training.FrozenModel, "head"): _like(r"[a-z0-9_]*", "a name such as sequence_classification"),
+    (post_training.FrozenModel, "dtype"): SIXTEEN_OR_MORE,
+    (post_training.FrozenModel, "offload"): TRUTH,
+    (post_training.FrozenModel, "micro_batch_size"): SAMPLES,
+    (post_training.PostTraining, "empty_cache"): TRUTH,
     (schema.DpReplicate, "degree"): RANKS,
     (schema.DpReplicate, "kind"): _one_of("ddp"),
     (schema.DpReplicate, "bucket_cap_mb"): replace(POSITIVE, unit="MiB"),
@@ -200,6 +242,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.Cluster, "nodes"): COUNT,
     (schema.Cluster, "gpus_per_node"): COUNT,
     (schema.Cluster, "held_by_others_bytes"): _size(0, "a size from 0 to 4TiB, such as 2GiB"),
+    (schema.Cluster, "host_memory"): HOST_SIZE,
     (schema.Software, "torch"): _like(r"[0-9]+\.[0-9]+\S*", "a version such as 2.13", _LONGEST_VERSION),
     (schema.Software, "cuda"): _like(r"[0-9]+\.[0-9]+\S*", "a version such as 13.0", _LONGEST_VERSION),
     (schema.Software, "step"): _one_of("torch", "megatron"),

@@ -15,6 +15,7 @@ from planner.job import deepspeed_config, foreign_values, foreign_words, hf_conf
 from planner.job.field_checks import CHECKS, Check
 from planner.job.nearest import did_you_mean
 from planner.job.nodes import Node, below
+from planner.job.post_training_schema import FrozenModel
 from planner.job.schema import Model, Parallel
 from planner.job.size_limits import LONGEST_NAME
 from planner.units import parse_bytes
@@ -48,7 +49,7 @@ def read_dataclass(kind: type, node: Node, folder: Path | None) -> Any:
 
 
 def _read_field(kind: type, name: str, hint: Any, node: Node, folder: Path | None) -> Any:
-    if (kind, name) == (Model, "hf_config"):
+    if (kind, name) in ((Model, "hf_config"), (FrozenModel, "config")):
         return hf_config.read(node, folder)
     if (kind, name) == (Parallel, "deepspeed"):
         return deepspeed_config.read(node, folder)

@@ -11,6 +11,7 @@ from typing import Any
 
 from planner.job.evaluation_schema import Eval, Generate
 from planner.job.length_schema import Lengths
+from planner.job.post_training_schema import PostTraining
 
 __all__ = ["Eval", "Generate", "Lengths"]  # parts of a job that are described in files of their own
 
@@ -132,6 +133,9 @@ class Loss:
     """In which dtype the logits enter the loss."""
     chunks: int = 1
     """Chunks along the tokens for a chunked cross entropy; 1: not chunked."""
+    chunk_head: bool = False
+    """The head is called for one chunk of tokens after the other too, and what it gives is cast to `dtype`, all of it
+    before the loss, as litgpt does; false: the chunks of one output are cast in turn, as torchtune does."""
     keep_output: bool = False
     """The loop holds on to the model's output until the next one takes its place, as one does that never says `del`."""
 
@@ -164,6 +168,25 @@ class CheckpointLoad:
     """Where the checkpoint's tensors are put."""
     keep_reference: bool = False
     """The program holds on to the state dict while it trains."""
+    mmap: bool = False
+    """The file is mapped (safetensors, torch.load(mmap=True)): ranks of a node share its pages, which can be given
+    back. Otherwise each rank reads a copy of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataLoader:
+    """What torch.utils.data.DataLoader is told, as far as the host's memory hinges on it."""
+
+    workers: int = 0
+    """Processes of each rank that load data (num_workers); 0: the rank loads by itself."""
+    prefetch_factor: int = 2
+    """Batches that each worker has read ahead."""
+    pin_memory: bool = False
+    """Batches are copied into pinned memory."""
+    worker_bytes: int = 0
+    """What the data set takes in each worker, where it is not shared with the rank."""
+    dataset_bytes: int = 0
+    """What the data set takes in the rank's own process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +249,7 @@ class Train:
     retains: str = ""
     """What the loop appends to a list that nobody empties, after each micro-batch, as a metric that is kept by mistake:
     loss, or output (all that the model returns); empty: nothing."""
+    data_loader: DataLoader = field(default_factory=DataLoader)
     compile: Compile | None = None
     """What of the step is compiled; null or false: nothing."""
 
@@ -371,6 +395,8 @@ class Cluster:
     """Its name, or its figures; null for a plan without verdict."""
     held_by_others_bytes: int = 0
     """Bytes of each GPU that other processes hold; taken off the capacity."""
+    host_memory: int = 0
+    """Bytes of each node's main memory that the job may use, in a container its limit; 0: not said, and not judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,6 +427,7 @@ class Job:
     metadata: Metadata = field(default_factory=Metadata)
     model: Model
     train: Train = field(default_factory=Train)
+    post_training: PostTraining | None = None
     parallel: Parallel = field(default_factory=Parallel)
     cluster: Cluster = field(default_factory=Cluster)
     software: Software = field(default_factory=Software)

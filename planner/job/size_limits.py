@@ -14,6 +14,8 @@ a pipeline by 16 places in a ring of context parallelism are 256."""
 MOST_GPU_BYTES = 2**42
 """4 TiB; the largest GPUs have less than a tenth. The sum over MOST_RANKS still fits into 63 bits, a column of the
 history."""
+MOST_HOST_BYTES = 2**50
+"""1 PiB of a node's main memory; the largest machines have some tens of TiB."""
 
 MOST_DEPTH = 100
 """Levels of a document. No job needs more, and every reader and writer of one must be able to follow."""

@@ -31,6 +31,8 @@ Reader = Callable[[], Mapping[str, int]]
 _P = ParamSpec("_P")
 
 _log = logging.getLogger("planner.measuring")
+_RAN_OUT = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
+"""In what a RuntimeError says: the driver and NCCL, CUDA's libraries, torch's CPU allocator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +157,7 @@ class MemoryReport:
             return
         self._ended = _now()
         atexit.unregister(self._at_exit)
-        if isinstance(error, torch.OutOfMemoryError):
-            self._out_of_memory = str(error).partition("\n")[0]
+        self._out_of_memory = _out_of_memory_words(error)
         last = ("end", self.iteration) if error is None else ("step", self.iteration + 1)
         with suppress(Exception):  # what was known before is reported even if the device is gone
             self._close(*last, with_device=True)
@@ -257,6 +258,24 @@ class MemoryReport:
         if message not in self._told:
             self._told.add(message)
             _log.warning("planner: %s", message)
+
+
+def _out_of_memory_words(error: BaseException | None) -> str:
+    """What an error says of memory that ran out, of the GPU or of the host; empty for any other error.
+
+    torch's own message is one line, that of `backend:cudaMallocAsync` eight; what the driver, NCCL and CUDA's libraries
+    say, and torch's CPU allocator, comes as a RuntimeError.
+    """
+    if error is None:
+        return ""
+    lines = str(error).splitlines() or [""]
+    if isinstance(error, torch.OutOfMemoryError):
+        return "\n".join(lines[:8] if lines[0].startswith("Allocation on device") else lines[:1])
+    if isinstance(error, MemoryError):
+        return f"MemoryError: {lines[0]}"
+    if not isinstance(error, RuntimeError):
+        return ""
+    return next((each for each in lines if any(words in each for words in _RAN_OUT)), "")
 
 
 def _now() -> str:

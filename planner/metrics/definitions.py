@@ -19,9 +19,11 @@ from planner.errors import PlannerError
 from planner.history import check_table, validation_table
 from planner.history.capacity_totals import Capacity
 from planner.history.counters import SECONDS
+from planner.history.failed_jobs import NOT_TOLD, OUT_OF_MEMORY, memory_of
 from planner.history.overview import Overview
 from planner.history.plan_table import RankClassSummary
 from planner.history.validation_table import State
+from planner.out_of_memory.failure import Cause
 from planner.planning.identity import provenance_of
 from planner.report.statement import Verdict
 
@@ -82,12 +84,14 @@ _gauge = partial(_define, Kind.GAUGE)
 _info = partial(_define, Kind.INFO)
 
 
-def _define_counter(name: str, labels: str, help_: str, zero: Iterable[str] = (), total: str = "") -> Definition:
+def _define_counter(
+    name: str, labels: str, help_: str, zero: Iterable[str | tuple[str, ...]] = (), total: str = ""
+) -> Definition:
     """A counter of the shared totals; label values that are known beforehand begin at zero."""
     names = tuple(labels.split())
 
     def rows(seen: Overview) -> Iterator[Row]:
-        found: dict[tuple[str, ...], float] = {(value,): 0.0 for value in zero}
+        found = {value if isinstance(value, tuple) else (value,): 0.0 for value in zero}
         for series, value in seen.figures.totals.items():
             if series[0] == (total or name):
                 key = _values(names, series[1])
@@ -143,6 +147,12 @@ def _wrong(seen: Overview) -> Iterator[Row]:
     for row in seen.capacity:
         yield (row.team, row.queue, row.gpu, "said_fits_ran_out"), row.said_fits_ran_out
         yield (row.team, row.queue, row.gpu, "said_exceeds_ran"), row.said_exceeds_ran
+
+
+def _ran_out(seen: Overview) -> Iterator[Row]:
+    for row in seen.capacity:
+        yield (row.team, row.queue, row.gpu, "gpu"), row.ran_out_gpu
+        yield (row.team, row.queue, row.gpu, "host"), row.ran_out_host
 
 
 def _calibration(seen: Overview) -> Calibration | None:
@@ -263,6 +273,11 @@ METRICS: tuple[Definition, ...] = (
            _of_group(lambda row: row.judged)),
     _gauge("planner_capacity_wrong_verdicts", f"{_GROUP} kind", _CAPACITY,
            "Judged jobs whose verdict was wrong: it said fits and ran out, or said exceeds and ran.", _wrong),
+    _gauge("planner_capacity_out_of_memory_jobs", f"{_GROUP} memory", _CAPACITY,
+           "Remembered jobs that ended out of memory, of the GPU or of the host.", _ran_out),
+    _define_counter("planner_jobs_out_of_memory_total", "memory cause",
+                    "Jobs that ended out of memory, by whose it was (gpu, host, not_told) and by cause.",
+                    [(memory_of(cause), cause or NOT_TOLD) for cause in (*Cause, None)], OUT_OF_MEMORY),
     # Checks and validations
     _define_counter("planner_verdicts_total", "verdict", "Verdicts given to checks.", [*Verdict], check_table.VERDICTS),
     _gauge("planner_checks", "verdict", "checks", "Checks in the store; pending is without a verdict so far.",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from planner.facts.workspaces import WorkspaceTable
 from planner.paper import facade, library, values
 from planner.paper.kernels import (  # noqa: F401
     cpu_dropout,
@@ -36,6 +37,7 @@ from planner.paper.kernels import (  # noqa: F401
     unique_values,
     workspaces,
 )
+from planner.paper.kernels.workspaces import AskedWorkspace
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
 from planner.upstream import checking
@@ -70,13 +72,29 @@ class Paper:
         """Kernels that took a workspace of unknown size so far: nothing is counted for them."""
         return workspaces.met()
 
+    def counted_workspaces(self) -> tuple[str, ...]:
+        """Sentences on the workspaces that were counted as they were measured."""
+        return workspaces.describe_counted()
+
+    def workspace_margin_bytes(self) -> int:
+        """How much more an interpolated workspace may take."""
+        return workspaces.margin_bytes()
+
+    def asked_workspaces(self) -> tuple[AskedWorkspace, ...]:
+        """Every request for a workspace, in order, if the GPU was opened so that it keeps them."""
+        return workspaces.asked()
+
 
 @contextmanager
-def gpu(target: str, gpus: int = 1, cuda: str = "13.0", *, waits: bool = False) -> Iterator[Paper]:
+def gpu(
+    target: str, gpus: int = 1, cuda: str = "13.0", *, waits: bool = False, known: WorkspaceTable | None = None,
+    keeps_requests: bool = False,
+) -> Iterator[Paper]:  # fmt: skip
     """A paper GPU of the architecture `target` (`sm_90`, `cpu` for tests).
 
     `gpus` is how many a node seems to have, of which torch sees no more than it can; `cuda` is the version that torch
     is built for; with `waits`, streams and events write down where the host waits for them, and are never done before.
+    `known` are measured workspaces, which are counted; with `keeps_requests` all that were asked for are kept.
 
     Raises TraceError for an unknown architecture, if torch was imported before planner.paper, or if it is not the torch
     that planner knows.
@@ -92,7 +110,8 @@ def gpu(target: str, gpus: int = 1, cuda: str = "13.0", *, waits: bool = False) 
     native.paper_set_multiprocessors(chosen.multiprocessors, chosen.threads_per_multiprocessor)
     native.paper_choose_attention_for(*chosen.capability, chosen.prefers_cudnn_attention(cuda))
     recorder = Recorder()
-    with facade.answering(chosen, seen, recorder if waits else None):
+    measured = workspaces.known(known, recorder.now if keeps_requests else None)
+    with measured, facade.answering(chosen, seen, recorder if waits else None):
         recorder.start()
         try:
             yield Paper(torch.device("cuda", 0), recorder)

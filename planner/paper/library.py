@@ -171,6 +171,7 @@ def _declare(native: ctypes.CDLL) -> None:
     native.paper_set_workspace_bytes.argtypes = [ctypes.c_int64]
     native.paper_set_multiprocessors.argtypes = [ctypes.c_int64, ctypes.c_int64]
     native.paper_workspace_is_unknown.argtypes = [ctypes.c_char_p]
+    native.paper_ask_for_workspaces.restype = None
     native.paper_unknown_workspaces.restype = ctypes.c_char_p
     native.paper_born_alive.restype = ctypes.c_int64
     native.paper_born_alive.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]

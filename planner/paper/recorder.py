@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 import torch
 
@@ -27,8 +28,8 @@ from planner.paper.record_events import Origins, Placed, RecordKinds, event_of, 
 from planner.paper.record_folding import Fold, Records, find_folds
 from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
 
-# as native/kernels.cpp names it
-_CUBLAS_WORKSPACE = "cublas::workspace"
+_WORKSPACES = tuple(f"{owner}::workspace" for owner in ("cublas", "cudnn", "cufft", "cusolver", "cutlass"))
+"""As native/gemms.cpp, native/convolution.cpp and the kernels name those who ask for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,16 @@ class _WaitMark:
 
 def _record_kinds(native: ctypes.CDLL) -> RecordKinds:
     return RecordKinds(*(native.paper_kind(field.name.encode()) for field in fields(RecordKinds)))
+
+
+class HostListener(Protocol):
+    """Whoever writes down what lies on the host."""
+
+    def mark(self, phase: Phase, iteration: int) -> None:
+        """A phase begins."""
+
+    def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
+        """This tensor, if it lies on the host, belongs to `category`."""
 
 
 class Recorder:
@@ -60,6 +71,8 @@ class Recorder:
         self._scopes: dict[str, int] = {"": 0}
         self._listed: list[str] = []
         self._open: list[int] = []
+        self.host: HostListener | None = None
+        """Hears of phases and of tensors on the host, of which the device knows nothing."""
 
     def start(self) -> None:
         self._native.paper_start()
@@ -69,6 +82,8 @@ class Recorder:
 
     def mark(self, phase: Phase, iteration: int) -> None:
         self._place(Mark(phase, iteration))
+        if self.host is not None:
+            self.host.mark(phase, iteration)
 
     def mark_at(self, position: int, phase: Phase, iteration: int) -> None:
         """As `mark`, for a moment in the past (`now`): of a program one knows its iterations when they are over."""
@@ -154,6 +169,8 @@ class Recorder:
         """The storage of `tensor` belongs to `category`: since its birth if nothing was said of it before."""
         block = self.block_of(tensor)
         if block is None:
+            if self.host is not None:
+                self.host.assign(tensor, category, name)
             return
         before = self._category.get(block)
         if before is category or (before is Category.BUCKET and category is Category.GRADIENT):
@@ -293,7 +310,7 @@ class Recorder:
         """
         origins = Origins(self._native, self._scopes)
         kinds = self._kinds
-        workspace = self._native.paper_name_index(_CUBLAS_WORKSPACE.encode())
+        workspaces = {self._native.paper_name_index(name.encode()): name for name in _WORKSPACES}
         used: set[int] = set()
         given_up: deque[tuple[int, int]] = deque()
         begins = {fold.first for fold in folds}
@@ -330,8 +347,8 @@ class Recorder:
                 continue
             if record[4] in self._born_as:
                 yield renumber(self._born_as[record[4]], numbers)
-            elif record[1] == workspace:
-                yield Role(numbers[record[4]], Category.WORKSPACE, _CUBLAS_WORKSPACE)
+            elif record[1] in workspaces:
+                yield Role(numbers[record[4]], Category.WORKSPACE, workspaces[record[1]])
         for placed in self._placed.get(len(records), ()):
             if not isinstance(placed, _WaitMark):
                 yield renumber(placed, numbers)

@@ -18,13 +18,18 @@ _LARGE_BYTES = 64 << 20
 
 
 class UntouchedHost(TorchFunctionMode):
-    """Inside, large tensors of the host are not filled, copied or computed with."""
+    """Inside, large tensors of the host are not filled, copied or computed with; `pin` is told of what is pinned."""
+
+    def __init__(self, pin: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._pin = pin
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         instead = _INSTEAD.get(func)
         if instead is not None and _is_large(args[0]):
             return instead(func, *args, **(kwargs or {}))
         if func is Tensor.pin_memory:
+            self._pin(args[0])
             return args[0]
         if func is torch.zeros:
             return _make_unfilled(*args, **(kwargs or {}))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from planner import distribution
 from planner.calibration.interval import Calibration
+from planner.facts.folder import workspace_table
 from planner.job import bundle
 from planner.job.json_text import canonical_json
 from planner.job.schema import Job
@@ -19,7 +20,8 @@ from planner.report.statement import Provenance
 
 def trace_id_of(job: Job) -> str:
     """What the traces of this job are stored under, with the software of this process; metadata do not matter."""
-    return bundle.trace_id(job, {**software(), "code": code.trace_code(), **_libraries_of(job)})
+    parts = {**software(), "code": code.trace_code(), **_libraries_of(job), **_facts_for(job)}
+    return bundle.trace_id(job, parts)
 
 
 def provenance_of(calibration: Calibration) -> Provenance:
@@ -50,6 +52,12 @@ def plan_id(trace_id: str, provenance: Provenance) -> str:
 def software() -> Mapping[str, str]:
     """Versions of planner and of what every trace runs, `none` for what is not installed."""
     return {"planner": distribution.version(), **{name: _version(name) for name in ("torch", "transformers")}}
+
+
+def _facts_for(job: Job) -> Mapping[str, str]:
+    """The workspaces that the trace counts; nothing where none were measured on the job's GPU and torch."""
+    known = workspace_table(job.cluster.gpu.name, job.software.torch)
+    return {"workspaces": known.digest} if known else {}
 
 
 def _libraries_of(job: Job) -> Mapping[str, str]:

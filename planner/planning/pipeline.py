@@ -17,19 +17,23 @@ from planner.calibration.correction import AppliedCorrection
 from planner.calibration.interval import Calibration, interval
 from planner.errors import SpecError
 from planner.events import Event
+from planner.host.state_hosts import TracedHost, state_hosts
 from planner.job import bundle
 from planner.job.schema import Compile, Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import RankClass, parts_of, rank_classes
 from planner.overhead.estimate import OutsideEstimate, outside
-from planner.planning import identity
+from planner.planning import identity, post_training
 from planner.planning.assumptions import assumptions_of
 from planner.planning.evaluation_moments import evaluation_moments
 from planner.planning.kept_by_mistake import growth_moments
 from planner.planning.long_runs import replay_run
+from planner.planning.measured_calibration import measured_calibration
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, RankClassStatement, Seconds, Verdict
+from planner.rollout.asleep_on_host import with_sleeping_weights
+from planner.rollout.engine_figures import EngineFigures
 from planner.tracing import garbage_collection
 from planner.tracing.traced import Trace
 
@@ -100,7 +104,7 @@ def plan_with_traces(
     target: str = "",
 ) -> PlanningResult:
     """The plan with its traces and timelines, made in this process."""
-    known = Calibration.none() if calibration is None else calibration
+    known = measured_calibration() if calibration is None else calibration
     return plan_by(plan_here, PlanningInputs(job=job, calibration=known, source=source, target=target), progress)
 
 
@@ -198,7 +202,7 @@ def judge_traces(
 ) -> PlanningResult:
     """The plan that follows from traces already made: replay, verdict, identity."""
     began = time.perf_counter()
-    known = Calibration.none() if calibration is None else calibration
+    known = measured_calibration() if calibration is None else calibration
     judged = [judge_trace(job, each, known) for each in rank_traces]
     replayed = time.perf_counter() - began
     traced = sum(each.trace.seconds for each in rank_traces)
@@ -223,11 +227,19 @@ def assemble_plan(
         calibrated=_apply_calibration(calibration, job).calibrated,
         job=bundle.bundle(job),
         rank_classes=tuple(statement for statement, _ in judgements),
+        host=state_hosts(job, [_traced_host(job, each) for each in rank_traces]),
         provenance=provenance,
         seconds=Seconds(trace=round(seconds.trace, 3), replay=round(seconds.replay, 3), total=round(seconds.total, 3)),
     )
     notes = (*_notes(job, rank_traces), *_apply_calibration(calibration, job).sentences)
     return PlanningResult(finished, tuple(rank_traces), tuple(timeline for _, timeline in judgements), notes)
+
+
+def _traced_host(job: Job, each: RankTrace) -> TracedHost:
+    events, engine = each.trace.host, each.trace.engine
+    if engine is not None and job.post_training is not None:
+        events = with_sleeping_weights(events, engine, job.post_training.rollout)
+    return TracedHost(each.rank_class.representative, each.rank_class.ranks, events, each.trace.host_assumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +259,8 @@ def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> Ju
 
 
 def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
+    if rank_trace.trace.engine is not None:
+        return _judge_shared(job, rank_trace, rank_trace.trace.engine, calibration)
     rules = Rules.from_conf(job.allocator.conf)
     held = _apply_calibration(calibration, job).correct_outside(outside_of(job))
     capacity = job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes
@@ -258,17 +272,7 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
     runs_out = capped.timeline.out_of_memory is not None
     found = replay_until_settled(trace.events, trace.repeats, rules) if runs_out else capped
 
-    def interval_of(device_bytes: int) -> tuple[int, int]:
-        return interval(
-            device_bytes,
-            held,
-            calibration,
-            unknown_workspaces=bool(trace.unknown_workspaces),
-            approximations=approximations_of(job, trace.unknown_workspaces),
-            gpu=job.cluster.gpu.name,
-            torch=job.software.torch,
-        )
-
+    interval_of = _interval_of(job, trace, held, calibration)
     statement = state_rank_class(
         representative=rank_trace.rank_class.representative,
         ranks=str(rank_trace.rank_class.ranks),
@@ -290,6 +294,49 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
     return JudgedTrace(replace(rank_trace, trace=settled), statement, found.timeline)
 
 
+def _interval_of(
+    job: Job, trace: Trace, held: OutsideEstimate, calibration: Calibration
+) -> Callable[[int], tuple[int, int]]:
+    """The interval of device bytes of a process that holds this outside of its allocator."""
+    return lambda device_bytes: interval(
+        device_bytes,
+        held,
+        calibration,
+        unknown_workspaces=bool(trace.unknown_workspaces),
+        workspace_margin_bytes=trace.workspace_margin_bytes,
+        approximations=approximations_of(job, trace.unknown_workspaces),
+        gpu=job.cluster.gpu.name,
+        torch=job.software.torch,
+    )
+
+
+def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, calibration: Calibration) -> JudgedTrace:
+    """As `_judge`, of a trainer that shares its GPU with an engine."""
+    trace, events = rank_trace.trace, rank_trace.trace.written_out()
+    held = _apply_calibration(calibration, job).correct_outside(outside_of(job))
+    said = _interval_of(job, trace, held, calibration)
+    found = post_training.SharedGpuJudge.of(job, events, engine, held, communicators_of(job), said).judge()
+    alone = state_rank_class(
+        representative=rank_trace.rank_class.representative,
+        ranks=str(rank_trace.rank_class.ranks),
+        coordinates=rank_trace.rank_class.coordinates,
+        events=events,
+        unlimited=found.timeline,
+        capped=found.timeline,
+        outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
+        interval=said,
+        capacity_bytes=job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes,
+    )
+    rows = found.shared.phases
+    together = (max(row.interval_bytes[0] for row in rows), max(row.interval_bytes[1] for row in rows))
+    peak = replace(alone.peak, device_bytes=found.shared.fullest().total_bytes, interval_bytes=together)
+    statement = replace(
+        alone, peak=peak, verdict=found.verdict, cache_releases=found.cache_releases, shared=found.shared
+    )
+    written = replace(rank_trace, trace=replace(trace, events=events, repeats=()))
+    return JudgedTrace(written, statement, found.timeline)
+
+
 def _is_planned_as_eager(job: Job) -> bool:
     return job.train.compile is not None and job.train.compile.planned_as == "eager"
 
@@ -298,7 +345,9 @@ def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
     notes = list(outside_of(job).provenance)
     unknown = unknown_workspaces_of(each.trace for each in rank_traces)
     notes += describe_unknown_workspaces(unknown)
+    notes += sorted({sentence for each in rank_traces for sentence in each.trace.counted_workspaces})
     notes += assumptions_of(job)
+    notes += _describe_engine(rank_traces, job)
     if approximated := approximations_of(job, unknown):
         said = "; ".join(each.sentence for each in approximated)
         notes.append(f"Approximated, and the interval is wider for it: {said}.")
@@ -320,6 +369,13 @@ def describe_unknown_workspaces(names: Sequence[str]) -> list[str]:
     return [f"Workspaces of unknown size, not counted: {'; '.join(names)}."] if names else []
 
 
+def _describe_engine(rank_traces: Sequence[RankTrace], job: Job) -> list[str]:
+    figures = next((each.trace.engine for each in rank_traces if each.trace.engine is not None), None)
+    if figures is None:
+        return []
+    return [f"Taken for the engine: {'; '.join(post_training.assumptions_of(job, figures))}."]
+
+
 def _describe_compiling(compiled: Compile, rank_traces: Sequence[RankTrace]) -> str:
     if compiled.planned_as == "eager":
         return (
@@ -338,5 +394,9 @@ def _apply_calibration(calibration: Calibration, job: Job) -> AppliedCorrection:
 
 def outside_of(job: Job) -> OutsideEstimate:
     """What lives outside the allocator, before any calibration: a communicator for each axis of more than one."""
-    degrees = Mesh.of(job.parallel).degrees
-    return outside(job.cluster.gpu, job.software, [degree for degree in degrees if degree > 1])
+    return outside(job.cluster.gpu, job.software, communicators_of(job))
+
+
+def communicators_of(job: Job) -> list[int]:
+    """The sizes of the groups of which a rank is a member."""
+    return [degree for degree in Mesh.of(job.parallel).degrees if degree > 1]

@@ -12,9 +12,11 @@ from planner.allocator.settled import SettledReplay, replay_until_settled
 from planner.calibration.interval import Calibration, interval
 from planner.hardware.records import GpuRecord
 from planner.job.schema import Gpu, Software
+from planner.job.torch_releases import cuda_of
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
 from planner.planning.kept_by_mistake import growth_moments
+from planner.planning.measured_calibration import measured_calibration
 from planner.planning.pipeline import Progress, describe_unknown_workspaces, unknown_workspaces_of
 from planner.planning.program_branches import try_branches
 from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
@@ -50,7 +52,7 @@ class ProgramInputs:
     packages: tuple[str, ...] = ()
     kernels: str = ""
     limits: Limits = USUAL_LIMITS
-    calibration: Calibration = field(default_factory=Calibration.none)
+    calibration: Calibration = field(default_factory=measured_calibration)
     walled: WalledProgram | None = None
     """Of somebody else: run behind walls."""
 
@@ -58,15 +60,15 @@ class ProgramInputs:
 def inputs_of(
     line: LaunchLine, command: Sequence[str], gpu: GpuRecord, torch: str = "", **others: Any
 ) -> ProgramInputs:
-    """The program of a launch line on a GPU of the catalog, with this torch (`2.6`; default: that of this process);
-    `others` are fields."""
+    """The program of a launch line on a GPU of the catalog, with this torch (`2.6`; default: that of this process) and
+    the CUDA that it comes with; `others` are fields."""
     torch = torch or ".".join(identity.software()["torch"].split("+")[0].split(".")[:2])
     return ProgramInputs(
         line=line,
         command=tuple(command),
         gpu=Gpu(name=gpu.name, total_bytes=gpu.total_bytes, arch=gpu.arch),
         product=gpu.product,
-        software=Software(torch=torch),
+        software=Software(torch=torch, cuda=cuda_of(torch)),
         **others,
     )
 
@@ -171,6 +173,7 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
             product=work.product,
             arch=work.gpu.arch,
             total_bytes=work.gpu.total_bytes,
+            name=work.gpu.name,
             outside_bytes=outside(work.gpu, work.software, [work.line.world_size]).total_bytes,
         ),
         cuda=work.software.cuda,
@@ -210,6 +213,7 @@ def _judge(work: ProgramInputs, share: RankShare) -> tuple[RankClassStatement, s
             held,
             work.calibration,
             unknown_workspaces=bool(run.trace.unknown_workspaces),
+            workspace_margin_bytes=run.trace.workspace_margin_bytes,
             gpu=work.gpu.name,
             torch=work.software.torch,
         ),
@@ -261,4 +265,5 @@ def _untried(share: RankShare) -> AssumptionStatement:
 
 def _notes(work: ProgramInputs, runs: Sequence[RankRun]) -> tuple[str, ...]:
     notes = outside(work.gpu, work.software, runs[0].communicators).provenance
-    return (*notes, *describe_unknown_workspaces(unknown_workspaces_of(each.trace for each in runs)))
+    counted = sorted({sentence for each in runs for sentence in each.trace.counted_workspaces})
+    return (*notes, *describe_unknown_workspaces(unknown_workspaces_of(each.trace for each in runs)), *counted)

@@ -15,19 +15,21 @@ from importlib.resources.abc import Traversable
 from planner.distribution import version
 
 TRACE = (
-    "events", "hardware.architectures", "job", "layout", "long_run", "paper", "tracing.absent_host",
-    "tracing.compile_failures",
-    "tracing.compiled_on_paper", "tracing.deepspeed_on_paper", "tracing.garbage_collection", "tracing.quiet_libraries",
-    "tracing.shortened_phases", "tracing.trace", "tracing.trace_failures", "tracing.trace_text", "tracing.traced",
+    "events", "facts", "hardware.architectures", "host_events", "job", "layout", "long_run", "paper",
+    "rollout.engine_figures", "rollout.kv_cache",
+    "tracing.absent_host", "tracing.compile_failures", "tracing.compiled_on_paper", "tracing.deepspeed_on_paper",
+    "tracing.engine", "tracing.garbage_collection", "tracing.host_ledger", "tracing.host_text",
+    "tracing.quiet_libraries", "tracing.shortened_phases", "tracing.stepped_on_meta", "tracing.trace",
+    "tracing.trace_failures", "tracing.trace_text", "tracing.traced",
     "training", "units", "upstream",
 )  # fmt: skip
 """What decides the events of a rank: packages and modules, `tracing` without the processes that it runs in."""
 
 JUDGEMENT = (
     "allocator", "calibration.correction", "calibration.estimate", "calibration.interval", "calibration.observation",
-    "bound", "calibration.quarantine", "long_run", "planning", "report.attribution", "report.lives",
-    "report.named_moments", "report.phase_table",
-    "report.rank_class", "report.statement", "report.verdict", "searching",
+    "bound", "calibration.quarantine", "host", "long_run", "planning", "report.attribution", "report.lives",
+    "report.named_moments", "report.phase_holders", "report.phase_table", "report.rank_class", "report.shared_gpu",
+    "report.statement", "report.verdict", "rollout", "searching",
 )  # fmt: skip
 """What makes figures, a verdict and advice of events; how they are shown is no part of it."""
 

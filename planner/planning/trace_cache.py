@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.job.schema import Allocator, Gpu, Job
+from planner.facts.folder import workspace_table
+from planner.job.post_training_schema import PostTraining, Rollout, WeightSync
+from planner.job.schema import Allocator, DataLoader, Gpu, Job
 from planner.planning import identity
 from planner.runtime.user_cache import traces_folder
 from planner.tracing import trace_text
@@ -80,8 +82,33 @@ class TraceCache:
 
 def _traced_part(job: Job) -> Job:
     """The job without what no trace depends on: how much memory there is, and what the allocator makes of it."""
-    gpu = Gpu(name="", total_bytes=0, arch=job.cluster.gpu.arch)
-    return replace(job, allocator=Allocator(), cluster=replace(job.cluster, gpu=gpu, held_by_others_bytes=0))
+    has_facts = workspace_table(job.cluster.gpu.name, job.software.torch)  # then the GPU decides what is traced
+    gpu = Gpu(name=job.cluster.gpu.name if has_facts else "", total_bytes=0, arch=job.cluster.gpu.arch)
+    cluster = replace(job.cluster, gpu=gpu, held_by_others_bytes=0, host_memory=0)
+    return replace(
+        job,
+        allocator=Allocator(),
+        cluster=cluster,
+        train=replace(job.train, data_loader=DataLoader()),
+        post_training=_traced_post_training(job.post_training),
+    )
+
+
+def _traced_post_training(said: PostTraining | None) -> PostTraining | None:
+    """Without the engine's share, its place and its sleep, which no event depends on."""
+    if said is None:
+        return None
+    usual = Rollout()
+    rollout = replace(
+        said.rollout,
+        engine=usual.engine,
+        placement=usual.placement,
+        gpu_memory_utilization=usual.gpu_memory_utilization,
+        block_size=usual.block_size,
+        enforce_eager=usual.enforce_eager,
+        sleep_level=usual.sleep_level,
+    )
+    return replace(said, rollout=rollout, weight_sync=replace(said.weight_sync, while_awake=WeightSync().while_awake))
 
 
 def _decompress(content: bytes) -> str:

@@ -19,7 +19,8 @@ def render_capacity(document: Document) -> str:
 
 
 def _lines(document: Document) -> Iterator[str]:
-    head = ["team", "queue", "gpu", "jobs", "gpus", "asked for", "predicted", "headroom", "measured", "wrong/judged"]
+    head = ["team", "queue", "gpu", "jobs", "gpus", "asked for", "predicted", "headroom", "measured", "wrong/judged",
+            "out of memory"]  # fmt: skip
     rows: list[Sequence[object]] = [
         _group(row, row["team"] or "-", row["queue"] or "-", row["gpu"]) for row in document["rows"]
     ]
@@ -28,7 +29,7 @@ def _lines(document: Document) -> Iterator[str]:
     else:
         shown = rows[:MOST_ROWS]
         if len(rows) > MOST_ROWS:
-            shown.append(["...", "", f"{len(rows) - MOST_ROWS} more"] + [""] * 7)
+            shown.append(["...", "", f"{len(rows) - MOST_ROWS} more"] + [""] * 8)
         if len(rows) > 1:
             shown.append(_group(document["totals"], "all", "", ""))
         yield from _table(head, shown, words=3)
@@ -53,7 +54,9 @@ def _group(row: Document, team: str, queue: str, gpu: str) -> list[object]:
     measured = show_bytes(row["measured_bytes"]) if row["measured_gpus"] else "-"
     wrong = f"{row['wrong_verdicts']}/{row['judged']}" if row["judged"] else "-"
     sizes = [show_bytes(row[f"{name}_bytes"]) for name in ("requested", "predicted", "headroom")]
-    return [team, queue, gpu, row["jobs"], row["gpus"], *sizes, measured, wrong]
+    # A service of before counts no such jobs.
+    ran_out = [f"{row[f'ran_out_{memory}']} {memory}" for memory in ("gpu", "host") if row.get(f"ran_out_{memory}")]
+    return [team, queue, gpu, row["jobs"], row["gpus"], *sizes, measured, wrong, " + ".join(ran_out) or "-"]
 
 
 def _on(kind: Document) -> Iterator[str]:

@@ -11,12 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from planner.bound.lower_bound import Bound
-from planner.events import Category
+from planner.events import Category, Phase
+from planner.report.shared_gpu_text import shared_lines
 from planner.report.statement import Advice, Holder, Judged, PhaseStatement, Plan, RankClassStatement, Verdict
 from planner.report.style import Style, size
 from planner.report.title import describe, gpu_of, name_of
 
 _LABEL, _SIZE = 26, 12
+_LONG_LABEL = 31
+"""Of phases with longer names."""
 _VERDICT_COLORS = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.EXCEEDS: "red"}
 
 
@@ -39,6 +42,9 @@ def judgement_lines(judged: Judged, style: Style, largest: int = 8) -> Iterator[
         yield from (*_rank_class(statement, judged, style, largest), "")
     for line in _wrap(verdict_sentence(judged), style):
         yield style.paint(line, _VERDICT_COLORS[judged.verdict])
+    shared = deciding(judged).shared
+    for sentence in shared.kept if shared is not None else ():
+        yield from _wrap(f"{sentence[0].upper()}{sentence[1:]}.", style)
 
 
 def provenance_lines(judged: Judged, notes: Sequence[str], style: Style) -> Iterator[str]:
@@ -85,7 +91,10 @@ def _rank_class(statement: RankClassStatement, plan: Judged, style: Style, large
     yield ""
     yield from _holders(statement.holders, style, largest)
     yield ""
-    yield from _device(statement, plan, style)
+    if statement.shared is None:
+        yield from _device(statement, plan, style)
+    else:
+        yield from shared_lines(statement, statement.shared, style)
 
 
 def _ranks(statement: RankClassStatement, plan: Judged) -> str:
@@ -97,7 +106,8 @@ def _ranks(statement: RankClassStatement, plan: Judged) -> str:
 
 def _phases(statement: RankClassStatement, style: Style) -> Iterator[str]:
     heads = f"{'allocated':>{_SIZE}}{'reserved':>{_SIZE}}{'at its end':>{_SIZE}}"
-    yield style.paint(f"  {'phase':<{_LABEL}}{heads}", "dim")
+    width = _LABEL if statement.shared is None else _LONG_LABEL
+    yield style.paint(f"  {'phase':<{width}}{heads}", "dim")
     arrow = " ◂ peak" if style.unicode else "<- peak"
     iteration = -1
     iterations = _iterations(statement.phases)
@@ -107,7 +117,7 @@ def _phases(statement: RankClassStatement, style: Style) -> Iterator[str]:
         iteration = each.iteration
         label = f"{head:<13}{_phase(each.phase.value)}" if each.iteration > 0 else _phase(each.phase.value)
         sizes = (each.peak_allocated_bytes, each.peak_reserved_bytes, each.end_allocated_bytes)
-        row = f"  {label:<{_LABEL}}" + "".join(f"{size(count):>{_SIZE}}" for count in sizes)
+        row = f"  {label:<{width}}" + "".join(f"{size(count):>{_SIZE}}" for count in sizes)
         peak = (each.phase, each.iteration) == (statement.peak.phase, statement.peak.iteration)
         yield style.paint(f"{row} {arrow}", "bold") if peak else row
         if each is iterations[iteration][-1] and iteration in repeated.values():
@@ -152,7 +162,7 @@ def _repeated(iterations: Mapping[int, Sequence[PhaseStatement]]) -> dict[int, i
 
 def _categories(statement: RankClassStatement, style: Style) -> Iterator[str]:
     peak = statement.peak
-    yield f"  at the peak, {_moment(statement)}: {size(peak.allocated_bytes)}"
+    yield f"  at the peak, {_moment_of(peak.phase, peak.iteration)}: {size(peak.allocated_bytes)}"
     width = style.width - 2 - 18 - _SIZE - 7 - 2
     largest = max(statement.at_peak.values(), default=0)
     for category in Category:
@@ -323,8 +333,12 @@ def _ranks_of(statement: RankClassStatement) -> str:
 
 
 def _moment(statement: RankClassStatement) -> str:
-    phase = _phase(statement.peak.phase.value)
-    return f"{phase} of iteration {statement.peak.iteration}" if statement.peak.iteration else phase
+    at = statement.peak if statement.shared is None else statement.shared.fullest()
+    return _moment_of(at.phase, at.iteration)
+
+
+def _moment_of(at: Phase, iteration: int) -> str:
+    return f"{_phase(at.value)} of iteration {iteration}" if iteration else _phase(at.value)
 
 
 def _phase(name: str) -> str:

@@ -15,11 +15,10 @@ from planner.events import Alloc, Category, Free
 from planner.report.attribution import HolderKey
 from planner.report.class_timeline import moments_to_json
 from planner.report.moments import largest_at
+from planner.report.recorded_frames import frames_of, own_line
 from planner.report.series import moments_of
 
 POINTS = 700
-_LONGEST = 160
-"""Characters of what is said of a frame."""
 _BEFORE = HolderKey(Category.OTHER, "held before the recording began", "", (), "")
 _UNKNOWN = HolderKey(Category.OTHER, "no frames were recorded", "", (), "")
 
@@ -107,13 +106,5 @@ class _Watched:
 
 
 def _holder_of(entry: Mapping[str, Any]) -> HolderKey:
-    """The innermost line of the program itself: what is not in torch's own files, else whatever was recorded."""
-    frames = entry.get("frames") or ()
-    said = [frame for frame in frames if isinstance(frame, Mapping)] if isinstance(frames, list | tuple) else []
-    python = [frame for frame in said if str(frame.get("filename", "")).endswith(".py")]
-    own = [frame for frame in python if "/torch/" not in str(frame["filename"])]
-    for frame in (*own[:1], *python[:1], *said[:1]):
-        place = "/".join(str(frame.get("filename", "")).split("/")[-3:])
-        text = f"{place}:{frame.get('line', '')} {frame.get('name', '')}"
-        return HolderKey(Category.OTHER, text[:_LONGEST], "", (), "")
-    return _UNKNOWN
+    line = own_line(frames_of(entry))
+    return HolderKey(Category.OTHER, line, "", (), "") if line else _UNKNOWN

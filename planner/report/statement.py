@@ -12,7 +12,10 @@ from typing import Any, Protocol
 
 from planner.errors import PlannerError
 from planner.events import Category, Phase
+from planner.host.statement import HostStatement, host_from_json, host_to_json
+from planner.report import shared_gpu
 from planner.report.named_moments import NamedMoment, read_moment
+from planner.report.shared_gpu import SharedGpu
 
 SCHEMA = "planner.plan/1"
 _WITHOUT_COMPILE = "without_compile"
@@ -94,6 +97,9 @@ class RankClassStatement:
     phases: tuple[PhaseStatement, ...]
     outside_allocator: OutsideAllocator
     holders: tuple[Holder, ...]
+    shared: SharedGpu | None = None
+    """Of a GPU that the trainer shares with an engine: then `peak.device_bytes` and its interval are those of the
+    fullest phase, everybody together; all else is of the trainer's process."""
     moments: tuple[NamedMoment, ...] = ()
     """What it takes beyond its usual step; the peak is that of the worst of them."""
 
@@ -175,14 +181,22 @@ class Plan:
     advice: tuple[Advice, ...] = ()
     without_compile: WithoutCompile | None = None
     """Of a compiled job, where it was asked for."""
+    host: HostStatement | None = None
+    """What the nodes hold; None of plans that were made before it was asked."""
     advice_tried: AdviceTried | None = None
     """None where no advice was looked for."""
     seconds: Seconds = field(default_factory=Seconds)
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of any rank: a job runs only if all of its ranks do."""
-        return worst_verdict(self.rank_classes)
+        """The worst verdict of any rank, and of any node: a job runs only if all of them do."""
+        return max(worst_verdict(self.rank_classes), self.host_verdict, key=list(Verdict).index)
+
+    @property
+    def host_verdict(self) -> Verdict:
+        """Of the nodes' memory; fits where nothing is said of it."""
+        said = None if self.host is None else self.host.verdict
+        return Verdict.FITS if said is None else Verdict(said)
 
 
 class Judged(Protocol):
@@ -225,6 +239,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "calibrated": plan.calibrated,
         "job": _plain(plan.job),
         "rank_classes": [rank_class_to_json(each) for each in plan.rank_classes],
+        **({} if plan.host is None else {"host": host_to_json(plan.host)}),
         "advice": [
             {"change": _plain(each.change), "device_bytes": each.device_bytes, "verdict": each.verdict.value}
             for each in plan.advice
@@ -251,6 +266,7 @@ def from_json(document: Mapping[str, Any]) -> Plan:
             calibrated=document["calibrated"],
             job=document["job"],
             rank_classes=tuple(read_rank_class(each) for each in document["rank_classes"]),
+            host=host_from_json(document["host"]) if "host" in document else None,
             advice=tuple(
                 Advice(change=each["change"], device_bytes=each["device_bytes"], verdict=Verdict(each["verdict"]))
                 for each in document["advice"]
@@ -281,6 +297,7 @@ def rank_class_to_json(statement: RankClassStatement) -> dict[str, Any]:
         "phases": [fields_to_json(each) for each in statement.phases],
         "outside_allocator": fields_to_json(statement.outside_allocator),
         "holders": [fields_to_json(each) for each in statement.holders],
+        **({} if statement.shared is None else {"shared": shared_gpu.to_json(statement.shared)}),
         **({"moments": [fields_to_json(each) for each in statement.moments]} if statement.moments else {}),
     }
 
@@ -311,6 +328,7 @@ def read_rank_class(document: Mapping[str, Any]) -> RankClassStatement:
             Holder(**{**each, "category": Category(each["category"]), "shape": tuple(each["shape"])})
             for each in document["holders"]
         ),
+        shared=shared_gpu.from_json(document["shared"]) if "shared" in document else None,
         moments=tuple(read_moment(each) for each in document.get("moments", ())),
     )
 

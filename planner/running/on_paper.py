@@ -19,6 +19,7 @@ from planner import (
     upstream,
 )
 from planner.errors import ProgramError
+from planner.facts.folder import workspace_table
 from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import values
 from planner.paper.device import Paper
@@ -136,6 +137,8 @@ class ProgramRun:
                     tuple(events),
                     repeats=tuple(repeats),
                     unknown_workspaces=self._gpu.unknown_workspaces(),
+                    counted_workspaces=self._gpu.counted_workspaces(),
+                    workspace_margin_bytes=self._gpu.workspace_margin_bytes(),
                     seconds=time.perf_counter() - self._began,
                 ),
                 ending=ending,
@@ -173,7 +176,8 @@ def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> N
     _load_dynamo()
     # DeepSpeed frees on one stream what another uses, and waits for events: its cache depends on when those pass.
     waits, gpus = _names_deepspeed(order.line), order.line.gpus
-    with paper.gpu(order.target or order.gpu.arch, gpus, cuda=order.cuda, waits=waits) as gpu, ExitStack() as stack:
+    target, known = order.target or order.gpu.arch, workspace_table(order.gpu.name, order.torch)
+    with paper.gpu(target, gpus, cuda=order.cuda, waits=waits, known=known) as gpu, ExitStack() as stack:
         run = ProgramRun(order, gpu, finish)
         stack.enter_context(_surrounded(order, run))
         for note in order.line.notes:

@@ -20,6 +20,8 @@ class Gpu:
     arch: str
     total_bytes: int
     outside_bytes: int = 0
+    name: str = ""
+    """Of the catalog, under which facts about it are known."""
 
 
 @dataclass(frozen=True, slots=True)

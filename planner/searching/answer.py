@@ -8,11 +8,12 @@ import time
 from planner.calibration.interval import Calibration
 from planner.job.schema import Job
 from planner.planning.eager_comparison import add_eager
+from planner.planning.measured_calibration import measured_calibration
 from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, Progress, plan_by, plan_here
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import AdviceTried, Verdict
 from planner.searching.advice import USUAL_SECONDS, Advised, advise, describe
-from planner.searching.exact import PlansHere
+from planner.searching.exact_groups import PlansHere
 from planner.searching.remembered import RememberedTraces
 from planner.units import show_bytes
 
@@ -35,7 +36,7 @@ def plan_and_advise(
     traces, `advice_seconds` are there for advice. The executor may leave away traces that need not be kept.
     Raises SpecError, TraceError or AllocatorConfError for what cannot be planned.
     """
-    known = Calibration.none() if calibration is None else calibration
+    known = measured_calibration() if calibration is None else calibration
     work = PlanningInputs(job=job, calibration=known, source=source, keep_traces=keep_traces)
     found = plan_by(executor, work, progress)
     if with_eager:
@@ -61,7 +62,7 @@ def add_advice(
     if found.plan.verdict is not Verdict.EXCEEDS:
         return found
     began = time.monotonic()
-    known = Calibration.none() if calibration is None else calibration
+    known = measured_calibration() if calibration is None else calibration
     remembered = RememberedTraces.of(source, job, found.traces)
     plans = PlansHere(calibration=known, source=remembered, deadline=began + seconds)
     advised = advise(job, plans, progress=progress, seconds=seconds)

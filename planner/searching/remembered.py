@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.job.schema import Allocator, Gpu, Job
+from planner.job.schema import Allocator, DataLoader, Gpu, Job
 from planner.planning.pipeline import RankTrace
 from planner.planning.trace_source import TraceSource
 from planner.tracing.traced import Trace
@@ -35,5 +35,5 @@ class RememberedTraces(TraceSource):
 
 
 def _traced_part(job: Job) -> Job:
-    gpu = Gpu(arch=job.cluster.gpu.arch)
-    return replace(job, allocator=Allocator(), cluster=replace(job.cluster, gpu=gpu, held_by_others_bytes=0))
+    cluster = replace(job.cluster, gpu=Gpu(arch=job.cluster.gpu.arch), held_by_others_bytes=0, host_memory=0)
+    return replace(job, allocator=Allocator(), cluster=cluster, train=replace(job.train, data_loader=DataLoader()))

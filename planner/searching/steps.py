@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from planner.allocator.rules import Rules
+from planner.job.post_training_schema import PostTraining, Rollout, TrainerOffload
 from planner.job.schema import Job, Optimizer, Recompute
 
 Change = dict[str, Any]
@@ -115,11 +116,50 @@ def _reshard(job: Job) -> Step | None:
     return {"parallel.dp_shard.reshard_after_forward": True}, dataclasses.replace(job, parallel=parallel)
 
 
+def _rest_the_trainer(job: Job) -> Step | None:
+    """What of the trainer may rest on the host while others have its GPU."""
+    said = job.post_training
+    if said is None or job.parallel.dp_shard.offload == "cpu":
+        return None
+    if said.trainer_offload.parameters and said.trainer_offload.optimizer and said.empty_cache:
+        return None
+    change = {
+        "post_training.trainer_offload.parameters": True,
+        "post_training.trainer_offload.optimizer": True,
+        "post_training.empty_cache": True,
+    }
+    resting = dataclasses.replace(
+        said, trainer_offload=TrainerOffload(parameters=True, optimizer=True), empty_cache=True
+    )
+    return change, dataclasses.replace(job, post_training=resting)
+
+
+def _put_the_engine_to_sleep(job: Job) -> Step | None:
+    said = job.post_training
+    if said is None or said.rollout.sleep_level:
+        return None
+    rollout = dataclasses.replace(said.rollout, sleep_level=1)
+    return _with_rollout(job, said, {"post_training.rollout.sleep_level": 1}, rollout)
+
+
+def _largest_safe_share(job: Job) -> Step | None:
+    said = job.post_training
+    if said is None or not said.rollout.gpu_memory_utilization:
+        return None
+    rollout = dataclasses.replace(said.rollout, gpu_memory_utilization=0.0)
+    return _with_rollout(job, said, {"post_training.rollout.gpu_memory_utilization": 0}, rollout)
+
+
+def _with_rollout(job: Job, said: PostTraining, change: Change, rollout: Rollout) -> Step:
+    return change, dataclasses.replace(job, post_training=dataclasses.replace(said, rollout=rollout))
+
+
 def _with_train(job: Job, **fields: Any) -> Job:
     return dataclasses.replace(job, train=dataclasses.replace(job.train, **fields))
 
 
 _CHEAP: tuple[Callable[[Job], Step | None], ...] = (
+    _largest_safe_share, _put_the_engine_to_sleep, _rest_the_trainer,
     _bucket_view, _expandable_segments, _fuse_optimizer, _sequence_parallel, _chunked_loss, _reshard,
 )  # fmt: skip
 """What costs no computation, or little."""

@@ -1,4 +1,5 @@
-"""Reads request bodies: bounded in size, in an accepted format, parsed strictly."""
+"""Receives request bodies: bounded in size and time, in an accepted format; the large ones are read in a process of
+their own."""
 
 from __future__ import annotations
 
@@ -8,11 +9,8 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from planner.errors import SpecError
-from planner.job.json_text import read_json
-from planner.job.loading import load_bundle, load_document, load_yaml
 from planner.job.schema import Job
-from planner.job.size_limits import LARGEST_YAML
+from planner.service.body_contents import JSON, YAML, YAML_TYPES, read_job, read_object, too_large
 from planner.service.problems import RequestError, problem
 from planner.service.reading_process import read_beside
 
@@ -20,8 +18,6 @@ BODY_SECONDS = 60.0
 """How long a body may take to arrive: whoever trickles one holds a place that others want."""
 SMALL = 32 * 1024
 """Bytes of JSON that are read on the event loop: within a few milliseconds."""
-JSON, YAML = "application/json", "application/yaml"
-_YAML_TYPES = (YAML, "application/x-yaml", "text/yaml", "text/x-yaml")
 
 
 class LimitedBodies:
@@ -69,24 +65,19 @@ class _TooLargeError(BaseException):
     """Passes through whatever an endpoint catches."""
 
 
-def too_large(most_bytes: int) -> RequestError:
-    """The refusal of a body that is larger than this."""
-    return RequestError(413, "the body is too large", allowed=f"at most {most_bytes} bytes")
-
-
 async def job_of(request: Request) -> Job:
     """The job of a body: a bundle or a spec in JSON, or a spec in YAML, that refers to nothing outside.
 
     Raises SpecError for a job that is none, RequestError for a body that cannot be read.
     """
     kind = media_type(request)
-    if kind != JSON and kind not in _YAML_TYPES:
+    if kind != JSON and kind not in YAML_TYPES:
         raise unsupported_error(kind, f"{JSON} (a bundle, or a spec), {YAML} (a spec)")
     body = await content_of(request)
     # A little YAML can stand for much: it is never read on the event loop.
     if kind == JSON and len(body) <= SMALL:
         return read_job(body, kind)
-    found: Job = await read_beside("planner.service.bodies:read_job", body, kind)
+    found: Job = await read_beside("planner.service.body_contents:read_job", body, kind)
     return found
 
 
@@ -98,38 +89,8 @@ async def object_of(request: Request) -> dict[str, Any]:
     body = await content_of(request)
     if len(body) <= SMALL:
         return read_object(body)
-    found: dict[str, Any] = await read_beside("planner.service.bodies:read_object", body, kind)
+    found: dict[str, Any] = await read_beside("planner.service.body_contents:read_object", body, kind)
     return found
-
-
-def read_job(body: bytes, kind: str) -> Job:
-    """The job of a body of this media type. Raises SpecError, RequestError."""
-    if kind in _YAML_TYPES:
-        if len(body) > LARGEST_YAML:
-            error = too_large(LARGEST_YAML)
-            error.remedy = "send a bundle, as planner spec --bundle prints it"
-            raise error
-        return load_yaml(_text(body), "the body")
-    document = read_object(body)
-    return load_bundle(document, "the body") if "schema" in document else load_document(document, "the body")
-
-
-def read_object(body: bytes, _: str = JSON) -> dict[str, Any]:
-    """The JSON object of a body. Raises RequestError."""
-    try:
-        found = read_json(_text(body), "the body", constants=False)
-    except SpecError as error:
-        raise RequestError(400, error.problem, allowed=error.allowed, remedy=error.remedy, place=error.place) from None
-    if not isinstance(found, dict):
-        raise RequestError(400, "the body is no JSON object", allowed="one JSON object", place="the body")
-    return found
-
-
-def _text(body: bytes) -> str:
-    try:
-        return body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RequestError(400, f"the body is no UTF-8 text (byte {error.start})", place="the body") from None
 
 
 async def content_of(request: Request) -> bytes:

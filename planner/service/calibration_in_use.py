@@ -11,6 +11,7 @@ from planner.calibration import document
 from planner.calibration.interval import Calibration
 from planner.errors import PlannerError
 from planner.history.store import History
+from planner.planning.measured_calibration import measured_calibration
 
 LOOK_SECONDS = 2.0
 """A calibration that was learnt is used by every replica within this time."""
@@ -23,7 +24,7 @@ class CalibrationInUse:
     def __init__(self, history: History, now: Callable[[], float] = time.monotonic) -> None:
         self._history, self._now = history, now
         self._lock = threading.Lock()
-        self._known = Calibration.none()
+        self._known = measured_calibration()
         self._known_name = ""
         self._looked = -float("inf")
 

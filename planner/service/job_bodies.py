@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -17,8 +18,10 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from planner.history.failed_jobs import memory_of
 from planner.history.job_values import BoundJob, JobChange, MeasuredRank, Outcome
 from planner.service.body_errors import error_of_body
+from planner.service.job_failures import LONGEST_TEXT, NOTHING_TOLD, failure_of
 from planner.service.problems import RequestError
 
 MOST_RANKS = 4096
@@ -122,6 +125,8 @@ class JobBody(BaseModel):
     started_at: Moment = None
     ended_at: Moment = None
     outcome: Annotated[Outcome, Field(strict=False)] | None = None
+    failure: Annotated[str, Field(max_length=LONGEST_TEXT)] | None = None
+    """What was said at its end: torch's message, lines of Slurm, Kubernetes or the kernel; it tells the cause."""
     lease_seconds: Whole | None = None
     """Without a further word the job counts as ended after so many seconds."""
     measured: list[MeasuredRankBody] | None = None
@@ -143,6 +148,14 @@ class BoundJobBody(BaseModel):
     started_at: Moment
     ended_at: Moment
     outcome: str
+    cause: str = ""
+    """Why it ran out of memory; empty where it did not, or nobody told."""
+    memory: str = ""
+    """Whose memory that was: gpu or host."""
+    failure: str = ""
+    """The words from which that is known."""
+    beside_plan: list[str] = []
+    """Of one job that ran out of GPU memory: in what its end and its plan differ."""
     lapses_at: Moment = None
     measured: list[MeasuredRankBody]
 
@@ -157,6 +170,9 @@ def change_of(document: Mapping[str, Any], system: str, job_id: str) -> JobChang
     measured, ranks = body.measured or [], body.ranks or []
     if len(ranks) + len(measured) > MOST_RANKS:
         raise RequestError(422, "it tells of too many ranks at once", allowed=f"at most {MOST_RANKS}", place="measured")
+    told = failure_of(body.failure or "", [str(each.out_of_memory) for each in ranks if each.out_of_memory])
+    if body.outcome is Outcome.FINISHED:
+        told = NOTHING_TOLD  # it caught the error, and went on
     return JobChange(
         plan_id=body.plan_id or None,
         team=body.team or None,
@@ -166,7 +182,10 @@ def change_of(document: Mapping[str, Any], system: str, job_id: str) -> JobChang
         gpu_uuids=tuple(body.gpu_uuids or ()) or None,
         started_at=body.started_at,
         ended_at=body.ended_at,
-        outcome=_outcome(body),
+        # Slurm says of an exception of torch's no more than that the job failed.
+        outcome=Outcome.OUT_OF_MEMORY if told.ran_out else _outcome(body),
+        cause=told.cause,
+        failure=told.words,
         lease_seconds=body.lease_seconds,
         measured=(*(each.value() for each in measured), *(each.value() for each in ranks)),
         reports={each.rank: said for each, said in zip(ranks, document.get("ranks") or [], strict=True)},
@@ -175,7 +194,10 @@ def change_of(document: Mapping[str, Any], system: str, job_id: str) -> JobChang
 
 def job_document(job: BoundJob) -> BoundJobBody:
     """The job as it is answered."""
-    return BoundJobBody.model_validate(job)
+    cause = job.cause.value if job.cause is not None else ""
+    fields = {each.name: getattr(job, each.name) for each in dataclasses.fields(job)}
+    memory = memory_of(cause) if cause else ""
+    return BoundJobBody.model_validate({**fields, "cause": cause, "memory": memory, "outcome": job.outcome.value})
 
 
 def _refuse_another_job(body: JobBody, system: str, job_id: str) -> None:

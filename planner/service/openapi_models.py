@@ -129,6 +129,9 @@ class JobSummary(BaseModel):
     ended_at: datetime | None
     updated_at: datetime
     outcome: str
+    cause: str
+    """Why it ran out of memory: single_request, limit, fragmentation, private_pools, other_process, outside_allocator,
+    not_pytorch, full, refused, unknown; host_limit and host are the host's memory. Else empty."""
     measured_ranks: int
     measured_bytes: int | None
     predicted_bytes: int | None

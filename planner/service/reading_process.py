@@ -55,9 +55,9 @@ def answer_reading(argument: tuple[str, bytes, str], answer: AnswerWriter) -> No
 def load() -> None:
     """What the server has loaded before it forks."""
     from planner.job import loading
-    from planner.service import bodies, plan_timelines, snapshot_requests, spec_requests
+    from planner.service import body_contents, plan_timelines, snapshot_requests, spec_requests
 
-    assert bodies, loading
+    assert body_contents, loading
     assert plan_timelines, spec_requests
     assert snapshot_requests
 

@@ -16,7 +16,8 @@ from planner.importers.shell_words import words_of
 from planner.job.gpu_names import look_up
 from planner.planning.program_ranks import choose_ranks
 from planner.running.launch_line import LaunchLine, parse
-from planner.service.bodies import JSON, content_of, media_type, read_object, unsupported_error
+from planner.service.bodies import content_of, media_type, unsupported_error
+from planner.service.body_contents import JSON, read_object
 from planner.service.body_errors import error_of_body
 from planner.service.problems import RequestError
 from planner.service.reading_process import read_beside

@@ -19,7 +19,8 @@ from planner.history.counters import Counters
 from planner.history.store import History
 from planner.runtime.fork_server import ServerLostError
 from planner.runtime.limits import Limits
-from planner.searching.exact import Answer, Group
+from planner.searching.exact import Answer
+from planner.searching.exact_groups import Group
 from planner.service.ids import Order, RunOrder
 from planner.service.outcomes import Outcome, PlanRefused
 from planner.service.plan_scheduler import PlanScheduler

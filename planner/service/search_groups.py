@@ -12,7 +12,8 @@ from planner.calibration.interval import Calibration
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
-from planner.searching.exact import Answer, Group, OutOfTimeError, Refused
+from planner.searching.exact import Answer, OutOfTimeError, Refused
+from planner.searching.exact_groups import Group
 from planner.service.outcomes import PlanRefused
 from planner.service.service_errors import WorkerLostError
 from planner.service.worker_pool import Lease, Workers

@@ -14,7 +14,7 @@ from planner.job.bundle import bundle
 from planner.job.overrides import Setting
 from planner.job.shorthand import Shorthand
 from planner.job.size_limits import LARGEST_YAML
-from planner.service.bodies import read_object, too_large
+from planner.service.body_contents import read_object, too_large
 from planner.service.body_errors import error_of_body
 from planner.service.problems import RequestError
 

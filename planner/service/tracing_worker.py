@@ -18,7 +18,7 @@ from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.supervision import StoppedError
 from planner.runtime.task import MEMORY, Answer, Task
 from planner.searching import exact
-from planner.searching.exact import Group
+from planner.searching.exact_groups import Group, answers_of
 from planner.searching.preload import PRELOAD
 from planner.service.ids import Order, RunOrder
 from planner.service.outcomes import PlanRefused, WorkerResult
@@ -87,7 +87,7 @@ class TracingWorker:
     def search(self, work: int, group: Group, seconds: float) -> tuple[exact.Answer, ...] | PlanRefused:
         """What plans say of candidates of a search that share a trace."""
         walled = replace(group, source=TraceSource(self._isolation))
-        task = Task("planner.searching.exact:plan_group", walled)
+        task = Task("planner.searching.exact_groups:plan_group", walled)
         limits = self._limits_of(group.jobs[0], seconds)
         answer = running.run(task, limits, server=self._server, stopped=lambda: work <= self._stopped)
         try:
@@ -98,7 +98,7 @@ class TracingWorker:
             return PlanRefused(trace_limit_error(answer.exceeded))
         if isinstance(answer.exceeded, StoppedError):
             return ()
-        return exact.answers_of(answer, len(group.jobs))
+        return answers_of(answer, len(group.jobs))
 
     def _run(self, work: int, function: str, argument: Any, job: Job, seconds: float) -> WorkerResult | PlanRefused:
         return self._run_within(work, function, argument, self._limits_of(job, seconds))

@@ -18,18 +18,20 @@ from planner import upstream
 from planner.job.schema import Job
 from planner.paper.recorder import Recorder
 from planner.paper.untouched_host import UntouchedHost
+from planner.tracing.absent_host import AbsentHost
 from planner.training.wraps import deepspeed_engine, deepspeed_library
 
 _AVAILABLE = "deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_memory"
 
 
 @contextmanager
-def planned_for(job: Job, recorder: Recorder) -> Iterator[None]:
+def planned_for(job: Job, recorder: Recorder, host: AbsentHost) -> Iterator[None]:
     """Inside, the engine finds as much memory free as the job's GPU would have, and writes nothing large on the host.
 
     Raises SpecError where DeepSpeed is not installed.
     """
     deepspeed_library.require("cuda", deepspeed_engine.stage_of(job))
+    host.updates_in_place = True
     capacity = job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes
     left = recorder.requested_bytes()  # by another step of this process
 
@@ -37,5 +39,5 @@ def planned_for(job: Job, recorder: Recorder) -> Iterator[None]:
         taken = recorder.requested_bytes() - left
         return capacity - taken if capacity > 0 else sys.maxsize  # of a GPU without a size
 
-    with upstream.patch_targets("deepspeed memory", replaced={_AVAILABLE: available}), UntouchedHost():
+    with upstream.patch_targets("deepspeed memory", replaced={_AVAILABLE: available}), UntouchedHost(host.ledger.pin):
         yield

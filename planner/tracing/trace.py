@@ -10,6 +10,7 @@ from typing import Any
 
 from planner import paper  # before torch
 from planner.errors import PlannerError
+from planner.facts.folder import workspace_table
 from planner.job.length_draws import as_traced
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
@@ -19,6 +20,7 @@ from planner.tracing import (
     absent_host,
     compiled_on_paper,
     deepspeed_on_paper,
+    engine,
     garbage_collection,
     quiet_libraries,
     shortened_phases,
@@ -46,6 +48,8 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
             found = _trace(job, rank, target, folded=folded)
         except (DoesNotFoldError, NoExampleError, UnlikePartsError):
             found = _trace(job, rank, target, folded=False)
+        if job.post_training is not None:
+            found = replace(found, engine=engine.engine_figures(job, target))
     return replace(found, seconds=time.perf_counter() - began)
 
 
@@ -53,26 +57,29 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     world_size = Mesh.of(job.parallel).world_size
     by_engine = deepspeed_engine.uses_engine(job)
     arch, gpus = target or job.cluster.gpu.arch, job.cluster.gpus_per_node
-    with paper.gpu(arch, gpus, cuda=job.software.cuda, waits=by_engine) as gpu:
+    known = workspace_table(job.cluster.gpu.name, job.software.torch)
+    with paper.gpu(arch, gpus, cuda=job.software.cuda, waits=by_engine, known=known) as gpu:
         gpu.recorder.folds = folded
         try:
-            engine = deepspeed_on_paper.planned_for(job, gpu.recorder) if by_engine else nullcontext()
             quick, chunks = dtensor_speed.once_for_all_parameters(), shard_chunks.made_when_asked_for()
             with (
                 absent_peers.join(rank, world_size),
-                absent_host.left_out() as host,
-                engine,
+                absent_host.left_out(pins_gradients=_pins_gradients(job)) as host,
+                deepspeed_on_paper.planned_for(job, gpu.recorder, host) if by_engine else nullcontext(),
                 quick,
                 chunks,
                 compiled_on_paper.compiling(job, arch, gpu.recorder) as compiled,
             ):
+                gpu.recorder.host = host.ledger
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
                 buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
                 events, repeats = gpu.recorder.folded_events()
                 if folded:
                     events, repeats = shortened_phases.write_out_evaluations(job, events, repeats)
-                unknown = gpu.unknown_workspaces()
+                unknown, counted = gpu.unknown_workspaces(), gpu.counted_workspaces()
+                margin = gpu.workspace_margin_bytes()
                 assumed = compiled.assumed()
+                on_host, host_assumed = tuple(host.ledger.events), tuple(sorted(host.assumed))
                 if by_engine:
                     deepspeed_engine.release(outcome.model, gpu.device)
                 del outcome
@@ -80,7 +87,14 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
             raise
         except Exception as error:
             raise trace_failures.untraceable(error, compiles=job.train.compile is not None) from error
-    return Trace(tuple(events), buckets, unknown, dims, parts=parts, repeats=tuple(repeats), assumed=assumed)
+    return Trace(
+        tuple(events), buckets, unknown, counted, margin, dims, parts=parts, repeats=tuple(repeats), assumed=assumed,
+        host=on_host, host_assumed=host_assumed,
+    )  # fmt: skip
+
+
+def _pins_gradients(job: Job) -> bool:
+    return job.parallel.dp_shard.offload == "cpu" and not job.train.optimizer_in_backward
 
 
 def _account(logged: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -26,6 +27,8 @@ from planner.events import (
     Synchronize,
     Use,
 )
+from planner.rollout.engine_figures import EngineFigures
+from planner.tracing.host_text import read_rows, rows_of
 from planner.tracing.traced import Trace
 
 _ROWS_PER_LINE = 500
@@ -42,19 +45,31 @@ def dumps(trace: Trace) -> str:
     about = {
         "buckets": dict(trace.buckets),
         "unknown_workspaces": list(trace.unknown_workspaces),
+        "counted_workspaces": list(trace.counted_workspaces),
+        "workspace_margin_bytes": trace.workspace_margin_bytes,
         "sharded_dims": list(trace.sharded_dims),
         "parts": list(trace.parts),
         "assumed": list(trace.assumed),
         "origins": len(origins),
         "events": len(events),
+        "host": len(trace.host),
+        "host_assumed": list(trace.host_assumed),
         "repeats": [
             [each.first, each.after, each.times, each.iterations, [number for pair in each.heirs for number in pair]]
             for each in trace.repeats
         ],
         "seconds": trace.seconds,
+        **({} if trace.engine is None else {"engine": asdict(trace.engine)}),
     }
     rows: Iterable[list[Any]] = ([each.op, each.module, list(each.shape), each.dtype] for each in origins)
-    return "\n".join([_json(about), *map(_json, _batches(rows)), *map(_json, _batches(events))])
+    return "\n".join(
+        [
+            _json(about),
+            *map(_json, _batches(rows)),
+            *map(_json, _batches(events)),
+            *map(_json, _batches(rows_of(trace.host))),
+        ]
+    )
 
 
 def loads(text: str) -> Trace:
@@ -71,17 +86,28 @@ def _read(text: str) -> Trace:
     rows = (row for line in lines for row in _rows(json.loads(line)))
     origins = [_origin(row) for row in islice(rows, _number(about["origins"]))]
     events = tuple(_events(islice(rows, _number(about["events"])), origins))
-    if len(origins) != about["origins"] or len(events) != about["events"] or next(rows, None) is not None:
+    host = tuple(read_rows(islice(rows, _number(about.get("host", 0)))))
+    if (
+        len(host) != about.get("host", 0)
+        or len(origins) != about["origins"]
+        or len(events) != about["events"]
+        or next(rows, None) is not None
+    ):
         raise ValueError("the trace is cut off, or something follows it")
     return Trace(
         events=events,
         buckets=_buckets(about["buckets"]),
         unknown_workspaces=tuple(_text(each) for each in about["unknown_workspaces"]),
+        counted_workspaces=tuple(_text(each) for each in about.get("counted_workspaces", ())),
+        workspace_margin_bytes=_number(about.get("workspace_margin_bytes", 0)),
         sharded_dims=tuple(_number(each) for each in about["sharded_dims"]),
         parts=tuple(_number(each) for each in about["parts"]),
         assumed=tuple(_text(each) for each in about.get("assumed", ())),
         repeats=_repeats(about.get("repeats", ()), len(events)),
+        host=host,
+        host_assumed=tuple(_text(each) for each in about.get("host_assumed", ())),
         seconds=float(about["seconds"]),
+        engine=_engine(about["engine"]) if "engine" in about else None,
     )
 
 
@@ -182,6 +208,15 @@ def _buckets(value: Any) -> dict[str, Any]:
     if not all(isinstance(each, str | int | float | bool) for each in value.values()):
         raise ValueError("no account of buckets")
     return dict(value)
+
+
+def _engine(about: dict[str, Any]) -> EngineFigures:
+    sizes = {name: _number(about[name]) for name in ("kv_layers", "activation_bytes", "kv_token_bytes")}
+    return EngineFigures(
+        **sizes,
+        weight_tensors=tuple(_number(each) for each in about["weight_tensors"]),
+        assumed=tuple(_text(each) for each in about["assumed"]),
+    )
 
 
 def _number(value: Any) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.events import Event, Repeat, write_out_repeats
+from planner.host_events import HostEvent
+from planner.rollout.engine_figures import EngineFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,10 @@ class Trace:
     """The account that DDP's reducer gives of itself; empty without DDP."""
     unknown_workspaces: tuple[str, ...] = ()
     """Kernels that take scratch memory of a size that is not known: nothing is counted for them."""
+    counted_workspaces: tuple[str, ...] = ()
+    """On whose word those of other kernels are counted, as sentences."""
+    workspace_margin_bytes: int = 0
+    """How much more one of them may take, where it was interpolated between two measured sizes."""
     sharded_dims: tuple[int, ...] = ()
     """Sizes of the dims that are split along `dp_shard`."""
     seconds: float = 0.0
@@ -28,6 +34,13 @@ class Trace:
 
     assumed: tuple[str, ...] = ()
     """What was assumed where a GPU would have been timed, as sentences."""
+    host: tuple[HostEvent, ...] = ()
+    """What the rank holds on the host; of iterations that repeat, those that were run."""
+    host_assumed: tuple[str, ...] = ()
+    """What of the host could not be found out, as sentences."""
+
+    engine: EngineFigures | None = None
+    """Of the inference engine beside the trainer; None without one."""
 
     def written_out(self) -> tuple[Event, ...]:
         """Everything that happens, one event after the other."""

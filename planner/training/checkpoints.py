@@ -8,14 +8,16 @@ from torch.distributed.tensor import DTensor
 
 from planner.errors import SpecError
 from planner.events import Category
+from planner.host_events import Backing, HostBlock, HostCategory
 from planner.job import schema
+from planner.training.host import Host
 from planner.training.observer import Observer
 
 MAP_LOCATIONS = ("cpu", "device")
 
 
 def load(
-    model: nn.Module, spec: schema.CheckpointLoad, device: torch.device, observer: Observer
+    model: nn.Module, spec: schema.CheckpointLoad, device: torch.device, observer: Observer, host: Host
 ) -> dict[str, Tensor] | None:
     """Loads a state dict as large as the model's into the model; returns it if the reference is kept.
 
@@ -29,15 +31,33 @@ def load(
             place="train.checkpoint_load.map_location",
         )
     if any(isinstance(tensor, DTensor) for tensor in model.state_dict().values()):
-        _into_shards(model, spec)
+        _into_shards(model, spec, host)
         return None
     on_device = spec.map_location == "device" or device.type == "cpu"
-    state = _on_device(model, observer) if on_device else _on_host(model)
-    model.load_state_dict(state)
-    return state if spec.keep_reference else None
+    read = _blocks(model, spec)
+    if on_device:  # each tensor is read on the host and copied, one after the other
+        read = [max(read, key=lambda each: each.bytes)] if read else []
+    with host.hold(*read):
+        state = _on_device(model, observer) if on_device else _on_host(model)
+        model.load_state_dict(state)
+    if not spec.keep_reference:
+        return None
+    if not on_device:
+        host.keep(*read)
+    return state
 
 
-def _into_shards(model: nn.Module, spec: schema.CheckpointLoad) -> None:
+def _blocks(model: nn.Module, spec: schema.CheckpointLoad) -> list[HostBlock]:
+    """What the file takes once it is loaded: tensors that share memory are there once."""
+    backing = Backing.FILE if spec.mmap else Backing.OWN
+    storages = {tensor.untyped_storage()._cdata: (name, tensor.nbytes) for name, tensor in model.state_dict().items()}
+    return [
+        HostBlock(bytes=size, category=HostCategory.CHECKPOINT, backing=backing, name=f"checkpoint.{name}")
+        for name, size in storages.values()
+    ]
+
+
+def _into_shards(model: nn.Module, spec: schema.CheckpointLoad, host: Host) -> None:
     """As torch.distributed.checkpoint loads a sharded model: each rank reads its own shards on the host and copies them
     into place, so that the device takes nothing."""
     if spec.map_location == "device":
@@ -49,7 +69,8 @@ def _into_shards(model: nn.Module, spec: schema.CheckpointLoad) -> None:
     with torch.no_grad():
         for tensor in model.state_dict().values():
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            local.copy_(torch.zeros((), dtype=local.dtype, device="cpu").expand(local.shape))
+            with host.hold(HostBlock(bytes=local.nbytes, category=HostCategory.CHECKPOINT, name="shard")):
+                local.copy_(torch.zeros((), dtype=local.dtype, device="cpu").expand(local.shape))
 
 
 def _on_device(model: nn.Module, observer: Observer) -> dict[str, Tensor]:

@@ -35,6 +35,10 @@ class MicroBatch:
     def target(self) -> Tensor | None:
         return next(iter(self.labels.values()), None)
 
+    def tensors(self) -> list[Tensor]:
+        """All that the data loader gave."""
+        return [*self.arguments.values(), *self.labels.values()]
+
 
 def feed_of(model: nn.Module, spec: schema.Job) -> Feed:
     """What this model takes. Raises SpecError if neither the model nor the job says so."""

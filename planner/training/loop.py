@@ -10,6 +10,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 
 import torch
@@ -26,6 +27,7 @@ from planner.training.folded_accumulation import accumulation_folder_of
 from planner.training.host import Host
 from planner.training.loss import Objective
 from planner.training.observer import NullObserver, Observer
+from planner.training.other_phases import NO_OTHER_PHASES, OtherPhases
 from planner.training.precision import Precision
 from planner.training.wraps import context_parallel, fsdp2, in_backward, zero_redundancy
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
@@ -52,29 +54,40 @@ class Loop:
     splitting: context_parallel.Split = field(default=context_parallel.whole)
     compiled: Sequence[nn.Module] = ()
     """Modules whose forward is compiled."""
+    others: OtherPhases = NO_OTHER_PHASES
+    """What happens between iterations: another model's forwards, a rollout."""
     feeds: Mapping[int, Feed] = field(default_factory=dict)
     """Batches by their length, of a run in which it differs."""
-    _steps: Steps = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        self._steps = draw_steps(self.train) if self.train.lengths is not None else ()
-        self._coming = chain.from_iterable(self._steps)
         self._losses: list[Tensor] = []
         if self.train.retains == "output":
             self.objective.outputs = []
         self._folder = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
 
+    @cached_property
+    def _steps(self) -> Steps:
+        """The lengths of each step's micro-batches, where they differ."""
+        return draw_steps(self.train) if self.train.lengths is not None else ()
+
+    @cached_property
+    def _coming(self) -> Iterator[int]:
+        return chain.from_iterable(self._steps)
+
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
         with self._telling_gradients(), in_backward.stepping(self.optimizer, self._tell_state):
-            folder = folding.folder_of(self.observer)
+            folder = None if self.others else folding.folder_of(self.observer)
+            self.others.begin()
             for iteration in range(1, self._iterations() + 1):
                 began = folder.place() if folder else 0
                 known = compiling.graphs_so_far()
+                self.others.before(iteration)
                 self._iterate(iteration)
                 if self._evaluates(iteration):
                     self._evaluate(iteration)
                 gc.collect()
+                self.others.after(iteration)
                 if self.train.empty_cache_every and iteration % self.train.empty_cache_every == 0:
                     self._empty_cache()
                 settled = iteration > 1 and compiling.graphs_so_far() == known
@@ -120,6 +133,7 @@ class Loop:
         self.observer.mark(Phase.FORWARD, iteration)
         feed = self.feeds[next(self._coming)] if self._steps else self.feed
         batch = inputs.make(feed, self.train.micro_batch_size, self.device, self.observer, own_loss=self.objective.own)
+        self.host.take_batch(batch.tensors())
         with self.splitting(batch):
             with self.precision.autocast():
                 loss = self.objective(self.model, batch)
@@ -198,9 +212,7 @@ class Loop:
         steps = Evaluation(
             spec=spec,
             objective=self.objective,
-            batch=lambda: inputs.make(
-                self.feed, spec.micro_batch_size, self.device, self.observer, own_loss=self.objective.own
-            ),
+            batch=lambda: self._evaluation_batch(spec),
             mark=lambda phase: self.observer.mark(phase, iteration),
             around=self._splitting_and_autocast,
             to_host=self.host.take_result,
@@ -210,6 +222,12 @@ class Loop:
             steps.run(self.model, shortened=shortened)
             if spec.generate is not None:
                 self._generate(spec.generate, iteration, shortened=shortened)
+
+    def _evaluation_batch(self, spec: schema.Eval) -> inputs.MicroBatch:
+        own = self.objective.own
+        batch = inputs.make(self.feed, spec.micro_batch_size, self.device, self.observer, own_loss=own)
+        self.host.take_batch(batch.tensors())
+        return batch
 
     def _generate(self, spec: schema.Generate, iteration: int, *, shortened: bool) -> None:
         generation = Generation(

@@ -42,7 +42,7 @@ class Objective:
         if spec.name not in LOSSES:
             raise SpecError(f"unknown loss {spec.name!r}", allowed=", ".join(LOSSES), place="train.loss.name")
         self.own = spec.name == "model" or (feed.own_loss and spec.name != "sum")
-        self._name, self._chunks = spec.name, spec.chunks
+        self._name, self._chunks, self._in_chunks = spec.name, spec.chunks, spec.chunk_head
         self._dtype = floating(spec.dtype, place="train.loss.dtype")
         self._feed, self._device, self._observer = feed, device, observer
         self._keeps, self._kept = spec.keep_output, None
@@ -67,6 +67,8 @@ class Objective:
     def _loss_of(self, output: Any, batch: MicroBatch) -> Tensor:
         if self.own:
             return _own_loss(output)
+        if self._in_chunks:
+            return _of_chunks(output if isinstance(output, list) else output.logits, batch.target)
         return self.of_output(logits_of(output), batch.target)
 
     def of_output(self, logits: Tensor, target: Tensor | None) -> Tensor:
@@ -114,6 +116,17 @@ def cross_entropy(logits: Tensor, target: Tensor, dtype: torch.dtype, chunks: in
     total = sum(functional.cross_entropy(part.to(dtype), classes, reduction="sum") for part, classes in parts)
     assert isinstance(total, Tensor)
     return total / target.numel()
+
+
+def _of_chunks(parts: Sequence[Tensor], target: Tensor | None) -> Tensor:
+    """Mean cross entropy of logits in chunks, each (batch, tokens, classes): all losses are there before their sum."""
+    assert target is not None
+    targets = target.split(parts[0].shape[1], dim=1)
+    losses = [
+        functional.cross_entropy(part.flatten(0, 1), classes.flatten(), reduction="none")
+        for part, classes in zip(parts, targets, strict=True)
+    ]
+    return torch.cat(losses).sum() / target.numel()
 
 
 def logits_of(output: Any) -> Tensor:

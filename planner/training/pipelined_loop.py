@@ -87,6 +87,7 @@ class PipelinedLoop(Loop):
     def _run_micro_batches(self) -> None:
         size = self.train.micro_batch_size * self.train.gradient_accumulation_steps
         batch = inputs.make(self.feed, size, self.device, self.observer, own_loss=False)
+        self.host.take_batch(batch.tensors())
         taken = tuple(batch.arguments.values()) if any(part.first for part in self.parts) else ()
         last = any(part.last for part in self.parts)
         for stage in self._stages:

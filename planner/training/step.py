@@ -17,6 +17,7 @@ from planner.training import (
     activation_offload,
     blocks,
     checkpoints,
+    chunked_head,
     collectives,
     compiling,
     inputs,
@@ -24,6 +25,7 @@ from planner.training import (
     optimizer_variants,
     optimizers,
     ownership,
+    post_training,
     recompute,
     routing,
 )
@@ -83,7 +85,7 @@ def run(
     """
     watching = NullObserver() if observer is None else observer
     compiling.forget_compiled(spec.train.compile)
-    world = World.of(spec.parallel, rank, device)
+    world, doing = World.of(spec.parallel, rank, device), RealHost() if host is None else host
     torch.manual_seed(rank)
     with (
         _collecting_by_hand(),
@@ -93,14 +95,17 @@ def run(
     ):
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, watching))
         watching.mark(Phase.LOAD, 0)
-        loop, recomputed = _load(spec, _StepContext(world, device, watching, RealHost() if host is None else host))
+        place = _StepContext(world, device, watching, doing)
+        loop, recomputed = _load(spec, place)
+        if spec.post_training is not None:
+            loop.others = post_training.phases_around(loop, spec, world, doing)
         if isinstance(watching, ModuleFollower) and watching.follows_modules:
             following.enter_context(module_paths.follow(loop.bare_model, watching.enter, watching.leave, loop.compiled))
         gc.collect()
         kept = None
         if spec.train.checkpoint_load is not None:
             watching.mark(Phase.CHECKPOINT_LOAD, 0)
-            kept = checkpoints.load(loop.bare_model, spec.train.checkpoint_load, device, watching)
+            kept = checkpoints.load(loop.bare_model, spec.train.checkpoint_load, device, watching, doing)
         with tensor_parallel.losses(spec.parallel.tp):
             loop.run()
     wrapped = loop.model
@@ -135,6 +140,7 @@ def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
     with deepspeed_engine.partitioning(spec):
         bare = build(spec.model, torch.device("meta") if world.splits else device)
     feed, feeds = inputs.feed_of(bare, spec), inputs.feeds_by_length(bare, spec)
+    chunked_head.apply(bare, spec.train.loss)
     if world.degree("tp") > 1:
         tensor_parallel.split(bare, spec.parallel.tp, world.device_mesh["tp"])
     if world.degree("ep") > 1:

@@ -120,6 +120,11 @@ OUTSIDE = (
         why="kernels for a GPU, which write to what Python has allocated for them",
     ),
     Entry(
+        target="bitsandbytes.cuda_setup.main:CUDASetup.run_cuda_setup", kind=Kind.PATCH,
+        group="program's early bitsandbytes", has_source=False, optional=True,
+        test="tests/running/test_bitsandbytes.py", why="up to 0.42 it stops where it finds no CUDA for the GPU",
+    ),
+    Entry(
         target="deepspeed.ops.op_builder.builder:OpBuilder.load", kind=Kind.PATCH, group="deepspeed builds",
         has_source=False, optional=True, test=_OUTSIDE, why="compiles an optimizer's kernels at their first use",
     ),

@@ -19,6 +19,7 @@ from planner.history.store import History
 from planner.job.schema import Software
 from planner.layout.rank_sets import RankSet
 from planner.overhead.estimate import outside
+from planner.planning.measured_calibration import measured_observations
 from planner.report.statement import RankClassStatement, Verdict
 from planner.units import show_bytes
 from planner.validation.predicted import Predicted, predicted_of
@@ -97,7 +98,7 @@ class CalibrationLearner:
 def learn_calibration(seen: list[Observation | QuarantinedObservation]) -> Calibration:
     """What the newest of these teach; what was set aside before stands with what learning sets aside."""
     newest = sorted(seen, key=_date, reverse=True)[:MOST]
-    found = learn(each for each in newest if isinstance(each, Observation))
+    found = learn([*measured_observations(), *(each for each in newest if isinstance(each, Observation))])
     aside = {*found.quarantined, *(each for each in newest if isinstance(each, QuarantinedObservation))}
     kept = sorted(sorted(aside, key=_date, reverse=True)[:MOST_QUARANTINED], key=repr)
     found = dataclasses.replace(found, quarantined=tuple(kept))

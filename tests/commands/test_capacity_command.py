@@ -21,10 +21,10 @@ from planner.history.store import History
 from planner.report.capacity_text import render_capacity
 
 TABLE = """\
-team    queue  gpu            jobs  gpus   asked for   predicted    headroom   measured  wrong/judged
-nlp     q      H100-SXM-80GB     1     4  320.00 GiB  158.00 GiB  162.00 GiB  77.00 GiB           1/1
-vision  q2     H100-SXM-80GB     1     1   80.00 GiB   40.00 GiB   40.00 GiB          -             -
-all                              2     5  400.00 GiB  198.00 GiB  202.00 GiB  77.00 GiB           1/1
+team    queue  gpu            jobs  gpus   asked for   predicted    headroom   measured  wrong/judged  out of memory
+nlp     q      H100-SXM-80GB     1     4  320.00 GiB  158.00 GiB  162.00 GiB  77.00 GiB           1/1          1 gpu
+vision  q2     H100-SXM-80GB     1     1   80.00 GiB   40.00 GiB   40.00 GiB          -             -              -
+all                              2     5  400.00 GiB  198.00 GiB  202.00 GiB  77.00 GiB           1/1          1 gpu
 """
 WHAT_IF = """\
 

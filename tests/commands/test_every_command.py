@@ -10,8 +10,8 @@ import pytest
 from planner import cli
 
 COMMANDS = [
-    "plan", "run", "check", "search", "max", "min", "sweep", "spec", "replay", "measure", "compare", "validate",
-    "gpu-truth", "serve", "capacity", "webhook", "kueue", "completion",
+    "plan", "run", "check", "search", "max", "min", "sweep", "spec", "replay", "explain", "measure", "compare",
+    "validate", "gpu-truth", "serve", "capacity", "webhook", "kueue", "completion",
 ]  # fmt: skip
 ABSENT = [
     "alembic", "fastapi", "kubernetes", "numpy", "prometheus_client", "pydantic", "ray", "shtab", "sqlalchemy",

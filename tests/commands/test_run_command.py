@@ -11,6 +11,10 @@ import pytest
 from standard_error import without_progress
 
 from planner import cli
+from planner.job.gpu_names import look_up
+from planner.job.schema import Software
+from planner.planning.program import inputs_of
+from planner.running.launch_line import parse
 
 PROGRAMS = Path(__file__).parents[1] / "running/programs"
 WORLD = ["torchrun", "--nproc-per-node", "4", str(PROGRAMS / "classifier.py"), "--eval-every", "1000"]
@@ -26,6 +30,17 @@ while True:
 
 def planner(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "planner", *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("torch", "cuda"), [("2.6", "12.4"), ("2.10", "12.8"), ("2.13", "13.0")])
+def test_an_older_torch_comes_with_its_own_cuda(torch: str, cuda: str) -> None:
+    """By which attention is chosen, for one."""
+    command = ["python", str(PROGRAMS / "fine_tune.py")]
+    known = look_up("H100-SXM-80GB", place="--gpu")
+
+    work = inputs_of(parse(command, inherited={}), command, known, torch=torch)
+
+    assert work.software == Software(torch=torch, cuda=cuda)
 
 
 def test_json_is_one_object_on_standard_output() -> None:

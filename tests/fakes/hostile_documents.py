@@ -65,6 +65,7 @@ PLAN_ID = "pl-" + "a" * 26
 REPORT: dict[str, Any] = {
     "schema": "planner.job/1", "plan_id": PLAN_ID, "team": "nlp", "queue": "h100", "hosts": ["node-17"],
     "gpu_uuids": ["GPU-5c"], "started_at": "2026-01-02T03:04:05Z", "ended_at": None, "outcome": "",
+    "failure": "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0.",
     "measured": [{"rank": 0, "host": "node-17", "allocated_bytes": 1024, "reserved_bytes": 2048, "device_bytes": None}],
     "ranks": [{"rank": 0, "host": "a", "steps": 3, "peak": {"allocated_bytes": 1}, "gpu": {"uuid": "x"}}],
 }  # fmt: skip

@@ -25,8 +25,10 @@ from planner.job.bundle import bundle_text
 from planner.job.loading import load_document, load_job
 from planner.job.schema import Job
 from planner.measuring import store
+from planner.out_of_memory.explanation import explain, snapshot_to_json, to_json
+from planner.out_of_memory.snapshot_failure import explain_failures
 from planner.planning.pipeline import refuse_unplannable
-from planner.service.bodies import JSON, YAML, read_job, read_object
+from planner.service.body_contents import JSON, YAML, read_job, read_object
 from planner.service.ids import order_of
 from planner.service.job_bodies import change_of
 from planner.service.problems import MOST_BYTES, problem
@@ -100,6 +102,16 @@ def snapshot(content: bytes) -> Any:
     return verify(_of_file(content, read_snapshot), "expandable_segments:True").to_json()
 
 
+def failed_snapshot(content: bytes) -> Any:
+    """The snapshot of `planner explain`."""
+    return [snapshot_to_json(each) for each in explain_failures(content, "a snapshot")]
+
+
+def log(content: bytes) -> Any:
+    """The log of `planner explain`, and what the service is told of a job's end."""
+    return to_json(explain(content.decode("utf-8", "replace")))
+
+
 def measurements(content: bytes) -> Any:
     """The file of `planner compare`."""
     return [each.peak for each in _of_file(content, store.read)]
@@ -118,8 +130,8 @@ def calibration(content: bytes) -> Any:
 READERS: dict[str, Reader] = {
     each.__name__: each
     for each in (
-        spec_in_json, spec_in_yaml, spec_file, validation, report, review, workload, snapshot, measurements,
-        allocator_conf, calibration,
+        spec_in_json, spec_in_yaml, spec_file, validation, report, review, workload, snapshot, failed_snapshot, log,
+        measurements, allocator_conf, calibration,
     )
 }  # fmt: skip
 

@@ -20,7 +20,8 @@ from planner.job.bundle import bundle_text
 from planner.job.schema import Job
 from planner.report.statement import to_json
 from planner.searching.answer import plan_and_advise
-from planner.searching.exact import Answer, Group, plan_here
+from planner.searching.exact import Answer
+from planner.searching.exact_groups import Group, plan_here
 from planner.searching.requests import SearchRequest
 from planner.service import search_document
 from planner.service.dependencies import Dependencies

@@ -7,12 +7,15 @@ import pickle
 from typing import Any
 
 from hostile_documents import DECODER, DEEPSPEED, REPORT, SPEC, VALIDATION
+from torch_messages import alloc_conf
 
 from planner.calibration import document as calibrations
 from planner.calibration.interval import Calibration
-from planner.events import Phase
+from planner.events import Alloc, Phase
 from planner.measuring import store
 from planner.measuring.measurement import DeviceFacts, Levels, MeasuredPhase, Measurement, OutOfMemory, Truth
+from planner.report import memory_viz
+from planner.units import MIB
 
 TEMPLATE = {
     "metadata": {"annotations": {"planner.dev/bundle": json.dumps(DECODER)}},
@@ -108,5 +111,19 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
 TEXTS: dict[str, bytes] = {
     **{name: json.dumps(document).encode() for name, document in DOCUMENTS.items()},
     "snapshot": pickle.dumps(snapshot(), protocol=4),
+    "failed_snapshot": pickle.dumps(
+        memory_viz.snapshot([Alloc(0, 600 * MIB), Alloc(1, 500 * MIB)], capacity_bytes=1000 * MIB), protocol=4
+    ),
+    "log": alloc_conf(
+        {
+            "device": 0,
+            "tried": "2.00 GiB",
+            "total": "79.00 GiB",
+            "free": "1.00 GiB",
+            "this": "78.00 GiB",
+            "allocated": "76.00 GiB",
+            "unallocated": "1.00 GiB",
+        }
+    ).encode(),
     "allocator_conf": CONF.encode(),
 }

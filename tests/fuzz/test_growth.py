@@ -159,6 +159,14 @@ FAMILIES: dict[str, tuple[str, int, Make]] = {
         "measurements", 4_000,
         lambda n: json.dumps({**json.loads(store.line(MEASUREMENT)), "marks": [["forward", 1, 1]] * n}).encode(),
     ),
+    "messages that never end": ("log", 3_000, lambda n: b"CUDA out of memory. Tried to allocate " * n),
+    "failures of NCCL": ("log", 5_000, lambda n: b"Cuda failure 'out of memory' " * n),
+    "processes on a GPU": (
+        "log", 5_000,
+        lambda n: b"CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 1.00 GiB of which "
+        b"1.00 GiB is free. " + b"Process 1 has 1.00 GiB memory in use. " * n,
+    ),
+    "kills": ("log", 5_000, lambda n: b"memory: usage 1kB, limit 1kB\nOut of memory: Killed process 1 (a) " * n),
     "options": ("allocator_conf", 20_000, lambda n: b"expandable_segments:True," * n),
     "an option's name": ("allocator_conf", 200_000, lambda n: b"expand" * n + b":1"),
     "an open list": ("allocator_conf", 200_000, lambda n: b"roundup_power2_divisions:[" + b"1:2," * n),

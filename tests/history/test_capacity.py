@@ -9,6 +9,7 @@ from typing import Any
 from planner.history.capacity_totals import Capacity
 from planner.history.job_values import JobChange, MeasuredRank, Outcome
 from planner.history.store import History
+from planner.out_of_memory.failure import Cause
 from planner.report.statement import Plan, Verdict
 from planner.units import GIB
 
@@ -48,10 +49,28 @@ def test_a_job_that_ended_takes_nothing_but_judges_its_plan(
         history.jobs.bind("ray", str(number), JobChange(plan_id=plan(number).plan_id, outcome=outcome))
 
     assert history.capacity() == (
-        Capacity(team="nlp", queue="h100", gpu="H100-SXM-80GB", judged=5, said_fits_ran_out=1, said_exceeds_ran=1),
+        Capacity(
+            team="nlp",
+            queue="h100",
+            gpu="H100-SXM-80GB",
+            judged=5,
+            said_fits_ran_out=1,
+            said_exceeds_ran=1,
+            ran_out_gpu=3,
+        ),
     )
     assert history.capacity()[0].wrong_verdicts == 2
     assert history.capacity(since=clock.now + timedelta(seconds=1)) == ()
+
+
+def test_a_job_that_the_hosts_memory_ended_does_not_judge_the_gpus_verdict(
+    history: History, plan: Callable[..., Plan]
+) -> None:
+    history.plans.put(plan())
+    told = JobChange(plan_id=plan().plan_id, outcome=Outcome.OUT_OF_MEMORY, cause=Cause.HOST_LIMIT)
+    history.jobs.bind("slurm", "1", told)
+
+    assert history.capacity() == (Capacity(team="nlp", queue="h100", gpu="H100-SXM-80GB", ran_out_host=1),)
 
 
 def test_sums_beyond_a_column_are_exact(history: History, plan: Callable[..., Plan]) -> None:

@@ -15,6 +15,7 @@ QUESTIONS = [
     "a kernel's workspace",
     "an optimizer",
     "a parallelism",
+    "an inference engine beside the trainer",
     "a launcher hook",
     "a metric",
     "an HTTP endpoint",
@@ -25,6 +26,7 @@ QUESTIONS = [
     "a key of the spec, with its check",
     "a moment when jobs die",
     "an allocator rule",
+    "a form of a message that memory ran out",
     "an importer of another tool's config",
     "a patch of torch",
 ]

@@ -69,12 +69,13 @@ def test_a_job_goes_all_the_way_and_one_that_does_not_fit_no_step(cluster: Any, 
         "requested_bytes": rank_class["capacity_bytes"], "predicted_bytes": peak["device_bytes"],
         "headroom_bytes": rank_class["capacity_bytes"] - peak["device_bytes"], "measured_bytes": measured,
         "measured_gpus": 1, "predicted_of_measured_bytes": peak["device_bytes"], "judged": 0, "wrong_verdicts": 0,
-        "said_fits_ran_out": 0, "said_exceeds_ran": 0,
+        "said_fits_ran_out": 0, "said_exceeds_ran": 0, "ran_out_gpu": 0, "ran_out_host": 0,
     }  # fmt: skip
     assert cluster.service.get("/v1/capacity").json()["rows"] == [row]
     told = cluster.command("capacity", "--server", cluster.service.url)
     assert told.stdout.splitlines()[1].split() == [
-        "nlp", "h100", "H100-SXM-80GB", "1", "1", *sizes(row, "requested", "predicted", "headroom", "measured"), "-",
+        "nlp", "h100", "H100-SXM-80GB", "1", "1", *sizes(row, "requested", "predicted", "headroom", "measured"),
+        "-", "-",
     ]  # fmt: skip
 
     # The metrics know that one was refused; nobody ever ran it.

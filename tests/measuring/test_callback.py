@@ -258,6 +258,27 @@ def test_memory_running_out_is_reported_and_still_an_error_of_the_training(gpu: 
     assert phases(last)[("step", 2)] == (900, 900)
 
 
+ASYNC = "Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated : 1.00 GiB"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError(ASYNC), ASYNC),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), "CUDA error: out of memory"),
+        (RuntimeError("NCCL error\nLast error:\nCuda failure 'out of memory'"), "Cuda failure 'out of memory'"),
+        (MemoryError("no room"), "MemoryError: no room"),
+        (RuntimeError("shapes differ"), ""),
+    ],
+)
+def test_whatever_says_that_memory_ran_out_is_reported(error: Exception, said: str, gpu: Gpu, tmp_path: Path) -> None:
+    gpu.take(1)
+    with pytest.raises(type(error)), report_memory(file=tmp_path / "memory.jsonl", read=gpu.read, id="7"):
+        raise error
+
+    assert lines(tmp_path / "memory.jsonl")[-1]["ranks"][0]["out_of_memory"] == said
+
+
 def test_the_rank_of_a_world_is_known_before_it_has_met(
     gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,8 +424,8 @@ def test_a_service_that_hangs_does_not_slow_the_training(
         if thread.name == "planner-report":
             thread.join(5)
 
-    assert trained < 0.5
-    assert ended < 1.5
+    assert trained < 5  # a hundred steps, of which none waits its 0.2 s
+    assert ended < 10
     assert caplog.messages == ["planner: the last report was not delivered within 0.2 s"]
 
 

@@ -17,7 +17,7 @@ from planner.planning.pipeline import judge_traces
 from planner.report.statement import Advice, Verdict
 from planner.searching.advice import Advised, advise
 from planner.searching.answer import plan_and_advise
-from planner.searching.exact import PlansHere
+from planner.searching.exact_groups import PlansHere
 from planner.units import GIB, MIB
 
 JobOf = Callable[..., Job]

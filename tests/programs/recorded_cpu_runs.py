@@ -17,8 +17,6 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import small_models
-
 from planner.job.schema import AS_BUILT, Job
 from planner.measuring import store
 from planner.measuring.measurement import from_json
@@ -106,7 +104,8 @@ def _digest(job: Job, world: int) -> str:
 
     What a job leaves at its default does not count: a key that is added to the spec asks for no new measurement.
     """
-    models = Path(small_models.__file__).read_text(encoding="utf-8") if job.model.factory else ""
+    named = job.model.factory.partition(":")[0]
+    models = Path(_HERE, f"{named}.py").read_text(encoding="utf-8") if named else ""
     said = _describe(job).replace(_HERE, "")
     return hashlib.sha256(f"{said} {world} {models}".encode()).hexdigest()[:16]
 

@@ -3,13 +3,15 @@
     PYTHONPATH=. python tests/published_programs/run_published.py --peft CLONE --torchtitan CLONE --litgpt FOLDER
 
 Each option names a checkout (docs/accuracy.md says of which commit), for litgpt the folder that `--litgpt` fills with
-checkpoints without values on its first use; without the option its rows are left out. The packages of
-tests/clients/requirements.txt are wanted. A row takes 15 to 100 processor seconds, hence outside CI.
+checkpoints without values on its first use; without the option its rows are left out. `--litgpt-clone CLONE` adds the
+QLoRA rows, by the litgpt, lightning and bitsandbytes of their days. The packages of tests/clients/requirements.txt are
+wanted. A row takes 15 to 100 processor seconds, hence outside CI.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -72,16 +74,22 @@ def torchtitan_rows(clone: Path) -> Iterator[Row]:
     yield Row("llama3-8B, FSDP2 over 64 (at d9bdfbb2)", clone, llama[1], gpu, round(31.41 * GIB))
 
 
-def litgpt_rows(folder: Path) -> Iterator[Row]:
-    from litgpt_materials import CONFIGS, fill
+def litgpt_rows(folder: Path, clone: Path | None) -> Iterator[Row]:
+    from litgpt_materials import CONFIGS, fill, of_its_day
 
     fill(folder)
     rows = json.loads(TRUTH.read_text(encoding="utf-8"))["litgpt"]
     for row in rows:
         if row["config"] not in CONFIGS:
             continue  # its optimizer's states alone are more than its figure: another optimizer than its config's
+        checkpoint, before = CONFIGS[row["config"]], [Path()]
+        if "qlora" in row["config"]:
+            if clone is None:
+                continue  # the installed litgpt trains another model than the row's
+            checkpoint, before = of_its_day(folder, clone, row["config"])
         command = (
-            f"python -m litgpt finetune_lora {CONFIGS[row['config']]} --precision bf16-true --lora_r 32 "
+            f"env PYTHONPATH={':'.join(map(str, before))} "
+            f"python -m litgpt finetune_lora {checkpoint} --precision bf16-true --lora_r 32 "
             f"--data JSON --data.json_path rows.json --data.val_split_fraction 0.1 --data.num_workers 0 "
             f"--train.global_batch_size 8 --train.micro_batch_size {row['micro_batch']} --train.max_seq_length 512"
         )
@@ -105,12 +113,13 @@ def run(row: Row) -> int | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Published runs beside their programs on paper")
-    for name in ("peft", "torchtitan", "litgpt"):
+    for name in ("peft", "torchtitan", "litgpt", "litgpt-clone"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     given = parser.parse_args()
     print("| program | published, GiB | on paper | error |\n|---|---:|---:|---:|")
-    for folder, rows in ((given.peft, peft_rows), (given.torchtitan, torchtitan_rows), (given.litgpt, litgpt_rows)):
+    of_litgpt = functools.partial(litgpt_rows, clone=given.litgpt_clone and given.litgpt_clone.resolve())
+    for folder, rows in ((given.peft, peft_rows), (given.torchtitan, torchtitan_rows), (given.litgpt, of_litgpt)):
         for row in rows(folder.resolve()) if folder else ():
             if given.only in row.name:
                 peak = run(row)

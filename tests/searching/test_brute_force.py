@@ -14,7 +14,8 @@ from planner.bound.lower_bound import lower_bound
 from planner.job.schema import Gpu, Job
 from planner.searching.axes import axis_of
 from planner.searching.engine import search
-from planner.searching.exact import Exact, Group, PlansHere, plan_here
+from planner.searching.exact import Exact
+from planner.searching.exact_groups import Group, PlansHere, plan_here
 from planner.searching.extremes import largest
 from planner.searching.fewest import fewest, gpu_counts
 from planner.searching.objectives import Objective

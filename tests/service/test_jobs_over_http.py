@@ -62,6 +62,7 @@ def test_a_job_is_bound_to_its_plan_and_told_more_of_later(client_of_jobs: TestC
         "started_at": "2026-01-02T03:04:05+00:00",
         "ended_at": "2026-01-02T04:04:05+00:00",
         "outcome": "finished",
+        "cause": "", "memory": "", "failure": "", "beside_plan": [],
         "measured": [
             {
                 "rank": 0, "host": "node-17", "gpu_uuid": "",
@@ -87,6 +88,7 @@ def test_a_job_is_bound_to_its_plan_and_told_more_of_later(client_of_jobs: TestC
         ({"started_at": "soon"}, 422, "started_at"),
         ({"plan_id": "{plan}", "started_at": "2026-01-02T03:04:05"}, 422, "started_at"),
         ({"outcome": "lost"}, 422, "outcome"),
+        ({"plan_id": "{plan}", "failure": "step 246"}, 422, "failure"),
         ({"measured": [{}]}, 422, "measured[0].rank"),
         ({"measured": [{"rank": True}]}, 422, "measured[0].rank"),
         ({"measured": [{"rank": 0, "device_bytes": 1.5}]}, 422, "measured[0].device_bytes"),

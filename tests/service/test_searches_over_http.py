@@ -20,7 +20,8 @@ from planner.job.loading import load_document
 from planner.job.schema import Job
 from planner.planning import pipeline
 from planner.report.statement import Verdict
-from planner.searching.exact import Answer, Exact, Group
+from planner.searching.exact import Answer, Exact
+from planner.searching.exact_groups import Group
 from planner.service import search_document
 from planner.service.dependencies import Dependencies
 from planner.service.interface import interface

@@ -176,6 +176,7 @@ def test_a_bundle_says_its_schema_first_and_every_section() -> None:
         "metadata",
         "model",
         "train",
+        "post_training",
         "parallel",
         "cluster",
         "software",

@@ -84,6 +84,18 @@ def test_what_lies_at_known_places_is_known() -> None:
 
 
 @pytest.mark.usefixtures("in_a_program")
+def test_a_mask_that_was_scattered_to_known_places_selects_as_many(taken: Any) -> None:
+    places = torch.tensor([[3, 17, 40]])
+
+    def run(mask: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return (mask.scatter_(1, places, torch.ones(1, 3, dtype=torch.bool, device="cuda")) == 1.0).nonzero()
+
+    found = taken(lambda: (torch.zeros(1, 64, dtype=torch.bool).to("cuda"), places.to("cuda")), run)
+
+    assert found.kept == [((2, 3), "int64")]
+
+
+@pytest.mark.usefixtures("in_a_program")
 def test_what_is_drawn_on_the_device_makes_labels_unknown() -> None:
     with paper.gpu("sm_90"):
         labels = torch.ones(4, 8, dtype=torch.int64).cuda()

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from planner.paper.kernels import workspaces
-from planner.paper.kernels.table import cuda, scratch
+from planner.paper.kernels.table import cuda
 
 Tensor = torch.Tensor
 
 _FLOAT = 4
+_BACKWARD = "cuDNN attention, backward: beyond the front end's part"
 
 
 def _floats(*shape: int) -> Tensor:
@@ -32,15 +33,17 @@ def cudnn(
 
 @cuda("_cudnn_attention_forward")
 def cudnn_forward(
-    query: Tensor, _key: Tensor, value: Tensor, _bias: Tensor | None, _cum_q: Any, _cum_k: Any, max_q: int, max_k: int,
-    with_lse: bool, *_: Any, **__: Any,
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, _cum_q: Any, _cum_k: Any, max_q: int, max_k: int,
+    with_lse: bool, dropout: float = 0.0, causal: bool = False, *_: Any, **__: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The result lies as the query does; the backward needs one float32 per row and head."""
     seed = torch.empty((), dtype=torch.int64, device="cuda")
     offset = torch.empty((), dtype=torch.int64, device="cuda")
     out = _laid_out_as(query, value.size(3))
     lse = _floats(query.size(0), query.size(1), query.size(2), 1) if with_lse else None
-    workspaces.note_unknown_workspace("cuDNN attention, forward")
+    options = f"bias={bias is not None} lse={with_lse} dropout={dropout > 0} causal={causal}"
+    workspace = workspaces.take("cudnn", "cuDNN attention, forward", [query, key, value], options)
+    del workspace
     return out, lse, None, None, max_q, max_k, seed, offset, None
 
 
@@ -65,7 +68,7 @@ def cudnn_backward(
     grads = tuple(torch.empty_like(t) for t in (query, key, value))
     kept = grad if grad.stride(-1) == 1 else torch.empty_like(out)
     batch, heads, rows, head_dim = query.shape
-    workspace = scratch(batch * heads * rows * (head_dim + 1) * _FLOAT)
-    workspaces.note_unknown_workspace("cuDNN attention, backward: beyond the front end's part")
+    front_end = batch * heads * rows * (head_dim + 1) * _FLOAT
+    workspace = workspaces.take("cudnn", _BACKWARD, [query, key, value], at_least=front_end)
     del kept, workspace
     return grads

@@ -107,7 +107,8 @@ def _transform(out: Tensor, x: Tensor, sizes: Sequence[int], dim: Sequence[int])
     is_half = batches.is_complex() and batches.size(-1) != signal[-1]
     if _has_to_be_copied(batches, signal, onesided=is_half):
         batches = batches.clone(memory_format=_CONTIGUOUS)
-    workspaces.note_unknown_workspace("cuFFT")
+    workspace = workspaces.take("cufft", "cuFFT", [batches], f"signal={signal} to={out.dtype}".replace("torch.", ""))
+    del workspace
     strides, count = [0] * x.dim(), 1
     for d in reversed(batch_dims):
         strides[d] = count * out.stride(0)

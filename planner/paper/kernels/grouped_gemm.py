@@ -28,7 +28,9 @@ def grouped_mm(
     strides = (shape[-2] * padded, padded, 1)[-len(shape) :]
     out = torch.empty_strided(shape, strides, dtype=kind, device="cuda")
     if {a.dtype, b.dtype, kind} == {torch.bfloat16} and target().capability in ((9, 0), (10, 0)):
-        workspaces.note_unknown_workspace("grouped matrix product: its table of groups")
+        groups = f"groups={offsets.size(0) if offsets is not None else a.size(0)}"
+        workspace = workspaces.take("cutlass", "grouped matrix product: its table of groups", [a, b], groups)
+        del workspace
     else:
         _first_product(a, b, out)
     return out

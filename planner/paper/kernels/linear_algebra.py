@@ -24,7 +24,8 @@ def householder(x: Tensor) -> tuple[Tensor, Tensor]:
     """The factors by columns, and a number for each reflection."""
     factors = _by_columns(x.shape, x)
     tau = x.new_empty((*x.shape[:-2], min(x.shape[-2:])))
-    workspaces.note_unknown_workspace("cuSOLVER")
+    workspace = workspaces.take("cusolver", "cuSOLVER", [x], "geqrf")
+    del workspace
     return factors, tau
 
 
@@ -49,7 +50,8 @@ def least_squares(
         _by_columns((*batch, rows, unknowns), x),
     ]
     solution = _by_columns((*batch, max(rows, unknowns), sides), x)
-    workspaces.note_unknown_workspace("cuSOLVER")
+    workspace = workspaces.take("cusolver", "cuSOLVER", [x, columns], "gels")
+    del workspace
     residuals = x.new_empty(0, dtype=x.dtype.to_real())
     if rows > unknowns:
         residuals = solution.narrow(-2, unknowns, rows - unknowns).abs().sum(-2)
@@ -66,7 +68,8 @@ def eigenvectors(x: Tensor) -> tuple[Tensor, Tensor]:
     kept = [_by_columns(x.shape, x), torch.zeros(x.shape[:-2], dtype=torch.int32, device="cuda")]
     if not x.is_complex():
         kept.append(_by_columns(x.shape, x))
-    workspaces.note_unknown_workspace("cuSOLVER")
+    workspace = workspaces.take("cusolver", "cuSOLVER", [x], "geev")
+    del workspace
     values, vectors = x.new_empty(x.shape[:-1], dtype=dtype), _by_columns(x.shape, x, dtype)
     del kept
     return values, vectors

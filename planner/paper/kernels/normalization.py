@@ -140,12 +140,20 @@ def cudnn_batch_norm(
     if not training:
         return out, weight.new_empty(0), weight.new_empty(0), _reserve()
     mean, variance = weight.new_empty(x.size(1)), weight.new_empty(x.size(1))
-    workspaces.note_unknown_workspace("cuDNN batch normalization, forward")
-    return out, mean, variance, _reserve()
+    layout = _layout_of(x)
+    # Allocated before the workspace: aten/src/ATen/native/cudnn/BatchNorm.cpp.
+    reserve = _reserve(workspaces.bytes_kept("cuDNN batch normalization, reserve", [x], layout, 0))
+    workspace = workspaces.take("cudnn", "cuDNN batch normalization, forward", [x], layout)
+    del workspace
+    return out, mean, variance, reserve
 
 
-def _reserve() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device="cuda")
+def _reserve(size_bytes: int = 0) -> Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+
+
+def _layout_of(x: Tensor) -> str:
+    return f"layout={'channels_first' if _suggest_memory_format(x) is torch.contiguous_format else 'channels_last'}"
 
 
 @cuda("cudnn_batch_norm_backward")
@@ -153,8 +161,8 @@ def cudnn_batch_norm_backward(x: Tensor, grad: Tensor, weight: Tensor, *_: Any) 
     kept = grad.contiguous(memory_format=_suggest_memory_format(x))
     of_x = torch.empty_like(x, memory_format=_suggest_memory_format(x))
     of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
-    workspaces.note_unknown_workspace("cuDNN batch normalization, backward")
-    del kept
+    workspace = workspaces.take("cudnn", "cuDNN batch normalization, backward", [x], _layout_of(x))
+    del kept, workspace
     return of_x, of_weight, of_bias
 
 

@@ -17,6 +17,7 @@ from planner.paper.kernels.table import cuda
 
 Tensor = torch.Tensor
 
+_NAMES = {library.load().paper_rnn_mode(name.encode()): name for name in ("RNN_RELU", "RNN_TANH", "LSTM", "GRU")}
 _LSTM = library.load().paper_rnn_mode(b"LSTM")
 _KEPT = {
     library.load().paper_rnn_mode(mode): values
@@ -51,12 +52,25 @@ def rnn(
     out = x.new_empty(*x.shape[:-1], (projection or hidden) * directions)
     hy = torch.empty_like(kept[1])
     cy = torch.empty_like(kept[2]) if kept[2] is not None else x.new_empty(0)
-    workspaces.note_unknown_workspace("cuDNN recurrent network, forward")
+    options = _options(mode, hidden, projection, layers, bidirectional, train, packed=bool(batch_sizes))
+    workspace = workspaces.take("cudnn", "cuDNN recurrent network, forward", [x, hx], options)
     steps = x.numel() // x.size(-1)
-    reserve = _reserve(steps * hidden * directions * layers * _KEPT[mode] * x.element_size() if train else 0)
+    needed = steps * hidden * directions * layers * _KEPT[mode] * x.element_size()
+    kept_bytes = workspaces.bytes_kept("cuDNN recurrent network, reserve", [x, hx], options, needed) if train else 0
+    reserve = _reserve(kept_bytes)
+    del workspace
     if batch_first and not batch_sizes:
         out = out.transpose(0, 1)
     return out, hy, cy, reserve, buffer
+
+
+def _options(
+    mode: int, hidden: int, projection: int, layers: int, bidirectional: bool, train: bool, *, packed: bool
+) -> str:
+    return (
+        f"mode={_NAMES[mode]} hidden={hidden} projection={projection} layers={layers} bidirectional={bidirectional}"
+        f" train={train} packed={packed}"
+    )
 
 
 def _reserve(size_bytes: int) -> Tensor:
@@ -66,8 +80,8 @@ def _reserve(size_bytes: int) -> Tensor:
 @cuda("_cudnn_rnn_backward")
 def rnn_backward(
     x: Tensor, weights: Sequence[Tensor], _stride: int, buffer: Tensor, hx: Tensor, cx: Tensor | None, out: Tensor,
-    grad: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None, mode: int, _hidden: int, _projection: int,
-    _layers: int, batch_first: bool, _dropout: float, _train: bool, _bidirectional: bool, batch_sizes: Sequence[int],
+    grad: Tensor | None, grad_hy: Tensor | None, grad_cy: Tensor | None, mode: int, hidden: int, projection: int,
+    layers: int, batch_first: bool, _dropout: float, train: bool, bidirectional: bool, batch_sizes: Sequence[int],
     _state: Tensor | None, _reserve: Tensor, wanted: Sequence[bool],
 ) -> tuple[Any, ...]:  # fmt: skip
     grad = torch.empty_like(out) if grad is None else grad
@@ -78,14 +92,15 @@ def rnn_backward(
     of_x = torch.empty_like(kept[0])
     of_hx = torch.empty_like(hx)
     of_cx = torch.empty_like(cx) if cx is not None and mode == _LSTM else None
-    workspaces.note_unknown_workspace("cuDNN recurrent network, backward")
+    options = _options(mode, hidden, projection, layers, bidirectional, train, packed=bool(batch_sizes))
+    workspace = workspaces.take("cudnn", "cuDNN recurrent network, backward", [x, hx], options)
     of_weights = []
     if wanted[3]:
         gradients, offset = torch.empty_like(buffer), 0
         for weight in weights:
             of_weights.append(gradients.narrow(0, offset, weight.numel()).view(weight.shape))
             offset += weight.numel()
-    del zeros, kept
+    del zeros, kept, workspace
     if batch_first and not batch_sizes:
         of_x = of_x.transpose(0, 1)
     return of_x, of_hx, of_cx, of_weights

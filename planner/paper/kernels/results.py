@@ -93,7 +93,8 @@ def ctc_by_cudnn(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_
 def ctc_of_cudnn(log_probs: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     losses = log_probs.new_empty(log_probs.size(1))
     gradient = torch.empty_like(log_probs)
-    workspaces.note_unknown_workspace("cuDNN CTC loss")
+    workspace = workspaces.take("cudnn", "cuDNN CTC loss", [log_probs])
+    del workspace
     return losses, gradient
 
 

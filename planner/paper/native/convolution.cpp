@@ -8,6 +8,9 @@
 #include <ATen/native/ConvUtils.h>
 #include <ATen/ops/empty.h>
 
+#include <sstream>
+#include <string>
+
 #include "trace.h"
 #include "workspaces.h"
 
@@ -16,6 +19,23 @@ namespace {
 
 using at::IntArrayRef;
 using at::Tensor;
+
+// What cuDNN is told besides the tensors.
+struct Told {
+  IntArrayRef padding, stride, dilation;
+  int64_t groups;
+  bool benchmark, deterministic, allow_tf32, transposed;
+
+  std::string with(at::MemoryFormat format) const {
+    std::ostringstream text;
+    text << "padding=" << padding << " stride=" << stride << " dilation=" << dilation << " groups=" << groups
+         << " layout=" << (format == at::MemoryFormat::Contiguous ? "channels_first" : "channels_last")
+         << " benchmark=" << benchmark << " deterministic=" << deterministic << " tf32=" << allow_tf32
+         << (transposed ? " transposed" : "");
+    return text.str();
+  }
+};
+
 using Two = std::tuple<Tensor, Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
@@ -24,7 +44,8 @@ Tensor born(IntArrayRef sizes, const Tensor& like, at::MemoryFormat format) {
 }
 
 Tensor cudnn_forward(const Tensor& input, const Tensor& weight, IntArrayRef padding, IntArrayRef stride,
-                     IntArrayRef dilation, int64_t, bool, bool, bool) {
+                     IntArrayRef dilation, int64_t groups, bool benchmark, bool deterministic, bool allow_tf32) {
+  const Told told{padding, stride, dilation, groups, benchmark, deterministic, allow_tf32, false};
   OperatorScope scope("aten::cudnn_convolution");
   const auto format = at::native::cudnn_conv_suggest_memory_format(input, weight);
   const auto sizes = at::native::conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
@@ -32,40 +53,47 @@ Tensor cudnn_forward(const Tensor& input, const Tensor& weight, IntArrayRef padd
   if (output.numel() == 0) return output;
   const Tensor weight_copy = weight.contiguous(format);
   const Tensor input_copy = input.contiguous(format);
-  workspace_is_unknown("cuDNN convolution, forward");
+  const auto workspace =
+      measured_workspace("cudnn", "cuDNN convolution, forward", {input, weight}, told.with(format));
   return output;
 }
 
-Tensor gradient_of_input(const Tensor& input, const Tensor& gradient, const Tensor& weight) {
+Tensor gradient_of_input(const Tensor& input, const Tensor& gradient, const Tensor& weight, const Told& told) {
   const auto format = at::native::cudnn_conv_suggest_memory_format(gradient, weight);
   Tensor result = born(input.sizes(), gradient, format);
   const Tensor weight_copy = weight.contiguous(format);
   const Tensor gradient_copy = gradient.contiguous(format);
-  workspace_is_unknown("cuDNN convolution, gradient of its input");
+  const auto workspace = measured_workspace("cudnn", "cuDNN convolution, gradient of its input",
+                                            {gradient, input, weight}, told.with(format));
   return result;
 }
 
-Tensor gradient_of_weight(const Tensor& input, const Tensor& gradient, const Tensor& weight) {
+Tensor gradient_of_weight(const Tensor& input, const Tensor& gradient, const Tensor& weight, const Told& told) {
   const auto format = at::native::cudnn_conv_suggest_memory_format(input, weight);
   const Tensor gradient_copy = gradient.contiguous(format);
   Tensor result = born(weight.sizes(), gradient, format);
   const Tensor input_copy = input.contiguous(format);
-  workspace_is_unknown("cuDNN convolution, gradient of its weight");
+  const auto workspace = measured_workspace("cudnn", "cuDNN convolution, gradient of its weight",
+                                            {gradient, input, weight}, told.with(format));
   return result;
 }
 
-Two cudnn_backward(const Tensor& input, const Tensor& gradient, const Tensor& weight, IntArrayRef, IntArrayRef,
-                   IntArrayRef, int64_t, bool, bool, bool, std::array<bool, 2> wanted) {
+Two cudnn_backward(const Tensor& input, const Tensor& gradient, const Tensor& weight, IntArrayRef padding,
+                   IntArrayRef stride, IntArrayRef dilation, int64_t groups, bool benchmark, bool deterministic,
+                   bool allow_tf32, std::array<bool, 2> wanted) {
+  const Told told{padding, stride, dilation, groups, benchmark, deterministic, allow_tf32, false};
   OperatorScope scope("aten::cudnn_convolution_backward");
   const Tensor copy = gradient.contiguous(input.suggest_memory_format());
   Tensor of_input, of_weight;
-  if (wanted[0]) of_input = gradient_of_input(input, copy, weight);
-  if (wanted[1]) of_weight = gradient_of_weight(input, copy, weight);
+  if (wanted[0]) of_input = gradient_of_input(input, copy, weight, told);
+  if (wanted[1]) of_weight = gradient_of_weight(input, copy, weight, told);
   return {of_input, of_weight};
 }
 
 Tensor cudnn_transpose(const Tensor& input, const Tensor& weight, IntArrayRef padding, IntArrayRef output_padding,
-                       IntArrayRef stride, IntArrayRef dilation, int64_t groups, bool, bool, bool) {
+                       IntArrayRef stride, IntArrayRef dilation, int64_t groups, bool benchmark, bool deterministic,
+                       bool allow_tf32) {
+  const Told told{padding, stride, dilation, groups, benchmark, deterministic, allow_tf32, true};
   OperatorScope scope("aten::cudnn_convolution_transpose");
   const auto sizes = at::native::conv_input_size(input.sizes(), weight.sizes(), padding, output_padding, stride,
                                                  dilation, groups);
@@ -73,18 +101,20 @@ Tensor cudnn_transpose(const Tensor& input, const Tensor& weight, IntArrayRef pa
   Tensor output = born(sizes, input, format);
   const Tensor weight_copy = weight.contiguous(format);
   const Tensor input_copy = input.contiguous(format);
-  workspace_is_unknown("cuDNN transposed convolution, forward");
+  const auto workspace = measured_workspace("cudnn", "cuDNN transposed convolution, forward",
+                                            {input, weight, output}, told.with(format));
   return output;
 }
 
-Two cudnn_transpose_backward(const Tensor& input, const Tensor& gradient, const Tensor& weight, IntArrayRef,
-                             IntArrayRef, IntArrayRef, IntArrayRef, int64_t, bool, bool, bool,
-                             std::array<bool, 2> wanted) {
+Two cudnn_transpose_backward(const Tensor& input, const Tensor& gradient, const Tensor& weight, IntArrayRef padding,
+                             IntArrayRef, IntArrayRef stride, IntArrayRef dilation, int64_t groups, bool benchmark,
+                             bool deterministic, bool allow_tf32, std::array<bool, 2> wanted) {
+  const Told told{padding, stride, dilation, groups, benchmark, deterministic, allow_tf32, true};
   OperatorScope scope("aten::cudnn_convolution_transpose_backward");
   const Tensor copy = gradient.contiguous(input.suggest_memory_format());
   Tensor of_input, of_weight;
-  if (wanted[0]) of_input = gradient_of_input(input, copy, weight);
-  if (wanted[1]) of_weight = gradient_of_weight(input, copy, weight);
+  if (wanted[0]) of_input = gradient_of_input(input, copy, weight, told);
+  if (wanted[1]) of_weight = gradient_of_weight(input, copy, weight, told);
   return {of_input, of_weight};
 }
 

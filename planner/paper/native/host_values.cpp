@@ -11,10 +11,11 @@ namespace paper {
 namespace {
 
 constexpr size_t kLargestBytes = size_t{1} << 20;
-// Of whole numbers more is kept: the experts to which a mixture routes its tokens.
+// Of whole numbers and truth values more is kept: the experts to which a mixture routes its tokens, masks of weights.
 constexpr size_t kLargestWholeBytes = size_t{1} << 26;
-// What operators make of it: the labels and masks of a million tokens; of other numbers, boxes and their classes.
-constexpr size_t kLargestResultBytes = size_t{1} << 23;
+// What operators make of it: the labels and masks of a million tokens, the mask of a weight of 4,096 by 4,096; of other
+// numbers, boxes and their classes.
+constexpr size_t kLargestResultBytes = size_t{1} << 24;
 constexpr size_t kLargestOtherResultBytes = size_t{1} << 16;
 
 std::mutex value_mutex;
@@ -45,7 +46,7 @@ void remember_beginning(const at::Tensor& device, const at::Tensor& host) {
 
 void remember(const at::Tensor& device, const at::Tensor& host) {
   if (!device.has_storage() || device.storage().data() == nullptr) return;
-  const bool whole = at::isIntegralType(device.scalar_type(), /*includeBool=*/false);
+  const bool whole = at::isIntegralType(device.scalar_type(), /*includeBool=*/true);
   if (device.nbytes() > (whole ? kLargestWholeBytes : kLargestBytes) || !fills_its_storage(device)) return forget(device);
   remember_beginning(device, host);
 }

@@ -24,6 +24,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "recurrent.h"
+#include "sparse.h"
 #include "structured.h"
 #include "trace.h"
 
@@ -247,7 +248,7 @@ bool is_followed(const c10::OperatorHandle& op) {
       "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::remainder", "aten::div", "aten::abs", "aten::neg",
       "aten::clamp", "aten::clamp_min", "aten::clamp_max", "aten::maximum", "aten::minimum", "aten::where",
       "aten::cat", "aten::flip", "aten::roll", "aten::repeat", "aten::tril", "aten::triu", "aten::masked_fill",
-      "aten::index_select", "aten::gather",
+      "aten::index_select", "aten::gather", "aten::scatter",
   };
   const auto& name = op.operator_name().name;
   return !op.schema().is_mutable() && (comparisons.count(name) != 0 || (follows_values() && names.count(name) != 0));
@@ -258,6 +259,7 @@ bool is_followed_in_place(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> names = {
       "aten::fill_", "aten::zero_", "aten::masked_fill_", "aten::add_", "aten::sub_", "aten::mul_", "aten::clamp_",
       "aten::bitwise_and_", "aten::bitwise_or_", "aten::logical_and_", "aten::logical_or_", "aten::logical_not_",
+      "aten::scatter_",
   };
   return names.count(op.operator_name().name) != 0;
 }
@@ -403,8 +405,9 @@ struct Quiet final : c10::WarningHandler {
 
 std::vector<std::unique_ptr<torch::Library>> libraries;
 
-torch::Library& library(torch::Library::Kind kind, const char* ns) {
-  const auto key = kind == torch::Library::IMPL ? std::make_optional(c10::DispatchKey::CUDA) : std::nullopt;
+torch::Library& library(torch::Library::Kind kind, const char* ns,
+                        c10::DispatchKey implements = c10::DispatchKey::CUDA) {
+  const auto key = kind == torch::Library::IMPL ? std::make_optional(implements) : std::nullopt;
   libraries.push_back(std::make_unique<torch::Library>(kind, ns, key, __FILE__, __LINE__));
   return *libraries.back();
 }
@@ -444,6 +447,7 @@ void paper_install_kernels() {
   install_attention_choice(aten);
   install_convolutions(aten);
   install_recurrent_networks(aten);
+  install_sparse_tensors(library(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA));
   start_following_autograd();
 }
 

@@ -97,6 +97,12 @@ OperatorScope::OperatorScope(const char* name) : previous_(owner) {
 }
 OperatorScope::~OperatorScope() { owner = previous_; }
 
+WorkspaceScope::WorkspaceScope(const char* library) : previous_(owner) {
+  std::lock_guard<std::mutex> lock(trace_mutex);
+  owner = index_of(std::string(library) + "::workspace");
+}
+WorkspaceScope::~WorkspaceScope() { owner = previous_; }
+
 int64_t record_alloc(size_t bytes, int32_t stream, int64_t pool) {
   static const std::string unknown;
   std::lock_guard<std::mutex> lock(trace_mutex);

@@ -71,6 +71,7 @@ class Surroundings:
 
         return {
             "triton": (lambda: enter(self._launches.patched())) if has_triton else self._tell_of_triton,
+            "bitsandbytes.cuda_setup.main": lambda: enter(bitsandbytes_library.patched_search()),
             "bitsandbytes.cextension": lambda: enter(bitsandbytes_library.patched()),
             "kernels": lambda: enter(_hub()),
             "deepspeed.ops.op_builder.builder": lambda: enter(_builders(built)),

@@ -43,6 +43,10 @@ class Totals(BaseModel):
     wrong_verdicts: int
     said_fits_ran_out: int
     said_exceeds_ran: int
+    ran_out_gpu: int
+    """Remembered jobs that ended out of GPU memory; those of which no cause was told are counted here."""
+    ran_out_host: int
+    """Out of the host's memory."""
 
 
 class CapacityRow(Totals):

@@ -20,7 +20,8 @@ from planner.job.schema import Job
 from planner.report.plan_text import bound_line, deciding, one_line
 from planner.report.statement import Plan, Verdict, from_json
 from planner.service import openapi_models
-from planner.service.bodies import JSON, job_of
+from planner.service.bodies import job_of
+from planner.service.body_contents import JSON
 from planner.service.dependencies import Dependencies, dependencies_of
 from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.service.prefer_header import read_prefer_header

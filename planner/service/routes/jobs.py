@@ -14,6 +14,7 @@ from planner.service import openapi_models
 from planner.service.bodies import object_of
 from planner.service.dependencies import Dependencies, dependencies_of
 from planner.service.job_bodies import BoundJobBody, change_of, job_document
+from planner.service.job_failures import beside_plan
 from planner.service.problems import RequestError
 
 router = APIRouter(tags=["jobs"])
@@ -51,7 +52,8 @@ async def job_by_id(system: str, job_id: str, deps: Annotated[Dependencies, Depe
     found = await asyncio.to_thread(deps.history.jobs.get, system, job_id)
     if found is None:
         raise RequestError(404, "nothing was told of this job", remedy="PUT it")
-    return job_document(found)
+    beside = await asyncio.to_thread(beside_plan, deps.history, found)
+    return job_document(found).model_copy(update={"beside_plan": beside})
 
 
 def _bind(deps: Dependencies, system: str, job_id: str, change: JobChange) -> BoundJob:

@@ -12,7 +12,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from planner.report.statement import Verdict
 from planner.service import openapi_models
-from planner.service.bodies import JSON, job_of
+from planner.service.bodies import job_of
+from planner.service.body_contents import JSON
 from planner.service.dependencies import Dependencies, dependencies_of
 from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.service.prefer_header import read_prefer_header

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from planner.report.program_statement import SCHEMA
 from planner.service import openapi_runs
 from planner.service.bearer import code_runners_only
-from planner.service.bodies import JSON
+from planner.service.body_contents import JSON
 from planner.service.dependencies import Dependencies, dependencies_of
 from planner.service.plan_provider import PlanPending
 from planner.service.prefer_header import read_prefer_header

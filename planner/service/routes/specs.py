@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from planner.service import openapi_models
-from planner.service.bodies import JSON, content_of, media_type, unsupported_error
+from planner.service.bodies import content_of, media_type, unsupported_error
+from planner.service.body_contents import JSON
 from planner.service.reading_process import read_beside
 from planner.service.spec_requests import EXAMPLE, SpecDocument
 

@@ -89,9 +89,21 @@ def _tell_flat_of_stages_1_and_2(divided: Any, observer: Observer) -> None:
         observer.assign(flat, Category.PARAMETER, "deepspeed.flat")
     if divided.cpu_offload:
         observer.assign(divided.temp_grad_buffer_for_gpu_offload, Category.BUCKET, "deepspeed.offload")
+        _tell_offloaded_of_stages_1_and_2(divided, observer)
         return
     for partition in divided.single_partition_of_fp32_groups:
         observer.assign(partition, Category.OPTIMIZER_STATE, "deepspeed.fp32_partition")
+
+
+def _tell_offloaded_of_stages_1_and_2(divided: Any, observer: Observer) -> None:
+    """What rests on the host: master weights with their gradients, and buffers on the way there and back."""
+    for partition in divided.single_partition_of_fp32_groups:
+        observer.assign(partition, Category.OPTIMIZER_STATE, "deepspeed.fp32_partition")
+        if partition.grad is not None:
+            observer.assign(partition.grad, Category.GRADIENT, "deepspeed.fp32_partition")
+    for buffer in divided.param_buffer_of_bit16_for_cpu_offload_groups:
+        observer.assign(buffer, Category.PARAMETER, "deepspeed.offload")
+    observer.assign(divided.temp_grad_buffer_for_cpu_offload, Category.BUCKET, "deepspeed.offload")
 
 
 def _tell_flat_of_stage_3(divided: Any, observer: Observer) -> None:
@@ -99,6 +111,10 @@ def _tell_flat_of_stage_3(divided: Any, observer: Observer) -> None:
         observer.assign(flat, Category.PARAMETER, "deepspeed.partitions")
     for flat in divided.fp32_partitioned_groups_flat:
         observer.assign(flat, Category.OPTIMIZER_STATE, "deepspeed.fp32_partitions")
+        if flat.grad is not None:
+            observer.assign(flat.grad, Category.GRADIENT, "deepspeed.fp32_partitions")
+    for flat in divided.param_groups_fp16_flat_cpu_memory:
+        observer.assign(flat, Category.PARAMETER, "deepspeed.offload")
     observer.assign(divided.grad_partitions_flat_buffer, Category.GRADIENT, "deepspeed.partitions")
     _tell_buckets(observer, divided)
 
@@ -112,6 +128,8 @@ def _tell_buckets(observer: Observer, divided: Any) -> None:
 
 
 def _tell_partition(observer: Observer, divided: Any) -> None:
+    for buffer in getattr(divided, "accumulated_grads_in_cpu", {}).values():
+        observer.assign(buffer, Category.GRADIENT, "deepspeed.accumulated")
     if divided.grads_in_partition is not None:
         observer.assign(divided.grads_in_partition, Category.GRADIENT, "deepspeed.partition")
 

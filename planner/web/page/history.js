@@ -49,7 +49,10 @@ function jobsView(jobs) {
     sortableTable("Jobs, those told of last first", columns, jobs, { empty: "No job was reported yet: hooks and the callback report them (PUT /v1/jobs)." }));
 }
 
-const ended = (row) => (row.outcome ? row.outcome.replaceAll("_", " ") : row.ended_at ? "ended" : "open");
+const ended = (row) => {
+  if (!row.outcome) return row.ended_at ? "ended" : "open";
+  return [row.outcome, row.cause].filter(Boolean).map((each) => each.replaceAll("_", " ")).join(": ");
+};
 
 /** Predicted against measured: what was predicted to the byte lies on the line. */
 function pictureOf(jobs) {

@@ -1,0 +1,152 @@
+"""Replays what one rank does on the host: the highest point of every phase."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.events import Mark, Phase
+from planner.host.loaders import loader_blocks, loader_margins
+from planner.host.pinned import PinnedMemory, PinnedRules
+from planner.host_events import Backing, BatchTaken, HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
+from planner.job.schema import DataLoader
+
+
+@dataclass(frozen=True, slots=True)
+class HostPhase:
+    """A rank's memory at the highest point of one phase, in bytes.
+
+    `own` is by category what the rank has for itself, its data loader's workers included; `node` and `files` are by
+    name what it shares with the other ranks of its node.
+    """
+
+    phase: Phase
+    iteration: int
+    own: Mapping[HostCategory, int]
+    node: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def own_bytes(self) -> int:
+        return sum(self.own.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """What cannot be given back: own and shared, without files."""
+        return self.own_bytes + sum(self.node.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimeline:
+    """All phases of one rank, and how far its workers may be from what is counted: fewer and more bytes."""
+
+    phases: tuple[HostPhase, ...]
+    worker_margins: tuple[int, int] = (0, 0)
+
+
+def replay_host(
+    events: Iterable[HostEvent], *, base: Sequence[HostBlock], loader: DataLoader, rules: PinnedRules
+) -> RankTimeline:
+    """What a rank holds in each phase, beside `base`, which it has from the beginning.
+
+    A loader begins to read ahead with the first batch that is taken from it; an evaluation has a loader of its own,
+    which ends with it.
+    """
+    rank = _Rank(loader, rules)
+    for each in base:
+        rank.hold(each)
+    for event in events:
+        match event:
+            case Mark(phase, iteration):
+                rank.enter(phase, iteration)
+            case HostAlloc(block, held):
+                rank.allocate(block, held)
+            case HostFree(block):
+                rank.free(block)
+            case BatchTaken(tensors):
+                rank.take_batch(tensors)
+    return RankTimeline(rank.finished(), rank.margins)
+
+
+class _Rank:
+    def __init__(self, loader: DataLoader, rules: PinnedRules) -> None:
+        self._loader = loader
+        self._pinned = PinnedMemory(rules)
+        self._own: Counter[HostCategory] = Counter()
+        self._shared: dict[Backing, Counter[str]] = {Backing.NODE: Counter(), Backing.FILE: Counter()}
+        self._alive: dict[int, tuple[HostBlock, int]] = {}
+        self._loading: dict[bool, list[tuple[HostBlock, int]]] = {}
+        self._now: HostPhase | None = None
+        self._phases: list[HostPhase] = []
+        self.margins = (0, 0)
+
+    def enter(self, phase: Phase, iteration: int) -> None:
+        if phase is not Phase.EVAL:
+            for each in self._loading.pop(True, ()):
+                self._give_up(each)
+        self._close()
+        self._now = self._snapshot(phase, iteration)
+
+    def allocate(self, block: int, held: HostBlock) -> None:
+        self._alive[block] = (held, self.hold(held))
+
+    def free(self, block: int) -> None:
+        self._give_up(self._alive.pop(block))
+
+    def hold(self, held: HostBlock) -> int:
+        """The bytes of each of the blocks, as they are taken."""
+        size = held.bytes
+        if held.backing is not Backing.OWN:
+            self._shared[held.backing][held.name] += held.bytes * held.count
+        else:
+            if held.pinned:
+                size = self._pinned.take(held.bytes, held.count)
+            self._own[held.category] += size * held.count
+        if self._now is not None and self._held_bytes() > self._now.held_bytes:
+            self._now = self._snapshot(self._now.phase, self._now.iteration)
+        return size
+
+    def take_batch(self, tensors: Sequence[int]) -> None:
+        evaluates = self._now is not None and self._now.phase is Phase.EVAL
+        if evaluates in self._loading:
+            return
+        self._loading[evaluates] = [(each, self.hold(each)) for each in loader_blocks(self._loader, tensors)]
+        if not evaluates:
+            self.margins = loader_margins(self._loader, tensors)
+
+    def finished(self) -> tuple[HostPhase, ...]:
+        self._close()
+        return tuple(self._phases)
+
+    def _give_up(self, given: tuple[HostBlock, int]) -> None:
+        held, size = given
+        if held.backing is not Backing.OWN:
+            self._shared[held.backing][held.name] -= held.bytes * held.count
+            return
+        self._own[held.category] -= size * held.count
+        if held.pinned:
+            self._pinned.give_up(size, held.count)
+
+    def _held_bytes(self) -> int:
+        kept = self._pinned.held_bytes - self._pinned.used_bytes
+        return self._own.total() + kept + self._shared[Backing.NODE].total()
+
+    def _snapshot(self, phase: Phase, iteration: int) -> HostPhase:
+        own = {category: count for category, count in self._own.items() if count}
+        if kept := self._pinned.held_bytes - self._pinned.used_bytes:
+            own[HostCategory.PINNED_CACHE] = kept
+        node, files = ({name: count for name, count in self._shared[each].items() if count} for each in self._shared)
+        return HostPhase(phase, iteration, own, node, files)
+
+    def _close(self) -> None:
+        """A phase of several micro-batches is marked more than once: its highest point counts."""
+        if self._now is None:
+            return
+        key = (self._now.phase, self._now.iteration)
+        for number, each in enumerate(self._phases):
+            if (each.phase, each.iteration) == key:
+                if self._now.held_bytes > each.held_bytes:
+                    self._phases[number] = self._now
+                return
+        self._phases.append(self._now)

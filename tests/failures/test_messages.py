@@ -1,0 +1,202 @@
+"""Messages of being out of GPU memory, found in logs, and what their figures say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from torch_messages import processes, reserved
+
+from planner.errors import PlannerError
+from planner.out_of_memory.causes import judge
+from planner.out_of_memory.explanation import explain
+from planner.out_of_memory.failure import Cause, Form, Frame, ProcessBytes
+from planner.out_of_memory.messages import find_messages
+from planner.units import GIB, MIB
+
+Message = Callable[..., str]
+FIGURES = {"device": 0, "tried": "2.00 GiB", "total": "79.00 GiB", "free": "1.00 GiB", "allocated": "70.00 GiB"}
+
+
+def cause_of(text: str) -> Cause:
+    (failure,) = find_messages(text)
+    return judge(failure).cause
+
+
+def test_the_figures_of_a_message_are_read(message: Message) -> None:
+    (failure,) = find_messages(message(this="77.50 GiB", others=[(4711, "0.25 GiB")], device=3))
+
+    assert failure.device == 3
+    assert failure.tried_bytes == 2 * GIB
+    assert failure.reserved_bytes == 77 * GIB
+    assert failure.this_process_bytes == int(77.5 * GIB)
+    assert failure.other_processes == (ProcessBytes(4711, GIB // 4),)
+    assert judge(failure).held == {
+        "free": GIB,
+        "pytorch_allocated": 76 * GIB,
+        "pytorch_unallocated": GIB,
+        "outside_allocator": GIB // 2,
+        "other_processes": GIB // 4,
+        "not_listed": GIB // 4,
+    }
+
+
+def test_what_was_missing_is_what_was_asked_for_less_what_was_free(message: Message) -> None:
+    (failure,) = find_messages(message(tried="2.50 GiB", free="1.00 GiB"))
+
+    assert judge(failure).missing_bytes == 3 * GIB // 2
+
+
+def test_pieces_that_do_not_fit_are_fragmentation(message: Message) -> None:
+    assert cause_of(message(allocated="60.00 GiB", unallocated="17.00 GiB")) is Cause.FRAGMENTATION
+
+
+def test_another_process_is_the_cause_if_without_it_the_request_would_have_fitted(message: Message) -> None:
+    text = message(allocated="40.00 GiB", unallocated="0 bytes", this="40.50 GiB", others=[(7, "37.00 GiB")])
+
+    assert cause_of(text) is Cause.OTHER_PROCESS
+
+
+def test_memory_of_this_process_outside_of_the_allocator_is_told_apart(message: Message) -> None:
+    text = message(allocated="50.00 GiB", unallocated="0 bytes", this="77.00 GiB")
+
+    assert cause_of(text) is Cause.OUTSIDE_ALLOCATOR
+
+
+def test_what_cuda_graphs_keep_is_told_apart_from_tensors(message: Message) -> None:
+    (failure,) = find_messages(message(allocated="76.00 GiB", pools="30.00 GiB"))
+    judged = judge(failure)
+
+    assert judged.cause is Cause.PRIVATE_POOLS
+    assert (judged.held["pytorch_allocated"], judged.held["pytorch_private_pools"]) == (46 * GIB, 30 * GIB)
+
+
+def test_a_limit_of_the_process_is_told_from_a_full_gpu(message: Message) -> None:
+    text = message(allowed="39.50 GiB", allocated="38.00 GiB", unallocated="0 bytes", free="40.00 GiB")
+
+    assert cause_of(text) is Cause.LIMIT
+
+
+def test_fragmentation_below_a_limit_is_fragmentation(message: Message) -> None:
+    text = message(allowed="39.50 GiB", allocated="20.00 GiB", unallocated="18.00 GiB", free="40.00 GiB")
+
+    assert cause_of(text) is Cause.FRAGMENTATION
+
+
+def test_a_process_in_a_container_is_found_among_those_that_are_listed(message: Message) -> None:
+    (failure,) = find_messages(message(others=[(2514, "77.40 GiB"), (9, "0.25 GiB")]))
+    judged = judge(failure)
+
+    assert judged.held["other_processes"] == GIB // 4
+    assert "this one" in judged.notes[0]
+
+
+def test_two_processes_that_could_be_this_one_are_not_guessed_at(message: Message) -> None:
+    text = message(total="170.00 GiB", free="1.00 GiB", others=[(1, "80.00 GiB"), (2, "80.00 GiB")])
+    (failure,) = find_messages(text)
+
+    assert "outside_allocator" not in judge(failure).held
+
+
+def test_figures_that_a_driver_does_not_know_are_none(message: Message) -> None:
+    """WSL and Windows: 2**64 - 1 bytes."""
+    (failure,) = find_messages(message(this="17179869184.00 GiB"))
+
+    assert failure.this_process_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"allocated": "90.00 GiB"}, "lends memory of the host"),
+        ({"free": "20.00 GiB"}, "more than the GPU's"),
+        ({"this": "60.00 GiB"}, "PyTorch has reserved 77.00 GiB in it"),
+        ({"this": "77.50 GiB", "others": [(1, "30.00 GiB")]}, "more than the GPU has"),
+    ],
+)
+def test_figures_that_do_not_add_up_are_said(facts: dict[str, object], said: str, message: Message) -> None:
+    (failure,) = find_messages(message(**facts))
+    (contradiction,) = judge(failure).contradictions
+
+    assert said in contradiction
+
+
+def test_rounding_to_two_decimals_is_no_contradiction(message: Message) -> None:
+    (failure,) = find_messages(
+        message(allocated="77.00 GiB", unallocated="1.00 GiB", free="1.01 GiB", tried="5.00 GiB")
+    )
+
+    assert judge(failure).contradictions == ()
+
+
+def test_a_form_that_is_not_known_is_said_to_be_unknown() -> None:
+    (failure,) = find_messages("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB on some new device.")
+
+    assert failure.form is Form.UNKNOWN
+    assert judge(failure).cause is Cause.UNKNOWN
+    assert failure.total_bytes is None
+
+
+def test_a_message_that_was_cut_off_is_unknown_too(message: Message) -> None:
+    assert find_messages(message()[:120])[0].form is Form.UNKNOWN
+
+
+def test_a_text_without_a_failure_is_refused() -> None:
+    with pytest.raises(PlannerError, match="nothing in it says that memory ran out"):
+        explain("loss 0.25\nlearning rate 0.001\n", place="train.log")
+
+
+def test_a_log_of_two_ranks_has_two_failures(message: Message) -> None:
+    log = f"[rank0]: {message()}\n[rank7]: {message(device=7)}\n[rank0]: {message()}\n"
+
+    assert [(each.rank, each.device, each.line) for each in find_messages(log)] == [(0, 0, 1), (7, 7, 2)]
+
+
+def test_the_traceback_above_a_message_says_where_it_was_raised(message: Message) -> None:
+    log = (
+        "Traceback (most recent call last):\n"
+        '  File "/job/train.py", line 12, in <module>\n    main()\n'
+        '  File "/job/model.py", line 34, in forward\n    return self.up(x)\n'
+        '  File "/usr/lib/python3/site-packages/torch/nn/modules/linear.py", line 125, in forward\n'
+        f"{message()}\n"
+    )
+    found = explain(log)
+
+    assert found.messages[0][0].frames[1] == Frame("/job/model.py", 34, "forward")
+    from planner.out_of_memory.explanation import to_json
+
+    assert to_json(found)["messages"][0]["raised_at"] == {"file": "/job/model.py", "line": 34, "function": "forward"}
+
+
+def test_lines_that_a_terminal_broke_are_read(message: Message) -> None:
+    assert find_messages(message().replace(" of which ", "\n  of which "))[0].free_bytes == GIB
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("RuntimeError: cuda runtime error (2) : out of memory at THCStorage.cu:58", Form.DRIVER),
+        ("RuntimeError: HIP error: out of memory", Form.DRIVER),
+        ("ncclUnhandledCudaError\nLast error:\nCuda failure 2 'out of memory'", Form.NCCL),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", Form.LIBRARY),
+    ],
+)
+def test_what_others_than_torch_say_is_told_by_who_says_it(text: str, form: Form) -> None:
+    (failure,) = find_messages(text)
+
+    assert (failure.form, judge(failure).cause) == (form, Cause.OUTSIDE_ALLOCATOR)
+
+
+def test_torch_counts_the_cache_apart_before_1_4_and_together_since() -> None:
+    from torch_messages import cached
+
+    (before,) = find_messages(cached({**FIGURES, "cached": "8.00 GiB"}))
+    (since,) = find_messages(reserved({**FIGURES, "reserved": "78.00 GiB"}))
+
+    assert before.reserved_bytes == since.reserved_bytes == 78 * GIB
+
+
+def test_the_misspelled_capacity_of_torch_2_1_is_its_mark() -> None:
+    (failure,) = find_messages(processes({**FIGURES, "unallocated": "20.00 MiB"}))
+
+    assert (failure.form, failure.unallocated_bytes) == (Form.PROCESSES, 20 * MIB)
