@@ -21,6 +21,7 @@ from planner.tracing.trace import trace
 
 TOLERANCE = 0.005
 """Attention on a CPU takes scratch memory that no GPU takes."""
+pytestmark = [pytest.mark.soak] if soak.IS_WHOLE else []
 STEPS = soak.share(2000, 60)
 PERCENTILES = f"""
 model: {{decoder: {{layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 100}}}}
