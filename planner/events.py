@@ -36,6 +36,7 @@ class Phase(StrEnum):
     OPTIMIZER_STEP = "optimizer_step"
     CHECKPOINT_LOAD = "checkpoint_load"
     EVAL = "eval"
+    GENERATE = "generate"
     WEIGHT_SYNC = "weight_sync"
     ROLLOUT = "rollout"
     REFERENCE_FORWARD = "reference_forward"

@@ -7,12 +7,23 @@ import functools
 import hashlib
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.job.json_text import canonical_json, without_floats
 from planner.job.loading import BUNDLE_SCHEMA
 from planner.job.schema import Compile, DataLoader, Gpu, Job, Optimizer, Software
+
+_ADDED: Mapping[str, Any] = {
+    "train.lengths": None,
+    "train.retains": "",
+    "train.eval.batches": 1,
+    "train.eval.gather": "",
+    "train.eval.accumulation_steps": 0,
+    "train.eval.generate": None,
+}
+"""Keys that came later, and what was done before a spec could say something else: where they say this, the identity is
+what it was, for answers that are stored."""
 
 
 def document(job: Job) -> dict[str, Any]:
@@ -37,8 +48,21 @@ def trace_id(job: Job, software: Mapping[str, str]) -> str:
     """
     parts = {key: value for key, value in bundle(job).items() if key != "metadata"}
     _leave_out_defaults(job, parts)
+    for path, usual in _ADDED.items():
+        _leave_out(parts, path.split("."), usual)
     identity = canonical_json({"bundle": parts, "software": dict(software)})
     return hashlib.sha256(identity.encode("ascii")).hexdigest()
+
+
+def _leave_out(part: Any, keys: Sequence[str], usual: Any) -> None:
+    """Takes the value at these keys away if it is the usual one."""
+    *sections, last = keys
+    for key in sections:
+        part = part.get(key)
+        if not isinstance(part, dict):
+            return
+    if last in part and part[last] == usual:
+        del part[last]
 
 
 def _leave_out_defaults(job: Job, parts: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from planner.errors import SpecError
 from planner.job.axes import DISTINCT_AXES, axis_degrees
 from planner.job.compile_checks import check_compile
 from planner.job.deepspeed_checks import check_deepspeed
+from planner.job.evaluation_checks import check_evaluation
 from planner.job.expert_checks import check_experts
 from planner.job.field_checks import FLOATING
 from planner.job.length_checks import check_lengths
@@ -37,6 +38,7 @@ def check(job: Job, document: Node) -> None:
     check_experts(job, document)
     check_stepping(job, document)
     check_lengths(job, document)
+    check_evaluation(job, document)
     check_compile(job, document)
     check_loss(job, document)
     check_deepspeed(job, document)

@@ -72,10 +72,9 @@ def _check_order(job: Job, lengths: Lengths, section: Node) -> None:
 def _check_batches(job: Job, lengths: Lengths, section: Node) -> None:
     longest, micro_batches = job.train.sequence_length, job.train.gradient_accumulation_steps
     node = section.nearest_to("batches")
-    if lengths.batches and max(lengths.batches) > longest:
-        raise node.error(
-            f"has one of {max(lengths.batches)} tokens", allowed=f"up to train.sequence_length ({longest})"
-        )
+    if lengths.batches and max(lengths.batches) < longest:
+        allowed = f"one of train.sequence_length ({longest}), or longer ones, which are cut to it"
+        raise node.error(f"has none longer than {max(lengths.batches)} tokens", allowed=allowed)
     if lengths.batches and len(lengths.batches) < micro_batches:
         allowed = f"at least train.gradient_accumulation_steps ({micro_batches})"
         raise node.error(f"has {len(lengths.batches)} batches, not enough for one step", allowed=allowed)

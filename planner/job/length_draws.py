@@ -98,8 +98,9 @@ def draw_steps(train: Train) -> Steps:
     lengths, micro_batches = train.lengths, train.gradient_accumulation_steps
     assert lengths is not None
     if lengths.batches:
-        cut = range(0, len(lengths.batches) - micro_batches + 1, micro_batches)
-        return tuple(lengths.batches[first : first + micro_batches] for first in cut)
+        cut = tuple(min(each, train.sequence_length) for each in lengths.batches)
+        firsts = range(0, len(cut) - micro_batches + 1, micro_batches)
+        return tuple(cut[first : first + micro_batches] for first in firsts)
     shape = (lengths.steps, micro_batches)
     return _draw(distribution_of(lengths, train.sequence_length), train.micro_batch_size, shape, lengths.seed)
 
@@ -115,12 +116,8 @@ def _draw(distribution: Distribution, sequences: int, shape: tuple[int, int], se
 
 
 def longest_batch(train: Train) -> int:
-    """The padded length of the longest batch that a run may have, in tokens."""
-    lengths = train.lengths
-    assert lengths is not None
-    if lengths.batches:
-        return max(lengths.batches)
-    return distribution_of(lengths, train.sequence_length).padded(train.sequence_length)
+    """The length of the longest batch that a run may have, in tokens; the specs' checks see to it that it may."""
+    return train.sequence_length
 
 
 def traced_lengths(train: Train) -> tuple[int, ...]:
@@ -154,16 +151,20 @@ def _told_apart(step: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def as_traced(job: Job) -> Job:
-    """The job whose iterations are those steps, one after the other."""
+    """The job whose iterations are those steps, one after the other; what is done every so many steps is left out, but
+    for one evaluation at the end."""
     lengths = job.train.lengths
     assert lengths is not None
     steps = traced_steps(job)
     flat = tuple(length for step in steps for length in step)
+    evaluation = job.train.eval
     train = replace(
         job.train,
         lengths=replace(lengths, batches=flat),
         gradient_accumulation_steps=len(steps[0]),
         iterations=len(steps),
+        empty_cache_every=0,
+        eval=None if evaluation is None else replace(evaluation, every=len(steps)),
     )
     return replace(job, train=train)
 
@@ -174,9 +175,8 @@ def steps_for_the_longest(train: Train, ranks: int = 1) -> float:
     lengths = train.lengths
     assert lengths is not None
     if lengths.batches:
-        longest = max(lengths.batches)
         steps = draw_steps(train)
-        return len(steps) / sum(longest in step for step in steps)
+        return len(steps) / max(1, sum(train.sequence_length in step for step in steps))
     share = distribution_of(lengths, train.sequence_length).share_of_longest()
     sequences = train.micro_batch_size * train.gradient_accumulation_steps * ranks
     chance = 1.0 - (1.0 - share) ** sequences

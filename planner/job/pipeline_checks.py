@@ -93,6 +93,8 @@ def _check_company(job: Job, document: Node) -> None:
         )
     if train.eval is not None:
         raise document.nearest_to("train.eval").error("is not planned inside a pipeline", remedy="delete it")
+    if train.retains:
+        raise document.nearest_to("train.retains").error("is not planned inside a pipeline", remedy="delete it")
     if train.loss.name not in ("cross_entropy", "sum"):
         node = document.nearest_to("train.loss.name")
         raise node.error(

@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.job.evaluation_schema import Eval, Generate
 from planner.job.length_schema import Lengths
 from planner.job.post_training_schema import PostTraining
+
+__all__ = ["Eval", "Generate", "Lengths"]  # parts of a job that are described in files of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,16 +174,6 @@ class CheckpointLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Eval:
-    """An evaluation under no_grad after every `every` iterations."""
-
-    micro_batch_size: int = 1
-    """Samples of a rank in one evaluation step."""
-    every: int = 100
-    """After how many iterations it is evaluated."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DataLoader:
     """What torch.utils.data.DataLoader is told, as far as the host's memory hinges on it."""
 
@@ -253,6 +246,9 @@ class Train:
     """torch.cuda.empty_cache() at the end of every so many iterations; 0: never."""
     activation_offload: bool = False
     """What the blocks save for their backward rests on the host (save_on_cpu, pinned)."""
+    retains: str = ""
+    """What the loop appends to a list that nobody empties, after each micro-batch, as a metric that is kept by mistake:
+    loss, or output (all that the model returns); empty: nothing."""
     data_loader: DataLoader = field(default_factory=DataLoader)
     compile: Compile | None = None
     """What of the step is compiled; null or false: nothing."""

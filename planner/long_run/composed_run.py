@@ -22,8 +22,8 @@ _PARTS = 4
 
 @dataclass(frozen=True, slots=True)
 class ComposedRun:
-    """A run's steps, and the stretches that they are made of. `rounding` says how lengths and sizes were rounded up, empty
-    where every length is replayed as it is."""
+    """A run's steps, and the stretches that they are made of. `rounding` says how lengths and sizes were rounded up,
+    empty where every length is replayed as it is."""
 
     steps: Steps
     longest_at: int

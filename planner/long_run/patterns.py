@@ -22,8 +22,8 @@ class Deed(IntEnum):
 
 
 Step = tuple[Deed, int, int, int]
-"""A deed, its block, its stream, its private pool. Blocks from 0 on are those that the stretch finds and then those that
-it makes, in order; below 0, -1 - n is the block n that stays for good."""
+"""A deed, its block, its stream, its private pool. Blocks from 0 on are those that the stretch finds and then those
+that it makes, in order; below 0, -1 - n is the block n that stays for good."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,9 @@ from dataclasses import dataclass, field
 from planner.allocator.caching import CachingAllocator
 from planner.allocator.device import Device
 from planner.allocator.rules import Rules
-from planner.events import (
-    Alloc,
-    EmptyCache,
-    Event,
-    Free,
-    FreeCompleted,
-    Mark,
-    Phase,
-    Synchronize,
-    Use,
-    first_unused_block,
-)
+from planner.events import Mark, Phase, first_unused_block
 from planner.job.length_draws import Steps
-from planner.long_run.patterns import Deed, Sized
+from planner.long_run.player import OutOfMemoryError, Peaks, Player
 from planner.long_run.sizes import ByLength
 from planner.long_run.stretches import Place, TracedRun, places_of
 
@@ -72,25 +61,9 @@ class ReplayedRun:
         return index + 1 + (self.left_out if is_last else 0)
 
 
-class OutOfMemoryError(Exception):
-    """The memory does not suffice, also after the cache was released."""
-
-
 _State = int
 _Part = tuple[Place | None, int]
 """A stretch by its place and its length; without a place a release of the cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Peaks:
-    allocated_bytes: int = 0
-    requested_bytes: int = 0
-    phase: Phase = Phase.LOAD
-    """Of the allocated bytes."""
-
-    def higher(self, other: _Peaks) -> _Peaks:
-        first = self if self.allocated_bytes >= other.allocated_bytes else other
-        return _Peaks(first.allocated_bytes, max(self.requested_bytes, other.requested_bytes), first.phase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +71,7 @@ class _Outcome:
     """What came of a stretch that began in a known state."""
 
     after: _State
-    peaks: _Peaks
+    peaks: Peaks
     cache_releases: int
 
 
@@ -123,28 +96,26 @@ class Run:
         self.allocator = CachingAllocator(rules, Device(capacity_bytes), device_bytes)
         self.found = ReplayedRun()
         self._traced, self._by_length, self._every = traced, by_length, empty_cache_every
-        self._unused = first_unused_block(traced.before)
-        self._standing = list(traced.standing)
-        self._addresses: dict[int, int] = {}
+        self._player = Player(self.allocator, list(traced.standing), first_unused_block(traced.before))
         self._known: dict[_State, dict[_Part, _Outcome]] = defaultdict(dict)
         self._at: _State | None = None
         """Where the run is; None where the age of blocks counts, and nothing is known of other times."""
         self._allocator_at: _State | None = None
-        self._events = 0
-        self._peaks = _Peaks()
+        self._peaks = Peaks()
 
     def take(self, steps: Steps, first_steps: int) -> ReplayedRun:
-        """Replays these steps, of which the first are in the trace as they are, until the memory runs out. Of a run that
-        would take too long the last step is looked at all the same."""
+        """Replays these steps, of which the first are in the trace as they are, until the memory runs out. Of a run
+        that would take too long the last step is looked at all the same."""
         found, number = self.found, 1
         try:
             self._begin(steps)
             for number, step in enumerate(steps[first_steps:], first_steps + 1):
-                if self._events >= MOST_EVENTS and number < len(steps):
+                if self._player.played >= MOST_EVENTS and number < len(steps):
                     found.left_out += 1
                 else:
                     self._take_step(step, number)
-        except OutOfMemoryError:
+        except OutOfMemoryError as failed:
+            found.out_of_memory_phase = failed.phase
             found.out_of_memory_step = number if number > first_steps else len(found.allocated_bytes) + 1
         return found
 
@@ -156,37 +127,15 @@ class Run:
                 if event.iteration > 1 and event.iteration != number:
                     self._end_step()
                 number, phase = event.iteration, event.phase
-                self.found.out_of_memory_phase = phase
                 continue
             reserved = allocator.peak_reserved
-            self._ask(event)
+            self._player.play_as_it_is(event, phase)
             if allocator.peak_reserved > reserved:
                 self._grow(max(number, 1), max(steps[max(number, 1) - 1]), phase)
-            self._peaks = self._peaks.higher(_Peaks(allocator.allocated, allocator.requested, phase))
+            self._peaks = self._peaks.higher(Peaks(allocator.allocated, allocator.requested, phase))
         self._end_step()
         self.found.cache_releases = allocator.cache_releases
-        self._at = self._allocator_at = self._look()
-
-    def _ask(self, event: Event) -> None:
-        allocator = self.allocator
-        match event:
-            case Alloc():
-                block = allocator.malloc(event.block, event.requested_bytes, event.stream, event.pool)
-                if block is None:
-                    raise OutOfMemoryError
-                self._addresses[event.block] = block.address
-            case Free():
-                allocator.free(event.block)
-            case Use():
-                allocator.use(event.block, event.stream)
-            case FreeCompleted():
-                allocator.complete_free(event.block)
-            case Synchronize():
-                allocator.synchronize()
-            case EmptyCache():
-                allocator.empty_cache()
-            case _:
-                pass
+        self._at = self._allocator_at = self._player.state()
 
     def _take_step(self, step: tuple[int, ...], number: int) -> None:
         before = self.found.replayed
@@ -204,7 +153,7 @@ class Run:
         found.requested_bytes.append(peaks.requested_bytes)
         found.phases.append(peaks.phase)
         found.replayed += 1
-        self._peaks = _Peaks()
+        self._peaks = Peaks()
 
     def _take_part(self, part: _Part, number: int) -> bool:
         """Whether it had to be replayed."""
@@ -214,7 +163,7 @@ class Run:
             self._catch_up()
             releases = self.allocator.cache_releases
             peaks = self._replay(part, number)
-            self._at = self._allocator_at = self._look()
+            self._at = self._allocator_at = self._player.state()
             known_releases = self.allocator.cache_releases - releases
             if before is not None and self._at is not None:
                 self._known[before][part] = _Outcome(self._at, peaks, known_releases)
@@ -233,7 +182,7 @@ class Run:
         assert self._allocator_at is not None
         for part in self._way(self._allocator_at, self._at):
             self._replay(part, 0)
-        self._allocator_at = self._look()
+        self._allocator_at = self._player.state()
         assert self._allocator_at == self._at, "a stretch did something else in the same state"
 
     def _way(self, start: _State, end: _State) -> list[_Part]:
@@ -253,61 +202,13 @@ class Run:
             way.append(part)
         return way[::-1]
 
-    def _look(self) -> _State | None:
-        state = self.allocator.state()
-        if state is None:
-            return None
-        blocks, *others = state
-        assert isinstance(blocks, list)
-        where = tuple(self._addresses.get(each, -1) for each in self._standing)
-        self._addresses = {each: self._addresses[each] for each in self._standing if each in self._addresses}
-        return hash((tuple(blocks), tuple(others), where))
-
-    def _replay(self, part: _Part, number: int) -> _Peaks:
+    def _replay(self, part: _Part, number: int) -> Peaks:
         place, length = part
-        if place is not None:
-            return self._replay_stretch(self._by_length[place].at(length), number, length)
-        self.allocator.empty_cache()
-        return _Peaks()
-
-    def _replay_stretch(self, stretch: Sized, number: int, length: int) -> _Peaks:
-        """The heart of it: millions of events pass here."""
-        allocator, table, made = self.allocator, self._standing[:], len(self._standing)
-        malloc, free, sizes, unused = allocator.malloc, allocator.free, stretch.sizes, self._unused
-        top, at, requested, reserved = allocator.allocated, -1, allocator.requested, allocator.peak_reserved
-        for index, (deed, block, stream, pool) in enumerate(stretch.pattern.steps):
-            if deed == Deed.ALLOC:
-                got = malloc(unused, sizes[len(table) - made], stream, pool)
-                if got is None:
-                    self.found.out_of_memory_phase = stretch.phase_at(index)
-                    raise OutOfMemoryError
-                table.append(unused)
-                self._addresses[unused] = got.address
-                unused += 1
-                if allocator.allocated > top:
-                    top, at = allocator.allocated, index
-                if allocator.requested > requested:
-                    requested = allocator.requested
-                if allocator.peak_reserved > reserved:
-                    reserved = allocator.peak_reserved
-                    self._grow(number, length, stretch.phase_at(index))
-            elif deed == Deed.FREE:
-                free(table[block] if block >= 0 else -1 - block)
-            else:
-                self._rarer(deed, table[block] if block >= 0 else -1 - block, stream)
-        self._unused, self._events = unused, self._events + len(stretch.pattern.steps)
-        self._standing = [table[each] if each >= 0 else -1 - each for each in stretch.pattern.left]
-        return _Peaks(top, requested, stretch.phase_at(max(at, 0)))
-
-    def _rarer(self, deed: Deed, block: int, stream: int) -> None:
-        if deed == Deed.USE:
-            self.allocator.use(block, stream)
-        elif deed == Deed.COMPLETE:
-            self.allocator.complete_free(block)
-        elif deed == Deed.SYNCHRONIZE:
-            self.allocator.synchronize()
-        else:
+        if place is None:
             self.allocator.empty_cache()
+            return Peaks()
+        stretch = self._by_length[place].at(length)
+        return self._player.play(stretch, lambda phase: self._grow(number, length, phase))
 
     def _grow(self, step: int, length: int, phase: Phase) -> None:
         """Of one step the last is kept."""

@@ -24,6 +24,11 @@ class SizeRule:
     linear: Fraction
     square: Fraction
 
+    @property
+    def is_constant(self) -> bool:
+        """The same at every length."""
+        return not (self.linear or self.square)
+
     def at(self, length: int) -> int:
         """Bytes at this length; a broken number of them, which no traced length has, is rounded up."""
         x = -(-length // self.padding) * self.padding
@@ -99,8 +104,8 @@ def _through(points: Sequence[tuple[int, int]], degree: int, padding: int) -> Si
 
 @dataclass(slots=True)
 class ByLength:
-    """A stretch at any length: as it was traced, with sizes that follow from the traced ones, or else as the next longer
-    traced one.
+    """A stretch at any length: as it was traced, with sizes that follow from the traced ones, or else as the next
+    longer traced one.
 
     Sizes follow from `ruled_from` tokens on, where all traced lengths do the same with blocks of other sizes.
     """

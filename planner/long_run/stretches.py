@@ -37,8 +37,8 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class TracedRun:
-    """The parts of a trace: what happened `before` the steps that are alike, one stretch for each place and length, what
-    happened `after` the last step, and which blocks stood in between where steps began."""
+    """The parts of a trace: what happened `before` the steps that are alike, one stretch for each place and length,
+    what happened `after` the last step, and which blocks stood in between where steps began."""
 
     before: tuple[Event, ...]
     stretches: Mapping[Place, Mapping[int, Stretch]]
@@ -63,7 +63,7 @@ def cut_run(events: Sequence[Event], steps: Steps, first_steps: int) -> TracedRu
     over = next((index for index in range(starts[len(steps)][-1] + 1, len(events)) if _is_mark(events[index])), None)
     end = len(events) if over is None else over
     cuts = sorted({each for number in range(first_steps + 1, len(steps) + 1) for each in starts[number]} | {end})
-    alive = _alive_at(events, cuts)
+    alive = alive_at(events, cuts)
     staying = alive[begins].keys() & alive[last].keys()
 
     def stretch(first: int, after: int) -> Stretch:
@@ -93,7 +93,7 @@ def _starts(events: Sequence[Event]) -> dict[int, list[int]]:
     return found
 
 
-def _alive_at(events: Sequence[Event], cuts: Iterable[int]) -> dict[int, dict[int, None]]:
+def alive_at(events: Sequence[Event], cuts: Iterable[int]) -> dict[int, dict[int, None]]:
     """The blocks that are handed out before each of these events, by their age."""
     alive: dict[int, None] = {}
     found: dict[int, dict[int, None]] = {}

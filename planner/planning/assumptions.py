@@ -16,6 +16,8 @@ def assumptions_of(job: Job) -> tuple[str, ...]:
     if config is None or not train.sequence_length:
         return ()
     taken = [_PADDING[train.padding]]
+    if train.lengths is not None:
+        taken = [taken[0].replace("sequences of one length", "sequences padded to the longest of their batch")]
     if job.model.use_cache:
         taken.append("past_key_values are made in training (model.use_cache: true)")
     elif config.get("use_cache", True) and train.recompute.mode == "none":

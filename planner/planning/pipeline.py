@@ -25,6 +25,8 @@ from planner.layout.rank_classes import RankClass, parts_of, rank_classes
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity, post_training
 from planner.planning.assumptions import assumptions_of
+from planner.planning.evaluation_moments import evaluation_moments
+from planner.planning.kept_by_mistake import growth_moments
 from planner.planning.long_runs import replay_run
 from planner.planning.measured_calibration import measured_calibration
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
@@ -284,6 +286,8 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
     )
     if run is not None:
         statement = run.judge(statement, interval_of)
+    moments = growth_moments(found.events, found.repeats, statement, rules)
+    statement = replace(statement, moments=(*statement.moments, *evaluation_moments(job, found, statement), *moments))
     if _is_planned_as_eager(job) and statement.verdict is Verdict.EXCEEDS:
         statement = replace(statement, verdict=Verdict.TIGHT)
     settled = replace(trace, events=found.events, repeats=found.repeats)

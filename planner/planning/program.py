@@ -15,6 +15,7 @@ from planner.job.schema import Gpu, Software
 from planner.job.torch_releases import cuda_of
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
+from planner.planning.kept_by_mistake import growth_moments
 from planner.planning.measured_calibration import measured_calibration
 from planner.planning.pipeline import Progress, describe_unknown_workspaces, unknown_workspaces_of
 from planner.planning.program_branches import try_branches
@@ -218,6 +219,7 @@ def _judge(work: ProgramInputs, share: RankShare) -> tuple[RankClassStatement, s
         ),
         capacity_bytes=capacity,
     )
+    statement = replace(statement, moments=growth_moments(found.events, found.repeats, statement, rules))
     return statement, _out_of_memory(share, capped)
 
 

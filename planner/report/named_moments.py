@@ -13,8 +13,8 @@ from planner.events import Phase
 class NamedMoment:
     """A moment at which jobs run out of memory.
 
-    The three figures are peaks in bytes: `reserved_bytes` is the most until this moment, `device_bytes` is that and what
-    lies outside the allocator. `iteration` is the optimizer step, counted from 1.
+    The three figures are peaks in bytes: `reserved_bytes` is the most until this moment, `device_bytes` is that and
+    what lies outside the allocator. `iteration` is the optimizer step, counted from 1.
     """
 
     name: str

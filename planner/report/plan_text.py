@@ -135,9 +135,8 @@ def _moments(statement: RankClassStatement, style: Style) -> Iterator[str]:
         label = f"{each.name:<{_LABEL - 2}}  {_phase(each.phase.value)}, step {each.iteration}"
         sizes = (each.allocated_bytes, each.reserved_bytes, each.device_bytes)
         yield f"  {label:<{2 * _LABEL}}" + "".join(f"{size(count):>{_SIZE}}" for count in sizes)
-        yield from (
-            style.paint(f"    {line}", "dim") for line in _wrap(each.sentence, replace(style, width=style.width - 4))
-        )
+        narrower = replace(style, width=style.width - 4)
+        yield from (style.paint(f"    {line}", "dim") for line in _wrap(each.sentence, narrower))
 
 
 def _iterations(phases: Sequence[PhaseStatement]) -> dict[int, list[PhaseStatement]]:

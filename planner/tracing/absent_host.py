@@ -41,6 +41,8 @@ class AbsentHost:
     def select_clipped(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         return [each for each in parameters if each.device.type != "cpu"]
 
+    def take_result(self, tensor: Tensor) -> None: ...
+
     def saving_activations(self) -> AbstractContextManager[Any]:
         return saved_tensors_hooks(self._save, _empty_like)
 

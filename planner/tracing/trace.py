@@ -14,6 +14,7 @@ from planner.facts.folder import workspace_table
 from planner.job.length_draws import as_traced
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
+from planner.long_run.series import UnlikePartsError
 from planner.paper.repetition import DoesNotFoldError
 from planner.tracing import (
     absent_host,
@@ -22,6 +23,7 @@ from planner.tracing import (
     engine,
     garbage_collection,
     quiet_libraries,
+    shortened_phases,
     trace_failures,
 )
 from planner.tracing.traced import Trace
@@ -44,7 +46,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
     with garbage_collection.pause_collection(), quiet_libraries.libraries():
         try:
             found = _trace(job, rank, target, folded=folded)
-        except (DoesNotFoldError, NoExampleError):
+        except (DoesNotFoldError, NoExampleError, UnlikePartsError):
             found = _trace(job, rank, target, folded=False)
         if job.post_training is not None:
             found = replace(found, engine=engine.engine_figures(job, target))
@@ -72,6 +74,8 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
                 buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
                 events, repeats = gpu.recorder.folded_events()
+                if folded:
+                    events, repeats = shortened_phases.write_out_evaluations(job, events, repeats)
                 unknown, counted = gpu.unknown_workspaces(), gpu.counted_workspaces()
                 margin = gpu.workspace_margin_bytes()
                 assumed = compiled.assumed()
@@ -79,7 +83,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                 if by_engine:
                     deepspeed_engine.release(outcome.model, gpu.device)
                 del outcome
-        except (PlannerError, DoesNotFoldError, NoExampleError, MemoryError):
+        except (PlannerError, DoesNotFoldError, NoExampleError, UnlikePartsError, MemoryError):
             raise
         except Exception as error:
             raise trace_failures.untraceable(error, compiles=job.train.compile is not None) from error

@@ -76,6 +76,11 @@ def accumulation_folder_of(
 ) -> AccumulationFolder | None:
     """None where nothing can be folded, or the observer does not want it."""
     folder = folder_of(observer)
-    if folder is None or train.lengths is not None or parallel.dp_replicate.comm_hook in _COUNTS_MICRO_BATCHES:
+    if (
+        folder is None
+        or train.lengths is not None
+        or train.retains
+        or parallel.dp_replicate.comm_hook in _COUNTS_MICRO_BATCHES
+    ):
         return None
     return AccumulationFolder(folder, module, train, parallel)

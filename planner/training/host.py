@@ -29,6 +29,9 @@ class Host(Protocol):
     def select_clipped(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Those of the parameters whose gradients take part in clipping."""
 
+    def take_result(self, tensor: Tensor) -> None:
+        """Copies a result to the host, where it is of no further use here."""
+
     def saving_activations(self) -> AbstractContextManager[Any]:
         """Inside, what autograd saves rests on the host until its backward."""
 
@@ -56,6 +59,9 @@ class RealHost:
 
     def select_clipped(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         return list(parameters)
+
+    def take_result(self, tensor: Tensor) -> None:
+        tensor.cpu()
 
     def saving_activations(self) -> AbstractContextManager[Any]:
         return save_on_cpu(pin_memory=torch.cuda.is_available(), device_type="cuda")

@@ -90,6 +90,13 @@ def make(feed: Feed, batch: int, device: torch.device, observer: Observer, *, ow
     )
 
 
+def prompts(feed: Feed, batch: int, tokens: int, device: torch.device, observer: Observer) -> Tensor:
+    """So many prompts of so many tokens on the device."""
+    name, spec = next(iter(feed.arguments.items()))
+    made = torch.randint(0, max(1, spec.maximum), (batch, tokens), dtype=any_dtype(spec.dtype, place="train.inputs"))
+    return to_device(made, device, observer, name)
+
+
 def to_device(tensor: Tensor, device: torch.device, observer: Observer, name: str) -> Tensor:
     """The tensor on the device, told as an input."""
     moved = tensor.to(device, non_blocking=True)

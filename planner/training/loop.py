@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
@@ -21,6 +21,7 @@ from planner.events import Category, Phase
 from planner.job import schema
 from planner.job.length_draws import Steps, draw_steps
 from planner.training import clipping, compiling, folding, inputs, ownership
+from planner.training.evaluation import Evaluation, Generation
 from planner.training.feed import Feed
 from planner.training.folded_accumulation import accumulation_folder_of
 from planner.training.host import Host
@@ -30,6 +31,9 @@ from planner.training.other_phases import NO_OTHER_PHASES, OtherPhases
 from planner.training.precision import Precision
 from planner.training.wraps import context_parallel, fsdp2, in_backward, zero_redundancy
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
+
+_FEWEST_GROWING = 7
+"""Iterations of a step that keeps something: so many show what one keeps."""
 
 
 @dataclass(kw_only=True)
@@ -56,6 +60,9 @@ class Loop:
     """Batches by their length, of a run in which it differs."""
 
     def __post_init__(self) -> None:
+        self._losses: list[Tensor] = []
+        if self.train.retains == "output":
+            self.objective.outputs = []
         self._folder = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
 
     @cached_property
@@ -133,6 +140,8 @@ class Loop:
             loss = self._of_one(loss)
             self.observer.mark(Phase.BACKWARD, iteration)
             self._backward(loss)
+        if self.train.retains == "loss":
+            self._losses.append(loss)
         self._tell_communication()
         ownership.tell_gradients(self.bare_model, self.observer)
 
@@ -187,7 +196,7 @@ class Loop:
         if self._steps:
             return len(self._steps)
         fewest = max(fewest_iterations(self.parallel.dp_replicate), compiling.fewest_iterations(self.train.compile))
-        return max(self.train.iterations, fewest)
+        return max(self.train.iterations, fewest, _FEWEST_GROWING if self.train.retains else 0)
 
     def _evaluates(self, iteration: int) -> bool:
         if self.train.eval is None:
@@ -196,16 +205,44 @@ class Loop:
         return iteration % every == 0 or (iteration == last and every > last)
 
     def _evaluate(self, iteration: int) -> None:
-        """One batch without a graph: the model in eval mode, its loss computed, then back to training."""
-        assert self.train.eval is not None
-        self.observer.mark(Phase.EVAL, iteration)
-        with _evaluating(self.model), torch.no_grad(), self.precision.autocast():
-            batch = inputs.make(
-                self.feed, self.train.eval.micro_batch_size, self.device, self.observer, own_loss=self.objective.own
-            )
-            self.host.take_batch(batch.tensors())
-            with self.splitting(batch):
-                self.objective(self.model, batch)
+        """Without a graph: the model in eval mode, as the job evaluates, then back to training."""
+        spec = self.train.eval
+        assert spec is not None
+        shortened = folding.folder_of(self.observer) is not None
+        steps = Evaluation(
+            spec=spec,
+            objective=self.objective,
+            batch=lambda: self._evaluation_batch(spec),
+            mark=lambda phase: self.observer.mark(phase, iteration),
+            around=self._splitting_and_autocast,
+            to_host=self.host.take_result,
+            free=self._empty_cache,
+        )
+        with _evaluating(self.model):
+            steps.run(self.model, shortened=shortened)
+            if spec.generate is not None:
+                self._generate(spec.generate, iteration, shortened=shortened)
+
+    def _evaluation_batch(self, spec: schema.Eval) -> inputs.MicroBatch:
+        own = self.objective.own
+        batch = inputs.make(self.feed, spec.micro_batch_size, self.device, self.observer, own_loss=own)
+        self.host.take_batch(batch.tensors())
+        return batch
+
+    def _generate(self, spec: schema.Generate, iteration: int, *, shortened: bool) -> None:
+        generation = Generation(
+            spec=replace(spec, prompt_tokens=spec.prompt_tokens or self.train.sequence_length),
+            feed=self.feed,
+            prompt=lambda tokens: inputs.prompts(self.feed, spec.batch, tokens, self.device, self.observer),
+            mark=lambda: self.observer.mark(Phase.GENERATE, iteration),
+            autocast=self.precision.autocast,
+        )
+        generation.run(self.bare_model, shortened=shortened)
+
+    @contextmanager
+    def _splitting_and_autocast(self, batch: inputs.MicroBatch) -> Iterator[None]:
+        with self.precision.autocast(), self.splitting(batch):
+            yield
 
 
 @contextmanager

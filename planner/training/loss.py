@@ -46,6 +46,8 @@ class Objective:
         self._dtype = floating(spec.dtype, place="train.loss.dtype")
         self._feed, self._device, self._observer = feed, device, observer
         self._keeps, self._kept = spec.keep_output, None
+        self.outputs: list[Any] | None = None
+        """Where each output of the training is appended; None: nowhere."""
         self._cross_entropy = compiling.compile_loss(cross_entropy, compiled)
 
     def __call__(self, model: nn.Module, batch: MicroBatch) -> Tensor:
@@ -53,6 +55,16 @@ class Objective:
         output = self._call(model, batch)
         if self._keeps and torch.is_grad_enabled():
             self._kept = output
+        if self.outputs is not None and torch.is_grad_enabled():
+            self.outputs.append(output)
+        return self._loss_of(output, batch)
+
+    def with_logits(self, model: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """The loss of one micro-batch, and what the model returned."""
+        output = self._call(model, batch)
+        return self._loss_of(output, batch), logits_of(output)
+
+    def _loss_of(self, output: Any, batch: MicroBatch) -> Tensor:
         if self.own:
             return _own_loss(output)
         if self._in_chunks:

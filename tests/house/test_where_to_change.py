@@ -24,6 +24,7 @@ QUESTIONS = [
     "an axis of a search",
     "a command",
     "a key of the spec, with its check",
+    "a moment when jobs die",
     "an allocator rule",
     "a form of a message that memory ran out",
     "an importer of another tool's config",

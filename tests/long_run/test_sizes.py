@@ -1,0 +1,66 @@
+"""Sizes at lengths that nobody traced follow from those at other lengths, or are said not to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from planner.long_run.sizes import between, rule_of
+
+LENGTHS = (7, 100, 263, 517, 801, 1024)
+
+
+def up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda length: 4096 + 0 * length,
+        lambda length: 256 * length,
+        lambda length: 12 + 4 * length,
+        lambda length: 8 * length * length,
+        lambda length: 2 * length * length + 4 * length + 512,
+        lambda length: 64 * up(length, 32),
+        lambda length: 4 * up(length, 128) + 1024,
+    ],
+)
+def test_lines_parabolas_and_padded_lengths_are_found_exactly(size: Callable[[int], int]) -> None:
+    rule = rule_of(LENGTHS, [size(length) for length in LENGTHS])
+
+    assert rule is not None
+    assert [rule.at(length) for length in range(1, 1025)] == [size(length) for length in range(1, 1025)]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, 2, 3, 5, 8, 13),
+        [length**3 for length in LENGTHS],
+        [length * up(length, 8) + up(length, 128) for length in LENGTHS],
+        (512, 512, 512, 512, 512, 1024),
+    ],
+)
+def test_what_no_traced_length_confirms_is_no_rule(sizes: list[int]) -> None:
+    assert rule_of(LENGTHS, sizes) is None
+
+
+def test_three_points_decide_a_parabola_and_confirm_none() -> None:
+    lengths = (10, 20, 30)
+    assert rule_of(lengths, [length * length for length in lengths]) is None
+
+
+def test_sizes_nearly_on_a_line_are_taken_between_their_neighbours() -> None:
+    sizes = [36_040 * length + (length % 7) for length in LENGTHS]
+    found = between(LENGTHS, sizes)
+    assert found.straight
+    assert found.at(263) == sizes[2]
+    assert found.at(400) == pytest.approx(36_040 * 400, rel=1e-3)
+
+
+def test_sizes_in_steps_are_those_of_the_next_longer_length() -> None:
+    found = between(LENGTHS, (512, 512, 512, 512, 512, 1024))
+    assert not found.straight
+    assert [found.at(length) for length in (100, 700, 801, 802)] == [512, 512, 512, 1024]

@@ -1,0 +1,40 @@
+"""What each phase of each step of some jobs takes on this machine's processor: run as a program, it prints JSON.
+
+A job is a spec in YAML; the answer is by its place among the arguments `[[iteration, phase, peak of requested bytes,
+requested bytes at its end], ...]`, beside the bytes that were not freed and those that live tensors account for.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from typing import Any
+
+import torch
+
+from planner.job.loading import load_yaml
+from planner.measuring.event_phases import phases_of
+from planner.measuring.host_recorder import HostRecorder
+from planner.training import step
+
+
+def measure(spec: str) -> dict[str, Any]:
+    """One run of the job's step, seen by torch's profiler."""
+    recorder = HostRecorder()
+    gc.collect()
+    with recorder.profile():
+        outcome = step.run(load_yaml(spec), torch.device("cpu"), recorder)
+        gc.collect()
+    del outcome
+    recording = recorder.build_recording()
+    phases = [
+        [each.iteration, each.phase, each.peak.requested_bytes, each.end.requested_bytes]
+        for each in phases_of(recording.events)
+    ]
+    return {"phases": phases, "net_bytes": recording.net_bytes, "live_bytes": recording.live_bytes}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps([measure(spec) for spec in sys.argv[1:]]))
