@@ -1,0 +1,67 @@
+"""Chooses on paper the micro-batch with which a case of the matrix fills a device: one child of `planner gpu-truth`."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from planner.errors import MeasureError
+from planner.job.schema import Gpu, Job, Software
+from planner.measuring import store
+from planner.measuring.matrix import cases
+from planner.measuring.measurement import DeviceFacts, Measurement
+from planner.planning import identity
+from planner.planning.step_on_paper import gpu_of, installed_torch
+from planner.runtime.channel import AnswerWriter
+from planner.searching.exact import ExactPlans
+from planner.searching.extremes import largest, with_size
+
+_FILLED = 0.92
+"""Of the capacity: nothing was measured there yet, and a step that runs out of memory shows less than one that ends."""
+_REHEARSED = Gpu(total_bytes=1 << 30, arch="sm_90")
+"""What a rehearsal on a CPU fills: a GPU of one GiB, most of which its context takes."""
+_MOST = 4096
+
+
+def choose_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
+    """The child's side: a line with the size goes into the file of the case."""
+    case = next(each for each in cases(small=asked["small"]) if each.name == asked["of"])
+    assert case.job is not None
+    size = choose_size(case.job, _device_of(asked))
+    line = Measurement(
+        case=asked["name"],
+        job={},
+        device=DeviceFacts(kind="paper"),
+        software=dict(identity.software()),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        operator={"micro_batch_size": size, "of": case.name},
+    )
+    store.append(Path(asked["out"]) / f"{asked['name']}.jsonl", [line])
+
+
+def choose_size(job: Job, gpu: Gpu) -> int:
+    """The largest micro-batch whose step fits in 92 % of the GPU. Raises MeasureError if none does."""
+    room = replace(gpu, total_bytes=round(gpu.total_bytes * _FILLED))
+    placed = replace(
+        job, cluster=replace(job.cluster, gpu=room), software=Software(torch=installed_torch(), cuda=job.software.cuda)
+    )
+    with ExactPlans(1) as plans:
+        found = largest(with_size(placed, "micro_batch_size", 1), "micro_batch_size", plans, most=_MOST)
+    if not found.value:
+        raise MeasureError(f"not even a micro-batch of one fits in {room.total_bytes:,} bytes")
+    return found.value
+
+
+def _device_of(asked: Mapping[str, Any]) -> Gpu:
+    facts = asked["device_facts"]
+    if facts:
+        return gpu_of(DeviceFacts(**facts))
+    if asked["device"] == "cpu":
+        return _REHEARSED
+    raise MeasureError(
+        "no case has said yet what the device is, so nothing says how much fills it",
+        remedy="measure a case of another group first: device-bytes-lazy takes seconds",
+    )
