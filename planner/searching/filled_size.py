@@ -16,13 +16,15 @@ from planner.measuring.measurement import DeviceFacts, Measurement
 from planner.planning import identity
 from planner.planning.step_on_paper import gpu_of, installed_torch
 from planner.runtime.channel import AnswerWriter
-from planner.searching.exact import ExactPlans
-from planner.searching.extremes import largest, with_size
+from planner.searching.exact import Exact, PlansHere, Refused
+from planner.searching.extremes import with_size
 
 _FILLED = 0.92
 """Of the capacity: nothing was measured there yet, and a step that runs out of memory shows less than one that ends."""
 _REHEARSED = Gpu(total_bytes=1 << 30, arch="sm_90")
 """What a rehearsal on a CPU fills: a GPU of one GiB, most of which its context takes."""
+_LOW, _HIGH = 1, 4
+_LESS = 0.95
 _MOST = 4096
 
 
@@ -43,16 +45,29 @@ def choose_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
 
 
 def choose_size(job: Job, gpu: Gpu) -> int:
-    """The largest micro-batch whose step fits in 92 % of the GPU. Raises MeasureError if none does."""
+    """A micro-batch whose step fills 92 % of the GPU: on the line through two small ones, then less until it fits.
+
+    Not the largest, which `planner max` finds with more plans. Raises MeasureError if not even one fits.
+    """
     room = replace(gpu, total_bytes=round(gpu.total_bytes * _FILLED))
-    placed = replace(
-        job, cluster=replace(job.cluster, gpu=room), software=Software(torch=installed_torch(), cuda=job.software.cuda)
-    )
-    with ExactPlans(1) as plans:
-        found = largest(with_size(placed, "micro_batch_size", 1), "micro_batch_size", plans, most=_MOST)
-    if not found.value:
+    software = Software(torch=installed_torch(), cuda=job.software.cuda)
+    placed = replace(job, cluster=replace(job.cluster, gpu=room), software=software)
+    smallest, second = _plan(placed, _LOW), _plan(placed, _HIGH)
+    growth = (second.allocated_bytes - smallest.allocated_bytes) / (_HIGH - _LOW)
+    size = _LOW + int((room.total_bytes - smallest.allocated_bytes) / max(growth, 1.0))
+    size = min(size, _MOST)
+    while size > 1 and not _plan(placed, size).fits:
+        size = int(size * _LESS)
+    if size < 1 or (size == 1 and not smallest.fits):
         raise MeasureError(f"not even a micro-batch of one fits in {room.total_bytes:,} bytes")
-    return found.value
+    return size
+
+
+def _plan(job: Job, size: int) -> Exact:
+    (found,) = PlansHere().submit([with_size(job, "micro_batch_size", size)]).result()
+    if isinstance(found, Refused):
+        raise MeasureError(f"a micro-batch of {size} cannot be planned: {found.reason}")
+    return found
 
 
 def _device_of(asked: Mapping[str, Any]) -> Gpu:
