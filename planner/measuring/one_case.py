@@ -37,7 +37,7 @@ def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
 def _measured(case: Case, asked: Mapping[str, Any], out: Path, device: torch.device) -> Iterator[Measurement]:
     history = out / f"{case.name}.pickle.xz" if case.snapshot and device.type == "cuda" else None
     if case.job is not None:
-        job = _filled(case, case.job, asked.get("micro_batch_size", 0))
+        job = with_chosen_size(case, case.job, asked.get("micro_batch_size", 0))
         yield measure(job, device, case=case.name, snapshot=history, alone=asked["alone"]).measurement
     elif case.share is not None:
         extent = operator_conformance.REHEARSAL if asked["small"] else operator_conformance.WHOLE
@@ -53,7 +53,8 @@ def _measured(case: Case, asked: Mapping[str, Any], out: Path, device: torch.dev
         )
 
 
-def _filled(case: Case, job: Job, size: int) -> Job:
+def with_chosen_size(case: Case, job: Job, size: int) -> Job:
+    """The job that fills the device, with the micro-batch that was chosen on paper. Raises MeasureError without one."""
     if not case.fills:
         return job
     if not size:
