@@ -17,6 +17,7 @@ from planner.measuring.matrix import Case, cases
 from planner.measuring.measurement import DeviceFacts, Measurement
 from planner.measuring.one_case import about, family
 from planner.measuring.operators import Operator
+from planner.paper import library
 from planner.paper.device import Paper
 from planner.runtime.channel import AnswerWriter
 
@@ -45,7 +46,7 @@ def _family(case: Case, gpu: Paper, facts: DeviceFacts, asked: Mapping[str, Any]
         places = _places_in(gpu)
         return Operator(entry, gpu.device, small=asked["small"], paper=gpu.recorder, places=places)
 
-    yield from family(case, about(case.name, facts), operator)
+    yield from family(case, about(case.name, facts), operator, library.load().paper_clear_workspaces)
 
 
 def _places_in(gpu: Paper) -> Callable[[PaperHistory], list[dict[str, Any]]]:

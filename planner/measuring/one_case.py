@@ -48,9 +48,16 @@ def _measured(case: Case, asked: Mapping[str, Any], out: Path, device: torch.dev
     elif case.program:
         yield _program(case, out, device)
     else:
+        whole = _about_device(case.name, device)
         yield from family(
-            case, _about_device(case.name, device), lambda entry: Operator(entry, device, small=asked["small"])
+            case, whole, lambda entry: Operator(entry, device, small=asked["small"]), lambda: _forget(device)
         )
+
+
+def _forget(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def with_chosen_size(case: Case, job: Job, size: int) -> Job:
@@ -84,14 +91,15 @@ def _program(case: Case, out: Path, device: torch.device) -> Measurement:
     return replace(_about_device(case.name, device), seconds=found.seconds, operator={"program": plain})
 
 
-def family(case: Case, whole: Measurement, operator: Callable[[Mapping[str, Any]], Operator]) -> Iterator[Measurement]:
-    """A line for each operator of a family; the last, `whole`, says that all of them were asked."""
+def family(
+    case: Case, whole: Measurement, operator: Callable[[Mapping[str, Any]], Operator], forget: Callable[[], None]
+) -> Iterator[Measurement]:
+    """A line for each operator of a family; the last, `whole`, says that all of them were asked. `forget` gives up what
+    the ones before have left: cached blocks, and the workspaces of handles."""
     for entry in case.operators:
         named = replace(whole, case=f"operator-{entry['name']}")
         try:
-            if whole.device.kind == "cuda":
-                torch.cuda.empty_cache()
-                torch._C._cuda_clearCublasWorkspaces()
+            forget()
             ready = operator(entry)
             cold = ready.cold()
             steps = ready.run()
