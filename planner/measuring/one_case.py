@@ -41,7 +41,12 @@ def _measured(case: Case, asked: Mapping[str, Any], out: Path, device: torch.dev
         yield measure(job, device, case=case.name, snapshot=history, alone=asked["alone"]).measurement
     elif case.share is not None:
         extent = operator_conformance.REHEARSAL if asked["small"] else operator_conformance.WHOLE
-        yield from operator_conformance.measure_share(case.share, device, device_facts(device), extent=extent)
+        lost = ""
+        for line in operator_conformance.measure_share(case.share, device, device_facts(device), extent=extent):
+            lost = f"{line.case}: {line.error}" if line.error else ""
+            yield line
+        if lost:  # what comes after it in this share was not asked
+            raise MeasureError(f"the device was lost in {lost}")
         yield replace(_about_device(case.name, device), operator={"share": list(case.share)})  # says that it is whole
     elif case.probe:
         yield _probe(case, device, history)

@@ -46,6 +46,7 @@ class Results:
         self.dropped = 0
         """Lines for which no file had room."""
         folder.mkdir(parents=True, exist_ok=True)
+        _beside(folder / SNAPSHOTS).unlink(missing_ok=True)
         for path in (*self.files(), folder / TIMINGS):
             _cut_broken_end(path)
 
@@ -116,7 +117,7 @@ def read_snapshots(folder: Path) -> dict[str, bytes]:
 
 def _write_archive(path: Path, histories: Mapping[str, bytes]) -> None:
     """Beside its place first, so that it is whole at any moment."""
-    fresh, total = path.with_suffix(".part"), 0
+    fresh, total = _beside(path), 0
     with tarfile.open(fresh, "w") as archive:
         for name, content in sorted(histories.items(), key=lambda each: len(each[1])):
             total += len(content)
@@ -126,6 +127,10 @@ def _write_archive(path: Path, histories: Mapping[str, bytes]) -> None:
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
     fresh.replace(path)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_suffix(".part")
 
 
 def _file(folder: Path, number: int) -> Path:
