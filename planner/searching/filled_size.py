@@ -16,7 +16,8 @@ from planner.measuring.measurement import DeviceFacts, Measurement
 from planner.planning import identity
 from planner.planning.step_on_paper import gpu_of, installed_torch
 from planner.runtime.channel import AnswerWriter
-from planner.searching.exact import Exact, PlansHere, Refused
+from planner.searching.exact import Exact, Refused
+from planner.searching.exact_groups import PlansHere
 from planner.searching.extremes import with_size
 
 _FILLED = 0.92
