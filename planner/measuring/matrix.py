@@ -67,10 +67,11 @@ class Case:
 
 
 def cases(*, small: bool = False) -> list[Case]:
-    """All cases, what tells most first. `small`: a rehearsal."""
+    """All cases, what tells most first; of the steps one of each kind before the others, that whose history is kept.
+    `small`: a rehearsal."""
     found = [*_probes(), *_shares(), *_families(small), *_steps(small), *_programs(small)]
     order = list(FIRST_GUESSES)
-    return sorted(found, key=lambda case: order.index(case.group))
+    return sorted(found, key=lambda case: (order.index(case.group), case.group == STEPS and not case.snapshot))
 
 
 def _probes() -> Iterator[Case]:

@@ -30,21 +30,27 @@ def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
     arch = asked["device"].partition(":")[2] or _USUAL_ARCH
     with paper.gpu(arch, keeps_requests=True) as gpu:
         facts = DeviceFacts(kind=PAPER, name=PAPER, arch=arch)
-        lines = _share(case, gpu, facts, small=asked["small"]) if case.share else _family(case, gpu, facts, asked)
+        lines = (
+            _share(case, gpu, facts, small=asked["small"])
+            if case.share
+            else measure_family(case, gpu, facts, small=asked["small"])
+        )
         store.append(Path(asked["out"]) / f"{case.name}.jsonl", lines)
 
 
-def _share(case: Case, gpu: Paper, facts: DeviceFacts, *, small: bool) -> Iterator[Measurement]:
+def _share(case: Case, gpu: Paper, facts: DeviceFacts, *, small: bool = False) -> Iterator[Measurement]:
     assert case.share is not None
     extent = operator_conformance.REHEARSAL if small else operator_conformance.WHOLE
     yield from operator_conformance.measure_share(case.share, gpu.device, facts, paper=gpu.recorder, extent=extent)
     yield replace(about(case.name, facts), operator={"share": list(case.share)})
 
 
-def _family(case: Case, gpu: Paper, facts: DeviceFacts, asked: Mapping[str, Any]) -> Iterator[Measurement]:
+def measure_family(case: Case, gpu: Paper, facts: DeviceFacts, *, small: bool = False) -> Iterator[Measurement]:
+    """The lines of a family of operators; of each, the workspaces that only a device can tell, by their places."""
+
     def operator(entry: Mapping[str, Any]) -> Operator:
         places = _places_in(gpu)
-        return Operator(entry, gpu.device, small=asked["small"], paper=gpu.recorder, places=places)
+        return Operator(entry, gpu.device, small=small, paper=gpu.recorder, places=places)
 
     yield from family(case, about(case.name, facts), operator, library.load().paper_clear_workspaces)
 

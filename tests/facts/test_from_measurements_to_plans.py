@@ -23,7 +23,7 @@ from planner.job.loading import load_document
 from planner.job.schema import Job
 from planner.measuring.matrix import WORKSPACES, Case
 from planner.measuring.measurement import DeviceFacts, Measurement
-from planner.measuring.on_paper import _family
+from planner.measuring.on_paper import measure_family
 from planner.planning.learnt_facts import LearntFacts, learn_facts
 from planner.planning.pipeline import PlanningResult, plan_with_traces
 from planner.planning.step_on_paper import on_paper
@@ -63,7 +63,7 @@ def operators() -> list[Measurement]:
     ]  # fmt: skip
     case = Case(name="operators-model", group=WORKSPACES, operators=tuple(entries))
     with paper.gpu("sm_90", keeps_requests=True) as gpu:
-        return list(_family(case, gpu, DeviceFacts(kind="paper", name="paper", arch="sm_90"), {"small": False}))
+        return list(measure_family(case, gpu, DeviceFacts(kind="paper", name="paper", arch="sm_90")))
 
 
 def as_measured(line: Measurement) -> Measurement:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from planner.job.schema import Job
-from planner.measuring.matrix import FIRST_GUESSES, Case, cases, expand
+from planner.measuring.matrix import FIRST_GUESSES, STEPS, Case, cases, expand
 
 ROOT = Path(__file__).parent.parent.parent
 SHARE = "opinfo-share-07"
@@ -118,6 +118,17 @@ def test_all_of_torchs_operator_database_is_in_it() -> None:
 
 def test_what_tells_most_comes_first() -> None:
     assert [group for group, _ in groupby(case.group for case in cases())] == list(FIRST_GUESSES)
+
+
+def test_of_the_steps_one_of_each_kind_comes_first() -> None:
+    steps = [case for case in cases() if case.group == STEPS]
+    first = [case for case in steps if case.snapshot]
+
+    assert steps[: len(first)] == first
+    axes = {name for c in first if c.job for name, size in _degrees(c.job).items() if size > 1}
+    assert axes == {"dp_replicate", "dp_shard", "tp", "pp", "ep"}
+    assert any(case.job.parallel.deepspeed for case in first if case.job)
+    assert any("expandable" in case.allocator_conf for case in first)
 
 
 def test_compiled_steps_graphs_streams_pools_and_unedited_programs_are_in_it() -> None:
