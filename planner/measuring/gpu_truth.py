@@ -152,6 +152,10 @@ class _Run:
         missing = [*self.failed, *(each.name for each in self.schedule.waiting)]
         shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
         self._tell(f"{measured} measured in {self._now():.0f} s, {len(missing)} not: {shown or 'none'}")
+        refused = self._results.refused_operators()
+        if refused:
+            more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+            self._tell(f"{len(refused)} operators were refused: {', '.join(refused[:_SHOWN])}{more}")
         if self._results.dropped:
             self._tell(f"{self._results.dropped} lines were left out: the files are full")
         for path in sorted(self._results.folder.iterdir()):

@@ -25,6 +25,7 @@ MOST_FILES = 8
 _SNAPSHOT_BYTES = 6 * MIB
 """So much of them is kept, smallest first: they go into the repository."""
 _SPARE_BYTES = MIB // 2
+_OPERATOR = "operator-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,11 @@ class Results:
     def finished(self) -> set[str]:
         """Cases with an answer."""
         return {str(each["case"]) for each in self.documents() if not each["error"]}
+
+    def refused_operators(self) -> list[str]:
+        """Operators of finished families that raised an error when they were asked last, each with it."""
+        errors = {str(each["case"]): str(each["error"]) for each in self.documents()}
+        return [f"{case} ({error})" for case, error in errors.items() if error and case.startswith(_OPERATOR)]
 
     def timings(self) -> list[Timing]:
         """What cases took, in this run and earlier ones."""
