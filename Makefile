@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test test-processes test-clusters soak test-torch fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun gpu-truth validate-gpu clean
+.PHONY: help setup plan test test-processes test-clusters soak test-torch fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,8 +98,17 @@ speedrun: $(READY) ## scripts that others ran compiled on 8 H100, beside their p
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)
 	$(PYTHON) -m planner gpu-truth --out $(or $(OUT),tests/data/gpu) --minutes $(or $(MINUTES),9) --jobs $(or $(JOBS),8)
 
+FACTS := planner/facts/measured
+gpu-facts: $(READY) ## what was measured (OUT, default tests/data/gpu) beside paper, as facts; with the torch of the GPU (BIN)
+	$(BIN)/python -m planner gpu-truth --out $(or $(OUT),tests/data/gpu)-paper --device paper:sm_90 --against $(or $(OUT),tests/data/gpu) --minutes 60 --jobs 2
+	$(BIN)/python -m planner gpu-truth --out $(or $(OUT),tests/data/gpu) --against $(or $(OUT),tests/data/gpu)-paper --learn $(FACTS)
+
+rehearse-gpu-truth: $(READY) ## the whole matrix at small sizes on this machine's CPU, then on paper beside it (OUT: where; half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m planner gpu-truth --out $(or $(OUT),.rehearsal)/cpu --device cpu --small --minutes 60 --jobs 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m planner gpu-truth --out $(or $(OUT),.rehearsal)/paper --device paper:sm_90 --small --minutes 60 --jobs 2 --against $(or $(OUT),.rehearsal)/cpu
+
 validate-gpu: $(READY) ## run JOB's step on the GPUs of this machine through Ray, beside its plan (GPU: catalog name)
 	$(BIN)/planner validate $(or $(JOB),examples/gpt2-xl.yaml) $(if $(GPU),--gpu $(GPU))
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .venv-torch-* .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .rehearsal .venv-torch-* .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis

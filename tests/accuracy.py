@@ -1,7 +1,7 @@
 """`make accuracy`: predicted against recorded, for every truth at hand, errors as they are.
 
 Kinds of truth: programs recorded on other people's GPUs, runs on this machine's CPU, alone and divided over gloo,
-published figures of sharded runs, and measurements of our own on a GPU (tests/data/gpu/measurements.jsonl), if any.
+published figures of sharded runs, and measurements of our own on a GPU (tests/data/gpu), if any.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import published
 
 import planner.paper  # noqa: F401  before torch
 from planner.comparing import plan_comparison
+from planner.facts.versions import minor_of
 from planner.job.loading import load_bundle
 from planner.measuring import store
 from planner.measuring.measurement import Measurement
+from planner.measuring.results import measurement_files
 from planner.planning.pipeline import plan_with_traces
+from planner.planning.step_on_paper import gpu_of, installed_torch
 
 _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE / folder) for folder in ("traces", "programs", "fakes")]
-_GPU = _HERE / "data" / "gpu" / "measurements.jsonl"
+_GPU = _HERE / "data" / "gpu"
 
 
 @dataclass(frozen=True)
@@ -98,15 +101,18 @@ def published_runs() -> Iterator[Row]:
 
 
 def gpu_measurements() -> Iterator[Row]:
-    if not _GPU.exists():
-        return
-    for measurement in store.read(_GPU):
-        if measurement.job and not measurement.error and not measurement.out_of_memory:
+    """As plans for that GPU and torch say it, facts and calibration included; of another torch nothing is compared."""
+    for measurement in (each for path in measurement_files(_GPU) for each in store.read(path)):
+        if not measurement.job or measurement.error or measurement.out_of_memory:
+            continue
+        if minor_of(measurement.software.get("torch", "")) == installed_torch():
             yield from _beside(measurement)
 
 
 def _beside(measurement: Measurement) -> Iterator[Row]:
-    found = plan_with_traces(load_bundle(measurement.job))
+    job = load_bundle(measurement.job)
+    gpu = replace(job.cluster, gpu=gpu_of(measurement.device))
+    found = plan_with_traces(replace(job, cluster=gpu, software=replace(job.software, torch=installed_torch())))
     events = found.events_of(measurement.rank)
     for figure in plan_comparison.with_measurement(found.plan, measurement, events=events).peak:
         if figure.measured:

@@ -1,52 +1,49 @@
 """`planner gpu-truth`: measures the whole matrix on one GPU, each case in a process of its own; resumable.
 
-What tells most comes first. Into a folder go measurements.jsonl, a line a case, and snapshots.tar.xz with the most
-useful histories. Cases that stand in the file already are skipped, unless they failed. It needs torch, PyYAML and
-transformers, and no installation.
+What tells most comes first, and nothing is begun that cannot end in time. Cases that have an answer are skipped. It
+needs torch, PyYAML and transformers, and no installation.
 """
 
 from __future__ import annotations
 
 import datetime
-import io
-import json
-import lzma
 import os
-import shutil
 import sys
-import tarfile
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from planner.measuring import store
-from planner.measuring.matrix import Case, cases
+from planner.measuring.matrix import FIRST_GUESSES, Case, cases
 from planner.measuring.measurement import DeviceFacts, Measurement
+from planner.measuring.results import FILE_BYTES, Results, Timing
+from planner.measuring.schedule import Costs, Schedule, Waiting, expect
 from planner.runtime import answers, running
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.task import Answer, Task
-from planner.units import MIB
 
-MEASUREMENTS, SNAPSHOTS = "measurements.jsonl", "snapshots.tar.xz"
-_LOOSE = "snapshots"
 PAPER = "paper"
-_SNAPSHOT_BYTES = 6 * MIB
-"""So much of them is kept, smallest first: they go into the repository."""
-FILE_BYTES = 16 * MIB
-"""A machine that is lent gives back files up to this size."""
-_MOST_SECONDS, _GRACE_SECONDS = 240.0, 20.0
-"""Of a case; and what one that was begun in the last moment may take longer than all."""
+_MOST_SECONDS = 240.0
+"""Of a case."""
+_PACKING_SECONDS = 5.0
+"""Kept free at the end, for what is written then."""
+_SHOWN = 30
 _ON_DEVICE = "planner.measuring.one_case:measure_one"
-_ON_PAPER = "planner.measuring.on_paper:measure_one"
+_OPERATORS_ON_PAPER = "planner.measuring.on_paper:measure_one"
+_STEP_ON_PAPER = "planner.planning.step_on_paper:measure_one"
+_SIZE_ON_PAPER = "planner.searching.filled_size:choose_one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """What is to be measured, where, and how: cases whose name has `only`, `jobs` at a time on `device`, none begun
-    after `seconds`; `small` sizes are a rehearsal."""
+    """What is to be measured, where, and how: cases whose name has `only`, `jobs` at a time on `device`, all of it
+    within `seconds`; `small` sizes are a rehearsal. On paper, `as_measured` are the lines of a device whose jobs are
+    taken as they were there."""
 
     out: Path
     device: str
@@ -54,115 +51,178 @@ class Matrix:
     jobs: int
     only: str
     seconds: float
+    as_measured: Mapping[str, Measurement] = field(default_factory=dict)
 
     @property
     def is_on_paper(self) -> bool:
-        """`paper:sm_90`: the operator database on the paper GPU of that architecture."""
+        """`paper:sm_90`: the same on the paper GPU of that architecture."""
         return self.device.partition(":")[0] == PAPER
 
 
-def measure_matrix(matrix: Matrix) -> list[str]:
+def measure_matrix(matrix: Matrix, say: Callable[[str], None] | None = None) -> list[str]:
     """Measures what is left of the matrix; the names of the cases that failed or were not reached in time."""
-    matrix.out.mkdir(parents=True, exist_ok=True)
+    tell = say or (lambda line: print(line, file=sys.stderr))
+    results = Results(matrix.out)
     wanted = [case for case in cases(small=matrix.small) if matrix.only in case.name]
-    if matrix.is_on_paper:  # what a step takes there is what its plan says
-        wanted = [case for case in wanted if case.share is not None]
-    done = _read_finished_cases(matrix.out / MEASUREMENTS)
-    left = [case for case in wanted if case.name not in done]
-    print(f"{len(wanted)} cases, {len(wanted) - len(left)} of them measured before", file=sys.stderr)
-    _unpack(matrix.out)
-    failed = _measure_all(left, matrix)
-    _pack(matrix.out)
-    print(f"{len(left) - len(failed)} measured, {len(failed)} not: {', '.join(failed) or 'none'}", file=sys.stderr)
-    for path in sorted(matrix.out.iterdir()):
-        size = path.stat().st_size
-        print(f"{path.name}: {size:,} bytes{', more than one file may have' * (size > FILE_BYTES)}", file=sys.stderr)
-    return failed
+    if matrix.is_on_paper:
+        wanted = [case for case in wanted if case.is_on_paper and _can_be_the_same(case, matrix)]
+    done = results.finished()
+    left = {case.name: case for case in wanted if case.name not in done}
+    costs = _costs(results)
+    tell(f"{len(wanted)} cases, {len(wanted) - len(left)} of them measured before")
+    _tell_plan([_waiting(case) for case in left.values()], costs, matrix, tell)
+    with tempfile.TemporaryDirectory(prefix="planner-gpu-truth-") as at_work:
+        run = _Run(matrix, results, costs, left, Path(at_work), tell)
+        run.measure()
+    run.tell_summary()
+    return [*run.failed, *(each.name for each in run.schedule.waiting)]
 
 
-def _read_finished_cases(path: Path) -> set[str]:
-    if not path.exists():
-        return set()
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return {str(each["case"]) for each in lines if not each["error"]}
+def _can_be_the_same(case: Case, matrix: Matrix) -> bool:
+    """A step that fills a device is on paper what it was there."""
+    return not case.fills or case.name in matrix.as_measured
 
 
-def _groups(left: Sequence[Case], jobs: int) -> Iterator[tuple[str, int, list[Case]]]:
-    """What is measured one group after the other: its name, how many processes at a time, its cases."""
-    operators = [each for each in left if each.job is None]
-    alone = [each for each in left if each.job is not None and each.alone]
-    rest = [each for each in left if each.job is not None and not each.alone]
-    groups = ("operators", jobs, operators), ("steps that want the GPU for themselves", 1, alone), ("steps", jobs, rest)
-    yield from (each for each in groups if each[2])
+def _costs(results: Results) -> Costs:
+    costs = Costs(FIRST_GUESSES)
+    for each in results.timings():
+        costs.learn(each.case, each.group, each.seconds)
+    return costs
 
 
-def _measure_all(left: Sequence[Case], matrix: Matrix) -> list[str]:
-    """Runs the cases, group by group. Names of those without an answer."""
-    for name, together, group in _groups(left, matrix.jobs):
-        print(f"{name}: {len(group)} cases, {together} at a time", file=sys.stderr)
-    clock = _Clock(time.monotonic(), matrix.seconds)
-    failed: list[str] = []
-    for _, together, group in _groups(left, matrix.jobs):
-        failed += _measure_group(group, matrix, together, clock)
-    return failed
+def _waiting(case: Case) -> Waiting:
+    return Waiting(name=case.name, group=case.group, alone=case.alone)
 
 
-@dataclass(frozen=True, slots=True)
-class _Clock:
-    began: float
-    seconds: float
-
-    def gone(self) -> float:
-        return time.monotonic() - self.began
-
-    def left(self) -> float:
-        return self.seconds - self.gone()
+def _tell_plan(left: Sequence[Waiting], costs: Costs, matrix: Matrix, tell: Callable[[str], None]) -> None:
+    """What is to come, before anything is begun."""
+    began = 0.0
+    for group in expect(left, costs, slots=matrix.jobs):
+        late = "" if began + group.seconds <= matrix.seconds else ", not all of it in time"
+        tell(f"  {group.name}: {group.cases} cases, from {began:.0f} s, {group.seconds:.0f} s expected{late}")
+        began += group.seconds
+    tell(f"  in all {began:.0f} s expected with {matrix.jobs} processes at a time; {matrix.seconds:.0f} s are given")
 
 
-def _measure_group(group: Sequence[Case], matrix: Matrix, together: int, clock: _Clock) -> list[str]:
-    waiting, failed = list(group), list[str]()
-    with ThreadPoolExecutor(together) as pool:
-        running: dict[Future[str], Case] = {}
-        while waiting or running:
-            while waiting and len(running) < together and clock.left() > 0:
-                case = waiting.pop(0)
-                limit = min(_MOST_SECONDS, clock.left() + _GRACE_SECONDS)
-                running[pool.submit(_spawn, case, matrix, together == 1, limit)] = case
-            if not running:
-                break
-            finished, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in finished:
-                case = running.pop(future)
-                trouble = future.result()
-                failed += [case.name] if trouble else []
-                print(f"{clock.gone():6.0f} s  {case.name}  {trouble or 'ok'}", file=sys.stderr)
-    return failed + [case.name for case in waiting]
+class _Run:
+    """One run of what is left."""
+
+    def __init__(
+        self,
+        matrix: Matrix,
+        results: Results,
+        costs: Costs,
+        left: Mapping[str, Case],
+        at_work: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._matrix, self._results, self._cases, self._at_work, self._tell = matrix, results, left, at_work, tell
+        seconds = max(matrix.seconds - (_PACKING_SECONDS if matrix.seconds > 2 * _PACKING_SECONDS else 0.0), 0.0)
+        self.schedule = Schedule(map(_waiting, left.values()), costs, slots=matrix.jobs, seconds=seconds)
+        self._began = time.monotonic()
+        self.failed: list[str] = []
+        self._ended: Counter[str] = Counter()
+        self._took: Counter[str] = Counter()
+
+    def measure(self) -> None:
+        """Until nothing more can be begun."""
+        with ThreadPoolExecutor(max(self._matrix.jobs, 1)) as pool:
+            at_work: dict[Future[str], tuple[Waiting, float]] = {}
+            while True:
+                while (waiting := self.schedule.begin(self._now())) is not None:
+                    at_work[pool.submit(self._measure_one, self._cases[waiting.name])] = waiting, self._now()
+                if not at_work:
+                    return
+                finished, _ = wait(at_work, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    waiting, begun = at_work.pop(future)
+                    self._end(waiting, self._now() - begun, future.result())
+
+    def tell_summary(self) -> None:
+        """What was measured, by group; what failed, by name; how much comes back."""
+        left = Counter(each.group for each in self.schedule.waiting)
+        failed = Counter(self._cases[name].group for name in self.failed)
+        for group in FIRST_GUESSES:
+            if self._ended[group] or left[group]:
+                self._tell(
+                    f"  {group}: {self._ended[group] - failed[group]} measured, {failed[group]} failed, "
+                    f"{left[group]} not reached; {self._took[group]:.0f} s of processes"
+                )
+        measured = sum(self._ended.values()) - len(self.failed)
+        missing = [*self.failed, *(each.name for each in self.schedule.waiting)]
+        shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
+        self._tell(f"{measured} measured in {self._now():.0f} s, {len(missing)} not: {shown or 'none'}")
+        refused = self._results.refused_operators()
+        if refused:
+            more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+            self._tell(f"{len(refused)} operators were refused: {', '.join(refused[:_SHOWN])}{more}")
+        if self._results.dropped:
+            self._tell(f"{self._results.dropped} lines were left out: the files are full")
+        for path in sorted(self._results.folder.iterdir()):
+            size = path.stat().st_size
+            more = ", more than one file may have" if size > FILE_BYTES else ""
+            self._tell(f"{path.name}: {size:,} bytes{more}")
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+    def _end(self, waiting: Waiting, seconds: float, trouble: str) -> None:
+        self.schedule.end(waiting, seconds)
+        self._ended[waiting.group] += 1
+        self._took[waiting.group] += round(seconds)
+        self.failed += [waiting.name] if trouble else []
+        self._tell(f"{self._now():6.0f} s  {waiting.name}  {trouble or 'ok'} ({seconds:.0f} s)")
+
+    def _measure_one(self, case: Case) -> str:
+        """One case in a process of its own; its lines are appended here. What went wrong, or nothing."""
+        began = time.monotonic()
+        folder = self._at_work / case.name
+        folder.mkdir()
+        asked = {"name": case.name, "out": str(folder), "device": self._matrix.device, "small": self._matrix.small}
+        asked |= {"alone": case.alone or self._matrix.jobs == 1, **self._more(case)}
+        seconds = max(min(_MOST_SECONDS, self.schedule.left(self._now())), 1.0)
+        task, limits = Task(self._function(case), asked), replace(UNLIMITED, seconds=seconds)
+        trouble = _trouble(running.run(task, limits, environment=_environment(case)), seconds)
+        answer = folder / f"{case.name}.jsonl"
+        lines = answer.read_text(encoding="utf-8") if answer.exists() else ""
+        if trouble:
+            lines += _failure_line(case, trouble)
+        timing = Timing(case.name, case.group, round(time.monotonic() - began, 1), trouble)
+        self._results.append(lines, timing)
+        self._results.keep_snapshots(folder)
+        return trouble
+
+    def _function(self, case: Case) -> str:
+        if case.sizes:
+            return _SIZE_ON_PAPER
+        if not self._matrix.is_on_paper:
+            return _ON_DEVICE
+        return _STEP_ON_PAPER if case.job is not None else _OPERATORS_ON_PAPER
+
+    def _more(self, case: Case) -> dict[str, Any]:
+        """What a case is told of others: the device it has to fill, the size that was found for it, its job."""
+        if case.sizes:
+            return {"of": case.sizes, "device_facts": self._device_facts()}
+        if case.name in self._matrix.as_measured:
+            measured = self._matrix.as_measured[case.name]
+            return {"job": dict(measured.job), "rank": measured.rank, "gpu": measured.device.name}
+        if not case.fills:
+            return {}
+        sizes = (each["operator"] for each in self._results.documents() if each["case"] == f"size-of-{case.name}")
+        return {"micro_batch_size": next((each["micro_batch_size"] for each in sizes if each), 0)}
+
+    def _device_facts(self) -> dict[str, Any]:
+        found = (each["device"] for each in self._results.documents() if each["device"]["total_bytes"])
+        return next(found, {})
 
 
-def _spawn(case: Case, matrix: Matrix, alone: bool, seconds: float) -> str:
-    """One case in a process of its own; its lines are appended here. What went wrong, or nothing."""
-    folder = matrix.out / "cases"
-    folder.mkdir(exist_ok=True)
-    answer = folder / f"{case.name}.jsonl"
-    answer.unlink(missing_ok=True)
-    asked = {"name": case.name, "out": str(matrix.out), "device": matrix.device, "small": matrix.small, "alone": alone}
-    environment = {**os.environ, "KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false"}
+def _environment(case: Case) -> dict[str, str]:
+    environment = {**os.environ, "KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false", **case.environment}
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         environment.pop(name, None)
     if case.allocator_conf:
         environment["PYTORCH_ALLOC_CONF"] = case.allocator_conf
-    limits = replace(UNLIMITED, seconds=seconds)
-    ended = running.run(Task(_ON_PAPER if matrix.is_on_paper else _ON_DEVICE, asked), limits, environment=environment)
-    trouble = _trouble(ended, seconds)
-    lines = answer.read_text(encoding="utf-8") if answer.exists() else ""
-    if trouble and not lines:
-        lines = _write_failure(case, trouble)
-    with (matrix.out / MEASUREMENTS).open("a", encoding="utf-8") as file:
-        file.write(lines)
-    answer.unlink(missing_ok=True)
-    with suppress(OSError):
-        folder.rmdir()  # by the last one
-    return trouble
+    return environment
 
 
 def _trouble(ended: Answer, seconds: float) -> str:
@@ -175,39 +235,9 @@ def _trouble(ended: Answer, seconds: float) -> str:
     return answers.fault_line(ended) or (answers.ending(ended) if ended.exit_code else "")
 
 
-def _write_failure(case: Case, trouble: str) -> str:
+def _failure_line(case: Case, trouble: str) -> str:
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     nothing = Measurement(
         case=case.name, job={}, device=DeviceFacts(kind="none"), software={}, date=date, error=trouble
     )
     return store.line(nothing) + "\n"
-
-
-def _unpack(folder: Path) -> None:
-    """The histories of an earlier run, so that the archive keeps them."""
-    if not (folder / SNAPSHOTS).exists():
-        return
-    (folder / _LOOSE).mkdir(exist_ok=True)
-    with tarfile.open(folder / SNAPSHOTS) as archive:
-        for entry in archive:
-            content = archive.extractfile(entry)
-            if content is not None and Path(entry.name).name == entry.name:
-                (folder / _LOOSE / f"{entry.name}.xz").write_bytes(lzma.compress(content.read()))
-
-
-def _pack(folder: Path) -> None:
-    """The histories as one archive, smallest first, until it is large enough."""
-    found = sorted((folder / _LOOSE).glob("*.pickle.xz"), key=lambda path: path.stat().st_size)
-    if not found:
-        return
-    total = 0
-    with tarfile.open(folder / SNAPSHOTS, "w:xz") as archive:
-        for path in found:
-            total += path.stat().st_size
-            if total > _SNAPSHOT_BYTES:
-                break
-            content = lzma.decompress(path.read_bytes())
-            entry = tarfile.TarInfo(path.name.removesuffix(".xz"))
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-    shutil.rmtree(folder / _LOOSE)

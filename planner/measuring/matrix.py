@@ -1,10 +1,10 @@
-"""The matrix of `make gpu-truth`: its cases and operators, read from matrix.yaml."""
+"""The matrix of `make gpu-truth`: its cases in the order of their value, read from matrix.yaml and operators.yaml."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -21,44 +21,148 @@ SHARES = 24
 _SIZES = ("micro_batch_size", "sequence_length")
 _AS_A_WHOLE = ("hf_config", "optimizer", "factory_arguments", "decoder", "inputs")
 _SECTIONS = ("model", "train", "parallel", "allocator")
+DEVICE, SIZES, DATABASE, WORKSPACES, ALONE, FILLED, COMPILED, PROGRAMS, STEPS = (
+    "what a process holds outside the allocator", "sizes that fill the GPU, on paper", "torch's operator database",
+    "workspaces and operators", "steps that want the GPU for themselves", "steps that fill the GPU", "compiled steps",
+    "programs as they are", "steps",
+)  # fmt: skip
+FIRST_GUESSES = {
+    DEVICE: 12.0, SIZES: 40.0, DATABASE: 35.0, WORKSPACES: 25.0, ALONE: 20.0, FILLED: 40.0, COMPILED: 80.0,
+    PROGRAMS: 60.0, STEPS: 20.0,
+}  # fmt: skip
+"""Groups in the order of their value, and seconds that a case of each may take: guesses until one was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One process: a job, a family of operators, or a share of torch's operator database."""
+    """One process: a job, a family of operators, a share of torch's operator database, a probe or a program."""
 
     name: str
+    group: str
     job: Job | None = None
     operators: tuple[Mapping[str, Any], ...] = ()
     share: tuple[int, int] | None = None
     """Every n-th operator of the database, and n."""
+    probe: str = ""
+    """A function of `planner.measuring.probes`."""
+    program: tuple[str, ...] = ()
+    """The arguments of python."""
+    sizes: str = ""
+    """The case whose micro-batch is chosen on paper, for the capacity of the device."""
+    fills: bool = False
+    """The micro-batch of the job is the one that was chosen so."""
     alone: bool = False
     """No other case runs at the same time."""
     snapshot: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def allocator_conf(self) -> str:
         return self.job.allocator.conf if self.job is not None else ""
 
+    @property
+    def is_on_paper(self) -> bool:
+        """Whether the paper GPU can do the same: steps and operators."""
+        return self.job is not None or bool(self.operators) or self.share is not None
+
 
 def cases(*, small: bool = False) -> list[Case]:
-    """All cases, what tells most first: the operator database and the operators, whose rules every step rests on, then
-    the steps that want the GPU for themselves, then the rest. `small`: a rehearsal."""
-    document = _document()
-    steps = [_case(entry, document["models"][entry["of"]], small) for entry in document["cases"]]
-    families = document["operators"].items()
-    operators = [Case(name=f"operators-{family}", operators=tuple(entries)) for family, entries in families]
-    shares = [Case(name=f"opinfo-share-{each:02}", share=(each, SHARES)) for each in range(SHARES)]
-    return shares + operators + [c for c in steps if c.alone] + [c for c in steps if not c.alone]
+    """All cases, what tells most first; of the steps one of each kind before the others, that whose history is kept.
+    `small`: a rehearsal."""
+    found = [*_probes(), *_shares(), *_families(small), *_steps(small), *_programs(small)]
+    order = list(FIRST_GUESSES)
+    return sorted(found, key=lambda case: (order.index(case.group), case.group == STEPS and not case.snapshot))
+
+
+def _probes() -> Iterator[Case]:
+    for entry in _document("matrix")["probes"]:
+        yield Case(
+            name=entry["name"],
+            group=DEVICE,
+            probe=entry["probe"],
+            alone=True,
+            snapshot=entry.get("snapshot", False),
+            environment=entry.get("environment", {}),
+        )
+
+
+def _shares() -> Iterator[Case]:
+    for each in range(SHARES):
+        yield Case(name=f"opinfo-share-{each:02}", group=DATABASE, share=(each, SHARES))
+
+
+def _families(small: bool) -> Iterator[Case]:
+    for family, entries in _document("operators").items():
+        expanded = tuple(each for entry in entries for each in expand(entry, small=small))
+        yield Case(name=f"operators-{family}", group=WORKSPACES, operators=expanded)
+
+
+def expand(entry: Mapping[str, Any], *, small: bool = False) -> Iterator[Mapping[str, Any]]:
+    """An entry for each of its `batches`, in each of its `variants`.
+
+    A batch is the first dim of the first tensor, and of the tensors that are as long. `small`: one batch, of two.
+    """
+    plain = {key: value for key, value in entry.items() if key not in ("batches", "variants")}
+    for suffix, changes in entry.get("variants", {"": {}}).items():
+        for batch in _batches(entry, small):
+            parts = [plain["name"], *([suffix] if suffix else []), *([f"batch-{batch}"] if batch else [])]
+            made = {**plain, **(changes or {}), "name": "-".join(parts)}
+            if batch is not None:
+                before = plain["tensors"][0][0]
+                made["tensors"] = [_with_batch(each, before, batch) for each in plain["tensors"]]
+            yield made
+
+
+def _batches(entry: Mapping[str, Any], small: bool) -> tuple[int | None, ...]:
+    given = tuple(entry.get("batches", ()))
+    return ((2,) if small else given) if given else (None,)
+
+
+def _with_batch(tensor: Any, before: int, batch: int) -> Any:
+    return [batch, *tensor[1:]] if isinstance(tensor, list) and tensor[0] == before else tensor
+
+
+def _steps(small: bool) -> Iterator[Case]:
+    document = _document("matrix")
+    for entry in document["cases"]:
+        case = _step(entry, document["models"][entry["of"]], small)
+        if case.fills:
+            yield Case(name=f"size-of-{case.name}", group=SIZES, sizes=case.name)
+        yield case
+
+
+def _step(entry: Mapping[str, Any], model: Mapping[str, Any], small: bool) -> Case:
+    job, fills = _job(entry, model, small), entry.get("fills", False)
+    group = STEPS
+    if fills:
+        group = FILLED
+    elif job.train.compile is not None:
+        group = COMPILED
+    elif entry.get("alone"):
+        group = ALONE
+    return Case(
+        name=entry["name"],
+        group=group,
+        job=job,
+        fills=fills,
+        alone=fills or entry.get("alone", False),
+        snapshot=entry.get("snapshot", False),
+    )
+
+
+def _programs(small: bool) -> Iterator[Case]:
+    for entry in _document("matrix")["programs"]:
+        command = entry["small" if small else "command"]
+        yield Case(name=entry["name"], group=PROGRAMS, program=tuple(map(str, command)))
 
 
 @cache
-def _document() -> dict[str, Any]:
-    text = resources.files("planner.measuring").joinpath("matrix.yaml").read_text(encoding="utf-8")
+def _document(name: str) -> dict[str, Any]:
+    text = resources.files("planner.measuring").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     return dict(yaml.safe_load(text))
 
 
-def _case(entry: Mapping[str, Any], model: Mapping[str, Any], small: bool) -> Case:
+def _job(entry: Mapping[str, Any], model: Mapping[str, Any], small: bool) -> Job:
     parts = [{section: model[section] for section in _SECTIONS if section in model}]
     if small:
         parts.append(model["small"])
@@ -70,12 +174,7 @@ def _case(entry: Mapping[str, Any], model: Mapping[str, Any], small: bool) -> Ca
         merged = _merge_mappings(merged, part)
     merged["cluster"] = {**_CLUSTER, "nodes": 1, "gpus_per_node": _ranks(merged.get("parallel", {}))}
     merged["metadata"] = {"name": entry["name"]}
-    return Case(
-        name=entry["name"],
-        job=load_document(merged, f"matrix.yaml: {entry['name']}"),
-        alone=entry.get("alone", False),
-        snapshot=entry.get("snapshot", False),
-    )
+    return load_document(merged, f"matrix.yaml: {entry['name']}")
 
 
 def _ranks(parallel: Mapping[str, Any]) -> int:
@@ -85,9 +184,7 @@ def _ranks(parallel: Mapping[str, Any]) -> int:
 
 def _shrunk(own: Mapping[str, Any]) -> dict[str, Any]:
     """A case's own sizes give way to those of the small model."""
-    train = {
-        key: value for key, value in own.get("train", {}).items() if key not in ("micro_batch_size", "sequence_length")
-    }
+    train = {key: value for key, value in own.get("train", {}).items() if key not in _SIZES}
     if "eval" in train:
         train["eval"] = {**train["eval"], "micro_batch_size": 2}
     kept = {key: value for key, value in own.items() if key not in ("train", "allocator")}

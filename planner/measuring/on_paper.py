@@ -1,8 +1,8 @@
-"""The operator database on the paper GPU, by the instrument that measures it on a real one."""
+"""The operators of the matrix on the paper GPU, by the instrument that measures them on a real one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,24 +11,66 @@ from planner import paper  # before torch
 
 # isort: split
 from planner.measuring import operator_conformance, store
+from planner.measuring.allocation_history import PaperHistory
 from planner.measuring.gpu_truth import PAPER
-from planner.measuring.matrix import cases
-from planner.measuring.measurement import DeviceFacts
+from planner.measuring.matrix import Case, cases
+from planner.measuring.measurement import DeviceFacts, Measurement
+from planner.measuring.one_case import about, family
+from planner.measuring.operators import Operator
+from planner.paper import library
+from planner.paper.device import Paper
 from planner.runtime.channel import AnswerWriter
 
 _USUAL_ARCH = "sm_90"
 
 
 def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
-    """The child's side of one share of the database; the device is `paper:sm_90`, say."""
-    case = next(each for each in cases() if each.name == asked["name"])
+    """The child's side of one share of the database, or one family; the device is `paper:sm_90`, say."""
+    case = next(each for each in cases(small=asked["small"]) if each.name == asked["name"])
     arch = asked["device"].partition(":")[2] or _USUAL_ARCH
-    assert case.share is not None
-    with paper.gpu(arch) as gpu:
+    with paper.gpu(arch, keeps_requests=True) as gpu:
         facts = DeviceFacts(kind=PAPER, name=PAPER, arch=arch)
-        extent = operator_conformance.REHEARSAL if asked["small"] else operator_conformance.WHOLE
-        found = list(
-            operator_conformance.measure_share(case.share, gpu.device, facts, paper=gpu.recorder, extent=extent)
+        lines = (
+            _share(case, gpu, facts, small=asked["small"])
+            if case.share
+            else measure_family(case, gpu, facts, small=asked["small"])
         )
-    whole = replace(found[-1], case=case.name, operator={"share": list(case.share)})
-    store.append(Path(asked["out"]) / "cases" / f"{case.name}.jsonl", [*found, whole])
+        store.append(Path(asked["out"]) / f"{case.name}.jsonl", lines)
+
+
+def _share(case: Case, gpu: Paper, facts: DeviceFacts, *, small: bool = False) -> Iterator[Measurement]:
+    assert case.share is not None
+    extent = operator_conformance.REHEARSAL if small else operator_conformance.WHOLE
+    yield from operator_conformance.measure_share(case.share, gpu.device, facts, paper=gpu.recorder, extent=extent)
+    yield replace(about(case.name, facts), operator={"share": list(case.share)})
+
+
+def measure_family(case: Case, gpu: Paper, facts: DeviceFacts, *, small: bool = False) -> Iterator[Measurement]:
+    """The lines of a family of operators; of each, the workspaces that only a device can tell, by their places."""
+
+    def operator(entry: Mapping[str, Any]) -> Operator:
+        places = _places_in(gpu)
+        return Operator(entry, gpu.device, small=small, paper=gpu.recorder, places=places)
+
+    yield from family(case, about(case.name, facts), operator, library.load().paper_clear_workspaces)
+
+
+def _places_in(gpu: Paper) -> Callable[[PaperHistory], list[dict[str, Any]]]:
+    """What is asked for from now on, by its place in a history."""
+    before = len(gpu.asked_workspaces())
+
+    def places(history: PaperHistory) -> list[dict[str, Any]]:
+        found = []
+        for each in gpu.asked_workspaces()[before:]:
+            place = history.place_of(each.position)
+            if place is not None:
+                part, index = place
+                request = each.request
+                found.append({
+                    "part": part, "index": index, "taken": each.taken, "kernel": request.kernel,
+                    "dtype": request.dtype, "shapes": [list(shape) for shape in request.shapes],
+                    "options": request.options,
+                })  # fmt: skip
+        return found
+
+    return places

@@ -3,79 +3,128 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from planner.measuring import operator_conformance, store
+from planner.errors import MeasureError
+from planner.job.schema import Job
+from planner.measuring import operator_conformance, program, snapshots, store
 from planner.measuring.matrix import Case, cases
 from planner.measuring.measure import measure
-from planner.measuring.measurement import Measurement
+from planner.measuring.measurement import DeviceFacts, Measurement
 from planner.measuring.operators import Operator, phases_of_steps
+from planner.measuring.probes import PROBES
+from planner.measuring.program_ranks import World
 from planner.measuring.software import allocator_conf, device_facts, software
 from planner.runtime.channel import AnswerWriter
 
+_REPOSITORY = Path(__file__).parents[2]
+"""Where examples/programs lies, in a checkout."""
+
 
 def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
-    """The child's side: measures the case that was asked for; what was measured goes into its file."""
-    measure_case(
-        asked["name"],
-        Path(asked["out"]),
-        torch.device(asked["device"]),
-        small=asked["small"],
-        alone=asked["alone"],
-    )
+    """The child's side: measures the case that was asked for; its lines go into `out`/NAME.jsonl."""
+    case = next(each for each in cases(small=asked["small"]) if each.name == asked["name"])
+    out, device = Path(asked["out"]), torch.device(asked["device"])
+    store.append(out / f"{case.name}.jsonl", _measured(case, asked, out, device))
 
 
-def measure_case(name: str, out: Path, device: torch.device, *, small: bool, alone: bool) -> None:
-    """Measures one case and writes its lines into a file of its own, `out`/cases/NAME.jsonl."""
-    case = next(each for each in cases(small=small) if each.name == name)
-    store.append(out / "cases" / f"{name}.jsonl", _measured(case, out, device, small=small, alone=alone))
-
-
-def _measured(case: Case, out: Path, device: torch.device, *, small: bool, alone: bool) -> Iterator[Measurement]:
+def _measured(case: Case, asked: Mapping[str, Any], out: Path, device: torch.device) -> Iterator[Measurement]:
+    history = out / f"{case.name}.pickle.xz" if case.snapshot and device.type == "cuda" else None
     if case.job is not None:
-        yield _step(case, out, device, alone=alone)
+        job = with_chosen_size(case, case.job, asked.get("micro_batch_size", 0))
+        yield measure(job, device, case=case.name, snapshot=history, alone=asked["alone"]).measurement
     elif case.share is not None:
-        extent = operator_conformance.REHEARSAL if small else operator_conformance.WHOLE
-        yield from operator_conformance.measure_share(case.share, device, device_facts(device), extent=extent)
-        yield replace(_about(case.name, device), operator={"share": list(case.share)})  # says that it is whole
+        extent = operator_conformance.REHEARSAL if asked["small"] else operator_conformance.WHOLE
+        lost = ""
+        for line in operator_conformance.measure_share(case.share, device, device_facts(device), extent=extent):
+            lost = f"{line.case}: {line.error}" if line.error else ""
+            yield line
+        if lost:  # what comes after it in this share was not asked
+            raise MeasureError(f"the device was lost in {lost}")
+        yield replace(_about_device(case.name, device), operator={"share": list(case.share)})  # says that it is whole
+    elif case.probe:
+        yield _probe(case, device, history)
+    elif case.program:
+        yield _program(case, out, device)
     else:
-        yield from _operators(case, device, small=small)
+        whole = _about_device(case.name, device)
+        yield from family(
+            case, whole, lambda entry: Operator(entry, device, small=asked["small"]), lambda: _forget(device)
+        )
 
 
-def _step(case: Case, out: Path, device: torch.device, *, alone: bool) -> Measurement:
-    assert case.job is not None
-    snapshot = out / "snapshots" / f"{case.name}.pickle.xz" if case.snapshot and device.type == "cuda" else None
-    return measure(case.job, device, case=case.name, snapshot=snapshot, alone=alone).measurement
+def _forget(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch._C._cuda_clearCublasWorkspaces()
 
 
-def _operators(case: Case, device: torch.device, *, small: bool) -> Iterator[Measurement]:
-    about = _about(case.name, device)
-    yield replace(about, operator={"family": [entry["name"] for entry in case.operators]})
+def with_chosen_size(case: Case, job: Job, size: int) -> Job:
+    """The job that fills the device, with the micro-batch that was chosen on paper. Raises MeasureError without one."""
+    if not case.fills:
+        return job
+    if not size:
+        raise MeasureError(
+            "no size was chosen that fills the device",
+            remedy=f"measure size-of-{case.name}, which needs a C++ compiler",
+        )
+    return replace(job, train=replace(job.train, micro_batch_size=size))
+
+
+def _probe(case: Case, device: torch.device, history: Path | None) -> Measurement:
+    with snapshots.record_history(history):
+        found = PROBES[case.probe](device)
+    return replace(_about_device(case.name, device), operator={"probe": case.probe, **found})
+
+
+def _program(case: Case, out: Path, device: torch.device) -> Measurement:
+    """The program as `planner measure -- python ...` runs it. Raises MeasureError if it ends with an error."""
+    script = _REPOSITORY / case.program[0]
+    if case.program[0].endswith(".py") and not script.exists():
+        raise MeasureError(f"{case.program[0]} is not here", allowed="a checkout of the repository")
+    arguments = [str(script), *case.program[1:]] if script.exists() else list(case.program)
+    found = program.measure_program([sys.executable, *arguments], World(size=1), out / "measured.json")
+    if found.exit_code:
+        raise MeasureError(f"the program ended with exit code {found.exit_code}")
+    plain = {**asdict(found), "command": ["python", *case.program]}
+    return replace(_about_device(case.name, device), seconds=found.seconds, operator={"program": plain})
+
+
+def family(
+    case: Case, whole: Measurement, operator: Callable[[Mapping[str, Any]], Operator], forget: Callable[[], None]
+) -> Iterator[Measurement]:
+    """A line for each operator of a family; the last, `whole`, says that all of them were asked. `forget` gives up what
+    the ones before have left: cached blocks, and the workspaces of handles."""
     for entry in case.operators:
-        named = replace(about, case=f"operator-{entry['name']}")
+        named = replace(whole, case=f"operator-{entry['name']}")
         try:
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-                torch._C._cuda_clearCublasWorkspaces()
-            operator = Operator(entry, device, small=small)
-            cold = operator.cold()
-            steps = operator.run()
+            forget()
+            ready = operator(entry)
+            cold = ready.cold()
+            steps = ready.run()
         except Exception as error:  # an operator that this torch refuses is an answer too
             yield replace(named, error=f"{type(error).__name__}: {error}".splitlines()[0][:500])
             continue
         yield replace(named, operator={**steps, "first_run": cold}, phases=phases_of_steps(steps))
+    yield replace(whole, operator={"family": [entry["name"] for entry in case.operators]})
 
 
-def _about(name: str, device: torch.device) -> Measurement:
+def _about_device(name: str, device: torch.device) -> Measurement:
+    return about(name, device_facts(device))
+
+
+def about(name: str, device: DeviceFacts) -> Measurement:
+    """A line of this name that says nothing but where and when."""
     return Measurement(
         case=name,
         job={},
-        device=device_facts(device),
+        device=device,
         software=software(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         allocator_conf=allocator_conf(),

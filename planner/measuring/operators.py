@@ -1,11 +1,13 @@
 """Single operators on a device: every allocation of forward and backward, in order.
 
-An operator is data: a callable below `torch`, shapes, arguments.
+An operator is data: a callable below `torch`, or one of `operator_calls`, shapes, arguments. The same runs on a GPU, on
+a CPU and on the paper GPU, where the places of workspaces that only a GPU can tell are kept too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any, cast
 
@@ -13,17 +15,29 @@ import torch
 
 from planner.errors import MeasureError
 from planner.events import Phase
-from planner.measuring.allocation_history import history_of
+from planner.measuring.allocation_history import PaperHistory, PaperRecorder, history_of
 from planner.measuring.measurement import Levels, MeasuredPhase
+from planner.measuring.operator_calls import CALLS
 
 _LARGEST_SMALL = 128
+Places = Callable[[PaperHistory], list[dict[str, Any]]]
+"""Of a history on paper: the workspaces that were asked for, each with its place."""
 
 
 class Operator:
     """One entry of the matrix, ready to run on `device`. `small` shrinks every dim to at most 128."""
 
-    def __init__(self, entry: Mapping[str, Any], device: torch.device, *, small: bool = False) -> None:
+    def __init__(
+        self,
+        entry: Mapping[str, Any],
+        device: torch.device,
+        *,
+        small: bool = False,
+        paper: PaperRecorder | None = None,
+        places: Places = lambda _: [],
+    ) -> None:
         self._entry, self._device, self._small = entry, device, small
+        self._paper, self._places = paper, places
         self._dtype = getattr(torch, entry.get("dtype", "float32"))
         torch.manual_seed(0)
         self._given = [entry["first"]] if "first" in entry else []
@@ -37,21 +51,33 @@ class Operator:
 
         The handles, workspaces and plans of a first call are not the operator's.
         """
-        self._forward_and_backward(lambda _: None)
-        self._forget()
-        steps = self._record_steps()
+        with self._settings():
+            self._forward_and_backward(lambda _: None)
+            self._forget()
+            steps = self._record_steps()
         return {"entry": dict(self._entry), "device": self._device.type, **steps}
 
     def cold(self) -> dict[str, Any]:
         """The same for the very first run in this process, with what stays for good."""
-        return self._record_steps()
+        with self._settings():
+            return self._record_steps()
+
+    @contextmanager
+    def _settings(self) -> Iterator[None]:
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = bool(self._entry.get("benchmark", False))
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
     def _record_steps(self) -> dict[str, Any]:
-        recorder = history_of(self._device)
+        recorder = history_of(self._device, self._paper)
         with recorder:
             self._forward_and_backward(recorder.mark)
-        self._forget()
-        return recorder.steps()
+            self._forget()
+        asked = self._places(recorder) if isinstance(recorder, PaperHistory) else []
+        return {**recorder.steps(), **({"workspaces": asked} if asked else {})}
 
     def _forward_and_backward(self, mark: Callable[[str], None]) -> None:
         mark("forward")
@@ -69,7 +95,7 @@ class Operator:
         del result, gradient, gradients
 
     def _forget(self) -> None:
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and self._paper is None:
             torch.cuda.synchronize(self._device)
 
     def _tensor(self, spec: Any) -> torch.Tensor:
@@ -106,13 +132,9 @@ def phases_of_steps(steps: Mapping[str, Any]) -> tuple[MeasuredPhase, ...]:
     return tuple(found)
 
 
-def _concat_two(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    return torch.cat((first, second))
-
-
 def _callable(path: str) -> Callable[..., Any]:
-    if path == "concat_two":
-        return _concat_two
+    if path in CALLS:
+        return CALLS[path]
     try:
         found: Any = reduce(getattr, path.split("."), torch)
     except AttributeError:

@@ -160,9 +160,17 @@ def _make_filling_collective(name: str) -> Callable[..., Any]:
 
 
 def _gather(self: AbsentPeers, output: Tensor, given: Tensor) -> None:
-    """Each part of the output is what this rank gives. As torch's fake group fills it, which copies part by part."""
+    """Each part of the output is what this rank gives. As torch's fake group fills it, which copies part by part.
+
+    FSDP2 gives the rank's own part of the output, which is then written by nobody: a copy onto itself is refused.
+    """
+    whole, own = output.detach().view(self.size(), *given.shape), self.rank()
     with torch.no_grad():
-        output.detach().view(self.size(), *given.shape).copy_(given)
+        if whole[own].data_ptr() != given.data_ptr():
+            whole[own].copy_(given)
+        for part in (whole[:own], whole[own + 1 :]):
+            if part.numel():
+                part.copy_(given)
 
 
 def _scatter(self: AbsentPeers, output: Tensor, given: Tensor) -> None:

@@ -11,6 +11,8 @@ class Kind(StrEnum):
 
     PATCH = "patch"
     """Replaced while a context manager is open."""
+    WRAPPED = "wrapped"
+    """Wrapped for good in another process, which may not have planner: no group of patches can be applied there."""
     OVERRIDE = "override"
     """A method, not documented for it, that a subclass of planner's overrides."""
     PRIVATE = "private"

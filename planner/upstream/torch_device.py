@@ -100,10 +100,13 @@ MEASURED_PROGRAMS = (
         kind=Kind.PRIVATE, has_source=False, change=Change.REPORTED, part="measuring", test=_MEASURED,
         why="the allocator's history of a measured program",
     ),
-    *entries(
-        "torch.cuda.memory", "reset_peak_memory_stats",
-        kind=Kind.PRIVATE, has_source=False, change=Change.REPORTED, part="measuring", test=_MEASURED,
-        why="wrapped in processes of a measured program, which may not have planner: peaks from before count",
+    *(
+        Entry(
+            target=f"{module}:reset_peak_memory_stats", kind=Kind.WRAPPED, has_source=False, change=Change.REPORTED,
+            part="measuring", optional=True, test=_MEASURED,
+            why="a measured program that sets its counters back keeps the peaks from before",
+        )
+        for module in ("torch.cuda", "torch.cuda.memory", "torch.accelerator", "torch.accelerator.memory")
     ),
 )  # fmt: skip
 

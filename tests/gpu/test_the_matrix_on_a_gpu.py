@@ -13,6 +13,7 @@ import pytest
 
 from planner.allocator.snapshot import read_snapshot
 from planner.allocator.verify import verify
+from planner.measuring.results import read_snapshots
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA GPU")
@@ -41,8 +42,10 @@ def test_every_phase_has_the_allocators_own_peaks(measured: Path) -> None:
     assert adam["memory_stats"]["num_alloc_retries"] == 0
 
 
-def test_the_recorded_history_replays_to_the_measured_peaks(measured: Path) -> None:
-    (device,) = verify(read_snapshot(measured / "snapshots" / "mlp-fp32-adam.pickle.xz")).devices
+def test_the_recorded_history_replays_to_the_measured_peaks(measured: Path, tmp_path: Path) -> None:
+    history = tmp_path / "mlp-fp32-adam.pickle.xz"
+    history.write_bytes(read_snapshots(measured)[history.name])
+    (device,) = verify(read_snapshot(history)).devices
     assert device.first_difference is None
     assert device.peak_allocated_bytes == _lines(measured)["mlp-fp32-adam"]["peak"]["allocated_bytes"]
 

@@ -16,6 +16,7 @@ import torch
 
 from planner import paper, upstream
 from planner.errors import TraceError
+from planner.measuring import rank_recorder
 from planner.paper import compiled
 from planner.upstream import checking, sources, table
 from planner.upstream.entries import Change, Entry, Kind
@@ -49,6 +50,12 @@ def test_each_entry_says_why_and_names_a_test_that_is_there(entry: Entry) -> Non
     assert entry.why
     assert (REPOSITORY / entry.test).is_file()
     assert bool(entry.group) is (entry.kind is Kind.PATCH)
+
+
+def test_what_a_measured_program_finds_wrapped_stands_in_the_table() -> None:
+    wrapped = {entry.target for entry in table.TABLE if entry.kind is Kind.WRAPPED}
+
+    assert wrapped == {f"{module}:{rank_recorder._RESET}" for module in rank_recorder._RESETTERS}
 
 
 def test_no_target_is_listed_twice_in_one_way() -> None:

@@ -13,6 +13,8 @@ ROWS = [line.strip("| ").split(" | ", 1) for line in PAGE.splitlines() if line.s
 QUESTIONS = [
     "a GPU",
     "a kernel's workspace",
+    "a case of the matrix for GPUs",
+    "measured facts",
     "an optimizer",
     "a parallelism",
     "an inference engine beside the trainer",

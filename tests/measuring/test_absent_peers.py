@@ -67,6 +67,13 @@ def test_one_tensor_is_gathered_and_scattered_as_torchs_fake_group_does(whole_sh
     assert torch.equal(scattered, expected_scattered)
 
 
+def test_a_rank_that_gives_its_own_part_of_the_output_fills_the_others() -> None:
+    with absent_peers.join(2, 4):
+        whole = torch.arange(8.0)
+        getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, whole[4:6])
+    assert whole.tolist() == [4.0, 5.0] * 4
+
+
 @pytest.mark.parametrize("view", [False, True])
 def test_the_reducer_builds_and_rebuilds_its_buckets(view: bool) -> None:
     with absent_peers.join(0, 8):

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from planner.measuring.matrix import Case, cases
+from planner.job.schema import Job
+from planner.measuring.matrix import FIRST_GUESSES, STEPS, Case, cases, expand
 
 ROOT = Path(__file__).parent.parent.parent
 SHARE = "opinfo-share-07"
@@ -116,10 +117,66 @@ def test_all_of_torchs_operator_database_is_in_it() -> None:
 
 
 def test_what_tells_most_comes_first() -> None:
-    kinds = ["share" if each.share else "operators" if each.job is None else "step" for each in cases()]
+    assert [group for group, _ in groupby(case.group for case in cases())] == list(FIRST_GUESSES)
 
-    assert [kind for kind, _ in groupby(kinds)] == ["share", "operators", "step"]
-    assert [alone for alone, _ in groupby(case.alone for case in _steps())] == [True, False]
+
+def test_of_the_steps_one_of_each_kind_comes_first() -> None:
+    steps = [case for case in cases() if case.group == STEPS]
+    first = [case for case in steps if case.snapshot]
+
+    assert steps[: len(first)] == first
+    axes = {name for c in first if c.job for name, size in _degrees(c.job).items() if size > 1}
+    assert axes == {"dp_replicate", "dp_shard", "tp", "pp", "ep"}
+    assert any(case.job.parallel.deepspeed for case in first if case.job)
+    assert any("expandable" in case.allocator_conf for case in first)
+
+
+def test_compiled_steps_graphs_streams_pools_and_unedited_programs_are_in_it() -> None:
+    compiled = [case.job.train.compile for case in _steps() if case.job and case.job.train.compile]
+    assert {each.mode for each in compiled} == {"default", "reduce-overhead"}
+    assert any("optimizer" in each.scope for each in compiled)
+    confs = {case.allocator_conf for case in _steps()}
+    assert {"expandable_segments:True", "per_process_memory_fraction:0.015"} <= confs
+    axes = {name for c in _steps() if c.job for name, size in _degrees(c.job).items() if size > 1}
+    assert axes == {"dp_replicate", "dp_shard", "tp", "cp", "pp", "ep"}
+    assert {case.probe for case in cases()} == {"", "device_bytes", "streams", "graph_pools"}
+    assert {case.environment.get("CUDA_MODULE_LOADING") for case in cases()} == {None, "LAZY", "EAGER"}
+    assert [case.name for case in cases() if case.program] == ["program-fine-tune", "program-fine-tune-long"]
+
+
+def _degrees(job: Job) -> dict[str, int]:
+    axes = ("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep")
+    return {name: getattr(job.parallel, name).degree for name in axes}
+
+
+def test_a_step_that_fills_the_device_has_its_size_chosen_before() -> None:
+    names = [case.name for case in cases()]
+    filled = [case.name for case in cases() if case.fills]
+
+    assert len(filled) >= 4
+    assert all(names.index(f"size-of-{name}") < names.index(name) for name in filled)
+    assert all(case.alone for case in cases() if case.fills)
+
+
+def test_convolutions_are_asked_in_both_layouts_with_and_without_benchmarking_over_batches() -> None:
+    found = [each for case in cases() if case.name.startswith("operators-resnet") for each in case.operators]
+    ways = {(e.get("dtype", "float32"), e.get("channels_last", False), e.get("benchmark", False)) for e in found}
+
+    assert ways == {
+        ("float32", False, False), ("bfloat16", False, False), ("bfloat16", True, False), ("bfloat16", False, True),
+    }  # fmt: skip
+    assert {each["tensors"][0][0] for each in found} == {16, 64, 256}
+    assert len({(tuple(map(tuple, each["tensors"])), *each["arguments"].values()) for each in found}) == 3 * 23
+
+
+def test_a_batch_is_that_of_every_tensor_which_shares_it() -> None:
+    tensors = [[4, 2, 8], [4, 2, 8], [8, 8]]
+    entry = {"name": "sdpa", "tensors": tensors, "batches": [1, 16], "variants": {"half": {"x": 1}}}
+
+    assert list(expand(entry)) == [
+        {"name": "sdpa-half-batch-1", "tensors": [[1, 2, 8], [1, 2, 8], [8, 8]], "x": 1},
+        {"name": "sdpa-half-batch-16", "tensors": [[16, 2, 8], [16, 2, 8], [8, 8]], "x": 1},
+    ]
 
 
 def test_a_rehearsed_share_of_the_database_says_what_its_operators_allocate(rehearsed: Path) -> None:
@@ -136,7 +193,8 @@ def test_the_same_share_on_paper_is_set_beside_it(rehearsed: Path, tmp_path: Pat
     alike, differ, refused, not_compared = map(int, re.findall(r"\d+", said))
 
     assert alike > 0  # CPUs have other kernels: those that differ are no fault of paper's
-    assert (alike + differ + refused, not_compared) == (len(range(7, 702, 24 * 5)), 0)
+    losses = next(case.operators for case in cases() if case.name == "operators-losses")
+    assert (alike + differ + refused, not_compared) == (len(range(7, 702, 24 * 5)), len(losses))
 
 
 def test_a_case_that_is_not_begun_in_time_is_left_for_the_next_run(tmp_path: Path) -> None:
@@ -144,12 +202,13 @@ def test_a_case_that_is_not_begun_in_time_is_left_for_the_next_run(tmp_path: Pat
     ended = subprocess.run([*command, "--minutes", "0"], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert ended.returncode == 1
-    assert f"0 measured, {len(cases())} not: opinfo-share-00, " in ended.stderr
+    assert f"0 measured in 0 s, {len(cases())} not: device-bytes-lazy, " in ended.stderr
+    assert "not all of it in time" in ended.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_comes_back_is_few_files(rehearsed: Path) -> None:
-    assert [each.name for each in rehearsed.iterdir()] == ["measurements.jsonl"]
+    assert sorted(each.name for each in rehearsed.iterdir()) == ["measurements.jsonl", "timings.jsonl"]
 
 
 def test_measuring_needs_neither_ray_nor_pydantic() -> None:

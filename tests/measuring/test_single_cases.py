@@ -1,0 +1,53 @@
+"""Single cases of the matrix as a rehearsal on a CPU runs them: probes, programs, steps that fill the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import MeasureError
+from planner.measuring import store
+from planner.measuring.matrix import cases
+from planner.measuring.measurement import Measurement
+from planner.measuring.one_case import measure_one, with_chosen_size
+
+
+def measured(name: str, out: Path, **more: Any) -> Measurement:
+    asked = {"name": name, "out": str(out), "device": "cpu", "small": True, "alone": True, **more}
+    measure_one(asked, None)  # type: ignore[arg-type]
+    return store.read(out / f"{name}.jsonl")[-1]
+
+
+def test_device_bytes_are_read_after_each_kind_of_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
+    found = measured("device-bytes-eager", tmp_path).operator
+
+    assert found["module_loading"] == "EAGER"
+    assert [row["after"] for row in found["rows"]] == [
+        "context", "matrix products", "norms and losses", "optimizer", "attention", "convolutions", "sorting",
+        "Fourier transforms", "solvers",
+    ]  # fmt: skip
+    assert [row for row in found["rows"] if "error" in row] == []
+
+
+@pytest.mark.parametrize("name", ["streams", "graph-pools"])
+def test_streams_and_pools_run_what_a_cpu_has_of_them(tmp_path: Path, name: str) -> None:
+    assert [row["reserved_bytes"] for row in measured(name, tmp_path).operator["rows"]] == [0]
+
+
+def test_a_program_runs_unedited_and_leaves_no_figures_where_there_is_no_gpu(tmp_path: Path) -> None:
+    found = measured("program-fine-tune", tmp_path).operator["program"]
+
+    assert (found["exit_code"], found["ranks"]) == (0, [])
+    assert [each["reason"] for each in found["without_figures"]] == ["it ended without having used CUDA"]
+
+
+def test_a_step_that_fills_the_device_has_the_size_that_was_chosen() -> None:
+    case = next(each for each in cases() if each.name == "gpt2-filled")
+    assert case.job is not None
+
+    assert with_chosen_size(case, case.job, 300).train.micro_batch_size == 300
+    with pytest.raises(MeasureError, match="no size was chosen"):
+        with_chosen_size(case, case.job, 0)
