@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.job.checkpoint_schema import CheckpointLoad as CheckpointLoad
+from planner.job.checkpoint_schema import CheckpointSave as CheckpointSave
 from planner.job.length_schema import Lengths
 from planner.job.post_training_schema import PostTraining
 
@@ -158,19 +160,6 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointLoad:
-    """A checkpoint is loaded before training: onto `cpu` or onto the `device`, its state dict dropped or kept."""
-
-    map_location: str = "cpu"
-    """Where the checkpoint's tensors are put."""
-    keep_reference: bool = False
-    """The program holds on to the state dict while it trains."""
-    mmap: bool = False
-    """The file is mapped (safetensors, torch.load(mmap=True)): ranks of a node share its pages, which can be given
-    back. Otherwise each rank reads a copy of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Eval:
     """An evaluation under no_grad after every `every` iterations."""
 
@@ -244,6 +233,7 @@ class Train:
     zero_grad_set_to_none: bool = True
     """Gradients are dropped after the step; false: they are kept and filled with zeros."""
     checkpoint_load: CheckpointLoad | None = None
+    checkpoint_save: CheckpointSave | None = None
     eval: Eval | None = None
     iterations: int = 3
     """How many iterations are traced."""
