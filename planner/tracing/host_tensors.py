@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,25 +25,20 @@ class HostTensors(TorchDispatchMode):
     def __init__(self, ledger: HostLedger, held: HostBlock) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._ledger, self._held = ledger, held
-        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {id(each) for each in _storages((args, kwargs))}
         found = func(*args, **(kwargs or {}))
         for each in _storages(found):
-            if id(each) not in given and id(each) not in self._alive and each.nbytes() >= SMALLEST_BYTES:
+            if id(each) not in given and each not in self._known and each.nbytes() >= SMALLEST_BYTES:
                 self._hold(each)
         return found
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
-        key, ledger = id(storage), self._ledger
-        block = ledger.begin(HostBlock(bytes=storage.nbytes(), category=self._held.category, name=self._held.name))
-
-        def freed(_: object) -> None:
-            del self._alive[key]
-            ledger.end(block)
-
-        self._alive[key] = weakref.ref(storage, freed)
+        block = self._ledger.begin(replace(self._held, bytes=storage.nbytes()))
+        self._known.add(storage)
+        weakref.finalize(storage, self._ledger.end, block).atexit = False
 
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:

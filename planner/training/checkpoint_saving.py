@@ -7,8 +7,9 @@ waited for, as programs do (torchtitan, components/checkpoint.py).
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -83,11 +84,13 @@ class CheckpointSaver:
             )
         )
         group = dist.new_group() if dist.is_initialized() and dist.get_world_size() > 1 else None
+        before = set(threading.enumerate())
         written = async_save(
             self._state(), storage_writer=files.background_writer(), async_stager=stager, process_group=group
         )
         assert isinstance(written, Future)
-        self._upload = _Upload(written, stager, group, files.hand_over())
+        threads = [each for each in threading.enumerate() if each not in before]
+        self._upload = _Upload(written, threads, stager, group, files.hand_over())
 
     def _save_pretrained(self, files: Any) -> None:
         state = None
@@ -128,12 +131,22 @@ class _KeepingStager(DefaultStager):
 class _Upload:
     """A checkpoint that a thread writes from what was staged."""
 
-    def __init__(self, written: Future[Any], stager: _KeepingStager, group: Any, close: Callable[[], None]) -> None:
-        self._written, self._stager, self._group, self._close = written, stager, group, close
+    def __init__(
+        self,
+        written: Future[Any],
+        threads: Sequence[threading.Thread],
+        stager: _KeepingStager,
+        group: Any,
+        close: Callable[[], None],
+    ) -> None:
+        self._written, self._threads, self._stager, self._group = written, threads, stager, group
+        self._close = close
 
     def finish(self) -> None:
         """Raises what stopped the thread."""
         self._written.result()
+        for thread in self._threads:  # each lets go of what was staged when it ends
+            thread.join()
         self._stager.close()
         self._stager.staged = None
         if self._group is not None:

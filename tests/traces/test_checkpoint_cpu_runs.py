@@ -49,7 +49,7 @@ def test_what_goes_to_the_host_is_what_a_cpu_takes_for_it(runs: Both, name: str,
     paper, real = runs[name, rank]
     before = held_at(paper.events, SAVES)
 
-    assert before + most_on_host(paper.host, SAVES) == pytest.approx(peak_of(real, SAVES), rel=1e-3)
+    assert before + most_on_host(paper.host, SAVES) == pytest.approx(peak_of(real, SAVES), rel=2e-3)
 
 
 @pytest.mark.parametrize(("name", "rank"), WITH_OBJECTS)
