@@ -52,6 +52,9 @@ def _check_save(job: Job, save: CheckpointSave, document: Node) -> None:
     if save.kind == "huggingface" and job.model.hf_config is None:
         node = document.nearest_to(f"{_SAVE}.kind")
         raise node.error("is huggingface, and the model is none of transformers", allowed="another kind, or hf_config")
+    if save.kind == "huggingface" and job.model.adapter is not None:
+        node = document.nearest_to(f"{_SAVE}.kind")
+        raise node.error("is huggingface beside model.adapter, which is saved alone", allowed="another kind, or none")
     if save.pinned and save.kind != "dcp_async":
         node = document.nearest_to(f"{_SAVE}.pinned")
         raise node.error(f"is true beside kind {save.kind}, which stages nothing", allowed="kind: dcp_async")
@@ -76,5 +79,5 @@ def _check_optimizer(job: Job, place: str, document: Node) -> None:
     for other, there in against.items():
         if there:
             raise document.nearest_to(place).error(
-                f"is true beside {other}, whose state is not planned in checkpoints", allowed="false"
+                f"has the optimizer's state beside {other}, of which it is not planned", allowed="optimizer: false"
             )

@@ -52,6 +52,7 @@ class UnwrittenFiles:
         with (
             tempfile.TemporaryDirectory(prefix="checkpoint-") as folder,
             upstream.patch_targets("tensors unwritten", replaced=written),
+            _without_progress(),
         ):
             model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
 
@@ -63,6 +64,19 @@ class UnwrittenFiles:
 
     def hand_over(self) -> Callable[[], None]:
         return lambda: None
+
+
+@contextmanager
+def _without_progress() -> Iterator[None]:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _tensors(state: Any) -> list[torch.Tensor]:
