@@ -125,7 +125,7 @@ def _resizing(on_host: Any) -> Any:
 def _copying(on_host: Any) -> Any:
     def copy(storage: torch.UntypedStorage, source: torch.UntypedStorage, non_blocking: bool = False) -> Any:
         """A storage has no dtype: whole bytes go to the host and nobody reads them as numbers. Nothing is copied."""
-        if source.device.type == "cuda" or storage.device.type == "cuda":
+        if source.device.type == "cuda" and storage.device.type == "cpu":
             return storage
         return on_host(storage, source, non_blocking)
 
