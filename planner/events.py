@@ -35,6 +35,7 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"
     CHECKPOINT_LOAD = "checkpoint_load"
+    CHECKPOINT_SAVE = "checkpoint_save"
     EVAL = "eval"
     GENERATE = "generate"
     WEIGHT_SYNC = "weight_sync"

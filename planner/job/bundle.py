@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.job.json_text import canonical_json, without_floats
 from planner.job.loading import BUNDLE_SCHEMA
-from planner.job.schema import Compile, DataLoader, Gpu, Job, Optimizer, Software
+from planner.job.schema import CheckpointLoad, Compile, DataLoader, Gpu, Job, Optimizer, Software
 
 _ADDED: Mapping[str, Any] = {
     "train.lengths": None,
@@ -77,8 +77,13 @@ def _leave_out_defaults(job: Job, parts: dict[str, Any]) -> None:
         del parts["train"]["loss"]["chunk_head"]
     if not job.cluster.host_memory:
         del parts["cluster"]["host_memory"]
-    if job.train.checkpoint_load is not None and not job.train.checkpoint_load.mmap:
-        del parts["train"]["checkpoint_load"]["mmap"]
+    if job.train.checkpoint_save is None:
+        del parts["train"]["checkpoint_save"]
+    if (load := job.train.checkpoint_load) is not None:
+        usual, said = CheckpointLoad(), parts["train"]["checkpoint_load"]
+        for key in ("mmap", "kind", "broadcast_from_rank0", "optimizer"):
+            if getattr(load, key) == getattr(usual, key):
+                del said[key]
 
 
 def _plain(value: Any, hint: Any) -> Any:

@@ -6,6 +6,7 @@ import math
 
 from planner.errors import SpecError
 from planner.job.axes import DISTINCT_AXES, axis_degrees
+from planner.job.checkpoint_checks import check_checkpoints
 from planner.job.compile_checks import check_compile
 from planner.job.deepspeed_checks import check_deepspeed
 from planner.job.evaluation_checks import check_evaluation
@@ -43,6 +44,7 @@ def check(job: Job, document: Node) -> None:
     check_loss(job, document)
     check_deepspeed(job, document)
     check_post_training(job, document)
+    check_checkpoints(job, document)
     _check_precision(job, document)
     _check_sharding(job.parallel.dp_shard, document)
 

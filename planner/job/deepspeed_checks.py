@@ -52,6 +52,7 @@ def _check_training(job: Job, document: Node) -> None:
     against = {
         "train.optimizer_in_backward": job.train.optimizer_in_backward,
         "train.checkpoint_load": job.train.checkpoint_load is not None,
+        "train.checkpoint_save": job.train.checkpoint_save is not None,
         "model.adapter": job.model.adapter is not None,
     }
     for path, there in against.items():

@@ -139,6 +139,16 @@ CHECKS: dict[tuple[type, str], Check] = {
     (schema.DataLoader, "pin_memory"): TRUTH,
     (schema.DataLoader, "worker_bytes"): HOST_SIZE,
     (schema.DataLoader, "dataset_bytes"): HOST_SIZE,
+    (schema.CheckpointLoad, "kind"): _one_of("state_dict", "full_state_dict", "dcp"),
+    (schema.CheckpointLoad, "broadcast_from_rank0"): TRUTH,
+    (schema.CheckpointLoad, "optimizer"): TRUTH,
+    (schema.CheckpointSave, "kind"): _one_of(
+        "full_state_dict", "sharded_state_dict", "dcp", "dcp_async", "huggingface"
+    ),
+    (schema.CheckpointSave, "cpu_offload"): TRUTH,
+    (schema.CheckpointSave, "optimizer"): TRUTH,
+    (schema.CheckpointSave, "every"): _whole(1, "iterations"),
+    (schema.CheckpointSave, "pinned"): TRUTH,
     (schema.Eval, "micro_batch_size"): SAMPLES,
     (schema.Eval, "every"): _whole(1, "iterations"),
     (schema.Eval, "batches"): _whole(1, "evaluation steps"),

@@ -9,11 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.job.checkpoint_schema import CheckpointLoad, CheckpointSave
 from planner.job.evaluation_schema import Eval, Generate
 from planner.job.length_schema import Lengths
 from planner.job.post_training_schema import PostTraining
 
-__all__ = ["Eval", "Generate", "Lengths"]  # parts of a job that are described in files of their own
+__all__ = [
+    "CheckpointLoad",
+    "CheckpointSave",
+    "Eval",
+    "Generate",
+    "Lengths",
+]  # parts of a job that are described in files of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,19 +168,6 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointLoad:
-    """A checkpoint is loaded before training: onto `cpu` or onto the `device`, its state dict dropped or kept."""
-
-    map_location: str = "cpu"
-    """Where the checkpoint's tensors are put."""
-    keep_reference: bool = False
-    """The program holds on to the state dict while it trains."""
-    mmap: bool = False
-    """The file is mapped (safetensors, torch.load(mmap=True)): ranks of a node share its pages, which can be given
-    back. Otherwise each rank reads a copy of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DataLoader:
     """What torch.utils.data.DataLoader is told, as far as the host's memory hinges on it."""
 
@@ -237,6 +231,7 @@ class Train:
     zero_grad_set_to_none: bool = True
     """Gradients are dropped after the step; false: they are kept and filled with zeros."""
     checkpoint_load: CheckpointLoad | None = None
+    checkpoint_save: CheckpointSave | None = None
     eval: Eval | None = None
     iterations: int = 3
     """How many iterations are traced."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.job.axes import DISTINCT_AXES
+from planner.job.schema import Train
 from planner.layout.mesh import AXES, Mesh
 from planner.layout.rank_sets import RankSet
 
@@ -15,6 +16,8 @@ _ALIKE = frozenset(AXES) - frozenset(DISTINCT_AXES)
 """Axes along which every rank does the same, as long as what is split over them splits evenly. Along `pp` every stage
 is its own. Along `cp` each rank is: in the ring of attention it takes half of the queries in some steps, half of the
 keys in the others, and how many of each goes by its place (torch 2.13, _context_parallel/_attention.py)."""
+_WRITTEN_BY_THE_FIRST = ("full_state_dict", "huggingface")
+"""Kinds of `train.checkpoint_save`."""
 SHARDING = ("dp_shard", "cp", "ep")
 """Axes over which parameters are sharded together: their ranks hold the same model and see other tokens."""
 
@@ -92,6 +95,25 @@ def split_by_parts(mesh: Mesh, rank_class: RankClass, parts: Sequence[int]) -> t
                 chosen[-1] = coordinates
         classes.append(_class(mesh, RankSet.of(_spans(mesh, chosen))))
     return tuple(sorted(classes, key=lambda each: each.representative))
+
+
+def first_rank_differs(train: Train) -> bool:
+    """Whether rank 0 does what nobody else does: it writes a whole checkpoint, or alone reads one that it sends."""
+    load, save = train.checkpoint_load, train.checkpoint_save
+    reads = load is not None and load.broadcast_from_rank0
+    return reads or (save is not None and save.kind in _WRITTEN_BY_THE_FIRST)
+
+
+def set_first_apart(mesh: Mesh, classes: Sequence[RankClass]) -> tuple[RankClass, ...]:
+    """The same classes, but that rank 0 is one of its own: it does what nobody else does."""
+    found: list[RankClass] = []
+    for each in classes:
+        others = [(max(first, 1), last) for first, last in each.ranks.spans if last > 0]
+        if 0 in each.ranks:
+            found.append(_class(mesh, RankSet(((0, 0),))))
+        if others:
+            found.append(_class(mesh, RankSet.of(others)))
+    return tuple(sorted(found, key=lambda each: each.representative))
 
 
 def _bounds(size: int, degree: int) -> tuple[int, int]:

@@ -122,6 +122,16 @@ def _resizing(on_host: Any) -> Any:
     return resize
 
 
+def _copying(on_host: Any) -> Any:
+    def copy(storage: torch.UntypedStorage, source: torch.UntypedStorage, non_blocking: bool = False) -> Any:
+        """A storage has no dtype: whole bytes go to the host and nobody reads them as numbers. Nothing is copied."""
+        if source.device.type == "cuda" and storage.device.type == "cpu":
+            return storage
+        return on_host(storage, source, non_blocking)
+
+    return copy
+
+
 def _text_of(on_host: Any) -> Any:
     def text(tensor: torch.Tensor, *, tensor_contents: str | None = None) -> str:
         """Whoever logs a tensor reads its values; those of the paper GPU are not there."""
@@ -217,7 +227,11 @@ def answering(target: Target, gpus: int, clock: Clock | None = None) -> Iterator
         "torch.backends.cudnn:version": lambda: version,
         "torch.backends.cudnn.rnn:get_cudnn_mode": _rnn_mode,
     }
-    wrapped = {"torch:UntypedStorage.resize_": _resizing, "torch._tensor_str:_str": _text_of}
+    wrapped = {
+        "torch:UntypedStorage.resize_": _resizing,
+        "torch:UntypedStorage.copy_": _copying,
+        "torch._tensor_str:_str": _text_of,
+    }
     with (
         upstream.patch_targets("cuda face", replaced=replaced, wrapped=wrapped),
         as_on_cpu() if target.is_cpu else nullcontext(),

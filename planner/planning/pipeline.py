@@ -21,7 +21,7 @@ from planner.host.state_hosts import TracedHost, state_hosts
 from planner.job import bundle
 from planner.job.schema import Compile, Job
 from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import RankClass, parts_of, rank_classes
+from planner.layout.rank_classes import RankClass, first_rank_differs, parts_of, rank_classes, set_first_apart
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity, post_training
 from planner.planning.assumptions import assumptions_of
@@ -176,14 +176,16 @@ def trace_class(
     trace = source.trace_rank(job, rank_class.representative, target)
     for part in parts_of_class(job, rank_class, trace):
         if part.representative != rank_class.representative:
-            progress(f"tracing ranks {part.ranks}, whose part is of another size")
+            progress(f"tracing ranks {part.ranks}, which do not do the same as rank {rank_class.representative}")
             trace = source.trace_rank(job, part.representative, target)
         yield RankTrace(part, trace)
 
 
 def parts_of_class(job: Job, rank_class: RankClass, trace: Trace) -> tuple[RankClass, ...]:
     """The classes into which one falls by what its representative did: each but the first has to be traced as well."""
-    return parts_of(Mesh.of(job.parallel), rank_class, trace.sharded_dims, trace.parts)
+    mesh = Mesh.of(job.parallel)
+    parts = parts_of(mesh, rank_class, trace.sharded_dims, trace.parts)
+    return set_first_apart(mesh, parts) if first_rank_differs(job.train) else parts
 
 
 def assign_ranks(job: Job, by_representative: Mapping[int, Trace]) -> tuple[RankTrace, ...]:

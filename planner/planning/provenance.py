@@ -18,9 +18,10 @@ TRACE = (
     "events", "facts", "hardware.architectures", "host_events", "job", "layout", "long_run", "paper",
     "rollout.engine_figures", "rollout.kv_cache",
     "tracing.absent_host", "tracing.compile_failures", "tracing.compiled_on_paper", "tracing.deepspeed_on_paper",
-    "tracing.engine", "tracing.garbage_collection", "tracing.host_ledger", "tracing.host_text",
-    "tracing.quiet_libraries", "tracing.shortened_phases", "tracing.stepped_on_meta", "tracing.trace",
-    "tracing.trace_failures", "tracing.trace_text", "tracing.traced",
+    "tracing.engine", "tracing.garbage_collection", "tracing.host_ledger", "tracing.host_tensors",
+    "tracing.host_text", "tracing.quiet_libraries", "tracing.shortened_phases", "tracing.stepped_on_meta",
+    "tracing.trace", "tracing.trace_failures", "tracing.trace_text", "tracing.traced",
+    "tracing.unwritten_checkpoints",
     "training", "units", "upstream",
 )  # fmt: skip
 """What decides the events of a rank: packages and modules, `tracing` without the processes that it runs in."""

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 
 from planner.events import Phase
 
@@ -24,6 +25,8 @@ class Kind(StrEnum):
     STEPPED = "stepped"
     LOAD = "load"
     SAVE = "save"
+    GATHER = "gather"
+    """A state dict is made by torch's own functions: to be saved, or to be loaded into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +125,23 @@ class Moments:
         ends, done = set(self.ends()), 0
         before: tuple[Phase, int] | None = None
         for index, each in enumerate(self.log):
-            phase = _PHASES.get(each.kind)
+            phase = self._purpose_of_gathering(index, done) if each.kind is Kind.GATHER else _PHASES.get(each.kind)
             if phase is not None:
-                iteration = done if each.kind in (Kind.EVAL, Kind.ASIDE, Kind.LOAD) else done + 1
+                iteration = done + 1 if each.kind in _OF_AN_ITERATION else done
                 if (phase, iteration) != before:
                     yield each.position, phase, iteration
                 before = phase, iteration
             done += index in ends
 
+    def _purpose_of_gathering(self, index: int, done: int) -> Phase | None:
+        """By what follows; where nothing does (another rank writes), a program that has trained saves."""
+        after = next((each.kind for each in islice(self.log, index, None) if each.kind is not Kind.GATHER), None)
+        if after in (Kind.LOAD, Kind.SAVE):
+            return _PHASES[after]
+        return Phase.CHECKPOINT_SAVE if done else None
 
+
+_OF_AN_ITERATION = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
 _PHASES = {
     Kind.FORWARD: Phase.FORWARD,
     Kind.EVAL: Phase.EVAL,
@@ -138,4 +149,5 @@ _PHASES = {
     Kind.BACKWARD: Phase.BACKWARD,
     Kind.STEP: Phase.OPTIMIZER_STEP,
     Kind.LOAD: Phase.CHECKPOINT_LOAD,
+    Kind.SAVE: Phase.CHECKPOINT_SAVE,
 }

@@ -121,7 +121,8 @@ class ProgramRun:
         recorder, moments = self._gpu.recorder, self.watcher.moments
         recorder.settle()
         last = recorder.now() if until is None else until
-        for position, phase, iteration in moments.phases():
+        # Each is placed before what is there already: of several at one position the first comes last.
+        for position, phase, iteration in reversed(tuple(moments.phases())):
             if until is None or position < until:
                 recorder.mark_at(position, phase, iteration)
         self.memory.settle()

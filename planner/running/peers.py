@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from planner.running.unwaited_collectives import (
     is_asynchronous,
     keeps_tensors,
 )
-from planner.training import absent_peers
+from planner.training import absent_checkpoint_peers, absent_peers
 
 _BACKEND = "absent_peers_of_a_program"
 _PATIENCE = timedelta(seconds=5)
@@ -68,6 +69,13 @@ class ProgramPeers(absent_peers.AbsentPeers):
         """A message to or from one rank."""
         if not self.talkers:
             self.talkers = tuple(sorted(dist.get_process_group_ranks(self)))
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Of the backends that the program asked for: async_save refuses a world that has none for the host."""
+        said = distributed_c10d._world.pg_backend_config.get(self, "")
+        for_device_alone = "cuda:" in said and "cpu:" not in said
+        return [torch.device("cuda")] if for_device_alone else super()._device_types
 
     def monitored_barrier(self, *_arguments: Any, **_named: Any) -> None:
         """Everybody is taken to have come."""
@@ -198,11 +206,13 @@ class World:
             "torch.distributed:scatter_object_list": self._telling_of_objects,
             f"{_C10D}:recv_object_list": self._telling_of_objects,
             "torch.distributed:recv_object_list": self._telling_of_objects,
-            "torch.distributed.checkpoint.default_planner:_validate_global_plan": _for_a_part,
             f"{_C10D}:recv": _from_somebody,
             "torch.distributed:recv": _from_somebody,
         }
-        with upstream.patch_targets("program peers", replaced=replaced, wrapped=wrapped):
+        with (
+            upstream.patch_targets("program peers", replaced=replaced, wrapped=wrapped),
+            absent_checkpoint_peers.alone(partial(self._assumptions.add, About.PEERS)),
+        ):
             yield
 
     def _make(self, _store: Any, rank: int, size: int, _timeout: Any) -> ProgramPeers:
@@ -258,16 +268,6 @@ class World:
             return source if receives else None
 
         return collective
-
-
-def _for_a_part(real: Callable[..., Any]) -> Callable[..., Any]:
-    """That a checkpoint is whole, of which only this rank's part is there. torch 2.11 says so by a truth value, 2.13 by
-    a list of what is wrong."""
-
-    def validate(*arguments: Any) -> Any:
-        return True if isinstance(real(*arguments), bool) else []
-
-    return validate
 
 
 def _from_somebody(real: Callable[..., Any]) -> Callable[..., Any]:

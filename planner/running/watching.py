@@ -25,6 +25,13 @@ from planner.training import collectives, optimizers
 from planner.training.wraps import fsdp2
 from planner.training.wraps.ddp import ObservedReducer
 
+_STATE_DICT = "torch.distributed.checkpoint.state_dict"
+_STATE_DICT_FUNCTIONS = {
+    "_get_model_state_dict": Kind.GATHER,
+    "_get_optim_state_dict": Kind.GATHER,
+    "_load_model_state_dict": Kind.LOAD,
+    "_load_optim_state_dict": Kind.LOAD,
+}
 _OFTEN = 2
 """State is born in an optimizer's first step."""
 
@@ -43,6 +50,7 @@ class Watcher:
         self._names = WeakIdKeyDictionary()
         self._open = threading.local()
         self._backward = False
+        self._noted = False
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -60,6 +68,7 @@ class Watcher:
             "torch.optim:Optimizer.__init__": self._knowing,
             "torch:save": self._noting(Kind.SAVE),
             "torch:load": self._noting(Kind.LOAD),
+            **{f"{_STATE_DICT}:{name}": self._noting(kind) for name, kind in _STATE_DICT_FUNCTIONS.items()},
         }
         try:
             with (
@@ -74,7 +83,8 @@ class Watcher:
 
     def saves(self) -> None:
         """A checkpoint is written by other means than torch.save."""
-        self._tell(Kind.SAVE)
+        if threading.current_thread() is threading.main_thread():
+            self._tell(Kind.SAVE)
 
     def idle_optimizers(self) -> int:
         """How many have parameters, and have not stepped twice."""
@@ -94,10 +104,19 @@ class Watcher:
         self.moments.add(self._recorder.now(), kind, parameters)
 
     def _noting(self, kind: Kind) -> Callable[[Any], Any]:
+        """What is done in the background, or on the way to something else that is noted, is no moment of its own."""
+
         def wrap(real: Any) -> Any:
+            @functools.wraps(real)
             def noted(*arguments: Any, **options: Any) -> Any:
+                if self._noted or threading.current_thread() is not threading.main_thread():
+                    return real(*arguments, **options)
                 self._tell(kind)
-                return real(*arguments, **options)
+                self._noted = True
+                try:
+                    return real(*arguments, **options)
+                finally:
+                    self._noted = False
 
             return noted
 

@@ -21,6 +21,7 @@ from planner import upstream
 from planner.host_events import HostBlock, HostCategory
 from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger
 from planner.tracing.stepped_on_meta import Stepped, step_on_meta
+from planner.training.checkpoint_files import CheckpointFiles
 from planner.training.host import RealHost
 
 
@@ -62,6 +63,12 @@ class AbsentHost:
 
     def put_back(self, _storage: torch.UntypedStorage, content: int) -> None:
         self.ledger.end(content)
+
+    def checkpoint_files(self) -> CheckpointFiles:
+        # Jobs that save alone pay for the import of torch.distributed.checkpoint.
+        from planner.tracing.unwritten_checkpoints import UnwrittenFiles
+
+        return UnwrittenFiles(self.ledger)
 
     def _save(self, tensor: Tensor) -> _Saved:
         """As the device sees it, what was saved is gone; on the host it is pinned, until autograd drops it."""

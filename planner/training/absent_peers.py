@@ -121,6 +121,10 @@ class WithoutBackends(dist.ProcessGroup):
     def group_desc(self) -> str:
         return self._described
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
     def _set_group_name(self, name: str) -> None:
         self._named = name
 

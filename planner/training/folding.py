@@ -69,11 +69,12 @@ def folder_of(observer: Observer) -> Folder | None:
 def iterations_are_alike(train: schema.Train, parallel: schema.Parallel) -> bool:
     """Whether every iteration from the second on does the same.
 
-    Not where something counts them: evaluations, releases of the cache, batches of other lengths, what is retained,
-    DistributedDataParallel and its hooks, some optimizers.
+    Not where something counts them: evaluations, checkpoints, releases of the cache, batches of other lengths, what is
+    retained, DistributedDataParallel and its hooks, some optimizers.
     """
     replicated = parallel.dp_replicate.degree > 1 and parallel.dp_shard.degree == 1
-    counts = train.eval is not None or train.empty_cache_every > 1 or train.lengths is not None or train.retains
+    at_times = train.eval is not None or train.checkpoint_save is not None
+    counts = at_times or train.empty_cache_every > 1 or train.lengths is not None or train.retains
     return not counts and not replicated and train.optimizer.name not in _COUNTS_STEPS
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 from planner.host_events import HostBlock, HostCategory
+from planner.training.checkpoint_files import CheckpointFiles, TemporaryFiles
 
 STANDARD_DEVIATION = 0.02
 """Of the small random values that stand for trained ones."""
@@ -50,6 +51,9 @@ class Host(Protocol):
     def put_back(self, storage: torch.UntypedStorage, content: Any) -> None:
         """The storage holds again what was kept."""
 
+    def checkpoint_files(self) -> CheckpointFiles:
+        """Where the next checkpoint is written."""
+
 
 class RealHost:
     """Everything is done; what is held is there, and not told."""
@@ -72,6 +76,7 @@ class RealHost:
     def keep(self, *_blocks: HostBlock) -> None: ...
 
     def take_batch(self, _tensors: Iterable[Tensor]) -> None: ...
+
     def set_aside(self, storage: torch.UntypedStorage, _category: HostCategory) -> Any:
         # Where a CPU stands for the device, Python's memory is the host's: it is not counted as the device's.
         here = storage if storage.device.type == "cpu" else storage.cpu()
@@ -79,6 +84,9 @@ class RealHost:
 
     def put_back(self, storage: torch.UntypedStorage, content: Any) -> None:
         _bytes_of(storage).copy_(torch.frombuffer(content, dtype=torch.uint8))
+
+    def checkpoint_files(self) -> CheckpointFiles:
+        return TemporaryFiles()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

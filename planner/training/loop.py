@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ from planner.training.other_phases import NO_OTHER_PHASES, OtherPhases
 from planner.training.precision import Precision
 from planner.training.wraps import context_parallel, fsdp2, in_backward, zero_redundancy
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
+
+if TYPE_CHECKING:
+    from planner.training.checkpoint_saving import CheckpointSaver
 
 _FEWEST_GROWING = 7
 """Iterations of a step that keeps something: so many show what one keeps."""
@@ -86,6 +90,8 @@ class Loop:
                 self._iterate(iteration)
                 if self._evaluates(iteration):
                     self._evaluate(iteration)
+                if self._saves(iteration):
+                    self.saver.save(iteration)
                 gc.collect()
                 self.others.after(iteration)
                 if self.train.empty_cache_every and iteration % self.train.empty_cache_every == 0:
@@ -94,6 +100,8 @@ class Loop:
                 if folder and settled and folding.iterations_are_alike(self.train, self.parallel):
                     folder.repeat(began, folder.place(), self._iterations() - iteration)
                     break
+            if self.train.checkpoint_save is not None:
+                self.saver.finish()
 
     def optimizer_parts(self) -> tuple[int, ...]:
         """For each replica the number of the part of the optimizer that it has; empty where each has all of it."""
@@ -201,8 +209,21 @@ class Loop:
     def _evaluates(self, iteration: int) -> bool:
         if self.train.eval is None:
             return False
-        every, last = self.train.eval.every, self._iterations()
-        return iteration % every == 0 or (iteration == last and every > last)
+        return _is_due(iteration, self.train.eval.every, self._iterations())
+
+    def _saves(self, iteration: int) -> bool:
+        if self.train.checkpoint_save is None:
+            return False
+        return _is_due(iteration, self.train.checkpoint_save.every, self._iterations())
+
+    @cached_property
+    def saver(self) -> CheckpointSaver:
+        """What saves checkpoints, where the job does."""
+        # Jobs that save alone pay for the import of torch.distributed.checkpoint.
+        from planner.training.checkpoint_saving import CheckpointSaver
+
+        assert self.train.checkpoint_save is not None
+        return CheckpointSaver(self.train.checkpoint_save, self.bare_model, self.optimizer, self.observer, self.host)
 
     def _evaluate(self, iteration: int) -> None:
         """Without a graph: the model in eval mode, as the job evaluates, then back to training."""
@@ -243,6 +264,11 @@ class Loop:
     def _splitting_and_autocast(self, batch: inputs.MicroBatch) -> Iterator[None]:
         with self.precision.autocast(), self.splitting(batch):
             yield
+
+
+def _is_due(iteration: int, every: int, last: int) -> bool:
+    """After every so many iterations, or after the last if none came before."""
+    return iteration % every == 0 or (iteration == last and every > last)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import nn
 from planner.events import Phase
 from planner.job import schema
 from planner.training import (
+    absent_checkpoint_peers,
     activation_offload,
     blocks,
     checkpoints,
@@ -29,6 +30,7 @@ from planner.training import (
     recompute,
     routing,
 )
+from planner.training.checkpoint_reading import Loading
 from planner.training.deepspeed_loop import EngineLoop
 from planner.training.device_mesh import World
 from planner.training.feed import Feed
@@ -94,6 +96,7 @@ def run(
         ExitStack() as following,
     ):
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, watching))
+        following.enter_context(absent_checkpoint_peers.where_absent(spec.train))
         watching.mark(Phase.LOAD, 0)
         place = _StepContext(world, device, watching, doing)
         loop, recomputed = _load(spec, place)
@@ -105,7 +108,16 @@ def run(
         kept = None
         if spec.train.checkpoint_load is not None:
             watching.mark(Phase.CHECKPOINT_LOAD, 0)
-            kept = checkpoints.load(loop.bare_model, spec.train.checkpoint_load, device, watching, doing)
+            kept = checkpoints.load(
+                Loading(
+                    spec=spec.train.checkpoint_load,
+                    model=loop.bare_model,
+                    optimizer=loop.optimizer,
+                    device=device,
+                    observer=watching,
+                    host=doing,
+                )
+            )
         with tensor_parallel.losses(spec.parallel.tp):
             loop.run()
     wrapped = loop.model

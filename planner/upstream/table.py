@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.upstream import libraries, torch_compile, torch_device, torch_distributed
+from planner.upstream import libraries, torch_checkpoints, torch_compile, torch_device, torch_distributed
 from planner.upstream.entries import Entry, Kind
 
 TABLE: tuple[Entry, ...] = (
@@ -18,6 +18,7 @@ TABLE: tuple[Entry, ...] = (
     *torch_distributed.FSDP2,
     *torch_distributed.DDP,
     *torch_distributed.PIPELINES,
+    *torch_checkpoints.CHECKPOINTS,
     *torch_compile.INDUCTOR,
     *libraries.TRANSFORMERS,
     *libraries.DEEPSPEED,

@@ -35,6 +35,7 @@ ABSENT_PEERS = (
     ),
     *entries(
         "torch.distributed", "ProcessGroup._set_group_name", "ProcessGroup._set_group_desc",
+        "ProcessGroup._device_types",
         kind=Kind.OVERRIDE, has_source=False, test=_ABSENT,
         why="a group in Python has no backends, which keep its name since torch 2.13 (c10d/ProcessGroup.cpp)",
     ),
@@ -98,11 +99,6 @@ PROGRAM_PEERS = (
         )
         for name in ("recv_object_list", "recv")
         for module in (_C10D, "torch.distributed")
-    ),
-    Entry(
-        target="torch.distributed.checkpoint.default_planner:_validate_global_plan", kind=Kind.PATCH,
-        group="program peers", has_source=False, test=_RUN,
-        why="a checkpoint of which this rank writes its part is not whole: the parts of absent peers are missing",
     ),
     *(
         Entry(

@@ -18,6 +18,7 @@ QUESTIONS = [
     "an optimizer",
     "a parallelism",
     "an inference engine beside the trainer",
+    "a way of saving or loading checkpoints",
     "a launcher hook",
     "a metric",
     "an HTTP endpoint",

@@ -15,6 +15,7 @@ from typing import Any
 import recorded_cpu_runs
 
 from planner.events import Alloc, Category, Event, Role
+from planner.host_events import HostEvent
 from planner.measuring.event_phases import most_by_category, phases_of
 from planner.measuring.host_recorder import COLLECTIVES
 from planner.measuring.measurement import Measurement
@@ -34,6 +35,8 @@ class Run:
     events: Sequence[Event]
     ddp: dict[str, Any]
     measurement: Measurement | None = None
+    host: Sequence[HostEvent] = ()
+    """On paper, what the rank holds on the host."""
 
     @property
     def peak(self) -> int:
@@ -104,7 +107,12 @@ def _answers(paths: Iterable[Path]) -> recorded_cpu_runs.Answers:
 def runs_of(answers: recorded_cpu_runs.Answers) -> dict[tuple[str, int], Run]:
     """Without what only gloo takes."""
     return {
-        which: Run(without(each["events"], *_of_gloo(each["events"])), each["ddp"], each.get("measurement"))
+        which: Run(
+            without(each["events"], *_of_gloo(each["events"])),
+            each["ddp"],
+            each.get("measurement"),
+            each.get("host", ()),
+        )
         for which, each in answers.items()
     }
 

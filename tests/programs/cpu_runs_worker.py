@@ -32,7 +32,7 @@ def on_paper(job: Any, rank: int) -> dict[str, Any]:
     from planner.tracing.trace import trace
 
     traced = trace(job, rank, target="cpu")
-    return {"events": traced.written_out(), "ddp": dict(traced.buckets)}
+    return {"events": traced.written_out(), "ddp": dict(traced.buckets), "host": traced.host}
 
 
 def for_real(job: Any, rank: int) -> dict[str, Any]:

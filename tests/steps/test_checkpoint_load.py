@@ -13,7 +13,10 @@ from torch import nn
 from planner.errors import SpecError
 from planner.events import Phase
 from planner.job.schema import CheckpointLoad, Decoder, Job
-from planner.training import checkpoints, step
+from planner.training import step
+from planner.training.checkpoint_reading import Loading
+from planner.training.host import RealHost
+from planner.training.observer import NullObserver
 
 Run = Callable[..., step.Outcome]
 JobOf = Callable[..., Job]
@@ -76,8 +79,12 @@ def test_tied_weights_are_loaded_once(decoder_job: JobOf, run: Run, notebook: An
 
 def test_a_checkpoint_on_the_host_of_another_device_takes_no_memory_there() -> None:
     model = nn.Linear(1000, 1000, device="meta")
+    loading = Loading(
+        spec=CheckpointLoad(), model=model, optimizer=torch.optim.SGD(model.parameters()), device=torch.device("meta"),
+        observer=NullObserver(), host=RealHost(),
+    )  # fmt: skip
 
-    state = checkpoints._on_host(model)
+    state = loading.model_state()
 
     assert {name: (t.shape, t.device, t.untyped_storage().nbytes()) for name, t in state.items()} == {
         "weight": (torch.Size([1000, 1000]), CPU, 4),

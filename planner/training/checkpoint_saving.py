@@ -1,0 +1,182 @@
+"""Saves checkpoints as programs do: by torch's state-dict functions, torch.distributed.checkpoint and transformers.
+
+What is gathered, copied and staged is torch's own work. Where files go the step's host decides. What async_save has
+staged waits until the checkpoint after it, or until the end of the training: an upload that is still under way then is
+waited for, as programs do (torchtitan, components/checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.tensor import DTensor
+
+from planner import upstream
+from planner.events import Category, Phase
+from planner.job import schema
+from planner.training.host import Host
+from planner.training.observer import NullObserver, Observer
+
+_ITERATE = "torch.distributed._state_dict_utils:_iterate_state_dict"
+
+
+class CheckpointSaver:
+    """Saves the checkpoints of one rank."""
+
+    def __init__(
+        self,
+        spec: schema.CheckpointSave,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        observer: Observer,
+        host: Host,
+    ) -> None:
+        self._spec, self._model, self._optimizer = spec, model, optimizer
+        self._observer, self._host = observer, host
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        self._upload: _Upload | None = None
+
+    def save(self, iteration: int) -> None:
+        """One checkpoint."""
+        self._observer.mark(Phase.CHECKPOINT_SAVE, iteration)
+        self.finish()
+        with (
+            self._host.checkpoint_files() as files,
+            telling_whole(self._observer),
+            _quiet(),
+        ):
+            _SAVES[self._spec.kind](self, files)
+
+    def finish(self) -> None:
+        """Wait for what is still being written, and give up what was staged for it."""
+        if self._upload is not None:
+            self._upload.finish()
+        self._upload = None
+
+    def _save_whole(self, files: Any) -> None:
+        state = self._state(full_state_dict=True, cpu_offload=self._spec.cpu_offload)
+        if self._rank == 0:
+            files.save(state)
+
+    def _save_shards(self, files: Any) -> None:
+        files.save(self._state(cpu_offload=self._spec.cpu_offload))
+
+    def _save_distributed(self, files: Any) -> None:
+        save(self._state(cpu_offload=self._spec.cpu_offload), storage_writer=files.writer())
+
+    def _save_staged(self, files: Any) -> None:
+        pinned = self._spec.pinned and torch.cuda.is_available()
+        # Shared memory is for the process that writes, where it is not a thread.
+        stager = _KeepingStager(
+            StagingOptions(
+                use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned
+            )
+        )
+        group = dist.new_group() if dist.is_initialized() and dist.get_world_size() > 1 else None
+        before = set(threading.enumerate())
+        written = async_save(
+            self._state(), storage_writer=files.background_writer(), async_stager=stager, process_group=group
+        )
+        assert isinstance(written, Future)
+        threads = [each for each in threading.enumerate() if each not in before]
+        self._upload = _Upload(written, threads, stager, group, files.hand_over())
+
+    def _save_pretrained(self, files: Any) -> None:
+        state = None
+        if any(isinstance(each, DTensor) for each in self._model.parameters()):
+            # As accelerate 1.x asks for it (Accelerator.get_state_dict).
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
+            state = get_model_state_dict(self._model, options=options)
+        if self._rank == 0:
+            files.save_pretrained(self._model, state)
+
+    def _state(self, *, full_state_dict: bool = False, cpu_offload: bool = False) -> dict[str, Any]:
+        chosen = StateDictOptions(full_state_dict=full_state_dict, cpu_offload=cpu_offload)
+        if not self._spec.optimizer:
+            return {"model": get_model_state_dict(self._model, options=chosen)}
+        model, optimizer = get_state_dict(self._model, self._optimizer, options=chosen)
+        return {"model": model, "optimizer": optimizer}
+
+
+_SAVES: dict[str, Callable[[CheckpointSaver, Any], None]] = {
+    "full_state_dict": CheckpointSaver._save_whole,
+    "sharded_state_dict": CheckpointSaver._save_shards,
+    "dcp": CheckpointSaver._save_distributed,
+    "dcp_async": CheckpointSaver._save_staged,
+    "huggingface": CheckpointSaver._save_pretrained,
+}
+
+
+class _KeepingStager(DefaultStager):
+    """Holds what it has staged, which else the thread that writes would be the last to give up."""
+
+    staged: Any = None
+
+    def stage(self, state_dict: dict[str, Any], **options: Any) -> Any:
+        self.staged = super().stage(state_dict, **options)
+        return self.staged
+
+
+class _Upload:
+    """A checkpoint that a thread writes from what was staged."""
+
+    def __init__(
+        self,
+        written: Future[Any],
+        threads: Sequence[threading.Thread],
+        stager: _KeepingStager,
+        group: Any,
+        close: Callable[[], None],
+    ) -> None:
+        self._written, self._threads, self._stager, self._group = written, threads, stager, group
+        self._close = close
+
+    def finish(self) -> None:
+        """Raises what stopped the thread."""
+        self._written.result()
+        for thread in self._threads:  # each lets go of what was staged when it ends
+            thread.join()
+        self._stager.close()
+        self._stager.staged = None
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+        self._close()
+
+
+@contextmanager
+def telling_whole(observer: Observer) -> Iterator[None]:
+    """Inside, the observer hears of every whole tensor that torch gathers into a state dict."""
+    if isinstance(observer, NullObserver):
+        yield
+        return
+
+    def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
+        def iterate(given: Any, *arguments: Any, **named: Any) -> Any:
+            found = real(given, *arguments, **named)
+            if isinstance(given, DTensor) and isinstance(found, Tensor) and not isinstance(found, DTensor):
+                observer.assign(found, Category.OTHER, "checkpoint")
+            return found
+
+        return iterate
+
+    with upstream.patch_targets("state dicts told", wrapped={_ITERATE: wrap}):
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
