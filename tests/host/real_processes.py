@@ -67,6 +67,8 @@ class Watching(NullObserver):
 
 def train(job: dict[str, Any], rank: int, store: str) -> dict[str, int]:
     dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{store}")
+    small = {"layers": 1, "hidden": 64, "heads": 2, "kv_heads": 2, "ffn": 64, "vocab": 64}
+    step.run(load_document({**job, "model": {"decoder": small}}), torch.device("cpu"), rank=rank)  # what it imports
     watching = Watching(rollup()["Rss"])
     kept = step.run(load_document(job), torch.device("cpu"), watching, rank=rank)
     watching.close()
