@@ -86,6 +86,19 @@ PAGE = Page(
                      " / on (plan) group_left () max by (plan) (planner_plan_capacity_bytes))", ""),),
                  columns=("of what it may use",), hidden=("plan",), link=("This job", JOB_LINK)),
         )),
+        ("Main memory", (
+            View(title="Main memory asked for and predicted", height=9,
+                 tells="Of the nodes of open jobs: what the jobs say they have, and what they will take.",
+                 queries=(
+                     (_sum("planner_capacity_host_requested_bytes"), "asked for"),
+                     (_sum("planner_capacity_host_predicted_bytes"), "predicted"),
+                 )),
+            View(title="Hosts closest to their limit", kind="table", unit=RATIO, decimals=1, height=9,
+                 tells="The 20 nodes of jobs that use most of the main memory that the jobs say there is.",
+                 steps=((None, GREEN), (0.85, ORANGE), (0.95, RED)),
+                 queries=(("topk(20, job_host:planner_host_memory_used:ratio)", ""),),
+                 columns=("of what there is",), hidden=("plan",), link=("This job", JOB_LINK)),
+        )),
         ("Jobs", (
             View(title="Jobs above their prediction", kind="stat", unit=COUNT, width=4,
                  tells="Jobs of which a rank class took more than was predicted for it.",

@@ -85,6 +85,23 @@ PAGE = Page(
                  ),
                  columns=("ranks", "predicted", "at most (95 %)", "measured"), units={"ranks": COUNT}),
         )),
+        ("Main memory", (
+            View(title="Main memory of each node over time",
+                 tells="In use on the job's nodes, as node-exporter tells it, with whatever else runs there; what was "
+                       "predicted for the fullest node, and what the job says there is.",
+                 queries=(
+                     ('job_host:planner_host_memory_used:bytes{plan="$plan",system="$system",job_id="$job_id"}',
+                      "{{host}}"),
+                     ('max(planner_predicted_host_bytes{plan="$plan"})', "predicted"),
+                     ('max(planner_predicted_host_highest_bytes{plan="$plan"})', "predicted at most"),
+                     ('max(planner_plan_host_capacity_bytes{plan="$plan"})', "there is"),
+                 )),
+            View(title="Main memory in use of what there is", unit=RATIO, decimals=1,
+                 tells="Near 100 % the kernel ends a process of the job.",
+                 queries=(
+                     ('job_host:planner_host_memory_used:ratio{plan="$plan",system="$system",job_id="$job_id"}',
+                      "{{host}}"),)),
+        )),
         ("What it is made of", (
             View(title="Predicted peak by category", kind="bars", unit=BYTES, height=10,
                  tells="Allocated bytes at the predicted peak, the most of any rank class chosen above.",

@@ -127,6 +127,10 @@ def _decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> De
         ((_verdict(each, capacity), each) for each in plan["rank_classes"]),
         key=lambda found: (_WORST_LAST.index(found[0]), -_headroom(found[1], capacity)),
     )
+    host = plan.get("host") or {}
+    said = str(host.get("verdict") or "fits")
+    if said != "fits" and _WORST_LAST.index(said) > _WORST_LAST.index(verdict):
+        return _decide_by_host(plan, host, said, policy)
     calibrated = plan["calibrated"] is True
     action = _action(verdict, calibrated or _exceeds_by_bound(plan, verdict, capacity), policy)
     # What was proven to fit on one GPU is not proven for another.
@@ -134,6 +138,32 @@ def _decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> De
     reason = _reason(plan, worst, verdict, capacity)
     if verdict == "exceeds" and action is Action.WARN and not calibrated and policy.exceeds is Answer.REFUSE:
         reason += "; not refused, since nothing was measured on this GPU and torch"
+    return Decision(action=action, reason=reason, change=fitting, plan_id=plan["plan_id"], verdict=verdict)
+
+
+def _decide_by_host(plan: Mapping[str, Any], host: Mapping[str, Any], verdict: str, policy: Policy) -> Decision:
+    """The GPUs have the room, and the fullest node's main memory has not. Sure is what the interval's lower end says:
+    what is only assumed is left out there."""
+    capacity = int(host["capacity_bytes"])
+    node = max(host["nodes"], key=lambda each: int(each["peak"]["bytes"]))
+    peak, name = node["peak"], _one_line(plan["job"].get("metadata", {}).get("name") or "the job")
+    low, high = (int(each) for each in peak["interval_bytes"])
+    needs, has = show_bytes(int(peak["bytes"])), show_bytes(capacity)
+    where = f"node {_one_line(node['nodes'])} (ranks {_one_line(node['ranks'])})"
+    when = f"{peak['phase'].replace('_', ' ')} of iteration {peak['iteration']}" if peak["iteration"] else peak["phase"]
+    certain = low > capacity
+    action = _action(verdict, certain, policy)
+    if verdict == "tight":
+        most = show_bytes(max(high, int(peak["bytes"]) + int(node["file_bytes"])))
+        reason = f"{name} is tight on the host: {where} takes {needs}, at most {most}, of {has} main memory ({when})"
+    else:
+        over = show_bytes(int(peak["bytes"]) - capacity)
+        reason = (
+            f"{name} does not fit: {where} needs {needs} main memory, {over} more than the {has} there are ({when})"
+        )
+        if action is Action.WARN and policy.exceeds is Answer.REFUSE:
+            reason += "; not refused, since it hinges on what is assumed of CUDA's libraries"
+    fitting = _smallest(plan["advice"], None) if verdict == "exceeds" else ""
     return Decision(action=action, reason=reason, change=fitting, plan_id=plan["plan_id"], verdict=verdict)
 
 

@@ -38,6 +38,10 @@ class Capacity:
     measured_bytes: int = 0
     measured_gpus: int = 0
     predicted_of_measured_bytes: int = 0
+    host_requested_bytes: int = 0
+    """Main memory that open jobs say their nodes have."""
+    host_predicted_bytes: int = 0
+    """Main memory that all nodes of open jobs will take."""
     judged: int = 0
     said_fits_ran_out: int = 0
     said_exceeds_ran: int = 0
@@ -77,12 +81,26 @@ def capacity(database: Database, now: datetime, since: datetime | None = None) -
 
 def _sum_open_jobs(connection: Connection, now: datetime) -> Iterable[tuple[_Key, dict[str, int]]]:
     query = (
-        select(*_GROUP, PLANS.c.ranks, PLANS.c.requested_bytes, PLANS.c.predicted_bytes)
+        select(
+            *_GROUP,
+            PLANS.c.ranks,
+            PLANS.c.requested_bytes,
+            PLANS.c.predicted_bytes,
+            PLANS.c.nodes,
+            PLANS.c.host_capacity_bytes,
+            PLANS.c.host_predicted_bytes,
+        )
         .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
         .where(is_open(now))
     )
-    jobs = ((team, queue, gpu, 1, *counts) for team, queue, gpu, *counts in connection.execute(query).all())
-    return _sum_by_group(("jobs", "gpus", "requested_bytes", "predicted_bytes"), jobs)
+    jobs = (
+        (*counts, (nodes or 0) * (each or 0), taken or 0)
+        for *counts, nodes, each, taken in (
+            (team, queue, gpu, 1, *counts) for team, queue, gpu, *counts in connection.execute(query).all()
+        )
+    )
+    names = ("jobs", "gpus", "requested_bytes", "predicted_bytes", "host_requested_bytes", "host_predicted_bytes")
+    return _sum_by_group(names, jobs)
 
 
 def _sum_measured_ranks(connection: Connection, now: datetime) -> Iterable[tuple[_Key, dict[str, int]]]:

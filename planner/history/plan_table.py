@@ -17,6 +17,7 @@ from planner.history.database import Database, put_if_absent
 from planner.history.history_errors import HistoryError, HistoryUnavailableError
 from planner.history.names import label
 from planner.history.schema import PLAN_DOCUMENTS, PLANS, RANK_CLASSES
+from planner.host.statement import HostStatement
 from planner.layout.rank_sets import RankSet
 from planner.report import program_statement
 from planner.report.program_statement import ProgramStatement
@@ -44,6 +45,25 @@ class PlanSummary:
     ranks: int
     requested_bytes: int
     predicted_bytes: int
+    host: HostSummary | None = None
+    """None of the run of a program, and of plans that were made before hosts were planned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSummary:
+    """The main memory of a plan's nodes. Bytes are those of the fullest node, `predicted_bytes` those of all nodes;
+    `capacity_bytes` is what one node has, 0 where the job does not say."""
+
+    nodes: int
+    fullest_bytes: int
+    interval_bytes: tuple[int, int]
+    capacity_bytes: int
+    predicted_bytes: int
+
+    @property
+    def requested_bytes(self) -> int:
+        """What all nodes have."""
+        return self.nodes * self.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +175,17 @@ def plan_summary(row: Row[Any]) -> PlanSummary:
     return PlanSummary(
         plan_id=row.plan_id, trace_id=row.trace_id, stored_at=row.stored_at, verdict=Verdict(row.verdict),
         calibrated=row.calibrated, name=row.name, team=row.team, queue=row.queue, gpu=row.gpu, ranks=row.ranks,
-        requested_bytes=row.requested_bytes, predicted_bytes=row.predicted_bytes,
+        requested_bytes=row.requested_bytes, predicted_bytes=row.predicted_bytes, host=host_summary(row),
+    )  # fmt: skip
+
+
+def host_summary(row: Row[Any]) -> HostSummary | None:
+    """What a row of the table of plans says of nodes; None where it says nothing."""
+    if row.nodes is None:
+        return None
+    return HostSummary(
+        nodes=row.nodes, fullest_bytes=row.host_bytes, interval_bytes=(row.host_lowest_bytes, row.host_highest_bytes),
+        capacity_bytes=row.host_capacity_bytes, predicted_bytes=row.host_predicted_bytes,
     )  # fmt: skip
 
 
@@ -207,6 +237,7 @@ def _row(plan: Plan | ProgramStatement, now: datetime) -> dict[str, Any]:
         "requested_bytes": sum(count * each.capacity_bytes for count, each in counted),
         "predicted_bytes": sum(count * each.peak.device_bytes for count, each in counted),
     }
+    sums |= _host_columns(plan.host)
     for name, value in sums.items():
         if abs(value) > LARGEST:
             raise HistoryError(f"{name} of the plan is {value}", allowed=f"at most {LARGEST}", place=plan.plan_id)
@@ -221,6 +252,21 @@ def _row(plan: Plan | ProgramStatement, now: datetime) -> dict[str, Any]:
         **{name: label(metadata.get(name) or "") for name in ("name", "team", "queue")},
         "gpu": gpu,
         **sums,
+    }
+
+
+def _host_columns(host: HostStatement | None) -> dict[str, int]:
+    if host is None or not host.nodes:
+        return {}
+    nodes = [(len(RankSet.parse(each.nodes)), each) for each in host.nodes]
+    fullest = host.fullest.peak
+    return {
+        "nodes": sum(count for count, _ in nodes),
+        "host_bytes": fullest.bytes,
+        "host_lowest_bytes": fullest.interval_bytes[0],
+        "host_highest_bytes": fullest.interval_bytes[1],
+        "host_capacity_bytes": host.capacity_bytes,
+        "host_predicted_bytes": sum(count * each.peak.bytes for count, each in nodes),
     }
 
 

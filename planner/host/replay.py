@@ -103,7 +103,7 @@ class _Rank:
             if held.pinned:
                 size = self._pinned.take(held.bytes, held.count)
             self._own[held.category] += size * held.count
-        if self._now is not None and self._held_bytes() > self._now.held_bytes:
+        if self._now is not None and self._height() > _height_of(self._now):
             self._now = self._snapshot(self._now.phase, self._now.iteration)
         return size
 
@@ -128,9 +128,11 @@ class _Rank:
         if held.pinned:
             self._pinned.give_up(size, held.count)
 
-    def _held_bytes(self) -> int:
+    def _height(self) -> tuple[int, int, int]:
+        """As `_height_of` has it."""
         kept = self._pinned.held_bytes - self._pinned.used_bytes
-        return self._own.total() + kept + self._shared[Backing.NODE].total()
+        used = self._own.total() + self._shared[Backing.NODE].total()
+        return used + kept, used, self._shared[Backing.FILE].total()
 
     def _snapshot(self, phase: Phase, iteration: int) -> HostPhase:
         own = {category: count for category, count in self._own.items() if count}
@@ -146,7 +148,13 @@ class _Rank:
         key = (self._now.phase, self._now.iteration)
         for number, each in enumerate(self._phases):
             if (each.phase, each.iteration) == key:
-                if self._now.held_bytes > each.held_bytes:
+                if _height_of(self._now) > _height_of(each):
                     self._phases[number] = self._now
                 return
         self._phases.append(self._now)
+
+
+def _height_of(phase: HostPhase) -> tuple[int, int, int]:
+    """What is held; of equals the moment at which more of it is in use, and then more of files is mapped."""
+    kept = phase.own.get(HostCategory.PINNED_CACHE, 0)
+    return phase.held_bytes, phase.held_bytes - kept, sum(phase.files.values())

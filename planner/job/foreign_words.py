@@ -95,6 +95,10 @@ WORDS: Mapping[str, Word] = {
         ),
     ),
     **_all("sharding_strategy", Word("parallel: {dp_shard: {degree: N, reshard_after_forward: true}}")),
+    **_all("num_workers dataloader_num_workers loader_workers", Word("train: {{data_loader: {{workers: {}}}}}", "4")),
+    **_all("dataloader_pin_memory", Word("train: {data_loader: {pin_memory: true}}")),
+    **_all("dataloader_prefetch_factor", Word("train: {{data_loader: {{prefetch_factor: {}}}}}", "2")),
+    **_all("ram main_memory cpu_memory node_memory memory_per_node", Word("cluster: {host_memory: 480GiB}")),
     **_all("cpu_offload offload_params", Word("parallel: {dp_shard: {degree: N, offload: cpu}}")),
     **_all(
         "ddp data_parallel data_parallel_size dp dp_size dp_degree data_parallel_degree data_parallel_replicate_degree"

@@ -21,7 +21,7 @@ from planner.history.capacity_totals import Capacity
 from planner.history.counters import SECONDS
 from planner.history.failed_jobs import NOT_TOLD, OUT_OF_MEMORY, memory_of
 from planner.history.overview import Overview
-from planner.history.plan_table import RankClassSummary
+from planner.history.plan_table import HostSummary, RankClassSummary
 from planner.history.validation_table import State
 from planner.out_of_memory.failure import Cause
 from planner.planning.identity import provenance_of
@@ -135,6 +135,16 @@ def _of_class(figure: Callable[[RankClassSummary], float]) -> Rows:
     return lambda seen: (((plan, str(each.representative)), figure(each)) for plan, each in seen.rank_classes)
 
 
+def _of_host(figure: Callable[[HostSummary], float | None]) -> Rows:
+    def rows(seen: Overview) -> Iterator[Row]:
+        for each in seen.plans:
+            value = None if each.host is None else figure(each.host)
+            if value is not None:
+                yield (each.plan_id,), value
+
+    return rows
+
+
 def _of_group(figure: Callable[[Capacity], float]) -> Rows:
     return lambda seen: (((row.team, row.queue, row.gpu), figure(row)) for row in seen.capacity)
 
@@ -216,6 +226,16 @@ METRICS: tuple[Definition, ...] = (
            lambda seen: (((each.plan_id,), each.ranks) for each in seen.plans)),
     _gauge("planner_plan_capacity_bytes", _PLAN, _ACTIVE, "What one rank of the plan may use of its GPU.",
            lambda seen: (((plan,), value) for plan, value in seen.capacity_bytes.items())),
+    _gauge("planner_plan_host_nodes", _PLAN, _ACTIVE, "Nodes of the planned job.", _of_host(lambda host: host.nodes)),
+    _gauge("planner_plan_host_capacity_bytes", _PLAN, _ACTIVE,
+           "What the job says that one of its nodes has of main memory; nothing where it does not say.",
+           _of_host(lambda host: host.capacity_bytes or None)),
+    _gauge("planner_predicted_host_bytes", _PLAN, _ACTIVE,
+           "Predicted peak of main memory on the fullest node of the plan.", _of_host(lambda host: host.fullest_bytes)),
+    _gauge("planner_predicted_host_lowest_bytes", _PLAN, _ACTIVE,
+           "The same with all that is only assumed at its least.", _of_host(lambda host: host.interval_bytes[0])),
+    _gauge("planner_predicted_host_highest_bytes", _PLAN, _ACTIVE,
+           "The same with all that is only assumed at its most.", _of_host(lambda host: host.interval_bytes[1])),
     _gauge("planner_plan_stored_timestamp_seconds", _PLAN, _ACTIVE, "When the plan was first made.",
            lambda seen: (((each.plan_id,), _seconds(each.stored_at)) for each in seen.plans)),
     _gauge("planner_rank_class_ranks", _CLASS, _ACTIVE,
@@ -266,6 +286,10 @@ METRICS: tuple[Definition, ...] = (
     _gauge("planner_capacity_predicted_of_measured_bytes", _GROUP, _CAPACITY,
            "Device bytes that were predicted for the ranks that told theirs.",
            _of_group(lambda row: row.predicted_of_measured_bytes)),
+    _gauge("planner_capacity_host_requested_bytes", _GROUP, _CAPACITY,
+           "Main memory that open jobs say their nodes have.", _of_group(lambda row: row.host_requested_bytes)),
+    _gauge("planner_capacity_host_predicted_bytes", _GROUP, _CAPACITY,
+           "Main memory that the nodes of open jobs will take.", _of_group(lambda row: row.host_predicted_bytes)),
     _gauge("planner_capacity_measured_gpus", _GROUP, _CAPACITY, "Ranks of open jobs that told their device bytes.",
            _of_group(lambda row: row.measured_gpus)),
     _gauge("planner_capacity_judged_jobs", _GROUP, _CAPACITY,

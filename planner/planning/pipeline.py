@@ -229,15 +229,17 @@ def assemble_plan(
         calibrated=_apply_calibration(calibration, job).calibrated,
         job=bundle.bundle(job),
         rank_classes=tuple(statement for statement, _ in judgements),
-        host=state_hosts(job, [_traced_host(job, each) for each in rank_traces]),
+        host=state_hosts(job, [traced_host(job, each) for each in rank_traces]),
         provenance=provenance,
         seconds=Seconds(trace=round(seconds.trace, 3), replay=round(seconds.replay, 3), total=round(seconds.total, 3)),
     )
-    notes = (*_notes(job, rank_traces), *_apply_calibration(calibration, job).sentences)
+    host = finished.host.assumptions if finished.host is not None and job.cluster.host_memory else ()
+    notes = (*_notes(job, rank_traces), *host, *_apply_calibration(calibration, job).sentences)
     return PlanningResult(finished, tuple(rank_traces), tuple(timeline for _, timeline in judgements), notes)
 
 
-def _traced_host(job: Job, each: RankTrace) -> TracedHost:
+def traced_host(job: Job, each: RankTrace) -> TracedHost:
+    """What a trace says of the host."""
     events, engine = each.trace.host, each.trace.engine
     if engine is not None and job.post_training is not None:
         events = with_sleeping_weights(events, engine, job.post_training.rollout)

@@ -266,4 +266,5 @@ def _untried(share: RankShare) -> AssumptionStatement:
 def _notes(work: ProgramInputs, runs: Sequence[RankRun]) -> tuple[str, ...]:
     notes = outside(work.gpu, work.software, runs[0].communicators).provenance
     counted = sorted({sentence for each in runs for sentence in each.trace.counted_workspaces})
-    return (*notes, *describe_unknown_workspaces(unknown_workspaces_of(each.trace for each in runs)), *counted)
+    host = "What the nodes hold on the host is not counted for a program; plan a spec for that (docs/host-memory.md)."
+    return (*notes, host, *describe_unknown_workspaces(unknown_workspaces_of(each.trace for each in runs)), *counted)

@@ -33,6 +33,9 @@ def _lines(document: Document) -> Iterator[str]:
         if len(rows) > 1:
             shown.append(_group(document["totals"], "all", "", ""))
         yield from _table(head, shown, words=3)
+        if document["totals"].get("host_predicted_bytes"):
+            yield ""
+            yield _hosts(document["totals"])
     for kind in document.get("on") or ():
         yield ""
         yield from _on(kind)
@@ -48,6 +51,11 @@ def _lines(document: Document) -> Iterator[str]:
     if document.get("left_out"):
         yield ""
         yield f"{document['left_out']} more jobs were not looked at"
+
+
+def _hosts(totals: Document) -> str:
+    said = f" of {show_bytes(totals['host_requested_bytes'])}" if totals["host_requested_bytes"] else ""
+    return f"Main memory of their nodes: {show_bytes(totals['host_predicted_bytes'])} predicted{said}"
 
 
 def _group(row: Document, team: str, queue: str, gpu: str) -> list[object]:

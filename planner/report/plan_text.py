@@ -12,8 +12,18 @@ from typing import Any
 
 from planner.bound.lower_bound import Bound
 from planner.events import Category, Phase
+from planner.report.host_text import host_lines, host_needs, host_sentence
 from planner.report.shared_gpu_text import shared_lines
-from planner.report.statement import Advice, Holder, Judged, PhaseStatement, Plan, RankClassStatement, Verdict
+from planner.report.statement import (
+    Advice,
+    Holder,
+    Judged,
+    PhaseStatement,
+    Plan,
+    RankClassStatement,
+    Verdict,
+    worst_verdict,
+)
 from planner.report.style import Style, size
 from planner.report.title import describe, gpu_of, name_of
 
@@ -40,6 +50,8 @@ def judgement_lines(judged: Judged, style: Style, largest: int = 8) -> Iterator[
     """Every rank class, and the verdict in words."""
     for statement in judged.rank_classes:
         yield from (*_rank_class(statement, judged, style, largest), "")
+    if judged.host is not None:
+        yield from host_lines(judged.host, style)
     for line in _wrap(verdict_sentence(judged), style):
         yield style.paint(line, _VERDICT_COLORS[judged.verdict])
     shared = deciding(judged).shared
@@ -64,6 +76,8 @@ def join_lines(lines: Sequence[str]) -> str:
 
 def one_line(plan: Plan) -> str:
     """The verdict in one line, for `planner check`."""
+    if plan.host is not None and host_decides(plan):
+        return f"{plan.verdict.value}: {name_of(plan.job)} takes {host_needs(plan.host)}"
     worst = deciding(plan)
     needs = f"{size(worst.peak.device_bytes)} of {size(worst.capacity_bytes)}"
     calibrated = "" if plan.calibrated else ", uncalibrated"
@@ -258,19 +272,31 @@ def _device(statement: RankClassStatement, plan: Judged, style: Style) -> Iterat
         yield style.paint(f"  {marks[3]} {'headroom':<{_LABEL}}{left}", "green")
 
 
+def host_decides(judged: Judged) -> bool:
+    """Whether the nodes' main memory is what makes the verdict worse than that of the GPUs."""
+    return judged.verdict is not worst_verdict(judged.rank_classes)
+
+
 def verdict_sentence(plan: Judged) -> str:
-    """Whether it fits and by how much, in one sentence."""
-    worst = deciding(plan)
+    """Whether it fits and by how much: on the GPUs in one sentence, on the host in another where that is judged."""
+    gpus, host = _gpu_sentence(plan), host_sentence(plan.host) if plan.host is not None else ""
+    if not host:
+        return gpus
+    return f"{host} On the GPUs i{gpus[1:]}" if host_decides(plan) else f"{gpus} {host}"
+
+
+def _gpu_sentence(plan: Judged) -> str:
+    worst, verdict = deciding(plan), worst_verdict(plan.rank_classes)
     ranks = _ranks_of(worst)
     capacity, device, high = worst.capacity_bytes, worst.peak.device_bytes, worst.peak.interval_bytes[1]
-    if plan.verdict is Verdict.FITS:
+    if verdict is Verdict.FITS:
         return f"It fits: {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}."
-    if plan.verdict is Verdict.EXCEEDS and device > capacity:
+    if verdict is Verdict.EXCEEDS and device > capacity:
         return (
             f"It does not fit: {ranks} would take {size(device - capacity)} more than the {size(capacity)} there are."
         )
     one = worst.ranks.isdigit()
-    if plan.verdict is Verdict.EXCEEDS:
+    if verdict is Verdict.EXCEEDS:
         run = "runs" if one else "run"
         return f"It does not fit: {ranks} {run} out of memory, since what is free of the {size(capacity)} is in pieces."
     if worst.cache_releases:

@@ -86,6 +86,10 @@ class ProgramStatement:
     seconds: Seconds = field(default_factory=Seconds)
 
     @property
+    def host(self) -> None:
+        """What a program's nodes hold is not counted."""
+
+    @property
     def verdict(self) -> Verdict:
         """The worst verdict of any rank."""
         return worst_verdict(self.rank_classes)

@@ -207,6 +207,10 @@ class Judged(Protocol):
         """What each class of ranks will hold."""
 
     @property
+    def host(self) -> HostStatement | None:
+        """What the nodes hold; None where that is not known."""
+
+    @property
     def calibrated(self) -> bool:
         """Whether the intervals come from measurements on this GPU and torch."""
 

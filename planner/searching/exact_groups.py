@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 
 from planner.calibration.interval import Calibration
 from planner.errors import PlannerError
+from planner.host.state_hosts import state_hosts
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.planning import pipeline
+from planner.planning.pipeline import RankTrace
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import RankClassStatement, Verdict, worst_verdict
 from planner.runtime import answers
@@ -82,6 +84,7 @@ def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> tupl
     """The answers for a group, in this process: what the plan of each job says. Raises OutOfTimeError where it is over
     before the last rank class is traced."""
     found: list[list[RankClassStatement]] = [[] for _ in group.jobs]
+    traced: list[RankTrace] = []
     classes = rank_classes(Mesh.of(group.jobs[0].parallel))
     try:
         for job in group.jobs:
@@ -90,19 +93,29 @@ def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> tupl
             if is_over():
                 raise OutOfTimeError
             for trace in pipeline.trace_class(group.jobs[0], each, source=group.source):
+                traced.append(trace)
                 for job, statements in zip(group.jobs, found, strict=True):
                     statements.append(pipeline.judge_trace(job, trace, group.calibration).statement)
             if not group.whole and all(worst_verdict(each) is Verdict.EXCEEDS for each in found):
                 return tuple(_summary(each, whole=planned == len(classes)) for each in found)
     except PlannerError as error:
         return (Refused(error.problem),) * len(group.jobs)
-    return tuple(_summary(each, whole=True) for each in found)
+    hosts = (_host_verdict(job, traced) for job in group.jobs)
+    return tuple(_summary(each, whole=True, host=host) for each, host in zip(found, hosts, strict=True))
 
 
-def _summary(statements: Sequence[RankClassStatement], *, whole: bool) -> Exact:
+def _host_verdict(job: Job, traced: Sequence[RankTrace]) -> Verdict:
+    """Of the nodes, where the job says what they have."""
+    if not job.cluster.host_memory:
+        return Verdict.FITS
+    said = state_hosts(job, [pipeline.traced_host(job, each) for each in traced]).verdict
+    return Verdict.FITS if said is None else Verdict(said)
+
+
+def _summary(statements: Sequence[RankClassStatement], *, whole: bool, host: Verdict = Verdict.FITS) -> Exact:
     fullest = max(statements, key=lambda each: each.peak.device_bytes)
     return Exact(
-        verdict=worst_verdict(statements),
+        verdict=max(worst_verdict(statements), host, key=list(Verdict).index),
         device_bytes=fullest.peak.device_bytes,
         allocated_bytes=max(each.peak.allocated_bytes + each.outside_allocator.total_bytes for each in statements),
         headroom_bytes=min(each.headroom_bytes for each in statements),

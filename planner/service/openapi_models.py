@@ -54,6 +54,17 @@ class PendingPlan(_Answer):
     """Of a check: the fullest rank will take at least so much of its GPU."""
 
 
+class CheckedHost(BaseModel):
+    """The main memory of the fullest node beside what the job says that there is."""
+
+    verdict: Verdict
+    nodes: str
+    bytes: int
+    interval_bytes: tuple[int, int]
+    capacity_bytes: int
+    headroom_bytes: int
+
+
 class Check(_Answer):
     """Whether a job fits. Bytes are those of the rank class that decides.
 
@@ -73,6 +84,8 @@ class Check(_Answer):
     message: str
     """One line for people, as `planner check` prints it."""
     basis: Literal["lower_bound"] | None = None
+    host: CheckedHost | None = None
+    """Of a plan whose job says what main memory its nodes have; the verdict is the worse of both."""
 
 
 class Plan(_Answer):

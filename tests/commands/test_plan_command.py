@@ -72,7 +72,8 @@ RANK_CLASS = {
     "holders": [dict.fromkeys(["bytes", "category", "module", "op", "shape", "dtype", "count"])],
 }
 PLAN = [
-    "schema", "plan_id", "trace_id", "verdict", "calibrated", "job", "rank_classes", "advice", "provenance", "seconds",
+    "schema", "plan_id", "trace_id", "verdict", "calibrated", "job", "rank_classes", "host", "advice", "provenance",
+    "seconds",
 ]  # fmt: skip
 
 

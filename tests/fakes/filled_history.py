@@ -13,6 +13,8 @@ from planner.history.counters import Counters
 from planner.history.job_values import JobChange, MeasuredRank, Outcome
 from planner.history.store import History
 from planner.history.validation_table import State, Validation
+from planner.host.statement import HostPeak, HostStatement, NodeStatement
+from planner.host_events import HostCategory
 from planner.metrics.definitions import REQUEST_SECONDS, REQUESTS
 from planner.report.statement import OutsideAllocator, Peak, Plan, Provenance, RankClassStatement, Verdict
 from planner.service.pool_metrics import PoolFigures
@@ -38,8 +40,19 @@ def make_plan(
         rank_classes=tuple(
             _rank_class(ranks, (40 - place) * GIB + number, verdict) for place, ranks in enumerate(classes)
         ),
+        host=_host(),
         provenance=Provenance(planner="0", torch="0", allocator_rules="0", catalog="0", calibration="none"),
     )
+
+
+def _host() -> HostStatement:
+    """Two nodes of 400 GiB, of which each is to take 300 GiB, and between 250 and 350."""
+    peak = HostPeak(phase=Phase.OPTIMIZER_STEP, iteration=1, bytes=300 * GIB, interval_bytes=(250 * GIB, 350 * GIB))
+    node = NodeStatement(
+        nodes="0-1", ranks="0-3", peak=peak, parts={HostCategory.PROCESS: 300 * GIB}, file_bytes=0, local_ranks=(),
+        phases=(),
+    )  # fmt: skip
+    return HostStatement(capacity_bytes=400 * GIB, nodes=(node,), assumptions=())
 
 
 def _rank_class(ranks: str, device: int, verdict: Verdict) -> RankClassStatement:

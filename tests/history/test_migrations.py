@@ -83,7 +83,7 @@ def test_a_database_of_the_first_schema_keeps_its_plans_and_gets_the_rest(
     validation = Validation(validation_id="v", plan_id=plan().plan_id, state=State.PENDING, asked_at=NOW)
 
     with History.open(shared_url) as history:
-        assert version(history) == "0007"
+        assert version(history) == "0008"
         assert history.plans.document(plan().plan_id) == to_json(plan())
         history.jobs.bind("ray", "a", JobChange(plan_id=plan().plan_id))
         history.validations.put(validation)
@@ -99,7 +99,7 @@ def test_a_database_of_the_previous_schema_keeps_all_that_it_held_and_can_count(
     of_previous_schema(shared_url, plan())
 
     with History.open(shared_url) as history:
-        assert version(history) == "0007"
+        assert version(history) == "0008"
         assert [job.hosts for job in history.jobs.of_plan(plan().plan_id)] == [("n1",)]
         assert history.checks.counts() == {Verdict.FITS: 1}
         assert history.validations.errors() == {("H100", "2.13.0"): (1.5,)}
@@ -120,7 +120,7 @@ def test_a_schema_newer_than_this_planner_is_refused_and_left_as_it_is(shared_ur
     with pytest.raises(HistoryUnavailableError, match="its schema 9999 is newer than this planner") as refused:
         History.open(shared_url)
 
-    assert refused.value.allowed == "0001, 0002, 0003, 0004, 0005, 0006, 0007"
+    assert refused.value.allowed == "0001, 0002, 0003, 0004, 0005, 0006, 0007, 0008"
     with Database(database_module._engine(database_module._parse_url(shared_url))).reading() as connection:
         assert connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar_one() == "9999"
 
@@ -146,7 +146,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         assert not connection.dialect.has_table(connection, "validations")
     other.close()
     with History.open(shared_url) as history:
-        assert version(history) == "0007"
+        assert version(history) == "0008"
 
 
 def test_the_file_is_in_wal_mode(tmp_path: Path) -> None:

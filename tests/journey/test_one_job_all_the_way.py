@@ -70,6 +70,7 @@ def test_a_job_goes_all_the_way_and_one_that_does_not_fit_no_step(cluster: Any, 
         "headroom_bytes": rank_class["capacity_bytes"] - peak["device_bytes"], "measured_bytes": measured,
         "measured_gpus": 1, "predicted_of_measured_bytes": peak["device_bytes"], "judged": 0, "wrong_verdicts": 0,
         "said_fits_ran_out": 0, "said_exceeds_ran": 0, "ran_out_gpu": 0, "ran_out_host": 0,
+        "host_requested_bytes": 0, "host_predicted_bytes": plan["host"]["nodes"][0]["peak"]["bytes"],
     }  # fmt: skip
     assert cluster.service.get("/v1/capacity").json()["rows"] == [row]
     told = cluster.command("capacity", "--server", cluster.service.url)

@@ -32,6 +32,11 @@ def exported() -> str:
         f'ray_node_gram_used{{GpuIndex="{index}",GpuDeviceName="H100",GpuUuid="{uuid}"}} {used // MIB}'
         for index, (uuid, used) in enumerate(RAY_BYTES.items())
     ]
+    lines += [
+        "# TYPE node_memory_MemTotal_bytes gauge", f"node_memory_MemTotal_bytes {512 * GIB}",
+        "# TYPE node_memory_MemAvailable_bytes gauge", f"node_memory_MemAvailable_bytes {112 * GIB}",
+        "# TYPE node_uname_info gauge", 'node_uname_info{nodename="node-1",sysname="Linux"} 1',
+    ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -51,7 +51,7 @@ def test_rows_of_the_cluster_lead_to_the_page_of_their_job() -> None:
     links = [link["url"] for _, panel in PANELS for link in panel["fieldConfig"]["defaults"].get("links", [])]
     known = {variable["name"] for variable in DASHBOARDS["job"]["templating"]["list"]}
 
-    assert len(links) == 2
+    assert len(links) == 3
     for url in links:
         assert url.startswith(f"/d/{DASHBOARDS['job']['uid']}/?")
         assert set(re.findall(r"var-(\w+)=", url)) == {"system", "job_id"} <= known

@@ -39,6 +39,10 @@ class Totals(BaseModel):
     measured_bytes: int
     measured_gpus: int
     predicted_of_measured_bytes: int
+    host_requested_bytes: int = 0
+    """Main memory that the jobs say their nodes have."""
+    host_predicted_bytes: int = 0
+    """Main memory that all of their nodes will take."""
     judged: int
     wrong_verdicts: int
     said_fits_ran_out: int

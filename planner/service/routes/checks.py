@@ -65,7 +65,7 @@ async def check(
         more = {"check_id": check_id, "least_bytes": bound.least_bytes}
         return pending(found.plan_id, found.trace_id, SCHEMA, headers, **more)
     answer = _by_bound(found, job, bound, check_id) if plan is None else _answer(plan, check_id)
-    left_out = {"basis"} if answer.basis is None else set()
+    left_out = {name for name in ("basis", "host") if getattr(answer, name) is None}
     return Response(answer.model_dump_json(by_alias=True, exclude=left_out), headers=headers, media_type=JSON)
 
 
@@ -88,6 +88,21 @@ def _answer(plan: Plan, check_id: str) -> openapi_models.Check:
         capacity_bytes=worst.capacity_bytes,
         headroom_bytes=worst.headroom_bytes,
         message=one_line(plan),
+        host=_host(plan),
+    )
+
+
+def _host(plan: Plan) -> openapi_models.CheckedHost | None:
+    if plan.host is None or plan.host.verdict is None:
+        return None
+    fullest = plan.host.fullest
+    return openapi_models.CheckedHost(
+        verdict=plan.host_verdict,
+        nodes=fullest.nodes,
+        bytes=fullest.peak.bytes,
+        interval_bytes=fullest.peak.interval_bytes,
+        capacity_bytes=plan.host.capacity_bytes,
+        headroom_bytes=plan.host.headroom_bytes,
     )
 
 

@@ -49,7 +49,15 @@ function sentenceOf(plan) {
   const room = worst.headroom_bytes < 0 ? `${size(-worst.headroom_bytes)} too much` : `${size(worst.headroom_bytes)} stay free`;
   const releases = worst.cache_releases ? ` It fits only after ${worst.cache_releases} cache releases.` : "";
   const known = plan.calibrated ? "95 % interval" : "uncalibrated interval";
-  return `${needs}: ${room}. The peak is in ${moment(worst.peak.phase, worst.peak.iteration)}; ${known} ${size(low)} to ${size(high)}.${releases}`;
+  return `${needs}: ${room}. The peak is in ${moment(worst.peak.phase, worst.peak.iteration)}; ${known} ${size(low)} to ${size(high)}.${releases}${hostSentence(plan.host)}`;
+}
+
+/** The main memory of the fullest node, where the job says what there is. */
+function hostSentence(host) {
+  if (!host?.verdict) return "";
+  const node = host.nodes.reduce((a, b) => (b.peak.bytes > a.peak.bytes ? b : a));
+  const room = host.headroom_bytes < 0 ? `${size(-host.headroom_bytes)} too much` : `${size(host.headroom_bytes)} stay free`;
+  return ` On the host a node (${node.nodes}) takes ${size(node.peak.bytes)} of the ${size(host.capacity_bytes)} of main memory there are: ${room}.`;
 }
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -1,0 +1,174 @@
+"""Measures what real processes hold: steps of two ranks over gloo, loaded checkpoints, a data loader's workers.
+
+`python tests/host/real_processes.py JOB.json FOLDER` prints one JSON object, in bytes. Every measurement is taken in
+processes that are forked from this one, which has imported all that they need. Blocks above 1 MiB go back to the system
+when they are freed (MALLOC_MMAP_THRESHOLD_, set by whoever starts this): otherwise glibc may keep those up to 32 MiB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed import fsdp  # noqa: F401  # what the step imports is there before anything is measured
+from torch.utils.data import DataLoader, Dataset
+
+from planner.events import Category, Phase
+from planner.job.loading import load_document
+from planner.training import step
+from planner.training.observer import NullObserver
+
+MIB = 2**20
+WORKERS, PREFETCH, SAMPLES, SAMPLE_ELEMENTS = 2, 2, 16, 131072
+"""A batch of 16 MiB: samples of 1 MiB."""
+
+
+def rollup(pid: int | str = "self") -> dict[str, int]:
+    """Bytes by the names of /proc/PID/smaps_rollup."""
+    rows = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows}
+
+
+def highest() -> int:
+    """The most that was resident since `forget_highest`."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def forget_highest() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+class Watching(NullObserver):
+    """What the process grew by at the highest point of each phase."""
+
+    def __init__(self, before: int) -> None:
+        self.before, self.grown, self._open = before, {}, ""
+
+    def mark(self, phase: Phase, iteration: int) -> None:
+        self.close()
+        self._open = f"{phase.value} {iteration}"
+        forget_highest()
+
+    def close(self) -> None:
+        if self._open:
+            self.grown[self._open] = highest() - self.before
+
+    def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None: ...
+
+
+def train(job: dict[str, Any], rank: int, store: str) -> dict[str, int]:
+    dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{store}")
+    small = {"layers": 1, "hidden": 64, "heads": 2, "kv_heads": 2, "ffn": 64, "vocab": 64}
+    step.run(load_document({**job, "model": {"decoder": small}}), torch.device("cpu"), rank=rank)  # what it imports
+    watching = Watching(rollup()["Rss"])
+    kept = step.run(load_document(job), torch.device("cpu"), watching, rank=rank)
+    watching.close()
+    del kept
+    dist.destroy_process_group()
+    return watching.grown
+
+
+def load(how: str, folder: Path, barrier: Path, rank: int) -> dict[str, int]:
+    """Growth of this process, resident and its share, while the other one has loaded as well."""
+    before = rollup()
+    loaders: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
+        "torch": lambda: torch.load(folder / "weights.pt"),
+        "torch_mmap": lambda: torch.load(folder / "weights.pt", mmap=True),
+        "safetensors": lambda: load_file(folder / "weights.safetensors"),
+    }
+    state = loaders[how]()
+    float(sum(tensor.sum() for tensor in state.values()))  # every page is read
+    meet(barrier, f"loaded-{how}", rank)
+    after = rollup()
+    meet(barrier, f"seen-{how}", rank)
+    return {name: after[name] - before[name] for name in ("Rss", "Pss")}
+
+
+def meet(folder: Path, name: str, rank: int) -> None:
+    """Both processes are here."""
+    (folder / f"{name}-{rank}").touch()
+    while not (folder / f"{name}-{1 - rank}").exists():
+        time.sleep(0.01)
+
+
+class Samples(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((SAMPLE_ELEMENTS,), index, dtype=torch.int64)
+
+
+def read_ahead(_rank: int) -> dict[str, int]:
+    """Growth of the process and its workers, and of shared memory, mapped or not."""
+    before, shared = rollup()["Pss_Anon"], shared_memory()
+    batches = iter(DataLoader(Samples(), batch_size=SAMPLES, num_workers=WORKERS, prefetch_factor=PREFETCH))
+    for _ in range(4):
+        batch = next(batches)
+    time.sleep(0.7)  # until all is read ahead
+    workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    grown = sum(rollup(each)["Pss_Anon"] for each in ("self", *workers)) - before
+    found = {"own": grown, "shared": shared_memory() - shared, "batch": batch.nbytes}
+    del batch, batches
+    return found
+
+
+def shared_memory() -> int:
+    used = os.statvfs("/dev/shm")
+    return (used.f_blocks - used.f_bfree) * used.f_frsize
+
+
+def forked(work: Callable[[int], dict[str, int]], processes: int = 1) -> list[dict[str, int]]:
+    """What the work answers in so many processes at once."""
+    running = []
+    for rank in range(processes):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            warm_up()  # pages of libraries, which a fork begins without
+            os.write(write, json.dumps(work(rank)).encode())
+            os._exit(0)
+        os.close(write)
+        running.append((child, read))
+    answers = []
+    for child, read in running:
+        with os.fdopen(read) as pipe:
+            answers.append(json.loads(pipe.read()))
+        os.waitpid(child, 0)
+    return answers
+
+
+def warm_up() -> None:
+    """Libraries and threads that a first step brings along."""
+    layer = torch.nn.Sequential(torch.nn.Embedding(64, 64), torch.nn.Linear(64, 64), torch.nn.SiLU())
+    optimizer = torch.optim.AdamW(layer.parameters())
+    torch.nn.functional.cross_entropy(layer(torch.arange(4)), torch.arange(4)).backward()
+    optimizer.step()
+
+
+def main(job: dict[str, Any], folder: Path) -> None:
+    base = rollup()
+    warm_up()
+    state = {f"weight.{number}": torch.full((4 * MIB,), float(number)) for number in range(8)}
+    torch.save(state, folder / "weights.pt")
+    save_file(state, folder / "weights.safetensors")
+    size = sum(tensor.nbytes for tensor in state.values())
+    del state
+    found: dict[str, Any] = {"process": base, "size": size, "loader": forked(read_ahead)[0]}
+    for how in ("torch", "torch_mmap", "safetensors"):
+        found[how] = forked(lambda rank, how=how: load(how, folder, folder, rank), 2)
+    found["ranks"] = forked(lambda rank: train(job, rank, str(folder / "store")), 2)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,42 @@
+"""What a trace holds on the host as text: it comes back, and a text of code of users is checked value by value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.events import Mark, Phase
+from planner.host_events import Backing, BatchTaken, HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
+from planner.tracing.host_text import read_rows, rows_of
+
+EVENTS: list[HostEvent] = [
+    Mark(Phase.LOAD),
+    HostAlloc(1, HostBlock(bytes=7, category=HostCategory.CHECKPOINT, backing=Backing.FILE, name="w", count=3)),
+    HostAlloc(2, HostBlock(bytes=9, category=HostCategory.GRADIENT, pinned=True)),
+    HostFree(1),
+    BatchTaken((8, 16)),
+]
+
+
+def test_events_come_back_from_their_rows() -> None:
+    assert list(read_rows(rows_of(EVENTS))) == EVENTS
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(["x", 1], id="no event"),
+        pytest.param(["f", 1], id="given up and never taken"),
+        pytest.param(["a", 1, -1, "gradient", False, "own", "", 1], id="fewer bytes than none"),
+        pytest.param(["a", 1, 2**70, "gradient", False, "own", "", 1], id="more bytes than any machine has"),
+        pytest.param(["a", 1, 1, "gradient", 1, "own", "", 1], id="no truth value"),
+        pytest.param(["a", 1, 1, "weights", False, "own", "", 1], id="no category"),
+        pytest.param(["a", 1, 1, "gradient", False, "own", "", 1.5], id="no count"),
+        pytest.param(["b", "many"], id="no size of a tensor"),
+        pytest.param(["m", "lunch", 1], id="no phase"),
+    ],
+)
+def test_anything_else_is_refused(row: list[Any]) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError, IndexError)):
+        list(read_rows([row]))

@@ -1,0 +1,214 @@
+"""The host in plans: parts to the byte, the verdict, exit codes, and how it is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner import cli
+from planner.admission.decision import Action, decide
+from planner.admission.policy import Answer, Policy
+from planner.events import Phase
+from planner.host.pinned import PinnedRules
+from planner.host.replay import HostPhase, replay_host
+from planner.host.statement import HostStatement
+from planner.host_events import HostCategory
+from planner.job.loading import load_document
+from planner.job.schema import DataLoader
+from planner.planning.pipeline import plan
+from planner.report.plan_text import one_line, verdict_sentence
+from planner.report.statement import Plan, Verdict, from_json, to_json
+from planner.tracing import trace_text
+from planner.tracing.trace import trace
+from planner.units import GIB
+
+HIDDEN, FFN, VOCAB, LAYERS = 256, 512, 1000, 2
+PARAMETERS = LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * FFN + 2 * HIDDEN) + 2 * VOCAB * HIDDEN + HIDDEN
+NORMS = 2 * LAYERS + 1
+BATCH = 2 * 64 * 8
+"""Tokens, and as many labels."""
+EXACT = PinnedRules(largest_rounded_bytes=0, largest_kept_bytes=0)
+JOB: dict[str, Any] = {
+    "metadata": {"name": "small"},
+    "model": {"decoder": {"layers": LAYERS, "hidden": HIDDEN, "heads": 4, "kv_heads": 4, "ffn": FFN, "vocab": VOCAB}},
+    "train": {"micro_batch_size": 2, "sequence_length": 64, "iterations": 2},
+    "cluster": {"gpus_per_node": 2, "gpu": "H100-SXM-80GB"},
+}
+
+
+def job(train: dict[str, Any] | None = None, cluster: dict[str, Any] | None = None, **parallel: Any) -> dict[str, Any]:
+    return {
+        **JOB,
+        "train": {**JOB["train"], **(train or {})},
+        "cluster": {**JOB["cluster"], **(cluster or {})},
+        "parallel": parallel,
+    }
+
+
+def phases_of(document: dict[str, Any], rules: PinnedRules = EXACT) -> dict[tuple[Phase, int], HostPhase]:
+    """What the first rank holds of the job's own, without what Python and libraries take."""
+    traced = trace_text.loads(trace_text.dumps(trace(load_document(document))))
+    timeline = replay_host(traced.host, base=(), loader=DataLoader(), rules=rules)
+    return {(each.phase, each.iteration): each for each in timeline.phases}
+
+
+def test_fsdp2_keeps_parameters_gradients_and_states_on_the_host() -> None:
+    found = phases_of(job(dp_shard={"degree": 2, "offload": "cpu"}))
+
+    shard = (PARAMETERS - NORMS * HIDDEN) * 4 // 2  # a norm's half is less than a page
+    largest = VOCAB * HIDDEN * 4 // 2
+    step = found[Phase.OPTIMIZER_STEP, 1].own
+    assert {category: step[category] for category in step if category is not HostCategory.TEMPORARY} == {
+        HostCategory.BATCH: 2 * BATCH,
+        HostCategory.PARAMETER: shard,
+        HostCategory.GRADIENT: shard,
+        HostCategory.OPTIMIZER_STATE: 2 * shard,
+    }
+    # sqrt and quotient of one parameter, and the quotient of the one before: the single-tensor AdamW of a CPU.
+    assert 2 * largest <= step[HostCategory.TEMPORARY] <= 3 * largest
+    assert found[Phase.LOAD, 0].own == {HostCategory.PARAMETER: shard}
+
+
+def test_a_fused_optimizer_takes_no_temporaries_and_plain_sgd_no_state() -> None:
+    fused, plain = (
+        phases_of(job({"optimizer": optimizer}, dp_shard={"degree": 2, "offload": "cpu"}))[Phase.OPTIMIZER_STEP, 1].own
+        for optimizer in ({"name": "AdamW", "fused": True}, {"name": "SGD"})
+    )
+
+    assert HostCategory.TEMPORARY not in fused
+    assert {HostCategory.TEMPORARY, HostCategory.OPTIMIZER_STATE}.isdisjoint(plain)
+
+
+def test_activations_rest_in_pinned_memory_from_the_forward_on_and_torch_keeps_their_blocks() -> None:
+    found = phases_of(job({"activation_offload": True}, dp_shard=2), PinnedRules())
+
+    forward, backward = found[Phase.FORWARD, 2].own, found[Phase.OPTIMIZER_STEP, 2].own
+    assert forward[HostCategory.ACTIVATION] == found[Phase.FORWARD, 1].own[HostCategory.ACTIVATION]
+    assert backward == {
+        HostCategory.PINNED_CACHE: forward[HostCategory.ACTIVATION],
+        HostCategory.BATCH: forward[HostCategory.BATCH],
+    }
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_keeps_master_weights_states_and_gradients_on_the_host(stage: int) -> None:
+    config = {
+        "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "train_micro_batch_size_per_gpu": 2,
+    }
+
+    step = phases_of(job(dp_replicate=2, deepspeed=config))[Phase.OPTIMIZER_STEP, 2].own
+
+    partition = PARAMETERS // 2
+    # Master weights and two moments of float32; each stage pads by less than a percent.
+    assert step[HostCategory.OPTIMIZER_STATE] == pytest.approx(3 * 4 * partition, rel=0.01)
+    assert step[HostCategory.GRADIENT] >= 4 * partition
+    assert HostCategory.TEMPORARY not in step
+
+
+def test_a_checkpoint_is_on_the_host_of_each_rank_while_it_is_loaded_or_mapped_once() -> None:
+    read = phases_of(job({"checkpoint_load": {"map_location": "cpu"}}, dp_replicate=2))[Phase.CHECKPOINT_LOAD, 0]
+    mapped = phases_of(job({"checkpoint_load": {"mmap": True}}, dp_replicate=2))[Phase.CHECKPOINT_LOAD, 0]
+    kept = phases_of(job({"checkpoint_load": {"keep_reference": True}}, dp_replicate=2))[Phase.FORWARD, 1]
+
+    assert read.own == {HostCategory.CHECKPOINT: 4 * PARAMETERS}
+    assert (mapped.own, sum(mapped.files.values())) == ({}, 4 * PARAMETERS)
+    assert kept.own[HostCategory.CHECKPOINT] == 4 * PARAMETERS
+
+
+def test_an_evaluation_has_workers_of_its_own_beside_those_of_the_training() -> None:
+    traced = trace(load_document(job({"eval": {"every": 1}}, dp_replicate=2)))
+    timeline = replay_host(traced.host, base=(), loader=DataLoader(workers=3), rules=EXACT)
+    workers = {(each.phase, each.iteration): each.own.get(HostCategory.WORKER, 0) for each in timeline.phases}
+
+    assert workers[Phase.LOAD, 0] == 0
+    assert workers[Phase.EVAL, 1] == pytest.approx(2 * workers[Phase.FORWARD, 1], rel=0.001)
+    assert workers[Phase.FORWARD, 2] == workers[Phase.FORWARD, 1]
+
+
+OFFLOADED = job(
+    {"data_loader": {"workers": 2, "pin_memory": True, "dataset_bytes": "1GiB"}},
+    {"host_memory": "4GiB"},
+    dp_shard={"degree": 2, "offload": "cpu"},
+)
+
+
+@pytest.fixture(scope="module")
+def planned() -> Plan:
+    return plan(load_document(OFFLOADED))
+
+
+def host_of(found: Plan) -> HostStatement:
+    assert found.host is not None
+    return found.host
+
+
+def with_memory(found: Plan, capacity: int) -> Plan:
+    return replace(found, host=replace(host_of(found), capacity_bytes=capacity))
+
+
+def test_the_parts_of_a_node_add_up_to_its_peak(planned: Plan) -> None:
+    (node,) = host_of(planned).nodes
+
+    assert sum(node.parts.values()) == node.peak.bytes
+    assert node.parts[HostCategory.DATASET] == 2 * GIB
+    assert (node.nodes, node.ranks, node.local_ranks[0].count) == ("0", "0-1", 2)
+    assert max(each.bytes for each in node.phases) == node.peak.bytes
+
+
+def test_a_plan_comes_back_from_its_document(planned: Plan) -> None:
+    assert from_json(json.loads(json.dumps(to_json(planned)))) == planned
+
+
+def test_the_job_is_as_well_off_as_the_worse_of_gpus_and_hosts(planned: Plan) -> None:
+    peak = host_of(planned).fullest.peak
+    said = {capacity: with_memory(planned, capacity) for capacity in (0, peak.bytes - 1, peak.bytes, 1000 * GIB)}
+
+    assert [each.verdict for each in said.values()] == [Verdict.FITS, Verdict.EXCEEDS, Verdict.TIGHT, Verdict.FITS]
+    assert [host_of(each).verdict for each in said.values()] == [None, "exceeds", "tight", "fits"]
+
+
+def test_the_sentence_says_which_of_both_decides(planned: Plan) -> None:
+    over, fits = with_memory(planned, GIB), with_memory(planned, 1000 * GIB)
+
+    assert verdict_sentence(over).startswith("It does not fit on the host: node 0 (ranks 0-1) would take ")
+    assert " On the GPUs it fits: " in verdict_sentence(over)
+    assert verdict_sentence(fits).startswith("It fits: ")
+    assert " On the host " in verdict_sentence(fits)
+    assert one_line(over).startswith("exceeds: small takes ")
+    assert "of 1.00 GiB of main memory on node 0 (ranks 0-1), optimizer step of iteration" in one_line(over)
+
+
+def test_a_hook_refuses_for_the_host_what_is_sure_and_warns_of_what_is_assumed(planned: Plan) -> None:
+    peak = host_of(planned).fullest.peak
+    policy = Policy(exceeds=Answer.REFUSE, tight=Answer.ADMIT)
+    decisions = [
+        decide(to_json(with_memory(planned, capacity)), None, policy)
+        for capacity in (peak.interval_bytes[0] - 1, peak.bytes - 1, peak.bytes, 1000 * GIB)
+    ]
+
+    assert [each.verdict for each in decisions] == ["exceeds", "exceeds", "tight", "fits"]
+    assert [each.action for each in decisions] == [Action.REFUSE, Action.WARN, Action.ADMIT, Action.ADMIT]
+    assert "main memory" in decisions[0].reason
+
+
+def test_check_ends_with_3_where_the_host_does_not_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "job.json"
+    spec.write_text(json.dumps({**OFFLOADED, "cluster": {**OFFLOADED["cluster"], "host_memory": "1GiB"}}))
+
+    assert cli.main(["check", str(spec)]) == 3
+    assert capsys.readouterr().out.startswith("exceeds: small takes ")
+
+
+def test_settings_that_no_trace_depends_on_do_not_trace_again() -> None:
+    from planner.planning.trace_cache import _traced_part
+
+    other = job({"data_loader": {"workers": 8}}, {"host_memory": "1GiB"}, dp_shard=2)
+
+    assert _traced_part(load_document(other)) == _traced_part(load_document(job(dp_shard=2)))
