@@ -69,8 +69,6 @@ def _leave_out_defaults(job: Job, parts: dict[str, Any]) -> None:
     """What a spec could not say before is no part of an identity where it says nothing: answers are stored by it."""
     if job.software.step == Software().step:
         del parts["software"]["step"]
-    if job.train.lengths is None:
-        del parts["train"]["lengths"]
     if job.post_training is None:
         del parts["post_training"]
     if job.train.data_loader == DataLoader():
