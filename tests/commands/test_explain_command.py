@@ -48,7 +48,7 @@ def test_a_log_is_explained(log: Path, capsys: Shown) -> None:
 def test_a_snapshot_is_explained_with_what_would_have_helped(snapshot: Path, capsys: Shown) -> None:
     assert cli.main(["explain", str(snapshot)]) == 0
 
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "no settings (as recorded): runs out, as it did" in shown
     assert "No setting of the allocator that was replayed would have" in shown
 
