@@ -75,7 +75,7 @@ class ProgramPeers(absent_peers.AbsentPeers):
         """Of the backends that the program asked for: async_save refuses a world that has none for the host."""
         said = distributed_c10d._world.pg_backend_config.get(self, "")
         for_device_alone = "cuda:" in said and "cpu:" not in said
-        return [torch.device("cuda")] if for_device_alone else super()._device_types
+        return [torch.device(each) for each in (("cuda",) if for_device_alone else ("cpu", "cuda"))]
 
     def monitored_barrier(self, *_arguments: Any, **_named: Any) -> None:
         """Everybody is taken to have come."""

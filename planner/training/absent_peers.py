@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -121,15 +121,29 @@ class WithoutBackends(dist.ProcessGroup):
     def group_desc(self) -> str:
         return self._described
 
+    devices: ClassVar[tuple[str, ...]] = ()
+    """What it says of the devices that it has backends for; see `naming_devices`."""
+
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), torch.device("cuda")]
+        return [torch.device(each) for each in self.devices]
 
     def _set_group_name(self, name: str) -> None:
         self._named = name
 
     def _set_group_desc(self, description: str) -> None:
         self._described = description
+
+
+@contextmanager
+def naming_devices() -> Iterator[None]:
+    """Inside, groups say that they have backends for the host and the device, as checkpoints want it. Whoever compiles
+    would ask for these backends."""
+    WithoutBackends.devices = ("cpu", "cuda")
+    try:
+        yield
+    finally:
+        WithoutBackends.devices = ()
 
 
 class AbsentPeers(WithoutBackends):

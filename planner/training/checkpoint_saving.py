@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from planner import upstream
 from planner.events import Category, Phase
 from planner.job import schema
+from planner.training import absent_peers
 from planner.training.host import Host
 from planner.training.observer import NullObserver, Observer
 
@@ -54,6 +55,7 @@ class CheckpointSaver:
         with (
             self._host.checkpoint_files() as files,
             telling_whole(self._observer),
+            absent_peers.naming_devices(),
             _quiet(),
         ):
             _SAVES[self._spec.kind](self, files)

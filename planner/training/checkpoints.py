@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from planner.errors import SpecError
 from planner.host_events import HostBlock, HostCategory
-from planner.training import optimizer_checkpoints, ownership
+from planner.training import absent_peers, optimizer_checkpoints, ownership
 from planner.training.checkpoint_reading import Loading
 
 MAP_LOCATIONS = ("cpu", "device")
@@ -33,7 +33,8 @@ def load(loading: Loading) -> Any:
         # Jobs that load so alone pay for the import of torch.distributed.checkpoint.
         from planner.training import checkpoint_resuming
 
-        state = checkpoint_resuming.LOADS[spec.kind](loading)
+        with absent_peers.naming_devices():
+            state = checkpoint_resuming.LOADS[spec.kind](loading)
     elif any(isinstance(tensor, DTensor) for tensor in loading.model.state_dict().values()):
         _into_shards(loading)
     else:
