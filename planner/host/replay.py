@@ -54,6 +54,7 @@ def replay_host(
     which ends with it.
     """
     rank = _Rank(loader, rules)
+    rank.enter(Phase.LOAD, 0)  # whatever is marked later, a process begins with it
     for each in base:
         rank.hold(each)
     for event in events:

@@ -112,7 +112,7 @@ def test_another_service_that_runs_is_left_alone(port: Port) -> None:
 
     assert folder not in sweep_dead_instances()
     assert (folder / LOCK).exists()
-    assert port.service.processes.commands() == processes
+    assert set(processes) <= set(port.service.processes.commands())  # Ray may have started a worker meanwhile
     assert port.service.readiness()[0] == 200
 
 

@@ -79,7 +79,7 @@ def train(job: dict[str, Any], rank: int, store: str) -> dict[str, int]:
 
 def load(how: str, folder: Path, barrier: Path, rank: int) -> dict[str, int]:
     """Growth of this process, resident and its share, while the other one has loaded as well."""
-    before = rollup()
+    before = resident(folder)
     loaders: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
         "torch": lambda: torch.load(folder / "weights.pt"),
         "torch_mmap": lambda: torch.load(folder / "weights.pt", mmap=True),
@@ -88,9 +88,22 @@ def load(how: str, folder: Path, barrier: Path, rank: int) -> dict[str, int]:
     state = loaders[how]()
     float(sum(tensor.sum() for tensor in state.values()))  # every page is read
     meet(barrier, f"loaded-{how}", rank)
-    after = rollup()
+    after = resident(folder)
     meet(barrier, f"seen-{how}", rank)
     return {name: after[name] - before[name] for name in ("Rss", "Pss")}
+
+
+def resident(folder: Path) -> dict[str, int]:
+    """Bytes of this process: its own, and those of files of this folder, whole (Rss) and its share (Pss). What it shares
+    of libraries hinges on who else runs."""
+    found, ours = {"Rss": rollup()["Anonymous"], "Pss": rollup()["Pss_Anon"]}, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if not name.isidentifier():  # a mapping: its addresses, its rights, its file
+            ours = line.endswith(tuple(str(each) for each in folder.iterdir()))
+        elif ours and name in found:
+            found[name] += int(value.split()[0]) * 1024
+    return found
 
 
 def meet(folder: Path, name: str, rank: int) -> None:
@@ -109,22 +122,24 @@ class Samples(Dataset[torch.Tensor]):
 
 
 def read_ahead(_rank: int) -> dict[str, int]:
-    """Growth of the process and its workers, and of shared memory, mapped or not."""
-    before, shared = rollup()["Pss_Anon"], shared_memory()
+    """Growth of the process and its workers, and the shared memory that they hold, mapped or not."""
+    before = rollup()["Pss_Anon"]
     batches = iter(DataLoader(Samples(), batch_size=SAMPLES, num_workers=WORKERS, prefetch_factor=PREFETCH))
     for _ in range(4):
         batch = next(batches)
     time.sleep(0.7)  # until all is read ahead
     workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     grown = sum(rollup(each)["Pss_Anon"] for each in ("self", *workers)) - before
-    found = {"own": grown, "shared": shared_memory() - shared, "batch": batch.nbytes}
+    found = {"own": grown, "shared": shared_memory("self", *workers), "batch": batch.nbytes}
     del batch, batches
     return found
 
 
-def shared_memory() -> int:
-    used = os.statvfs("/dev/shm")
-    return (used.f_blocks - used.f_bfree) * used.f_frsize
+def shared_memory(*processes: str) -> int:
+    """Bytes of the files of shared memory that these processes have open."""
+    opened = [each for process in processes for each in Path(f"/proc/{process}/fd").iterdir() if each.is_symlink()]
+    files = [each.stat() for each in opened if os.readlink(each).startswith("/dev/shm/")]
+    return sum({each.st_ino: each.st_blocks * 512 for each in files}.values())
 
 
 def forked(work: Callable[[int], dict[str, int]], processes: int = 1) -> list[dict[str, int]]:

@@ -146,6 +146,18 @@ def test_a_file_that_the_command_names_is_read_from_the_programs_files_only(tmp_
         (tarball({}, special("t", tarfile.CHRTYPE)), "is a link, a device or a pipe"),
         (tarball({"big": bytes(129 << 20)}), "unpacks to too much"),
     ],
+    ids=[
+        "text",
+        "packed text",
+        "cut off",
+        "empty",
+        "absolute path",
+        "path above it",
+        "symbolic link",
+        "link",
+        "device",
+        "too large",
+    ],
 )
 def test_what_is_no_tarball_of_a_program_is_refused(content: bytes, said: str) -> None:
     with pytest.raises(PlannerError, match=said):
