@@ -94,8 +94,10 @@ def load(how: str, folder: Path, barrier: Path, rank: int) -> dict[str, int]:
 
 
 def resident(folder: Path) -> dict[str, int]:
-    """Bytes of this process: its own, and those of files of this folder, whole (Rss) and its share (Pss). What it shares
-    of libraries hinges on who else runs."""
+    """Bytes of this process: its own, and those of files of this folder, whole (Rss) and its share (Pss).
+
+    What it shares of libraries hinges on who else runs.
+    """
     found, ours = {"Rss": rollup()["Anonymous"], "Pss": rollup()["Pss_Anon"]}, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, _, value = line.partition(":")
