@@ -78,7 +78,7 @@ def train(job: dict[str, Any], rank: int, store: str) -> dict[str, int]:
 
 
 def load(how: str, folder: Path, barrier: Path, rank: int) -> dict[str, int]:
-    """Growth of this process, resident and its share, while the other one has loaded as well."""
+    """Growth of this process, resident (Rss) and its share (Pss), while the other one has loaded as well."""
     before = resident(folder)
     loaders: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
         "torch": lambda: torch.load(folder / "weights.pt"),
@@ -98,7 +98,7 @@ def resident(folder: Path) -> dict[str, int]:
 
     What it shares of libraries hinges on who else runs.
     """
-    found, ours = {"Rss": rollup()["Anonymous"], "Pss": rollup()["Pss_Anon"]}, False
+    found, ours = dict.fromkeys(("Rss", "Pss"), rollup()["Anonymous"]), False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, _, value = line.partition(":")
         if not name.isidentifier():  # a mapping: its addresses, its rights, its file
