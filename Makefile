@@ -30,7 +30,7 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 test: $(READY) ## the tests that CI runs, side by side
 	@$(MAKE) --no-print-directory --jobs 2 test-processes test-clusters
 test-processes: $(READY)
-	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not cluster and not soak"
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not cluster and not soak"
 test-clusters: $(READY)
 	@$(BIN)/python -m pytest -m "cluster and not soak" >$(VENV)/clusters.log 2>&1; code=$$?; cat $(VENV)/clusters.log; exit $$code
 

@@ -96,6 +96,24 @@ def _chunked_loss(job: Job) -> Step | None:
     return {"train.loss.chunks": 8}, _with_train(job, loss=dataclasses.replace(loss, chunks=8))
 
 
+def _save_by_the_host(job: Job) -> Step | None:
+    """What a save gathers goes to the host tensor by tensor."""
+    save = job.train.checkpoint_save
+    if save is None or save.kind != "full_state_dict" or save.cpu_offload:
+        return None
+    change: Change = {"train.checkpoint_save.cpu_offload": True}
+    return change, _with_train(job, checkpoint_save=dataclasses.replace(save, cpu_offload=True))
+
+
+def _send_results_to_the_host(job: Job) -> Step | None:
+    """What an evaluation gathers leaves the GPU with every step."""
+    said = job.train.eval
+    if said is None or not said.gather or said.accumulation_steps == 1 or said.batches == 1:
+        return None
+    change: Change = {"train.eval.accumulation_steps": 1}
+    return change, _with_train(job, eval=dataclasses.replace(said, accumulation_steps=1))
+
+
 def _selective(job: Job) -> Step | None:
     if job.train.recompute.mode != "none":
         return None
@@ -159,7 +177,7 @@ def _with_train(job: Job, **fields: Any) -> Job:
 
 
 _CHEAP: tuple[Callable[[Job], Step | None], ...] = (
-    _largest_safe_share, _put_the_engine_to_sleep, _rest_the_trainer,
+    _largest_safe_share, _put_the_engine_to_sleep, _rest_the_trainer, _save_by_the_host, _send_results_to_the_host,
     _bucket_view, _expandable_segments, _fuse_optimizer, _sequence_parallel, _chunked_loss, _reshard,
 )  # fmt: skip
 """What costs no computation, or little."""

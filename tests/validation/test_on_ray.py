@@ -51,15 +51,19 @@ def when(found: Callable[[], bool]) -> None:
     assert found()
 
 
+_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+
 def measuring_processes() -> list[int]:
-    """Children that measure: those that trace have no profiler to keep quiet."""
+    """Children that measure: those that trace have no profiler to keep quiet. Those of other tests are not ours."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             text, environment = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
         except OSError:
             continue
-        if b"planner.runtime import child" in text and b"KINETO_LOG_LEVEL=99" in environment:
+        measures = b"planner.runtime import child" in text and b"KINETO_LOG_LEVEL=99" in environment
+        if measures and (b"PYTEST_XDIST_WORKER=" in environment) == _WORKER:
             found.append(int(process.name))
     return found
 
