@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test test-processes test-clusters soak test-torch fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan test test-computed test-clusters soak test-torch fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,11 +26,13 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 	@echo
 	$(BIN)/planner check examples/nemotron-4b-ddp-bucket-view.yaml
 
-# What starts clusters mostly waits for them: the rest runs beside it and gives way to it. Its output comes at its end.
-test: $(READY) ## the tests that CI runs, side by side
-	@$(MAKE) --no-print-directory --jobs 2 test-processes test-clusters
-test-processes: $(READY)
-	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not cluster and not soak"
+# Beside the clusters, which mostly wait, runs what only computes; what has deadlines of its own does not share the machine.
+COMPUTED := $(addprefix tests/,bound calibrations importers layouts long_run opinfo plans replays reports rollout specs starting steps traces)
+test: $(READY) ## the tests that CI runs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(COMPUTED:%=--ignore=%)
+	@$(MAKE) --no-print-directory --jobs 2 test-computed test-clusters
+test-computed: $(READY)
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -m "not cluster and not soak" $(COMPUTED)
 test-clusters: $(READY)
 	@$(BIN)/python -m pytest -m "cluster and not soak" >$(VENV)/clusters.log 2>&1; code=$$?; cat $(VENV)/clusters.log; exit $$code
 

@@ -43,7 +43,8 @@ class Prometheus:
         return found
 
     def figures(self, query: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """The result by values of some labels."""
+        """The result by values of some labels, waited for: a scrape that took too long leaves a gap."""
+        self.waits_for(query)
         return {
             tuple(each["metric"].get(label, "") for label in labels): float(each["value"][1])
             for each in self.ask(query)
@@ -66,13 +67,13 @@ class Prometheus:
 
 @contextmanager
 def scraping(folder: Path, targets: dict[str, int], rules: Sequence[Path] = ()) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes ports of this machine, and evaluates rules, every half second."""
+    """A Prometheus that scrapes ports of this machine every second, and evaluates rules every half."""
     (port,) = free_ports(1)
     jobs = [
         {"job_name": name, "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]} for name, target in targets.items()
     ]
     settings = folder / "prometheus.yml"
-    interval = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
+    interval = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "500ms"}
     configuration = {"global": interval, "scrape_configs": jobs, "rule_files": [str(path) for path in rules]}
     settings.write_text(json.dumps(configuration), encoding="utf-8")
     arguments = [

@@ -112,4 +112,4 @@ def test_every_expression_of_every_panel_has_data(prometheus: Any, name: str, ex
     filled = fill_in(expression, choices(prometheus, name))
 
     assert "$" not in filled
-    assert prometheus.ask(filled), filled
+    prometheus.waits_for(filled)

@@ -34,7 +34,7 @@ Answers = dict[tuple[str, int], dict[str, Any]]
 
 
 def read(name: str, worlds: Worlds) -> Answers | None:
-    """What was recorded under this name; None if it was not measured of these jobs with this software."""
+    """What was recorded of these jobs under this name; None if one was not measured, or not with this software."""
     path = _path(name)
     if MODE or not path.exists():
         return None
@@ -50,7 +50,8 @@ def read(name: str, worlds: Worlds) -> Answers | None:
         found[which] = {
             "events": list(trace.events), "ddp": about["ddp"], "measurement": from_json(about["measurement"]),
         }  # fmt: skip
-    return found if digests == _digests(worlds) else None
+    asked = _digests(worlds)
+    return {which: found[which] for which in asked} if asked.items() <= digests.items() else None
 
 
 def write(name: str, worlds: Worlds, answers: Answers) -> None:

@@ -7,18 +7,22 @@ from difflib import SequenceMatcher
 
 import compiled_cases as cases
 import pytest
+import recorded_cpu_runs
+import soak
 from cpu_runs import Both, Run, assert_alike, both_ways, peaks_that_differ, without
 
 from planner.events import Alloc, Mark, Phase
 
 _RANDOM_STATE_BYTES = 5056
 """Of a CPU's generator, as its get_state gives it (torch 2.13, aten/src/ATen/CPUGeneratorImpl.cpp)."""
-NAMES = [each.metadata.name for each in cases.COMPILED]
+CASES = cases.COMPILED if recorded_cpu_runs.MODE else cases.COMPILED[: soak.share(len(cases.COMPILED), 2)]
+NAMES = [each.metadata.name for each in CASES]
+pytestmark = [pytest.mark.soak] if soak.IS_WHOLE else []
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return both_ways(tmp_path_factory.mktemp("runs"), [(cases.COMPILED, 1)], "compiled")
+    return both_ways(tmp_path_factory.mktemp("runs"), [(CASES, 1)], "compiled")
 
 
 @pytest.mark.parametrize("name", NAMES)

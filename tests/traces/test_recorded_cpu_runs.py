@@ -10,6 +10,7 @@ import plain_cases
 import pytest
 import recorded_cpu_runs
 import sharded_cases
+import soak
 import split_cases
 from cpu_runs import Run, for_real, runs_of
 
@@ -24,6 +25,9 @@ RECORDED = {
 }
 ALONE = {"plain": ("perceptron", "convolutions", "gpt2")}
 PAIRS = {"plain": ("ddp-copy",), "sharded": ("resharded",), "split": ("split",), "mixtures": ("sharded",)}
+if not soak.IS_WHOLE:
+    ALONE, PAIRS = {"plain": ("perceptron",)}, {"sharded": ("resharded",)}
+pytestmark = [pytest.mark.soak] if soak.IS_WHOLE else []
 
 
 def jobs_of(chosen: dict[str, tuple[str, ...]], world: int) -> Iterable[tuple[str, Job]]:
