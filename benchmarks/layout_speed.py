@@ -110,14 +110,14 @@ def measure_class(job: Job) -> Spent:
     from planner.calibration.interval import Calibration
     from planner.layout.mesh import Mesh
     from planner.layout.rank_classes import rank_classes
-    from planner.planning import pipeline
+    from planner.planning import judging, pipeline
 
     classes = rank_classes(Mesh.of(job.parallel))
     wall = processor = 0.0
     for each in classes[len(classes) // 2 - 1 :][:2]:
         wall, processor = time.perf_counter(), _processor_seconds()
         for traced in pipeline.trace_class(job, each):
-            pipeline.judge_trace(job, traced, Calibration.none())
+            judging.judge_trace(job, traced, Calibration.none())
     return Spent(time.perf_counter() - wall, _processor_seconds() - processor, 1)
 
 

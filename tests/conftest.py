@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from planner import paper  # before anything imports torch
 from planner.errors import SpecError
-from planner.planning import pipeline
+from planner.planning import judging
 from planner.report.statement import RankClassStatement
 from planner.runtime.user_cache import NONE
 from planner.training import stages
@@ -60,14 +60,14 @@ def _skip_pipelines_of_older_torch() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def every_plan_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever plan a test makes, by whichever hook: its figures agree with each other to the byte."""
-    real = pipeline._judge
+    real = judging._judge
 
     def judge(*arguments: Any) -> Any:
         judged = real(*arguments)
         adds_up(judged.statement)
         return judged
 
-    monkeypatch.setattr(pipeline, "_judge", judge)
+    monkeypatch.setattr(judging, "_judge", judge)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from planner.events import Category
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
-from planner.planning.pipeline import PlanningResult, Progress, RankTrace, judge_trace
+from planner.planning.judging import RankTrace, judge_trace
+from planner.planning.pipeline import PlanningResult, Progress
 from planner.planning.trace_source import TraceSource
 from planner.report.statement import RankClassStatement, WithoutCompile
 from planner.units import show_bytes

@@ -6,46 +6,29 @@ job -> layout -> trace of each rank class -> replay through the allocator -> sta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.allocator.rules import Rules
-from planner.allocator.settled import replay_until_settled
 from planner.allocator.timeline import Timeline
-from planner.calibration.approximations import approximations_of
-from planner.calibration.correction import AppliedCorrection
-from planner.calibration.interval import Calibration, interval
+from planner.calibration.interval import Calibration
 from planner.errors import SpecError
 from planner.events import Event
 from planner.host.state_hosts import TracedHost, state_hosts
 from planner.job import bundle
-from planner.job.schema import Compile, Job
+from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import RankClass, first_rank_differs, parts_of, rank_classes, set_first_apart
-from planner.overhead.estimate import OutsideEstimate, outside
-from planner.planning import identity, post_training
-from planner.planning.assumptions import assumptions_of
-from planner.planning.evaluation_moments import evaluation_moments
-from planner.planning.kept_by_mistake import growth_moments
-from planner.planning.long_runs import replay_run
+from planner.planning import identity
+from planner.planning.judging import RankTrace, calibration_of, is_planned_as_eager, judge_trace
 from planner.planning.measured_calibration import measured_calibration
+from planner.planning.notes import notes_of
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
-from planner.report.rank_class import state_rank_class
-from planner.report.statement import OutsideAllocator, Plan, RankClassStatement, Seconds, Verdict
+from planner.report.statement import Plan, RankClassStatement, Seconds
 from planner.rollout.asleep_on_host import with_sleeping_weights
-from planner.rollout.engine_figures import EngineFigures
-from planner.tracing import garbage_collection
 from planner.tracing.traced import Trace
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class RankTrace:
-    """One rank class and what its representative did."""
-
-    rank_class: RankClass
-    trace: Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +154,7 @@ def trace_class(
     target: str = "",
 ) -> Iterator[RankTrace]:
     """The trace of one rank class, or of each of its parts."""
-    compiles = job.train.compile and not _is_planned_as_eager(job)
+    compiles = job.train.compile and not is_planned_as_eager(job)
     progress(f"tracing ranks {rank_class.ranks}{', compiling' if compiles else ''}")
     trace = source.trace_rank(job, rank_class.representative, target)
     for part in parts_of_class(job, rank_class, trace):
@@ -226,7 +209,7 @@ def assemble_plan(
     finished = Plan(
         plan_id=identity.plan_id(trace_id, provenance),
         trace_id=trace_id,
-        calibrated=_apply_calibration(calibration, job).calibrated,
+        calibrated=calibration_of(job, calibration).calibrated,
         job=bundle.bundle(job),
         rank_classes=tuple(statement for statement, _ in judgements),
         host=state_hosts(job, [traced_host(job, each) for each in rank_traces]),
@@ -234,7 +217,7 @@ def assemble_plan(
         seconds=Seconds(trace=round(seconds.trace, 3), replay=round(seconds.replay, 3), total=round(seconds.total, 3)),
     )
     host = finished.host.assumptions if finished.host is not None and job.cluster.host_memory else ()
-    notes = (*_notes(job, rank_traces), *host, *_apply_calibration(calibration, job).sentences)
+    notes = (*notes_of(job, rank_traces), *host, *calibration_of(job, calibration).sentences)
     return PlanningResult(finished, tuple(rank_traces), tuple(timeline for _, timeline in judgements), notes)
 
 
@@ -244,163 +227,3 @@ def traced_host(job: Job, each: RankTrace) -> TracedHost:
     if engine is not None and job.post_training is not None:
         events = with_sleeping_weights(events, engine, job.post_training.rollout)
     return TracedHost(each.rank_class.representative, each.rank_class.ranks, events, each.trace.host_assumed)
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedTrace:
-    """What follows from a trace. The events of `rank_trace` are those of the timeline: what repeats is in both until it
-    changes nothing any more."""
-
-    rank_trace: RankTrace
-    statement: RankClassStatement
-    timeline: Timeline
-
-
-def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
-    """One trace's replay and what follows from it."""
-    with garbage_collection.pause_collection():
-        return _judge(job, rank_trace, calibration)
-
-
-def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
-    if rank_trace.trace.engine is not None:
-        return _judge_shared(job, rank_trace, rank_trace.trace.engine, calibration)
-    rules = Rules.from_conf(job.allocator.conf)
-    held = _apply_calibration(calibration, job).correct_outside(outside_of(job))
-    capacity = job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes
-    trace, room = rank_trace.trace, max(capacity - held.total_bytes, 0)
-    run = replay_run(job, trace, room) if job.train.lengths is not None else None
-    trace = run.worst_step if run is not None else trace
-    capped = replay_until_settled(trace.events, trace.repeats, rules, room, device_bytes=job.cluster.gpu.total_bytes)
-    # What it would have taken is asked for only where it does not get it.
-    runs_out = capped.timeline.out_of_memory is not None
-    found = replay_until_settled(trace.events, trace.repeats, rules) if runs_out else capped
-
-    interval_of = _interval_of(job, trace, held, calibration)
-    statement = state_rank_class(
-        representative=rank_trace.rank_class.representative,
-        ranks=str(rank_trace.rank_class.ranks),
-        coordinates=rank_trace.rank_class.coordinates,
-        events=found.events,
-        unlimited=found.timeline,
-        capped=capped.timeline,
-        outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
-        interval=interval_of,
-        capacity_bytes=capacity,
-    )
-    if run is not None:
-        statement = run.judge(statement, interval_of)
-    moments = growth_moments(found.events, found.repeats, statement, rules)
-    statement = replace(statement, moments=(*statement.moments, *evaluation_moments(job, found, statement), *moments))
-    if _is_planned_as_eager(job) and statement.verdict is Verdict.EXCEEDS:
-        statement = replace(statement, verdict=Verdict.TIGHT)
-    settled = replace(trace, events=found.events, repeats=found.repeats)
-    return JudgedTrace(replace(rank_trace, trace=settled), statement, found.timeline)
-
-
-def _interval_of(
-    job: Job, trace: Trace, held: OutsideEstimate, calibration: Calibration
-) -> Callable[[int], tuple[int, int]]:
-    """The interval of device bytes of a process that holds this outside of its allocator."""
-    return lambda device_bytes: interval(
-        device_bytes,
-        held,
-        calibration,
-        unknown_workspaces=bool(trace.unknown_workspaces),
-        workspace_margin_bytes=trace.workspace_margin_bytes,
-        approximations=approximations_of(job, trace.unknown_workspaces),
-        gpu=job.cluster.gpu.name,
-        torch=job.software.torch,
-    )
-
-
-def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, calibration: Calibration) -> JudgedTrace:
-    """As `_judge`, of a trainer that shares its GPU with an engine."""
-    trace, events = rank_trace.trace, rank_trace.trace.written_out()
-    held = _apply_calibration(calibration, job).correct_outside(outside_of(job))
-    said = _interval_of(job, trace, held, calibration)
-    found = post_training.SharedGpuJudge.of(job, events, engine, held, communicators_of(job), said).judge()
-    alone = state_rank_class(
-        representative=rank_trace.rank_class.representative,
-        ranks=str(rank_trace.rank_class.ranks),
-        coordinates=rank_trace.rank_class.coordinates,
-        events=events,
-        unlimited=found.timeline,
-        capped=found.timeline,
-        outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
-        interval=said,
-        capacity_bytes=job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes,
-    )
-    rows = found.shared.phases
-    together = (max(row.interval_bytes[0] for row in rows), max(row.interval_bytes[1] for row in rows))
-    peak = replace(alone.peak, device_bytes=found.shared.fullest().total_bytes, interval_bytes=together)
-    statement = replace(
-        alone, peak=peak, verdict=found.verdict, cache_releases=found.cache_releases, shared=found.shared
-    )
-    written = replace(rank_trace, trace=replace(trace, events=events, repeats=()))
-    return JudgedTrace(written, statement, found.timeline)
-
-
-def _is_planned_as_eager(job: Job) -> bool:
-    return job.train.compile is not None and job.train.compile.planned_as == "eager"
-
-
-def _notes(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
-    notes = list(outside_of(job).provenance)
-    unknown = unknown_workspaces_of(each.trace for each in rank_traces)
-    notes += describe_unknown_workspaces(unknown)
-    notes += sorted({sentence for each in rank_traces for sentence in each.trace.counted_workspaces})
-    notes += assumptions_of(job)
-    notes += _describe_engine(rank_traces, job)
-    if approximated := approximations_of(job, unknown):
-        said = "; ".join(each.sentence for each in approximated)
-        notes.append(f"Approximated, and the interval is wider for it: {said}.")
-    if job.train.compile is not None:
-        notes.append(_describe_compiling(job.train.compile, rank_traces))
-    traced = ".".join(identity.software()["torch"].split(".")[:2])
-    if job.software.torch != traced:
-        notes.append(f"The job runs torch {job.software.torch}; it was traced with torch {traced}.")
-    return tuple(notes)
-
-
-def unknown_workspaces_of(traces: Iterable[Trace]) -> list[str]:
-    """The kernels of any of the traces whose scratch memory nobody knows, each once, in order."""
-    return sorted({name for each in traces for name in each.unknown_workspaces})
-
-
-def describe_unknown_workspaces(names: Sequence[str]) -> list[str]:
-    """The note on them for people; none without any."""
-    return [f"Workspaces of unknown size, not counted: {'; '.join(names)}."] if names else []
-
-
-def _describe_engine(rank_traces: Sequence[RankTrace], job: Job) -> list[str]:
-    figures = next((each.trace.engine for each in rank_traces if each.trace.engine is not None), None)
-    if figures is None:
-        return []
-    return [f"Taken for the engine: {'; '.join(post_training.assumptions_of(job, figures))}."]
-
-
-def _describe_compiling(compiled: Compile, rank_traces: Sequence[RankTrace]) -> str:
-    if compiled.planned_as == "eager":
-        return (
-            f"Planned as the eager step, as the job says: what it takes compiled ({', '.join(compiled.scope)}) is not"
-            " known, and nothing is refused for what the eager step takes."
-        )
-    traced = ".".join(identity.software()["torch"].split(".")[:2])
-    said = f"Compiled on paper by {compiled.backend} of torch {traced}: {', '.join(compiled.scope)}."
-    assumed = sorted({sentence for each in rank_traces for sentence in each.trace.assumed})
-    return f"{said} Assumed where a GPU would have been timed: {'; '.join(assumed)}." if assumed else said
-
-
-def _apply_calibration(calibration: Calibration, job: Job) -> AppliedCorrection:
-    return calibration.applied_to(job.cluster.gpu.name, job.software.torch)
-
-
-def outside_of(job: Job) -> OutsideEstimate:
-    """What lives outside the allocator, before any calibration: a communicator for each axis of more than one."""
-    return outside(job.cluster.gpu, job.software, communicators_of(job))
-
-
-def communicators_of(job: Job) -> list[int]:
-    """The sizes of the groups of which a rank is a member."""
-    return [degree for degree in Mesh.of(job.parallel).degrees if degree > 1]

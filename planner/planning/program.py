@@ -17,7 +17,8 @@ from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
 from planner.planning.kept_by_mistake import growth_moments
 from planner.planning.measured_calibration import measured_calibration
-from planner.planning.pipeline import Progress, describe_unknown_workspaces, unknown_workspaces_of
+from planner.planning.notes import describe_unknown_workspaces, unknown_workspaces_of
+from planner.planning.pipeline import Progress
 from planner.planning.program_branches import try_branches
 from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
 from planner.report.lives import phase_spans

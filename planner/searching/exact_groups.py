@@ -14,8 +14,8 @@ from planner.host.state_hosts import state_hosts
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
-from planner.planning import pipeline
-from planner.planning.pipeline import RankTrace
+from planner.planning import judging, pipeline
+from planner.planning.judging import RankTrace
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import RankClassStatement, Verdict, worst_verdict
 from planner.runtime import answers
@@ -95,7 +95,7 @@ def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> tupl
             for trace in pipeline.trace_class(group.jobs[0], each, source=group.source):
                 traced.append(trace)
                 for job, statements in zip(group.jobs, found, strict=True):
-                    statements.append(pipeline.judge_trace(job, trace, group.calibration).statement)
+                    statements.append(judging.judge_trace(job, trace, group.calibration).statement)
             if not group.whole and all(worst_verdict(each) is Verdict.EXCEEDS for each in found):
                 return tuple(_summary(each, whole=planned == len(classes)) for each in found)
     except PlannerError as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.job.schema import Allocator, DataLoader, Gpu, Job
-from planner.planning.pipeline import RankTrace
+from planner.planning.judging import RankTrace
 from planner.planning.trace_source import TraceSource
 from planner.tracing.traced import Trace
 

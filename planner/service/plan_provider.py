@@ -14,6 +14,7 @@ from planner.errors import PlannerError
 from planner.history.store import History
 from planner.job.schema import Job
 from planner.planning import pipeline
+from planner.planning.outside_allocator import outside_of
 from planner.service.calibration_in_use import CalibrationInUse
 from planner.service.ids import Order, order_of, run_order_of
 from planner.service.known_plans import KnownPlan, KnownPlans
@@ -102,7 +103,7 @@ class PlanProvider:
     def bound(self, job: Job) -> Bound:
         """What the job takes at least, by the calibration in use; it may read from the database, so: in a thread."""
         known = self._calibration.current().applied_to(job.cluster.gpu.name, job.software.torch)
-        return lower_bound(job, outside_bytes=known.correct_outside(pipeline.outside_of(job)).low_bytes)
+        return lower_bound(job, outside_bytes=known.correct_outside(outside_of(job)).low_bytes)
 
     async def check(self, job: Job, *, seconds: float | None = None) -> PlanAnswer | PlanPending:
         """As :meth:`plan`; after `seconds` (default: as set) it is pending, goes on, and is stored."""

@@ -22,7 +22,8 @@ from planner.layout.rank_classes import RankClass, rank_classes
 from planner.measuring import measurement
 from planner.measuring.measurement import Measurement
 from planner.planning import pipeline
-from planner.planning.pipeline import RankTrace
+from planner.planning.judging import RankTrace
+from planner.planning.outside_allocator import outside_of
 from planner.runtime.limits import Limits
 from planner.tracing.isolated import trace_isolated
 from planner.tracing.isolation import USUAL_ISOLATION, Isolation
@@ -197,7 +198,7 @@ def _beside(job: Job, traces: Sequence[RankTrace], measured: Measurement) -> Ran
         plan=pipeline.judge_traces(job, [trace]).plan,
         events=trace.trace.written_out(),
         measurement=measured,
-        outside=pipeline.outside_of(dataclasses.replace(job, software=as_it_ran(job, measured.software))),
+        outside=outside_of(dataclasses.replace(job, software=as_it_ran(job, measured.software))),
         gpu=job.cluster.gpu,
     )
 

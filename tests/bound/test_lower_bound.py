@@ -17,6 +17,7 @@ from planner.job.loading import load_document, load_job
 from planner.job.pipeline_schedules import stage_count
 from planner.job.schema import Job
 from planner.planning import pipeline
+from planner.planning.outside_allocator import outside_of
 from planner.report.statement import Plan, Verdict
 from planner.units import GIB
 
@@ -50,7 +51,7 @@ def test_of_examples_that_bring_code_no_more_than_any_plan_says_is_known(name: s
     """Whatever is traced, a plan has what lies outside the allocator on top."""
     job = load_job(EXAMPLES / name)
 
-    assert 0 < lower_bound(job).least_bytes <= pipeline.outside_of(job).total_bytes
+    assert 0 < lower_bound(job).least_bytes <= outside_of(job).total_bytes
 
 
 @pytest.mark.parametrize("name", BY_CONFIG)

@@ -13,8 +13,9 @@ from planner.events import Alloc, Mark, Phase
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Software
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
-from planner.planning import pipeline
-from planner.planning.pipeline import PlanningResult, RankTrace, judge_traces
+from planner.planning.judging import RankTrace
+from planner.planning.outside_allocator import outside_of
+from planner.planning.pipeline import PlanningResult, judge_traces
 from planner.report.plan_text import render
 from planner.report.statement import Peak, Verdict
 from planner.report.style import Style
@@ -102,5 +103,5 @@ def test_what_lives_outside_stays_what_the_table_says_so_that_it_can_be_learnt_a
         model=Model(), cluster=Cluster(gpu=Gpu(name="H100-SXM-80GB", arch="sm_90")), software=Software(torch="2.13")
     )
 
-    assert pipeline.outside_of(job).cuda_context_bytes == 778 * MIB
+    assert outside_of(job).cuda_context_bytes == 778 * MIB
     assert peak_of(planned(known)).device_bytes == 10 * GIB + (778 + 75) * MIB

@@ -14,7 +14,8 @@ from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, M
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.planning import pipeline
-from planner.planning.pipeline import PlanningResult, RankTrace
+from planner.planning.judging import RankTrace
+from planner.planning.pipeline import PlanningResult
 from planner.report.lives import Life, alive, lives, phase_spans
 from planner.report.statement import PhaseStatement, RankClassStatement
 from planner.tracing.trace import trace

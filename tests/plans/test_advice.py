@@ -13,6 +13,7 @@ from planner.job.bundle import document
 from planner.job.loading import load_document
 from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, Recompute
 from planner.planning import pipeline
+from planner.planning.outside_allocator import outside_of
 from planner.planning.pipeline import judge_traces
 from planner.report.statement import Advice, Verdict
 from planner.searching.advice import Advised, advise
@@ -170,7 +171,7 @@ def test_where_no_change_is_enough_alone_a_row_of_them_is_said(job_of: JobOf, to
 
 def barely(job: Job, told: Told) -> Job:
     """On a GPU that holds what stands between two steps, and not a byte beside it."""
-    return on(job, sum(told(job).after("optimizer_step", 2).values()) + pipeline.outside_of(job).total_bytes)
+    return on(job, sum(told(job).after("optimizer_step", 2).values()) + outside_of(job).total_bytes)
 
 
 def test_where_nothing_helps_nothing_is_said(job_of: JobOf, told: Told) -> None:
@@ -257,7 +258,7 @@ def test_that_change_does_not_spoil_the_row_of_changes_either(job_of: JobOf, tol
 def test_advice_is_judged_by_the_calibration_of_the_plan(job_of: JobOf, told: Told, needs: Needs) -> None:
     job = roomy(job_of, ddp=None)
     small = on(job, needs(job) - 4 * MIB)
-    held = pipeline.outside_of(small)
+    held = outside_of(small)
     correction = held.total_bytes - held.high_bytes
     known = Calibration(id="measured", reserved_error=0.0, outside_correction_bytes=correction)
 

@@ -11,7 +11,8 @@ import planner.paper  # noqa: F401  # before torch
 from planner.events import Phase
 from planner.job.post_training_schema import FrozenModel, PostTraining, Rollout, TrainerOffload, WeightSync
 from planner.job.schema import Allocator, Cluster, Decoder, DpShard, Gpu, Job, Model, Optimizer, Parallel, Train
-from planner.planning.pipeline import RankTrace, judge_traces, trace_job
+from planner.planning.judging import RankTrace
+from planner.planning.pipeline import judge_traces, trace_job
 from planner.report import shared_gpu
 from planner.report.shared_gpu import SharedGpu, SharedPhase
 from planner.report.statement import Plan, RankClassStatement, Verdict, from_json, to_json

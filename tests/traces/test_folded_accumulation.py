@@ -30,8 +30,8 @@ from planner.job.schema import (
     Train,
 )
 from planner.layout.mesh import Mesh
-from planner.planning import pipeline
-from planner.planning.pipeline import JudgedTrace, RankTrace
+from planner.planning import judging, pipeline
+from planner.planning.judging import JudgedTrace, RankTrace
 from planner.report.statement import RankClassStatement
 from planner.tracing import trace as tracing
 from planner.tracing.traced import Trace
@@ -156,7 +156,7 @@ def _block(event: Event) -> int:
 
 def stated(of: Job, *, folded: bool) -> RankClassStatement:
     (rank_class,) = pipeline.rank_classes(Mesh.of(of.parallel))
-    judged: JudgedTrace = pipeline.judge_trace(
+    judged: JudgedTrace = judging.judge_trace(
         of, RankTrace(rank_class, _whole(tracing.trace(of, folded=folded))), pipeline.Calibration.none()
     )
     return judged.statement

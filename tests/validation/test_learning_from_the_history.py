@@ -20,7 +20,8 @@ from planner.job.schema import Allocator, Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.planning import pipeline
-from planner.planning.pipeline import RankTrace
+from planner.planning.judging import RankTrace
+from planner.planning.outside_allocator import outside_of
 from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Plan
 from planner.tracing.traced import Trace
@@ -145,7 +146,7 @@ def test_a_job_that_reports_teaches_reserved_context_and_nccl(history: History, 
     CalibrationLearner(history).refresh()
     (correction,) = current(history).corrections
     assert correction.reserved.median == pytest.approx(0.05)
-    outside = pipeline.outside_of(job())
+    outside = outside_of(job())
     assert correction.context is not None
     assert correction.context.median == pytest.approx(600 * MIB / outside.cuda_context_bytes - 1)
     assert correction.nccl is not None
@@ -168,9 +169,7 @@ def test_a_calibrated_plan_teaches_the_same_as_an_uncalibrated_one(history: Hist
         [seen(number, device_bytes=43 * GIB, predicted_context_bytes=500 * MIB) for number in range(9)]
     )
     calibrated = pipeline.judge_traces(job(), [RankTrace(first, Trace(events=events))], calibration).plan
-    assert (
-        calibrated.rank_classes[0].outside_allocator.cuda_context_bytes != pipeline.outside_of(job()).cuda_context_bytes
-    )
+    assert calibrated.rank_classes[0].outside_allocator.cuda_context_bytes != outside_of(job()).cuda_context_bytes
     told(history, planned(job()))
     CalibrationLearner(history).refresh()
     expected = current(history)

@@ -15,7 +15,8 @@ from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.measuring.measurement import DeviceFacts, Levels, MeasuredPhase, Measurement, OutOfMemory, Truth
 from planner.planning import pipeline
-from planner.planning.pipeline import RankTrace
+from planner.planning.judging import RankTrace
+from planner.planning.outside_allocator import outside_of
 from planner.tracing.traced import Trace
 from planner.units import MIB
 from planner.validation.rank_comparison import RankComparison, compare_ranks
@@ -63,7 +64,7 @@ def beside(job: Job, measurement: Measurement) -> RankComparison:
         plan=pipeline.judge_traces(job, [trace]).plan,
         events=EVENTS,
         measurement=measurement,
-        outside=pipeline.outside_of(job),
+        outside=outside_of(job),
         gpu=job.cluster.gpu,
     )
 
@@ -93,7 +94,7 @@ def test_on_a_gpu_the_error_is_that_of_the_reserved_bytes(job: MakeJob) -> None:
 def test_a_gpu_teaches_with_figures_of_an_uncalibrated_plan(job: MakeJob) -> None:
     document = compare_ranks([beside(job(), measured())], "absent_peers").document
     learnt = document["ranks"][0]["observation"]
-    outside = pipeline.outside_of(job())
+    outside = outside_of(job())
     assert learnt["gpu"] == "H100-SXM-80GB"
     assert (learnt["predicted_reserved_bytes"], learnt["measured_reserved_bytes"]) == (50 * MIB, 60 * MIB)
     assert (learnt["predicted_context_bytes"], learnt["measured_context_bytes"]) == (

@@ -1,0 +1,61 @@
+"""Sentences for people about a plan: what it rests on, and what it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from planner.calibration.approximations import approximations_of
+from planner.job.schema import Compile, Job
+from planner.planning import identity, post_training
+from planner.planning.assumptions import assumptions_of
+from planner.planning.judging import RankTrace
+from planner.planning.outside_allocator import outside_of
+from planner.tracing.traced import Trace
+
+
+def notes_of(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
+    """Where the figures outside the allocator come from, what was not counted, and what was taken for granted."""
+    notes = list(outside_of(job).provenance)
+    unknown = unknown_workspaces_of(each.trace for each in rank_traces)
+    notes += describe_unknown_workspaces(unknown)
+    notes += sorted({sentence for each in rank_traces for sentence in each.trace.counted_workspaces})
+    notes += assumptions_of(job)
+    notes += _describe_engine(rank_traces, job)
+    if approximated := approximations_of(job, unknown):
+        said = "; ".join(each.sentence for each in approximated)
+        notes.append(f"Approximated, and the interval is wider for it: {said}.")
+    if job.train.compile is not None:
+        notes.append(_describe_compiling(job.train.compile, rank_traces))
+    traced = ".".join(identity.software()["torch"].split(".")[:2])
+    if job.software.torch != traced:
+        notes.append(f"The job runs torch {job.software.torch}; it was traced with torch {traced}.")
+    return tuple(notes)
+
+
+def unknown_workspaces_of(traces: Iterable[Trace]) -> list[str]:
+    """The kernels of any of the traces whose scratch memory nobody knows, each once, in order."""
+    return sorted({name for each in traces for name in each.unknown_workspaces})
+
+
+def describe_unknown_workspaces(names: Sequence[str]) -> list[str]:
+    """The note on them for people; none without any."""
+    return [f"Workspaces of unknown size, not counted: {'; '.join(names)}."] if names else []
+
+
+def _describe_engine(rank_traces: Sequence[RankTrace], job: Job) -> list[str]:
+    figures = next((each.trace.engine for each in rank_traces if each.trace.engine is not None), None)
+    if figures is None:
+        return []
+    return [f"Taken for the engine: {'; '.join(post_training.assumptions_of(job, figures))}."]
+
+
+def _describe_compiling(compiled: Compile, rank_traces: Sequence[RankTrace]) -> str:
+    if compiled.planned_as == "eager":
+        return (
+            f"Planned as the eager step, as the job says: what it takes compiled ({', '.join(compiled.scope)}) is not"
+            " known, and nothing is refused for what the eager step takes."
+        )
+    traced = ".".join(identity.software()["torch"].split(".")[:2])
+    said = f"Compiled on paper by {compiled.backend} of torch {traced}: {', '.join(compiled.scope)}."
+    assumed = sorted({sentence for each in rank_traces for sentence in each.trace.assumed})
+    return f"{said} Assumed where a GPU would have been timed: {'; '.join(assumed)}." if assumed else said
