@@ -35,7 +35,7 @@ def read(line: str, folder: Path) -> Launch:
     """A line's parts; paths in it start at `folder`. Raises SpecError for whatever is not understood."""
     found = launch_lines.read(line)
     written, others = _script(found.script_arguments)
-    of_training = any({**KEYS, **RETIRED}[name].matters for name in written)
+    of_training = any(_is_of_a_trainer({**KEYS, **RETIRED}[name]) for name in written)
     not_read = [*found.not_read, *others]
     if not of_training:
         not_read += [f"--{name}" for name in written]
@@ -46,6 +46,11 @@ def read(line: str, folder: Path) -> Launch:
         arguments=training_arguments.of_nodes(written, folder) if of_training else None,
         not_read=[*not_read, *ignored],
     )
+
+
+def _is_of_a_trainer(key: Key) -> bool:
+    """Other scripts have options for their data loaders under the same names."""
+    return key.matters and not key.to.startswith("train.data_loader")
 
 
 def fill_draft(draft: Draft, launch: Launch) -> None:

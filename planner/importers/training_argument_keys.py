@@ -44,6 +44,9 @@ KEYS: Mapping[str, Key] = {
     "eval_steps": mapped_key("train.eval", "number", None, "in a whole number of steps"),
     "logging_steps": mapped_key("train.eval", "number", 500, "stands in for eval_steps"),
     "per_device_eval_batch_size": mapped_key("train.eval", "whole", 8, "where there is an evaluation"),
+    "dataloader_num_workers": mapped_key("train.data_loader.workers", "whole", 0),
+    "dataloader_prefetch_factor": mapped_key("train.data_loader.prefetch_factor", "whole", None, "null: torch's 2"),
+    "dataloader_pin_memory": mapped_key("train.data_loader.pin_memory", "flag", True),
     "ddp_find_unused_parameters": mapped_key(
         f"{_DDP}.find_unused_parameters", "flag", None, "null: true, unless activations are recomputed"
     ),
@@ -87,8 +90,7 @@ KEYS: Mapping[str, Key] = {
         "enable_jit_checkpoint", "push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy",
         "hub_always_push", "hub_revision", "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
         "ignore_data_skip", "restore_callback_states_from_checkpoint", "seed", "data_seed", "dataloader_drop_last",
-        "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
-        "dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order",
+        "dataloader_persistent_workers", "dataloader_multiprocessing_context", "dataloader_in_order",
         "remove_unused_columns", "label_names", "train_sampling_strategy", "length_column_name", "ddp_timeout",
         "skip_memory_metrics", "do_train", "do_eval", "do_predict", "local_rank",
     ),

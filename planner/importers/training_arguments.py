@@ -97,6 +97,7 @@ def fill_draft(draft: Draft, arguments: TrainingArguments, *, clips: bool) -> No
     _tell_recompute(draft, arguments)
     _tell_compile(draft, arguments)
     _tell_evaluation(draft, arguments)
+    _tell_data_loader(draft, arguments)
     _check_accumulation(arguments)
     if arguments.is_set("run_name"):
         draft.suppose("metadata.name", arguments["run_name"].value, arguments["run_name"].place)
@@ -218,6 +219,14 @@ def _tell_evaluation(draft: Draft, arguments: TrainingArguments) -> None:
     every = int(said) if strategy.value == "steps" and said >= 1 else _USUAL_STEPS
     batch = arguments["per_device_eval_batch_size"]
     draft.say_value("train.eval", {"micro_batch_size": batch.value, "every": every}, strategy.place)
+
+
+def _tell_data_loader(draft: Draft, arguments: TrainingArguments) -> None:
+    """What the host's memory hinges on; how large the data set is no argument says."""
+    _tell(draft, arguments, "dataloader_num_workers", "train.data_loader.workers")
+    _tell(draft, arguments, "dataloader_pin_memory", "train.data_loader.pin_memory")
+    if arguments.is_set("dataloader_prefetch_factor"):
+        draft.say("train.data_loader.prefetch_factor", arguments["dataloader_prefetch_factor"])
 
 
 ACCELERATOR_KEYS = {

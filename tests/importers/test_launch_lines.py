@@ -77,7 +77,16 @@ def test_flags_may_be_negated_and_carry_json(folder: Folder) -> None:
     found = folder.import_job(torchrun=line)
 
     assert (found.job.parallel.dp_shard.degree, found.job.parallel.dp_shard.offload) == (2, "cpu")
-    assert found.ignored["the launch line"] == ("dataloader_pin_memory",)
+    assert not found.job.train.data_loader.pin_memory
+
+
+def test_what_other_scripts_have_too_makes_no_trainer(folder: Folder) -> None:
+    found = folder.import_job(
+        torchrun="torchrun --nproc-per-node 2 train.py --dataloader_num_workers 8", job=folder.own_loop()
+    )
+
+    assert found.not_read == ("--dataloader_num_workers",)
+    assert found.job.train.data_loader.workers == 0
 
 
 def test_a_script_without_fields_that_matter_is_no_trainer(folder: Folder) -> None:

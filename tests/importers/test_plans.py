@@ -29,6 +29,7 @@ train:
   optimizer: {name: AdamW, fused: true, lr: 5.0e-5, betas: [0.9, 0.999], eps: 1.0e-8, weight_decay: 0.0}
   recompute: full
   gradient_clipping: 1.0
+  data_loader: {pin_memory: true}
 parallel: {dp_replicate: {degree: 2, bucket_cap_mb: 1}}
 cluster: {gpus_per_node: 2, gpu: H100-SXM-80GB}
 """
