@@ -78,7 +78,7 @@ SPECS: dict[str, dict[str, Any]] = {
 def test_a_warm_worker_plans_as_a_fresh_command_line_does(tmp_path: Path) -> None:
     seed = int(os.environ.get("PLANNER_SEED", "0"))
     chance = random.Random(seed)
-    names = chance.sample(sorted(SPECS), int(os.environ.get("PLANNER_SPECS", "6")))
+    names = chance.sample(sorted(SPECS), int(os.environ.get("PLANNER_SPECS", "3")))
     files = {name: tmp_path / f"{number}.json" for number, name in enumerate(names)}
     for name, file in files.items():
         file.write_text(json.dumps({"metadata": {"name": name}, **SPECS[name]}))
