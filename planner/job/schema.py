@@ -12,14 +12,27 @@ from typing import Any
 from planner.job.checkpoint_schema import CheckpointLoad, CheckpointSave
 from planner.job.evaluation_schema import Eval, Generate
 from planner.job.length_schema import Lengths
+from planner.job.model_schema import AS_BUILT, Adapter, Decoder, Model
+from planner.job.parallel_schema import Cp, DpReplicate, DpShard, Ep, Parallel, Pp, Tp
 from planner.job.post_training_schema import PostTraining
 
 __all__ = [
+    "AS_BUILT",
+    "Adapter",
     "CheckpointLoad",
     "CheckpointSave",
+    "Cp",
+    "Decoder",
+    "DpReplicate",
+    "DpShard",
+    "Ep",
     "Eval",
     "Generate",
     "Lengths",
+    "Model",
+    "Parallel",
+    "Pp",
+    "Tp",
 ]  # parts of a job that are described in files of their own
 
 
@@ -33,86 +46,6 @@ class Metadata:
     """Whose job it is, for the metrics."""
     queue: str = ""
     """Where it is submitted to, for the metrics."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoder:
-    """The built-in Llama-shaped decoder for quick what-ifs."""
-
-    layers: int
-    """Blocks of attention and feed-forward."""
-    hidden: int
-    """Width of the residual stream; a multiple of `heads`."""
-    heads: int
-    """Heads of the queries; a multiple of `kv_heads`."""
-    kv_heads: int
-    """Heads of the keys and values."""
-    ffn: int
-    """Width inside of the gated feed-forward."""
-    vocab: int
-    """Entries of the embedding and of the head."""
-    tie_embeddings: bool = False
-    """Embedding and head are one parameter."""
-    head_dim: int = 0
-    """Width of a head; 0: hidden / heads."""
-    qk_norm: bool = False
-    """RMSNorm over each head of queries and keys, as Qwen3 has it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
-    """Low-rank layers that are trained in place of the model: LoRA, by peft."""
-
-    kind: str = "lora"
-    """qlora: beside a model in four bits (nf4, double quantization)."""
-    r: int = 8
-    """The rank of the layers."""
-    alpha: int = 8
-    """Scales what the layers add; without effect on memory."""
-    dropout: float = 0.0
-    """Before the layers; above 0 it keeps a mask."""
-    target_modules: tuple[str, ...] = ()
-    """Names of the modules that are adapted; empty: those that peft knows for the architecture."""
-    load: str = "layers"
-    """Of qlora. layers: each layer is packed as it is loaded, as transformers does; whole: all of the model is on the
-    device in `parameter_dtype` before it is packed."""
-
-
-AS_BUILT = "as_built"
-"""The `parameter_dtype` of a factory whose parameters keep the dtypes that it gave them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """Exactly one of `hf_config`, `factory`, `decoder` is given."""
-
-    hf_config: Mapping[str, Any] | None = None
-    """A transformers config: a well-known model's name, a path, or its content, which is what is kept."""
-    factory: str = ""
-    """`module:callable`, any callable that returns an nn.Module."""
-    factory_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the factory."""
-    factory_path: str = ""
-    """A folder put in front of sys.path for the factory; default: the spec file's folder."""
-    decoder: Decoder | None = None
-    head: str = ""
-    """Which transformers head (`causal_lm`, `masked_lm`, ...); empty: by architecture."""
-    blocks: str = ""
-    """Pattern of the module paths that are wrapped and recomputed; empty: found."""
-    parameter_dtype: str = ""
-    """A dtype that all parameters are cast to, or for a factory `as_built`: each keeps its own. Not said: `as_built`
-    for a factory, float32 for all else."""
-    attention: str = "sdpa"
-    """The `attn_implementation` of a transformers model: sdpa or eager."""
-    use_cache: bool = False
-    """Whether a transformers model keeps past_key_values while it trains; false, as transformers' Trainer has it,
-    whatever the config says. They live as long as the model's output: see `train.loss.keep_output`."""
-    adapter: Adapter | None = None
-    """Train an adapter alone, the model frozen; for a transformers config."""
-
-    def __post_init__(self) -> None:
-        if not self.parameter_dtype:
-            object.__setattr__(self, "parameter_dtype", AS_BUILT if self.factory else "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,123 +180,6 @@ class Train:
     data_loader: DataLoader = field(default_factory=DataLoader)
     compile: Compile | None = None
     """What of the step is compiled; null or false: nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DpReplicate:
-    """Data parallelism with replicated parameters: DistributedDataParallel and its arguments."""
-
-    degree: int = 1
-    """How many replicas."""
-    kind: str = "ddp"
-    """What reduces the gradients."""
-    bucket_cap_mb: float = 25.0
-    """Size of a bucket of gradients."""
-    gradient_as_bucket_view: bool = False
-    """Gradients are views of the buckets, and not there twice."""
-    find_unused_parameters: bool = False
-    """Of DistributedDataParallel; the buckets are then not rebuilt."""
-    static_graph: bool = False
-    """Of DistributedDataParallel."""
-    broadcast_buffers: bool = True
-    """Buffers are sent from rank 0 before each forward."""
-    init_sync: bool = True
-    """Parameters are checked and sent from rank 0 when the model is wrapped."""
-    comm_hook: str = ""
-    """A hook of torch that compresses buckets; empty: none."""
-    no_sync: bool = True
-    """Accumulate gradients under `no_sync()`: buckets are reduced in the last micro-batch only."""
-    zero_redundancy_optimizer: bool = False
-    """ZeRO stage 1: each replica keeps the optimizer's state of its part (ZeroRedundancyOptimizer)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DpShard:
-    """Data parallelism with sharded parameters: `fully_shard` (FSDP2) of every block and of the root."""
-
-    degree: int = 1
-    """Over how many ranks parameters, gradients and optimizer state are sharded."""
-    kind: str = "fsdp2"
-    """fsdp1 is refused, with what to write instead."""
-    reshard_after_forward: bool | int = True
-    """Of the blocks; a number: to so many ranks. The root keeps its parameters, as fully_shard does by default."""
-    keep_last: bool = False
-    """The last block, or the last of the `groups`, keeps its parameters after the forward: it is needed next."""
-    groups: tuple[str, ...] = ()
-    """Modules that are sharded for themselves beside the blocks; those of one group are gathered together
-    (`[embed, "norm head"]`)."""
-    reduce_dtype: str = "float32"
-    """In which dtype gradients are reduced under `fsdp_mixed`; parameters are gathered in bfloat16."""
-    offload: str = ""
-    """cpu: parameters, gradients and optimizer state rest on the host (CPUOffloadPolicy)"""
-    no_sync: bool = False
-    """Accumulate gradients unreduced; reduce in the last micro-batch only."""
-    prefetch: int = 0
-    """How many blocks ahead parameters are gathered explicitly; 0: as fully_shard does by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tp:
-    """Tensor parallelism: DTensor's `parallelize_module`."""
-
-    degree: int = 1
-    """Over how many ranks layers are split."""
-    sequence_parallel: bool = False
-    """Norms and residuals split along the tokens."""
-    loss_parallel: bool = False
-    """The loss on logits split along the vocabulary."""
-    plan: Mapping[str, str] = field(default_factory=dict)
-    """Pattern of module paths -> style (colwise, rowwise, ...); default: the model's own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pp:
-    """Pipeline parallelism: a schedule of torch.distributed.pipelining.
-
-    Its micro-batches are `train.gradient_accumulation_steps`.
-    """
-
-    degree: int = 1
-    """How many ranks a pipeline has."""
-    schedule: str = "1F1B"
-    """1F1B, GPipe, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble, ..."""
-    split: tuple[int, ...] = ()
-    """Layers of each stage, in the order of stages; empty: as even as they can be."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cp:
-    """Context parallelism: `torch.distributed.tensor.experimental.context_parallel`."""
-
-    degree: int = 1
-    """Over how many ranks a sequence is split."""
-    rotate: str = "allgather"
-    """How keys and values travel; alltoall: around a ring."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ep:
-    """Expert parallelism: the experts are split along this axis, which is one of data for all else."""
-
-    degree: int = 1
-    """Over how many ranks the experts are split."""
-    imbalance: float = 1.0
-    """Tokens of the fullest rank over the mean; 1: balanced."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parallel:
-    """How the ranks divide the work; the product of the degrees is the number of GPUs."""
-
-    dp_replicate: DpReplicate = field(default_factory=DpReplicate)
-    dp_shard: DpShard = field(default_factory=DpShard)
-    tp: Tp = field(default_factory=Tp)
-    pp: Pp = field(default_factory=Pp)
-    cp: Cp = field(default_factory=Cp)
-    ep: Ep = field(default_factory=Ep)
-    deepspeed: Mapping[str, Any] | None = None
-    """The content of a ds_config.json, inlined: DeepSpeed's engine among the ranks of `dp_replicate`, instead of
-    DistributedDataParallel. Its optimizer, if it has one, takes the place of `train.optimizer`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

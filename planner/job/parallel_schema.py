@@ -1,0 +1,124 @@
+"""How a job is distributed over its ranks, with every default filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DpReplicate:
+    """Data parallelism with replicated parameters: DistributedDataParallel and its arguments."""
+
+    degree: int = 1
+    """How many replicas."""
+    kind: str = "ddp"
+    """What reduces the gradients."""
+    bucket_cap_mb: float = 25.0
+    """Size of a bucket of gradients."""
+    gradient_as_bucket_view: bool = False
+    """Gradients are views of the buckets, and not there twice."""
+    find_unused_parameters: bool = False
+    """Of DistributedDataParallel; the buckets are then not rebuilt."""
+    static_graph: bool = False
+    """Of DistributedDataParallel."""
+    broadcast_buffers: bool = True
+    """Buffers are sent from rank 0 before each forward."""
+    init_sync: bool = True
+    """Parameters are checked and sent from rank 0 when the model is wrapped."""
+    comm_hook: str = ""
+    """A hook of torch that compresses buckets; empty: none."""
+    no_sync: bool = True
+    """Accumulate gradients under `no_sync()`: buckets are reduced in the last micro-batch only."""
+    zero_redundancy_optimizer: bool = False
+    """ZeRO stage 1: each replica keeps the optimizer's state of its part (ZeroRedundancyOptimizer)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DpShard:
+    """Data parallelism with sharded parameters: `fully_shard` (FSDP2) of every block and of the root."""
+
+    degree: int = 1
+    """Over how many ranks parameters, gradients and optimizer state are sharded."""
+    kind: str = "fsdp2"
+    """fsdp1 is refused, with what to write instead."""
+    reshard_after_forward: bool | int = True
+    """Of the blocks; a number: to so many ranks. The root keeps its parameters, as fully_shard does by default."""
+    keep_last: bool = False
+    """The last block, or the last of the `groups`, keeps its parameters after the forward: it is needed next."""
+    groups: tuple[str, ...] = ()
+    """Modules that are sharded for themselves beside the blocks; those of one group are gathered together
+    (`[embed, "norm head"]`)."""
+    reduce_dtype: str = "float32"
+    """In which dtype gradients are reduced under `fsdp_mixed`; parameters are gathered in bfloat16."""
+    offload: str = ""
+    """cpu: parameters, gradients and optimizer state rest on the host (CPUOffloadPolicy)"""
+    no_sync: bool = False
+    """Accumulate gradients unreduced; reduce in the last micro-batch only."""
+    prefetch: int = 0
+    """How many blocks ahead parameters are gathered explicitly; 0: as fully_shard does by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tp:
+    """Tensor parallelism: DTensor's `parallelize_module`."""
+
+    degree: int = 1
+    """Over how many ranks layers are split."""
+    sequence_parallel: bool = False
+    """Norms and residuals split along the tokens."""
+    loss_parallel: bool = False
+    """The loss on logits split along the vocabulary."""
+    plan: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of module paths -> style (colwise, rowwise, ...); default: the model's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pp:
+    """Pipeline parallelism: a schedule of torch.distributed.pipelining.
+
+    Its micro-batches are `train.gradient_accumulation_steps`.
+    """
+
+    degree: int = 1
+    """How many ranks a pipeline has."""
+    schedule: str = "1F1B"
+    """1F1B, GPipe, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble, ..."""
+    split: tuple[int, ...] = ()
+    """Layers of each stage, in the order of stages; empty: as even as they can be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cp:
+    """Context parallelism: `torch.distributed.tensor.experimental.context_parallel`."""
+
+    degree: int = 1
+    """Over how many ranks a sequence is split."""
+    rotate: str = "allgather"
+    """How keys and values travel; alltoall: around a ring."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ep:
+    """Expert parallelism: the experts are split along this axis, which is one of data for all else."""
+
+    degree: int = 1
+    """Over how many ranks the experts are split."""
+    imbalance: float = 1.0
+    """Tokens of the fullest rank over the mean; 1: balanced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """How the ranks divide the work; the product of the degrees is the number of GPUs."""
+
+    dp_replicate: DpReplicate = field(default_factory=DpReplicate)
+    dp_shard: DpShard = field(default_factory=DpShard)
+    tp: Tp = field(default_factory=Tp)
+    pp: Pp = field(default_factory=Pp)
+    cp: Cp = field(default_factory=Cp)
+    ep: Ep = field(default_factory=Ep)
+    deepspeed: Mapping[str, Any] | None = None
+    """The content of a ds_config.json, inlined: DeepSpeed's engine among the ranks of `dp_replicate`, instead of
+    DistributedDataParallel. Its optimizer, if it has one, takes the place of `train.optimizer`."""
