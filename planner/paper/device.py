@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from planner.facts.workspaces import WorkspaceTable
-from planner.paper import facade, library, values
+from planner.paper import composites, facade, library, values
 from planner.paper.kernels import (  # noqa: F401
     cpu_dropout,
     cudnn_attention,
@@ -135,6 +135,7 @@ def _install() -> None:
                 native.paper_prefer_meta(operator.encode())
         table.install()
         native.paper_install_reductions()
+        composites.install()
     _read_values()
 
 

@@ -23,7 +23,7 @@ from planner.events import (
     Role,
     write_out_repeats,
 )
-from planner.paper import library
+from planner.paper import blocks, library
 from planner.paper.record_events import Origins, Placed, RecordKinds, event_of, renumber
 from planner.paper.record_folding import Fold, Records, find_folds
 from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
@@ -91,9 +91,7 @@ class Recorder:
 
     def operator_of(self, tensor: torch.Tensor) -> str:
         """The operator that made the storage of a tensor (`aten.ne`); empty for one that has none here."""
-        block = self.block_of(tensor)
-        index = -1 if block is None else self._native.paper_operator_of(block)
-        return "" if index < 0 else self._native.paper_name(index).decode().replace("::", ".")
+        return blocks.operator_of(tensor)
 
     def plain_events(self, since: int) -> list[Event]:
         """What the allocator was told since then (`now`), without origins, roles and marks; blocks as the device
@@ -237,11 +235,7 @@ class Recorder:
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block behind a tensor on the paper GPU; None for one that has none."""
-        local = getattr(tensor, "_local_tensor", tensor)
-        if local.device.type != "cuda":
-            return None
-        block: int = self._native.paper_block_at(local.untyped_storage().data_ptr())
-        return block if block >= 0 else None
+        return blocks.block_of(tensor)
 
     def events(self, until: int | None = None) -> list[Event]:
         """Everything since `start`, in order, up to a moment (`now`); blocks are numbered from 0.

@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol
 import torch
 
 from planner.errors import TraceError
-from planner.paper import routed
+from planner.paper import composites, routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +147,24 @@ def read(tensor: torch.Tensor) -> Value:
             return _answer_of(site, tensor, frames)
     if (node := _node()) is not None:
         return node.answer
+    if (known := composites.answer(tensor, of_a_program=_reader is not None)) is not None:
+        return _noted(tensor, frames, *known)
     return _ask_reader(tensor, frames, f"a value of {_describe_tensor(tensor)}")
 
 
 def _answer_of(site: CallSite, tensor: torch.Tensor, frames: Sequence[FrameType]) -> Value:
-    answer = site.answer(tensor)
+    return _noted(tensor, frames, site.answer(tensor), site.why)
+
+
+def truth_of(tensor: torch.Tensor) -> bool | None:
+    """What a check in C++ compares with true (`at::is_scalar_tensor_true`), where the operator at work is in the table."""
+    known = composites.answer(tensor, of_a_program=_reader is not None)
+    return None if known is None else bool(_noted(tensor, _frames(inspect.currentframe()), *known))
+
+
+def _noted(tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> Value:
     if _reader is not None:
-        _reader.note(tensor, frames, answer, site.why)
+        _reader.note(tensor, frames, answer, why)
     return answer
 
 
@@ -187,10 +198,12 @@ def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
 
 
 def count_nonzero(operator: str, tensor: torch.Tensor) -> int:
-    """How many values are not zero, where the autograd node at work is in the table or a program's reader knows; else
-    TraceError."""
+    """How many values are not zero, where the autograd node or the operator at work is in a table, or a program's reader
+    knows; else TraceError."""
     if (node := _node()) is not None:
         return int(node.answer)
+    if (known := composites.count()) is not None:
+        return known
     if _reader is not None and (count := _reader.count(tensor, _frames(inspect.currentframe()))) is not None:
         return count
     refuse_size_of(operator, tensor)

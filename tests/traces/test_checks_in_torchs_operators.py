@@ -1,0 +1,77 @@
+"""Operators of torch that read a value in C++: to check it, to say it, or for a size that follows from their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+import torch
+
+import planner.paper as paper
+from planner.errors import TraceError
+from planner.paper import values
+
+
+class Listener:
+    """The reader of a program, which answers nothing itself."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[values.Value, str]] = []
+
+    def note(self, _tensor: torch.Tensor, _frames: list[FrameType], answer: values.Value, why: str) -> None:
+        self.noted.append((answer, why))
+
+    def answer(self, *_: object) -> None: ...
+
+    def count(self, *_: object) -> None: ...
+
+
+def covariance_with_weights() -> torch.Tensor:
+    return torch.cov(torch.randn(4, 32, device="cuda"), aweights=torch.rand(32, device="cuda"))
+
+
+def signal_of_a_spectrum() -> torch.Tensor:
+    window = torch.rand(64, device="cuda")
+    spectrum = torch.stft(torch.randn(640, device="cuda"), 64, window=window, return_complex=True)
+    return torch.istft(spectrum, 64, window=window)
+
+
+@pytest.mark.parametrize(
+    ("run", "shape", "answers"),
+    [
+        (covariance_with_weights, (4, 4), [True, True, False]),
+        (lambda: torch.corrcoef(torch.randn(4, 32, device="cuda")), (4, 4), []),  # how many there are is known
+        (signal_of_a_spectrum, (640,), [False]),
+        (lambda: torch.combinations(torch.randn(40, device="cuda"), 3), (9880, 3), []),
+        (lambda: torch.combinations(torch.randn(6, device="cuda"), 2, with_replacement=True), (21, 2), []),
+    ],
+    ids=["cov", "corrcoef", "istft", "combinations", "with_replacement"],
+)
+def test_they_run_in_a_step_and_in_a_program_which_is_told_what_they_read(
+    run: Callable[[], torch.Tensor], shape: tuple[int, ...], answers: list[bool]
+) -> None:
+    listener = Listener()
+    with paper.gpu("sm_90"):
+        in_a_step = run().shape
+        with values.read_by(listener):
+            in_a_program = run().shape
+
+    assert (in_a_step, in_a_program, [answer for answer, _ in listener.noted]) == (shape, shape, answers)
+
+
+def test_they_are_differentiated_as_before() -> None:
+    with paper.gpu("sm_90"):
+        x = torch.randn(4, 32, device="cuda", requires_grad=True)
+        torch.cov(x).sum().backward()
+
+    assert x.grad is not None
+    assert x.grad.shape == (4, 32)
+
+
+def test_whether_all_is_close_holds_in_a_step_and_is_for_a_programs_reader_to_say() -> None:
+    with paper.gpu("sm_90"):
+        x = torch.randn(4, device="cuda")
+        assert torch.allclose(x, x + 1)
+        with values.read_by(Listener()), pytest.raises(TraceError, match="a value of a tensor"):
+            torch.allclose(x, x + 1)
