@@ -32,6 +32,7 @@ from planner.paper.kernels import (  # noqa: F401
     ordering,
     recurrent,
     results,
+    sampling,
     synchronized_norm,
     table,
     unique_values,

@@ -157,7 +157,7 @@ def _answer_of(site: CallSite, tensor: torch.Tensor, frames: Sequence[FrameType]
 
 
 def truth_of(tensor: torch.Tensor) -> bool | None:
-    """What a check in C++ compares with true (`at::is_scalar_tensor_true`), where the operator at work is in the table."""
+    """What a check in C++ compares with true (`at::is_scalar_tensor_true`), where the operator at work is known."""
     known = composites.answer(tensor, of_a_program=_reader is not None)
     return None if known is None else bool(_noted(tensor, _frames(inspect.currentframe()), *known))
 
@@ -198,8 +198,8 @@ def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
 
 
 def count_nonzero(operator: str, tensor: torch.Tensor) -> int:
-    """How many values are not zero, where the autograd node or the operator at work is in a table, or a program's reader
-    knows; else TraceError."""
+    """How many values are not zero, where the autograd node or the operator at work is in a table, or a program's
+    reader knows; else TraceError."""
     if (node := _node()) is not None:
         return int(node.answer)
     if (known := composites.count()) is not None:

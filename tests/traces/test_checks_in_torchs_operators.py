@@ -1,4 +1,4 @@
-"""Operators of torch that read a value in C++: to check it, to say it, or for a size that follows from their arguments."""
+"""Operators of torch that read a value in C++: to check it, to say it, or for a size that follows from arguments."""
 
 from __future__ import annotations
 

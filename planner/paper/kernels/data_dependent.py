@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 
 from planner.paper import values
-from planner.paper.kernels.sorting import scan_bytes
+from planner.paper.kernels.sorting import reduction_bytes, scan_bytes
 from planner.paper.kernels.table import cuda, like_meta, scratch, target
 
 Tensor = torch.Tensor
@@ -46,12 +46,13 @@ def nonzero(x: Tensor) -> Tensor:
 
 
 def _places(x: Tensor, count: int) -> Tensor:
-    """A counter, the scratch of a selection, then the coordinates, dim by dim."""
+    """They are counted; then there is room for the coordinates, dim by dim, and they are selected."""
     kept = x.contiguous()
     counter = torch.empty((), dtype=torch.int32, device="cuda")
-    selection = scratch(scan_bytes(x.numel(), 8))
+    scratch(reduction_bytes(x.numel()))
     out = torch.empty(x.dim(), count, dtype=torch.int64, device="cuda").t()
-    del kept, counter, selection
+    scratch(scan_bytes(x.numel(), 8))
+    del kept, counter
     return out
 
 

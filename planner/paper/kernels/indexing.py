@@ -1,4 +1,4 @@
-"""Indexing: adding to places that may come twice sorts the places first."""
+"""Indexing: adding to places that may come twice sorts the places first, masks count theirs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import prod
 import torch
 
 from planner.paper.kernels.data_dependent import as_places, known
-from planner.paper.kernels.sorting import bits_of, radix_sort_bytes
-from planner.paper.kernels.table import cuda, scratch
+from planner.paper.kernels.sorting import bits_of, radix_sort_bytes, scan_bytes
+from planner.paper.kernels.table import cuda, like_meta, scratch
 
 _INT64 = torch.int64
 
@@ -93,3 +93,34 @@ def _places(indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         del wrapped
         total = scaled if total is None else total
     return total
+
+
+@cuda("masked_scatter_")
+def masked_scatter(into: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Which value of the source comes to each place: running sums of the mask, in int64 for every element.
+
+    Source: torch 2.13 aten/src/ATen/native/cuda/IndexKernel.cpp (masked_scatter__cuda), IndexKernel.cu
+    (launch_masked_scatter_kernel).
+    """
+    if into.numel() == 0:
+        return into
+    sums = torch.empty(into.shape, dtype=_INT64, device="cuda")
+    kept = mask.expand(into.shape).contiguous()
+    taken = scratch(scan_bytes(into.numel(), _INT64.itemsize))
+    del taken
+    whole = source.contiguous()
+    del kept, whole, sums
+    return into
+
+
+@cuda("scatter_reduce.two")
+def scatter_reduce(
+    into: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
+) -> torch.Tensor:
+    """A mean counts how many came to each place (torch 2.13, aten/src/ATen/native/TensorAdvancedIndexing.cpp)."""
+    result: torch.Tensor = like_meta("scatter_reduce.two", into, dim, index, source, reduce, include_self=include_self)
+    if reduce == "mean" and index.numel() > 0:
+        ones, counts = torch.empty_like(source), torch.empty_like(result)
+        nowhere = torch.empty_like(counts, dtype=torch.bool)
+        del ones, counts, nowhere
+    return result

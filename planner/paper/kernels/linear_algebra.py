@@ -1,16 +1,26 @@
-"""Decompositions and solvers of cuSOLVER whose shapes torch does not know without values.
+"""Decompositions and solvers of cuSOLVER: copies that they overwrite, flags, and workspaces, which only cuSOLVER knows.
 
-Source: torch 2.13 aten/src/ATen/native/BatchLinearAlgebra.cpp and cuda/linalg/BatchLinearAlgebra.cpp.
+Source: torch 2.13 aten/src/ATen/native/BatchLinearAlgebra.cpp, cuda/linalg/BatchLinearAlgebra.cpp and
+cuda/linalg/BatchLinearAlgebraLib.cpp.
 """
 
 from __future__ import annotations
 
+from math import prod
+from typing import Any
+
 import torch
 
 from planner.paper.kernels import workspaces
-from planner.paper.kernels.table import cuda
+from planner.paper.kernels.table import cuda, like_meta, scratch
 
 Tensor = torch.Tensor
+
+_SMALL = 32
+"""Matrices of up to so many rows and columns have kernels of their own (gesvdjBatched)."""
+_LARGE = 512
+"""Matrices of so many rows are factorized by cuSOLVER, however many there are."""
+_POINTER = 8
 
 
 @cuda("_linalg_check_errors")
@@ -24,9 +34,151 @@ def householder(x: Tensor) -> tuple[Tensor, Tensor]:
     """The factors by columns, and a number for each reflection."""
     factors = _by_columns(x.shape, x)
     tau = x.new_empty((*x.shape[:-2], min(x.shape[-2:])))
-    workspace = workspaces.take("cusolver", "cuSOLVER", [x], "geqrf")
-    del workspace
+    _run("geqrf", x)
     return factors, tau
+
+
+@cuda("linalg_qr")
+def orthogonal_factor(x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    """The factors lie in one of the results while they are made, where they fit in; beside them otherwise."""
+    q, r = like_meta("linalg_qr", x, mode)
+    if x.numel() == 0:
+        return q, r
+    rows, columns = x.shape[-2:]
+    tau = x.new_empty((*x.shape[:-2], min(rows, columns)))
+    fits = (mode != "r" and q.size(-1) == columns) or r.size(-2) == rows
+    factors = None if fits else _by_columns(x.shape, x)
+    _run("geqrf", x)
+    if mode != "r":
+        _run("orgqr", x)
+    del tau, factors
+    return q, r
+
+
+@cuda("linalg_householder_product")
+def product_of_reflections(x: Tensor, tau: Tensor) -> Tensor:
+    product: Tensor = like_meta("linalg_householder_product", x, tau)
+    _run("orgqr", x)
+    return product
+
+
+@cuda("_linalg_svd")
+def singular_values(
+    x: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By Jacobi's method unless a driver is named, which is taken to converge, of a copy by columns. Vectors that nobody
+    asked for have room nevertheless."""
+    results: tuple[Tensor, Tensor, Tensor] = like_meta(
+        "_linalg_svd", x, full_matrices=full_matrices, compute_uv=compute_uv, driver=driver
+    )
+    if x.numel() == 0:
+        return results
+    infos = torch.zeros(x.shape[:-2], dtype=torch.int32, device="cuda")
+    copy = _by_columns(x.shape, x)
+    (rows, columns), matrices = x.shape[-2:], prod(x.shape[:-2])
+    is_small = driver in (None, "gesvdj") and max(rows, columns) <= _SMALL
+    beside = []
+    if is_small and compute_uv and not full_matrices and rows != columns:
+        beside.append(x.new_empty(matrices * max(rows, columns) ** 2))
+    if not compute_uv:
+        width, count = (max(rows, columns), matrices) if is_small else (min(rows, columns), 1)
+        beside += [x.new_empty(count * rows * width), x.new_empty(count * columns * width)]
+    _run("gesvdjBatched" if is_small else driver or "gesvdj", x)
+    del copy, beside
+    check_errors(infos, "linalg.svd", is_matrix=x.dim() == 2)
+    return results
+
+
+@cuda("_linalg_eigh")
+def hermitian_eigenvectors(x: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
+    """The vectors take the matrix's place in the result, or in a copy if nobody asked for them."""
+    results: tuple[Tensor, Tensor] = like_meta("_linalg_eigh", x, uplo, compute_v)
+    if x.numel() == 0:
+        return results
+    copy = None if compute_v else _by_columns(x.shape, x)
+    infos = torch.zeros(x.shape[:-2], dtype=torch.int32, device="cuda")
+    _run("syevd", x)
+    del copy
+    check_errors(infos, "linalg.eigh", is_matrix=x.dim() == 2)
+    return results
+
+
+@cuda("linalg_cholesky_ex")
+def cholesky(x: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
+    """In the result; several matrices by their addresses."""
+    results: tuple[Tensor, Tensor] = like_meta("linalg_cholesky_ex", x, **named)
+    matrices = prod(x.shape[:-2])
+    if x.numel() and matrices == 1:
+        _run("potrf", x)
+    elif x.numel():
+        scratch(matrices * _POINTER)
+    return results
+
+
+@cuda("_cholesky_solve_helper")
+def solved_by_cholesky(right: Tensor, factor: Tensor, upper: bool) -> Tensor:
+    infos = torch.zeros(1, dtype=torch.int32, device="cuda")
+    solution: Tensor = like_meta("_cholesky_solve_helper", right, factor, upper)
+    copy = _by_columns(factor.shape, factor)
+    del copy, infos
+    return solution
+
+
+@cuda("linalg_inv_ex")
+def inverse(x: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
+    """The solution for an identity, which lies in the result: with the factors and pivots beside it."""
+    results: tuple[Tensor, Tensor] = like_meta("linalg_inv_ex", x, **named)
+    if x.numel():
+        factors = _by_columns(x.shape, x), torch.empty(x.shape[:-1], dtype=torch.int32, device="cuda")
+        _factorize(x)
+        del factors
+    return results
+
+
+@cuda("linalg_lu_factor_ex")
+def factors_of(x: Tensor, **named: Any) -> Any:
+    return _with_factors("linalg_lu_factor_ex", x, named)
+
+
+@cuda("_linalg_det")
+def determinant(x: Tensor) -> Any:
+    return _with_factors("_linalg_det", x, {})
+
+
+@cuda("_linalg_slogdet")
+def logarithm_of_determinant(x: Tensor) -> Any:
+    return _with_factors("_linalg_slogdet", x, {})
+
+
+@cuda("_linalg_solve_ex")
+def solution(x: Tensor, right: Tensor, **named: Any) -> Any:
+    results = like_meta("_linalg_solve_ex", x, right, **named)
+    _factorize(x)
+    return results
+
+
+def _with_factors(operator: str, x: Tensor, named: dict[str, Any]) -> Any:
+    """The factors are among the results."""
+    results = like_meta(operator, x, **named)
+    _factorize(x)
+    return results
+
+
+def _factorize(x: Tensor) -> None:
+    """By cuSOLVER, one after the other; many small square ones by cuBLAS, which takes them by their addresses."""
+    matrices, (rows, columns) = prod(x.shape[:-2]), x.shape[-2:]
+    if x.numel() == 0:
+        return
+    if matrices == 1 or rows != columns or rows >= _LARGE:
+        _run("getrf", x)
+    else:
+        scratch(matrices * _POINTER)
+
+
+def _run(function: str, x: Tensor) -> None:
+    """A function of cuSOLVER, with its workspace."""
+    workspace = workspaces.take("cusolver", "cuSOLVER", [x], function)
+    del workspace
 
 
 @cuda("linalg_lstsq")

@@ -1,6 +1,7 @@
-"""Sorts and running sums: what they take besides their results.
+"""Sorts, the largest values and running sums: what they take besides their results.
 
-Source, torch 2.13: aten/src/ATen/native/cuda/Sort.cpp, Sort.h, SortStable.cu, ScanUtils.cuh, native/ReduceOps.cpp.
+Source, torch 2.13: aten/src/ATen/native/cuda/Sort.cpp, Sort.h, SortStable.cu, TensorTopK.cpp, TensorTopK.cu, Sorting.cpp,
+ScanUtils.cuh, native/ReduceOps.cpp.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from planner.paper.kernels.sorting import bits_of, radix_sort_bytes, scan_bytes
-from planner.paper.kernels.table import cuda, like_meta, scratch
+from planner.paper.kernels.table import cuda, like_meta, scratch, target
 
 Tensor = torch.Tensor
 
@@ -18,6 +19,15 @@ _SMALL = 4096
 _LARGE = 1_000_000
 _FEW_SEGMENTS = 128
 _INDEX = 8
+_ROWS_AND_LENGTHS = (
+    (20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800), (None, 400),
+)  # fmt: skip
+"""Up to so many rows, those from this length on are spread over blocks (should_use_multiblock)."""
+_BLOCK, _DIGITS = 256, 256
+_FEWEST_VALUES, _MOST_VALUES = 4, 64
+"""That one thread reads of a spread row."""
+_BLOCKS_OF_A_MULTIPROCESSOR = 6
+"""By registers: 65,536 of a multiprocessor, 40 of a thread."""
 
 
 @cuda("sort.stable")
@@ -59,6 +69,64 @@ def _cub(rows: int, length: int, item: int) -> list[Tensor]:
     by_row = scratch(radix_sort_bytes(count, _INDEX, 0, bits_of(rows - 1)))
     del by_row
     return pairs
+
+
+@cuda("topk")
+def topk(
+    x: Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,  # noqa: A002
+) -> tuple[Tensor, Tensor]:
+    values: Tensor
+    values, indices = like_meta("topk", x, k, dim, largest, sorted)
+    if values.numel() > 0:
+        select_largest(x, values, dim)
+        if sorted and k > _SMALL:
+            ordered = sort(values, stable=False, dim=dim, descending=largest)
+            gathered = torch.empty_like(indices)
+            del ordered, gathered
+    return values, indices
+
+
+def select_largest(x: Tensor, values: Tensor, dim: int) -> None:
+    """What `topk` takes before it sorts what it has found: what is contiguous is read, and few or long rows are spread
+    over blocks, which count digits."""
+    whole = x.contiguous()
+    length = x.size(dim) if x.dim() else 1
+    rows = x.numel() // length
+    if _is_spread(rows, length):
+        spread = _count_digits(rows, length, values.element_size())
+        del spread
+    del whole
+
+
+def _is_spread(rows: int, length: int) -> bool:
+    return length >= next(shortest for most, shortest in _ROWS_AND_LENGTHS if most is None or rows <= most)
+
+
+def _count_digits(rows: int, length: int, item: int) -> list[Tensor]:
+    threads = target().multiprocessors * _BLOCKS_OF_A_MULTIPROCESSOR * _BLOCK
+    each = max(_FEWEST_VALUES, min(_MOST_VALUES, -(-rows * length // threads)))
+    blocks = rows * -(-length // (each * _BLOCK))
+    radix = max(4, item)
+    sizes = [rows * item, rows * 4, 2 * rows * 4, 2 * rows * radix, blocks * _DIGITS * 2, blocks * 4, blocks * 4]
+    taken = [scratch(size) for size in sizes]
+    for _ in range(2):  # sums over the blocks of a row
+        scratch(scan_bytes(blocks, 8))
+    return taken
+
+
+@cuda("median", "nanmedian")
+def median(x: Tensor) -> Tensor:
+    """Of a copy; the place is found besides."""
+    if x.numel() == 0:
+        return x.new_empty(())
+    copy = x.new_empty(x.numel())
+    values, place = x.new_empty(1), torch.empty(1, dtype=torch.int64, device="cuda")
+    del copy, place
+    return values.view(())
 
 
 @cuda("cumsum", "cumprod")

@@ -10,6 +10,8 @@ _OFFSET = 8  # torch counts items in int64
 _COUNTER = 4
 _ALIGNMENT = 256
 _SHARED_MEMORY = 48 * 1024
+_SUBSCRIPTION = 5
+"""CUB_SUBSCRIPTION_FACTOR (cub/util_arch.cuh)."""
 
 
 def radix_sort_bytes(items: int, key_bytes: int, value_bytes: int, bits: int) -> int:
@@ -45,6 +47,18 @@ def scan_bytes(items: int, item_bytes: int) -> int:
     status = 8 if item_bytes <= 4 else 16
     tiles = -(-items // _tile(128, 15, max(4, item_bytes)))
     return _laid_out((tiles + 32) * status)
+
+
+def reduction_bytes(items: int) -> int:
+    """Temporary bytes of a sum to int32: one for each block that the GPU can hold, five times over.
+
+    Source: dispatch_reduce.cuh (InvokePasses). As many blocks of 256 threads are taken to fit as threads do; registers
+    may leave room for fewer. Few items are added by one block, which asks for one byte.
+    """
+    if items <= _tile(256, 16, 4):
+        return 1
+    blocks = target().multiprocessors * (target().threads_per_multiprocessor // 256)
+    return _laid_out(blocks * _SUBSCRIPTION * 4)
 
 
 def bits_of(highest: int) -> int:

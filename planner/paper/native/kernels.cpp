@@ -24,6 +24,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "recurrent.h"
+#include "softmax.h"
 #include "sparse.h"
 #include "structured.h"
 #include "trace.h"
@@ -207,6 +208,7 @@ void run_meta(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   results.reserve(meta.size());
   for (const auto& result : meta) results.push_back(stand_ins.back(result));
   if (is_gemm(op)) take_for_gemm(op, arguments);
+  if (is_softmax(op)) take_for_softmax(op, arguments);
   torch::jit::drop(*stack, arguments.size());
   for (auto& result : results) stack->push_back(std::move(result));
 }

@@ -240,6 +240,8 @@ void reduce(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 }  // namespace
 
+bool is_gpu() { return multiprocessors > 0; }
+
 }  // namespace paper
 
 extern "C" {
