@@ -19,6 +19,7 @@ from planner.paper.kernels import (  # noqa: F401
     cpu_dropout,
     cudnn_attention,
     data_dependent,
+    distances,
     dropout,
     embedding,
     flash_attention,

@@ -169,3 +169,82 @@ def test_a_matrix_whose_rows_and_columns_are_both_scattered_is_copied_for_the_ge
 
     assert one_number == [32 * 64 * 4]
     assert transposed == []
+
+
+def test_a_masked_scatter_counts_under_the_mask_for_every_element() -> None:
+    """As multimodal models put images in the places of tokens."""
+    rows, width = 512, 64
+
+    def scatter() -> Any:
+        text, images = (torch.empty(rows, width, device="cuda") for _ in range(2))
+        chosen = torch.empty(rows, 1, dtype=torch.bool, device="cuda")
+        return text, images, chosen, text.masked_scatter_(chosen, images)
+
+    assert temporaries(scatter)[:2] == [rows * width * 8, rows * width]
+
+
+def test_a_mean_by_scatter_counts_how_many_came_to_each_place() -> None:
+    def scatter() -> Any:
+        into, source = torch.empty(8, 16, device="cuda"), torch.empty(32, 16, device="cuda")
+        index = torch.empty(32, 16, dtype=torch.int64, device="cuda")
+        return source, index, into, into.scatter_reduce(0, index, source, "mean")
+
+    assert temporaries(scatter) == [32 * 16 * 4, 8 * 16 * 4, 8 * 16]
+
+
+def test_a_loss_of_two_classes_keeps_a_storage_of_the_size_of_its_input(taken: Any) -> None:
+    def make() -> list[torch.Tensor]:
+        return [torch.empty(64, 64, device="cuda") for _ in range(2)]
+
+    cross_entropy = taken(make, torch.nn.functional.binary_cross_entropy)
+    huber = taken(make, torch.nn.functional.huber_loss)
+
+    assert (cross_entropy.kept_bytes, cross_entropy.temporary_bytes) == ([64 * 64 * 4], [4])
+    assert (huber.kept_bytes, huber.temporary_bytes) == ([4], [64 * 64 * 4])
+
+
+def test_one_draw_takes_an_exponential_draw_for_every_class(taken: Any) -> None:
+    found = taken(lambda: [torch.empty(4, 1000, device="cuda")], lambda x: torch.multinomial(x, 1))
+
+    assert found.kept == [((4, 1), "int64")]
+    assert max(found.temporary_bytes) == found.temporary_bytes[-1] == 4 * 1000 * 4
+
+
+def test_the_largest_of_long_rows_are_found_by_counting_digits_in_blocks(taken: Any) -> None:
+    def run(x: torch.Tensor) -> Any:
+        return x.topk(50)
+
+    blocks = 8 * -(-100_000 // (4 * 256))  # four values a thread, as there are multiprocessors enough
+    spread = taken(lambda: [torch.empty(8, 100_000, device="cuda")], run).temporary_bytes
+    routed = taken(lambda: [torch.empty(8, 64, device="cuda")], run).temporary_bytes
+
+    assert (spread[:5], routed) == ([8 * 4, 8 * 4, 2 * 8 * 4, 2 * 8 * 4, blocks * 256 * 2], [])
+
+
+def test_a_permutation_sorts_numbers_by_random_keys(taken: Any) -> None:
+    found = taken(list, lambda: torch.randperm(1000, device="cuda"))
+
+    assert found.kept == [((1000,), "int64")]
+    assert found.temporary[:3] == [((1000,), "int64"), ((1000,), "int32"), ((1000,), "int32")]
+
+
+def test_the_backward_of_distances_makes_a_gradient_for_every_pair() -> None:
+    def backward() -> Any:
+        x, other = (torch.empty(rows, 16, device="cuda", requires_grad=rows == 8) for rows in (8, 12))
+        distances = torch.cdist(x, other, p=1.0)
+        return x, other, distances, torch.autograd.grad(distances, x, torch.empty_like(distances))
+
+    assert 12 * 8 * 16 * 4 in temporaries(backward)
+
+
+def test_the_backward_of_bags_sorts_the_places_however_few_they_are(taken: Any) -> None:
+    def make() -> list[torch.Tensor]:
+        weight = torch.empty(100, 32, device="cuda", requires_grad=True)
+        places, bags = (torch.empty(count, dtype=torch.int64, device="cuda") for count in (640, 64))
+        summed = torch.nn.functional.embedding_bag(places, weight, bags, mode="sum")
+        return [summed, weight, torch.empty_like(summed)]
+
+    found = taken(make, torch.autograd.grad)
+
+    assert found.kept == [((100, 32), "float32")]
+    assert found.temporary[:3] == [((640,), "int64")] * 3

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from planner.paper.kernels.sorting import bits_of, radix_sort_bytes, scan_bytes
-from planner.paper.kernels.table import cuda, scratch, target
+from planner.paper.kernels.table import cuda, like_meta, scratch, target
 
 _FEW_INDICES = 3072
 _ROWS_PER_THREAD = 10
 _LARGEST_BLOCK = 1024
 _BLOCKS_PER_MULTIPROCESSOR = 4
+_LARGEST_OF_A_BAG = 2
 _INT64 = torch.int64
 
 
@@ -28,15 +29,46 @@ def embedding_dense_backward(
     whole = gradient.contiguous()
     if count <= _FEW_INDICES and not by_frequency:
         return gradient.new_empty(rows, gradient.size(-1))
+    result = _add_sorted(whole, places, rows, by_frequency)
+    del whole
+    return result
+
+
+@cuda("_embedding_bag_dense_backward")
+def embedding_bag_backward(
+    gradient: torch.Tensor, indices: torch.Tensor, _bags: torch.Tensor, _sizes: torch.Tensor, _largest: torch.Tensor,
+    rows: int, by_frequency: bool, mode: int, *_: object,
+) -> torch.Tensor:  # fmt: skip
+    """Source: torch 2.13 aten/src/ATen/native/cuda/EmbeddingBag.cu: as that of an embedding, for any number of indices.
+    Where the largest of a bag was taken its row is known."""
+    places = indices.contiguous()
+    if places.numel() == 0 or mode == _LARGEST_OF_A_BAG:
+        return gradient.new_empty(rows, gradient.size(-1))
+    return _add_sorted(gradient, places, rows, by_frequency)
+
+
+@cuda("_embedding_bag_backward")
+def bag_backward(
+    gradient: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, bags: torch.Tensor, sizes: torch.Tensor,
+    largest: torch.Tensor, rows: int, by_frequency: bool, mode: int, sparse: bool, *rest: object,
+) -> torch.Tensor:  # fmt: skip
+    if sparse:
+        given = gradient, indices, offsets, bags, sizes, largest, rows, by_frequency, mode, sparse, *rest
+        result: torch.Tensor = like_meta("_embedding_bag_backward", *given)
+        return result
+    return embedding_bag_backward(gradient, indices, bags, sizes, largest, rows, by_frequency, mode)
+
+
+def _add_sorted(gradient: torch.Tensor, places: torch.Tensor, rows: int, by_frequency: bool) -> torch.Tensor:
     sorted_places, origins = torch.empty_like(places), torch.empty_like(places)
     numbers = torch.empty_like(places)
-    size = indices.element_size()
-    taken = scratch(radix_sort_bytes(count, key_bytes=size, value_bytes=size, bits=bits_of(rows)))
+    size = places.element_size()
+    taken = scratch(radix_sort_bytes(places.numel(), key_bytes=size, value_bytes=size, bits=bits_of(rows)))
     del taken, numbers
     counts = torch.empty_like(places) if by_frequency else None
     result = gradient.new_empty(rows, gradient.size(-1))
     _partial_sums(result, places)
-    del sorted_places, origins, counts, whole
+    del sorted_places, origins, counts
     return result
 
 

@@ -66,8 +66,8 @@ def product_of_reflections(x: Tensor, tau: Tensor) -> Tensor:
 def singular_values(
     x: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """By Jacobi's method unless a driver is named, which is taken to converge, of a copy by columns. Vectors that nobody
-    asked for have room nevertheless."""
+    """By Jacobi's method unless a driver is named, which is taken to converge, of a copy by columns. Vectors that
+    nobody asked for have room nevertheless."""
     results: tuple[Tensor, Tensor, Tensor] = like_meta(
         "_linalg_svd", x, full_matrices=full_matrices, compute_uv=compute_uv, driver=driver
     )

@@ -1,7 +1,7 @@
 """Sorts, the largest values and running sums: what they take besides their results.
 
-Source, torch 2.13: aten/src/ATen/native/cuda/Sort.cpp, Sort.h, SortStable.cu, TensorTopK.cpp, TensorTopK.cu, Sorting.cpp,
-ScanUtils.cuh, native/ReduceOps.cpp.
+Source, torch 2.13: aten/src/ATen/native/cuda/Sort.cpp, Sort.h, SortStable.cu, TensorTopK.cpp, TensorTopK.cu,
+Sorting.cpp, ScanUtils.cuh, native/ReduceOps.cpp.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def topk(
     k: int,
     dim: int = -1,
     largest: bool = True,
-    sorted: bool = True,  # noqa: A002
+    sorted: bool = True,
 ) -> tuple[Tensor, Tensor]:
     values: Tensor
     values, indices = like_meta("topk", x, k, dim, largest, sorted)

@@ -1,6 +1,7 @@
 """Draws from given probabilities, and permutations.
 
-Source, torch 2.13: aten/src/ATen/native/Distributions.cpp (multinomial_out), cuda/MultinomialKernel.cu, cuda/Randperm.cu.
+Source, torch 2.13: aten/src/ATen/native/Distributions.cpp (multinomial_out), cuda/MultinomialKernel.cu,
+cuda/Randperm.cu.
 """
 
 from __future__ import annotations
