@@ -186,6 +186,7 @@ def test_distinct_values_of_the_host_are_counted_and_keep_a_storage_as_large_as_
         assert (found.shape, inverse.shape, counts.shape) == ((2,), (4,), (2,))
         assert found.untyped_storage().nbytes() == 4 * 8
         assert torch.bincount(torch.tensor([0, 5]).cuda()).shape == (6,)
+        assert torch.tensor([2, 2, 7, 2]).cuda().unique_consecutive(return_counts=True)[1].shape == (3,)
 
 
 def test_what_a_reduction_makes_of_values_from_the_host_is_known() -> None:

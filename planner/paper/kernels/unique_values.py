@@ -107,7 +107,8 @@ def _distinct(
     if return_counts:
         counts.resize_(count)
         if (known := torch.ops.paper.known_value(x)) is not None:
-            counts.copy_(known.unique(return_counts=True)[1])
+            repeats = torch.unique_consecutive if is_sorted else torch.unique
+            counts.copy_(repeats(known, return_counts=True)[-1])
     return found, inverse, counts
 
 
