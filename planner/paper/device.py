@@ -17,6 +17,7 @@ from planner.facts.workspaces import WorkspaceTable
 from planner.paper import composites, facade, library, values
 from planner.paper.kernels import (  # noqa: F401
     cpu_dropout,
+    cpu_results,
     cudnn_attention,
     data_dependent,
     distances,

@@ -183,6 +183,14 @@ def test_a_masked_scatter_counts_under_the_mask_for_every_element() -> None:
     assert temporaries(scatter)[:2] == [rows * width * 8, rows * width]
 
 
+def test_on_the_cpu_nothing_is_taken_beside_results() -> None:
+    def select() -> Any:
+        x, mask = torch.empty(8, 100_000, device="cuda"), torch.empty(8, 1, dtype=torch.bool, device="cuda")
+        return x, mask, x.topk(50), x.masked_scatter_(mask, x), torch.randperm(1000, device="cuda")
+
+    assert temporaries(select, "cpu") == []
+
+
 def test_a_mean_by_scatter_counts_how_many_came_to_each_place() -> None:
     def scatter() -> Any:
         into, source = torch.empty(8, 16, device="cuda"), torch.empty(32, 16, device="cuda")

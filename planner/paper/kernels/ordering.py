@@ -96,7 +96,7 @@ def select_largest(x: Tensor, values: Tensor, dim: int) -> None:
     whole = x.contiguous()
     length = x.size(dim) if x.dim() else 1
     rows = x.numel() // length
-    if _is_spread(rows, length):
+    if _is_spread(rows, length) and not target().is_cpu:
         spread = _count_digits(rows, length, values.element_size())
         del spread
     del whole
