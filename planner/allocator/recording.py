@@ -70,7 +70,7 @@ class _State:
 
 
 def recordings(snapshot: Snapshot, rules: Rules) -> list[Recording]:
-    """One recording for each device with a trace.
+    """One recording for each device with a trace; of a snapshot without any, for each with segments: its end alone.
 
     `rules` are those of the recorded process. Raises SnapshotError if trace and segments contradict each other, or
     for what is not modelled.
@@ -78,10 +78,10 @@ def recordings(snapshot: Snapshot, rules: Rules) -> list[Recording]:
     segments: dict[int, list[SnapshotSegment]] = {}
     for segment in snapshot.segments:
         segments.setdefault(segment.device, []).append(segment)
+    traces = {device: trace for device, trace in enumerate(snapshot.traces) if trace}
     return [
-        _recording(trace, segments.get(device, []), device, rules)
-        for device, trace in enumerate(snapshot.traces)
-        if trace
+        _recording(traces.get(device, ()), segments.get(device, []), device, rules)
+        for device in sorted(traces or segments)
     ]
 
 

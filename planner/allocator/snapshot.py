@@ -97,15 +97,15 @@ def read_snapshot(path: Path) -> Snapshot:
     return _snapshot_of(_read(path, str(path)), str(path))[0]
 
 
-def snapshot_of_bytes(packed: bytes, place: str) -> tuple[Snapshot, Mapping[str, Any]]:
+def snapshot_of_bytes(packed: bytes, place: str, *, traced: bool = True) -> tuple[Snapshot, Mapping[str, Any]]:
     """The snapshot in the bytes of a file, compressed or not, and the plain data that it was read from.
 
-    Raises SnapshotError as :func:`read_snapshot` does.
+    Raises SnapshotError as :func:`read_snapshot` does; without `traced`, one that has segments needs no trace.
     """
-    return _snapshot_of(_unpack(packed, place), place)
+    return _snapshot_of(_unpack(packed, place), place, traced)
 
 
-def _snapshot_of(raw: bytes, place: str) -> tuple[Snapshot, Mapping[str, Any]]:
+def _snapshot_of(raw: bytes, place: str, traced: bool = True) -> tuple[Snapshot, Mapping[str, Any]]:
     content = plain_data(raw, place, _ALLOWED)
     try:
         snapshot = _snapshot(content, len(raw))
@@ -113,10 +113,11 @@ def _snapshot_of(raw: bytes, place: str) -> tuple[Snapshot, Mapping[str, Any]]:
         raise SnapshotError(
             f"not a snapshot of CUDA memory ({type(fault).__name__}: {fault})", allowed=_ALLOWED, place=place
         ) from None
-    if not any(snapshot.traces):
+    if not any(snapshot.traces) and (traced or not snapshot.segments):
         raise SnapshotError(
-            "the snapshot holds no trace",
-            remedy="call torch.cuda.memory._record_memory_history() before the step that is to be recorded",
+            "the snapshot holds no trace" + ("" if snapshot.segments else ", and no segment"),
+            remedy="call torch.cuda.memory._record_memory_history() before the step that is to be recorded"
+            + ("; planner explain tells what was held" if snapshot.segments else ""),
             place=place,
         )
     return snapshot, content

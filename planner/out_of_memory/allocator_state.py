@@ -57,9 +57,11 @@ class _Maker:
 
 
 class BlockMakers:
-    """Which line made each block of a recording, as far as it has frames."""
+    """Which line made each block of a recording, as far as it has frames; where it has none, how large the block is."""
 
     def __init__(self, recording: Recording, trace: Sequence[Mapping[str, Any]], segments: Iterable[Any]) -> None:
+        self.traced = bool(trace)
+        """Whether a history was recorded at all: else nothing is known of when a block was made."""
         freed = {event.block for event in recording.events if isinstance(event, Free)}
         at = _frames_by_address(segments, recording.device)
         self._frames: dict[int, Sequence[Mapping[str, Any]]] = {}
@@ -74,13 +76,16 @@ class BlockMakers:
                 address += piece.size
         born = (event.block for event in recording.events if isinstance(event, Alloc))
         self._frames.update(zip(born, (frames_of(each) for each in trace if each["action"] == "alloc"), strict=True))
+        self._framed = any(self._frames.values())
 
-    def maker(self, block: int) -> _Maker:
+    def maker(self, block: int, size: int) -> _Maker:
         frames = self._frames.get(block, [])
         line = own_line(frames)
         if line:
             return _Maker(line, module_line(frames), phase_of(frames))
-        return _Maker(_BEFORE if block in self._before else _WITHOUT_FRAMES, "", None)
+        if self.traced and block in self._before:
+            return _Maker(_BEFORE, "", None)
+        return _Maker(_WITHOUT_FRAMES if self._framed else f"{size:,} bytes each, {_WITHOUT_FRAMES}", "", None)
 
 
 def state_of(allocator: CachingAllocator, makers: BlockMakers, size_bytes: int | None, stream: int) -> AllocatorState:
@@ -113,7 +118,7 @@ def state_of(allocator: CachingAllocator, makers: BlockMakers, size_bytes: int |
 def _holders(allocator: CachingAllocator, makers: BlockMakers) -> list[Holding]:
     sums: dict[_Maker, list[int]] = defaultdict(lambda: [0, 0])
     for name, size in allocator.held():
-        total = sums[makers.maker(name)]
+        total = sums[makers.maker(name, size)]
         total[0] += size
         total[1] += 1
     found = [

@@ -109,9 +109,13 @@ def snapshot_lines(found: SnapshotFailure, style: Style) -> Iterator[str]:
         f"device {found.device}: {'a failed request' if found.recorded else 'the state'} in the snapshot", "bold"
     )
     if found.size_bytes is not None:
-        yield _row("asked for", f"{size(found.size_bytes)}, {found.pool} pool, stream {found.stream}")
+        asked = f"{size(found.size_bytes)}, {found.pool} pool, stream {found.stream}"
+        segment = size(found.segment_bytes or found.size_bytes)
+        of_device = "" if segment == size(found.size_bytes) else f", a segment of {segment}"
+        yield _row("asked for", asked + of_device)
     if found.line:
-        yield _row("by", " ".join(each for each in (found.operator, found.line) if each))
+        said = () if found.operator in found.line else (found.operator,)
+        yield _row("by", " ".join((*said, found.line)))
     if found.module and found.module != found.line:
         yield _row("in", found.module)
     if found.phase is not None:
@@ -182,6 +186,8 @@ def _advice(found: Explanation, cause: Cause) -> str:
         )
     if tried:
         return f"No setting of the allocator that was replayed would have helped. {_ADVICE.get(cause, '')}"
+    if cause is Cause.UNKNOWN and found.snapshots and not found.messages:
+        return "Give the job's log beside the snapshot: torch's message says what was asked for and what was free."
     return _ADVICE.get(cause, "")
 
 

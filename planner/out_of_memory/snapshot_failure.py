@@ -66,15 +66,16 @@ def explain_failures(packed: bytes, place: str, message: GpuFailure | None = Non
     """The failures in the bytes of a snapshot, one for each device that has any: its last one.
 
     Of a snapshot without one, the state in which it was taken, of the device that `message` names, else of the one
-    that reserved the most; the message's figures then say what failed. Raises SnapshotError as replaying does.
+    that reserved the most; the message's figures then say what failed. Raises SnapshotError as replaying does, but not
+    where nothing but the trace is missing: an observer of failures takes a snapshot whether a history is recorded or not.
     """
-    snapshot, content = snapshot_of_bytes(packed, place)
+    snapshot, content = snapshot_of_bytes(packed, place, traced=False)
     rules = Rules.from_conf(snapshot.conf)
     devices: dict[int, _Device] = {}
 
     def watch(recording: Recording, index: int, allocator: CachingAllocator) -> None:
         if index < 0:
-            trace = content["device_traces"][recording.device]
+            trace = content["device_traces"][recording.device] if any(snapshot.traces) else ()
             makers = BlockMakers(recording, trace, content["segments"])
             devices[recording.device] = _Device(recording, makers, PhasePeaks(recording, trace))
         found = devices[recording.device]
@@ -115,7 +116,7 @@ def _explained(
     frames = frames_of(_failed_entry(content, recording.device)) if failed else []
     segment = None if request is None else rules.segment_size(request.size_bytes)
     free = None if request is None else request.free_bytes
-    notes = list(_notes(recording, failed, message, state))
+    notes = list(_notes(recording, device.makers, failed, message, state))
     capacity = None if free is None else state.reserved_bytes + free
     if free is not None and segment is not None and free >= segment and not rules.expandable_segments:
         capacity = state.reserved_bytes
@@ -195,7 +196,11 @@ def _cause(
 
 
 def _notes(
-    recording: Recording, failed: RecordedFailure | None, message: GpuFailure | None, state: AllocatorState
+    recording: Recording,
+    makers: BlockMakers,
+    failed: RecordedFailure | None,
+    message: GpuFailure | None,
+    state: AllocatorState,
 ) -> list[str]:
     found = []
     if len(recording.failures) > 1:
@@ -204,6 +209,11 @@ def _notes(
         found.append(
             "no failed request is recorded: this is the state in which the snapshot was taken"
             + ("" if message is None else ", and what failed is the message's")
+        )
+    if not makers.traced:
+        found.append(
+            "no history was recorded (torch.cuda.memory._record_memory_history): which lines hold what is not told, only "
+            "how large their blocks are"
         )
     if message is not None and message.allocated_bytes is not None:
         here, there = state.allocated_bytes, message.allocated_bytes - message.private_pool_bytes

@@ -11,6 +11,8 @@ from planner.events import Phase
 _LONGEST = 160
 """Characters of what is said of a frame."""
 _OPERATOR = re.compile(r"at::_ops::(\w{1,80})::call\(")
+_NODE = re.compile(r"torch::autograd::(?:generated::)?(\w{1,80})::apply\(")
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/", re.IGNORECASE)
 _CALL = ("_call_impl", "_wrapped_call_impl", "__call__")
 _BACKWARD = ("backward", "_engine_run_backward", "run_backward")
 
@@ -25,10 +27,27 @@ def frames_of(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def own_line(frames: Sequence[Mapping[str, Any]]) -> str:
-    """The innermost line of the program itself: what is not in torch's own files, else whatever was recorded."""
+    """The innermost line of the program itself: what is not in torch's own files, else whatever was recorded.
+
+    Inside of a module of the program's own, a library that it calls (einops, say) is passed over: the module's line
+    tells one use from another. Autograd's thread has no line of Python; there it is what autograd worked at.
+    """
     python = [frame for frame in frames if _file(frame).endswith(".py")]
     own = [frame for frame in python if not _of_torch(frame)]
+    module = next((index for index, frame in enumerate(own) if frame.get("name") == "forward"), None)
+    if module is not None and not _of_library(own[module]):
+        own = [frame for frame in own[: module + 1] if not _of_library(frame)]
+    if not python and (worked := _autograds_work(frames)):
+        return worked
     return next((_said(frame) for frame in (*own[:1], *python[:1], *frames[:1])), "")
+
+
+def _autograds_work(frames: Sequence[Mapping[str, Any]]) -> str:
+    """The node of autograd's graph in these C++ frames, else the operator by which its engine adds gradients up."""
+    if not any("autograd::Engine" in _name(frame) for frame in frames):
+        return ""
+    nodes = (_NODE.search(_name(each)) for each in frames)
+    return f"autograd {next((each[1] for each in nodes if each), operator_of(frames) or 'engine')}"
 
 
 def module_line(frames: Sequence[Mapping[str, Any]]) -> str:
@@ -57,11 +76,16 @@ def phase_of(frames: Sequence[Mapping[str, Any]]) -> Phase | None:
 
 
 def _of_torch(frame: Mapping[str, Any], part: str = "/torch/") -> bool:
-    return part in _file(frame).replace("\\", "/")
+    return part in _file(frame)
+
+
+def _of_library(frame: Mapping[str, Any]) -> bool:
+    return _LIBRARY.search(_file(frame)) is not None
 
 
 def _file(frame: Mapping[str, Any]) -> str:
-    return str(frame.get("filename", ""))
+    """With slashes: Windows records backslashes."""
+    return str(frame.get("filename", "")).replace("\\", "/")
 
 
 def _name(frame: Mapping[str, Any]) -> str:

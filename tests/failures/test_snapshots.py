@@ -6,12 +6,14 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from planner.allocator.recording import recordings
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import snapshot_of_bytes
+from planner.errors import SnapshotError
 from planner.events import Alloc, EmptyCache, Event, Free, Phase
 from planner.out_of_memory.explanation import explain
 from planner.out_of_memory.failure import Cause
@@ -33,6 +35,17 @@ BACKWARD = (
     {"filename": "/lib/torch/autograd/graph.py", "line": 824, "name": "_engine_run_backward"},
     {"filename": "/job/train.py", "line": 14, "name": "step"},
 )
+PATTERN_LIBRARY = (
+    {"filename": "/env/site-packages/torch/functional.py", "line": 373, "name": "einsum"},
+    {"filename": "/env/site-packages/einops/einops.py", "line": 916, "name": "einsum"},
+)
+MODEL_LIBRARY = ({"filename": "/env/site-packages/transformers/models/qwen2.py", "line": 218, "name": "forward"},)
+
+
+def engine(*work: str) -> tuple[dict[str, Any], ...]:
+    """Frames of autograd's thread, which has none of Python."""
+    names = ("torch::unwind::unwind()", *work, "torch::autograd::Engine::evaluate_function(GraphTask)")
+    return tuple({"filename": "??", "line": 0, "name": each} for each in names)
 
 
 def only(packed: bytes) -> SnapshotFailure:
@@ -66,10 +79,47 @@ def test_an_allocation_of_autograds_engine_is_of_the_backward(failed: Failed) ->
     assert only(failed(FULL, GIB, frames=BACKWARD)).phase is Phase.BACKWARD
 
 
-def test_without_frames_it_says_so(failed: Failed) -> None:
+@pytest.mark.parametrize(
+    ("frames", "line"),
+    [
+        (PATTERN_LIBRARY + FORWARD, "job/models/mlp.py:34 forward"),
+        (PATTERN_LIBRARY + MODEL_LIBRARY + FORWARD[1:], "site-packages/einops/einops.py:916 einsum"),
+        (PATTERN_LIBRARY + FORWARD[2:], "site-packages/einops/einops.py:916 einsum"),
+        (({**FORWARD[0], "filename": "D:\\job\\models\\mlp.py"}, *FORWARD[1:]), "job/models/mlp.py:34 forward"),
+    ],
+    ids=["in the program's own module", "in a library's module", "in no module", "on Windows"],
+)
+def test_a_library_is_passed_over_only_where_the_programs_own_module_called_it(
+    frames: tuple[dict[str, Any], ...], line: str, failed: Failed
+) -> None:
+    assert only(failed(FULL, GIB, frames=frames)).line == line
+
+
+@pytest.mark.parametrize(
+    ("work", "line"),
+    [
+        (
+            ("at::_ops::bmm::call(Tensor)", "torch::autograd::generated::BmmBackward0::apply(list)"),
+            "autograd BmmBackward0",
+        ),
+        (("torch::autograd::AccumulateGrad::apply(list)",), "autograd AccumulateGrad"),
+        (("at::_ops::add_Tensor::call(Tensor)", "torch::autograd::accumulate(list)"), "autograd aten.add_Tensor"),
+        ((), "autograd engine"),
+    ],
+)
+def test_in_autograds_thread_it_is_what_autograd_worked_at(work: tuple[str, ...], line: str, failed: Failed) -> None:
+    found = only(failed(FULL, GIB, frames=engine(*work)))
+
+    assert (found.line, found.phase) == (line, Phase.BACKWARD)
+
+
+def test_without_frames_it_says_how_large_the_blocks_are(failed: Failed) -> None:
     found = only(failed(FULL, GIB))
 
-    assert [each.line for each in found.state.holders] == ["no frames were recorded"]
+    assert [(each.line, each.count) for each in found.state.holders] == [
+        ("629,145,600 bytes each, no frames were recorded", 1),
+        ("314,572,800 bytes each, no frames were recorded", 1),
+    ]
 
 
 def test_no_setting_helps_a_device_that_is_full(failed: Failed) -> None:
@@ -146,6 +196,43 @@ def test_a_snapshot_without_a_failed_request_is_the_state_it_was_taken_in() -> N
     assert found.notes == ("no failed request is recorded: this is the state in which the snapshot was taken",)
 
 
+def without_history(events: list[Event]) -> bytes:
+    """As an observer of failures dumps it where nobody called `_record_memory_history`."""
+    content = {**snapshot(events), "device_traces": [[]]}
+    for segment in content["segments"]:
+        segment["blocks"] = [{**block, "frames": []} for block in segment["blocks"]]
+    return pickle.dumps(content)
+
+
+def test_a_snapshot_without_a_history_says_what_was_held() -> None:
+    found = only(without_history([*IN_PIECES, Alloc(3, 600 * MIB)]))
+
+    assert (found.recorded, found.cause, found.phase_peaks) == (False, Cause.UNKNOWN, {})
+    assert (found.state.allocated_bytes, found.state.reserved_bytes) == (602 * MIB, 1000 * MIB)
+    assert [(each.line, each.count) for each in found.state.holders] == [
+        ("629,145,600 bytes each, no frames were recorded", 1),
+        ("2,097,152 bytes each, no frames were recorded", 1),
+    ]
+    assert "no history was recorded" in found.notes[1]
+
+
+def test_a_message_beside_a_snapshot_without_a_history_is_replayed_on_its_segments(
+    message: Callable[..., str],
+) -> None:
+    log = message(
+        total="1.00 GiB", tried="500.00 MiB", free="24.00 MiB", allocated="602.00 MiB", unallocated="398.00 MiB"
+    )
+    (found,) = explain(log, without_history([*IN_PIECES, Alloc(3, 600 * MIB)])).snapshots
+
+    assert (found.size_bytes, found.capacity_bytes) == (500 * MIB, GIB)
+    assert found.remedies[0].missing_bytes == 476 * MIB
+
+
+def test_a_snapshot_of_nothing_is_refused() -> None:
+    with pytest.raises(SnapshotError, match="holds no trace, and no segment"):
+        only(without_history([]))
+
+
 def test_a_message_beside_it_says_what_failed(message: Callable[..., str]) -> None:
     log = message(
         total="1.00 GiB", tried="500.00 MiB", free="124.00 MiB", allocated="900.00 MiB", unallocated="0 bytes"
@@ -206,6 +293,18 @@ def test_a_snapshot_that_an_observer_took_at_the_failure_says_who_held_what() ->
     )  # fmt: skip
     (holder,) = found.state.holders
     assert (holder.line, holder.count) == ("FlexGen/flexgen/pytorch_backend.py:190 allocate", 460)
+
+
+def test_a_snapshot_that_an_observer_took_without_a_history_says_how_large_the_blocks_are() -> None:
+    """hlinander/equivariant-posteriors at a738747, oom_snapshot_new.pickle: no trace, no frames."""
+    found = only(recorded("failures/equivariant-posteriors-a738747-oom_snapshot_new.pickle", published=False))
+
+    assert (found.recorded, found.state.allocated_bytes, found.state.reserved_bytes) == (
+        False, 39_293_964_288, 40_691_040_256,
+    )  # fmt: skip
+    assert (found.state.cached_bytes, found.state.inactive_split_bytes) == (0, 1_397_075_968)
+    holder = found.state.holders[0]
+    assert (holder.line, holder.count) == ("3,422,552,064 bytes each, no frames were recorded", 5)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,10 @@ from planner.events import Alloc, Free
 from planner.units import MIB
 
 GOOD = [Alloc(0, 5000), Alloc(1, 5 << 20), Free(0)]
+SEGMENT = {
+    "device": 0, "address": 2 * MIB, "total_size": 2 * MIB, "stream": 0, "segment_type": "small",
+    "blocks": [{"size": 2 * MIB, "requested_size": 0, "state": "inactive"}],
+}  # fmt: skip
 
 
 class Attack:
@@ -89,9 +93,10 @@ def test_compressed_snapshots_are_read_and_truncated_ones_refused(
             {"segments": [], "device_traces": [[{"action": "alloc"}]]},
             "not a snapshot of CUDA memory (KeyError: 'size')",
         ),
-        ({"segments": [], "device_traces": [[], []]}, "the snapshot holds no trace"),
+        ({"segments": [], "device_traces": [[], []]}, "the snapshot holds no trace, and no segment"),
+        ({"segments": [SEGMENT], "device_traces": [[]]}, "the snapshot holds no trace"),
     ],
-    ids=["a list", "without traces", "without sizes", "nothing recorded"],
+    ids=["a list", "without traces", "without sizes", "nothing recorded", "no history"],
 )
 def test_plain_data_of_another_kind(content: object, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "other.pickle"
