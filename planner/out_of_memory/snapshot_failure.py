@@ -67,7 +67,7 @@ def explain_failures(packed: bytes, place: str, message: GpuFailure | None = Non
 
     Of a snapshot without one, the state in which it was taken, of the device that `message` names, else of the one
     that reserved the most; the message's figures then say what failed. Raises SnapshotError as replaying does, but not
-    where nothing but the trace is missing: an observer of failures takes a snapshot whether a history is recorded or not.
+    for want of a trace: an observer of failures takes a snapshot whether a history is recorded or not.
     """
     snapshot, content = snapshot_of_bytes(packed, place, traced=False)
     rules = Rules.from_conf(snapshot.conf)
@@ -212,8 +212,8 @@ def _notes(
         )
     if not makers.traced:
         found.append(
-            "no history was recorded (torch.cuda.memory._record_memory_history): which lines hold what is not told, only "
-            "how large their blocks are"
+            "no history was recorded (torch.cuda.memory._record_memory_history): which lines hold what is not told, "
+            "only how large their blocks are"
         )
     if message is not None and message.allocated_bytes is not None:
         here, there = state.allocated_bytes, message.allocated_bytes - message.private_pool_bytes
