@@ -177,8 +177,10 @@ def _conclusion(found: Explanation, style: Style) -> Iterator[str]:
 
 
 def _advice(found: Explanation, cause: Cause) -> str:
-    helped = [each.conf for one in found.snapshots for each in one.remedies if each.fits and not each.same]
-    tried = any(one.remedies for one in found.snapshots)
+    # Where the recorded settings fit as well, what failed lies outside of the recording, and no replay proves anything.
+    replays = [one.remedies for one in found.snapshots if one.remedies and not one.remedies[0].fits]
+    helped = [each.conf for remedies in replays for each in remedies if each.fits]
+    tried = bool(replays)
     if helped:
         return (
             f"By the replays this request would have fitted with {' or with '.join(helped)}; what the job would have "

@@ -16,10 +16,12 @@ from planner.allocator.snapshot import snapshot_of_bytes
 from planner.errors import SnapshotError
 from planner.events import Alloc, EmptyCache, Event, Free, Phase
 from planner.out_of_memory.explanation import explain
+from planner.out_of_memory.explanation_text import render
 from planner.out_of_memory.failure import Cause
 from planner.out_of_memory.remedies import Remedy
 from planner.out_of_memory.snapshot_failure import SnapshotFailure, explain_failures
 from planner.report.memory_viz import snapshot
+from planner.report.style import Style
 from planner.units import GIB, MIB
 
 Failed = Callable[..., bytes]
@@ -167,6 +169,18 @@ def test_a_process_that_had_more_before_it_failed_is_told_apart() -> None:
     assert "before the request that failed" in found.notes[0]
 
 
+def test_where_the_recorded_settings_fit_too_no_other_setting_is_said_to_help() -> None:
+    """The cache, which was not released, would have sufficed."""
+    content = snapshot([Alloc(0, 600 * MIB), Free(0)])
+    content["device_traces"][0].append({"action": "oom", "size": 700 * MIB, "stream": 0, "device_free": 424 * MIB})
+    found = explain("", pickle.dumps(content))
+
+    assert [each.fits for each in found.snapshots[0].remedies[:2]] == [True, True]
+    told = " ".join(render("oom.pickle", found, Style()).split())
+    assert "prove nothing" in told
+    assert "would have" not in told
+
+
 def test_a_setting_that_was_in_use_is_not_proposed_again(failed: Failed) -> None:
     found = only(failed(FULL, GIB, "expandable_segments:True"))
 
@@ -214,6 +228,18 @@ def test_a_snapshot_without_a_history_says_what_was_held() -> None:
         ("2,097,152 bytes each, no frames were recorded", 1),
     ]
     assert "no history was recorded" in found.notes[1]
+
+
+def test_the_log_is_asked_for_where_a_snapshot_alone_does_not_say_why() -> None:
+    told = " ".join(render("oom.pickle", explain("", without_history(FULL[:2])), Style()).split())
+
+    assert "Why is not known from this. Give the job's log beside the snapshot" in told
+
+
+def test_a_small_request_is_told_with_the_segment_that_it_takes(failed: Failed) -> None:
+    found = explain("", failed([*FULL[:2], Alloc(2, 120 * MIB), Alloc(3, 5 * MIB)], GIB))
+
+    assert "5.00 MiB, large pool, stream 0, a segment of 0.02 GiB" in render("oom.pickle", found, Style())
 
 
 def test_a_message_beside_a_snapshot_without_a_history_is_replayed_on_its_segments(
