@@ -4,9 +4,9 @@
 
 CHECKOUT is a clone of huggingface/peft, EXPERIMENT the name of a result (`lora--llama-3.2-3B-rank32`). Model, adapter,
 optimizer and loop are theirs. In their place are made: the weights (built on the device from a config), the tokenizer,
-and the texts, of which only the lengths matter. Their iterator takes 80 samples at a time, in the order of the data, and
-sorts them. Here every 80 are alike, the quantiles of one distribution, but for the second 80, whose longest has LONGEST
-tokens. The test set is empty, so that nothing is generated.
+and the texts, of which only the lengths matter. Their iterator takes 80 samples at a time, in the order of the data,
+and sorts them. Here every 80 are alike, the quantiles of one distribution, but for the second 80, whose longest has
+LONGEST tokens. The test set is empty, so that nothing is generated.
 """
 
 from __future__ import annotations
