@@ -25,8 +25,8 @@ from planner.units import GIB
 _HERE = Path(__file__).parent
 TRUTH = Path(os.environ.get("PLANNER_TRUTH", _HERE.parents[2] / "shared" / "truth")) / "rows-2.json"
 LONGEST = 699
-"""Tokens of the longest sample of peft's runs: unknown, and chosen once for all, within two of what two rows (LoRA of
-rank 32 and TinyLoRA) would each want, before the others were run."""
+"""Tokens of the longest sample of peft's runs: unknown, and chosen once for all by two rows (LoRA of rank 32 and
+TinyLoRA), within two of what each would want."""
 _PEFT_STEPS = 24
 """Twenty with samples of every length, so that what stays has its place; the longest is in the 21st, before which their
 cache is emptied."""
