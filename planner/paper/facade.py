@@ -7,7 +7,6 @@ import functools
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from planner import upstream
 from planner.paper import library
 from planner.paper.cpu_target import as_on_cpu
+from planner.paper.device_properties import device_properties
 from planner.paper.targets import Target
 
 _TOTAL_BYTES = 1 << 46
@@ -146,7 +146,7 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
     native = library.load()
     state_bytes = torch.get_rng_state().nbytes if target.is_cpu else _GENERATOR_STATE_BYTES
     name = f"paper {target.arch}"
-    properties = SimpleNamespace(
+    properties = device_properties(
         name=name,
         major=target.capability[0],
         minor=target.capability[1],

@@ -18,6 +18,7 @@ from planner import upstream
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import library
+from planner.paper.device_properties import device_properties
 from planner.running import cuda_bindings
 from planner.running.generators import DeviceGenerator
 from planner.running.legacy_types import legacy_types
@@ -41,14 +42,10 @@ _FROM_TORCH = {
 """Of what stands for a whole function where a step runs, torch's own are back: what they call is there."""
 
 
-class Properties(SimpleNamespace):
-    """`torch.cuda.get_device_properties`; attributes as torch/csrc/cuda/Module.cpp binds them."""
-
-
-def properties_of(gpu: Gpu) -> Properties:
+def properties_of(gpu: Gpu) -> Any:
     """Of the GPU that is planned for. What a GPU's record does not say is as on every GPU since Volta."""
     known = ARCHITECTURES[gpu.arch]
-    return Properties(
+    return device_properties(
         name=gpu.product,
         major=known.capability[0],
         minor=known.capability[1],
@@ -78,7 +75,7 @@ def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: Manage
         **{f"torch._C:{name}": _alone(answer)
            for name, answer in cuda_bindings.answers(gpu, cuda, memory, _refuse_setting).items()},
         **{f"torch._C:{name}": _refusing(name, why, "torch._C") for name, why in cuda_bindings.REFUSED.items()},
-        "torch._C:_CudaDeviceProperties": Properties,
+        "torch._C:_CudaDeviceProperties": torch.cuda._CudaDeviceProperties,
         **{f"torch.cuda:{name}": _alone(answer) for name, answer in _cuda(gpu, gpus, memory, management).items()},
         **{f"torch.cuda:{name}": getattr(getattr(torch.cuda, module), name)
            for module, names in _FROM_TORCH.items() for name in names},

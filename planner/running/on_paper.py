@@ -59,6 +59,10 @@ _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _COLLECTED = (
     "Cyclic garbage is collected before the first forward and at the end of every optimizer step, not in between."
 )
+_BY_HAND = (
+    "No optimizer of torch.optim steps: an iteration ends where parameters were written to, or gradients cleared, after"
+    " a backward."
+)
 _NOT_COLLECTED = "The program has switched garbage collection off: cycles stay until it collects them itself."
 
 
@@ -84,10 +88,12 @@ class ProgramRun:
 
     def end_whole(self, how: str) -> NoReturn:
         """The program has come to its own end. Raises ProgramError if it never trained."""
+        self.watcher.notice_step_by_hand()
         if not self.watcher.moments.ends() and self.watcher.moments.seen(Kind.BACKWARD):
             self.assumptions.add(
                 About.HOST,
-                "No optimizer of torch.optim steps: the program was followed to its end, without iterations.",
+                "No optimizer of torch.optim steps, and no step by hand was seen: the program was followed to its end,"
+                " without iterations.",
             )
         elif not self.watcher.moments.ends():
             raise ProgramError(
@@ -128,6 +134,8 @@ class ProgramRun:
         self.memory.settle()
         ends = [moments.log[index].position for index in moments.ends()]
         events, repeats = recorder.repeating_events(last, moments.cuts(last), ends)
+        if self.watcher.steps_by_hand:
+            self.assumptions.add(About.HOST, _BY_HAND)
         self.assumptions.add(About.HOST, _COLLECTED if gc.isenabled() else _NOT_COLLECTED)
         for sentence in self.compiling.assumed():
             self.assumptions.add(About.COMPILING, sentence)

@@ -21,6 +21,7 @@ from planner import upstream
 from planner.events import Category
 from planner.paper.recorder import Recorder
 from planner.running.moments import Kind, Moments
+from planner.running.steps_by_hand import StepsByHand
 from planner.training import collectives, optimizers
 from planner.training.wraps import fsdp2
 from planner.training.wraps.ddp import ObservedReducer
@@ -32,6 +33,8 @@ _STATE_DICT_FUNCTIONS = {
     "_load_model_state_dict": Kind.LOAD,
     "_load_optim_state_dict": Kind.LOAD,
 }
+_BY_HAND = 0
+"""Stands for the optimizer of a program that has none of torch.optim."""
 _OFTEN = 2
 """State is born in an optimizer's first step."""
 
@@ -45,11 +48,14 @@ class Watcher:
         self._recorder, self._trains, self._evaluates = recorder, trains, evaluates
         self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """How often each has stepped, of those that there are."""
+        self._by_hand = StepsByHand()
         self._paths = WeakIdKeyDictionary()
         self._roots = WeakIdKeyDictionary()
         self._names = WeakIdKeyDictionary()
         self._open = threading.local()
         self._backward = False
+        self._backward_ended = 0
+        """The recorder's position at the end of the last one."""
         self._noted = False
 
     @contextmanager
@@ -84,7 +90,21 @@ class Watcher:
     def saves(self) -> None:
         """A checkpoint is written by other means than torch.save."""
         if threading.current_thread() is threading.main_thread():
+            self.notice_step_by_hand()
             self._tell(Kind.SAVE)
+
+    def notice_step_by_hand(self) -> None:
+        """What follows is no part of a step: one that no optimizer of torch.optim has made is over, if there was one."""
+        if self._optimizers or not self._by_hand.is_found():
+            return
+        self.moments.add(self._backward_ended, Kind.STEP, _BY_HAND)
+        self._tell(Kind.STEPPED, _BY_HAND)
+        _collect_garbage()
+
+    @property
+    def steps_by_hand(self) -> bool:
+        """Whether iterations are those that `notice_step_by_hand` found."""
+        return self.moments.steps[_BY_HAND] > 0
 
     def idle_optimizers(self) -> int:
         """How many have parameters, and have not stepped twice."""
@@ -111,6 +131,7 @@ class Watcher:
             def noted(*arguments: Any, **options: Any) -> Any:
                 if self._noted or threading.current_thread() is not threading.main_thread():
                     return real(*arguments, **options)
+                self.notice_step_by_hand()
                 self._tell(kind)
                 self._noted = True
                 try:
@@ -152,6 +173,7 @@ class Watcher:
             _collect_garbage()  # what building a model drops dies young, and Python soon collects the young
         if module not in self._roots:
             self._learn(module)
+        self.notice_step_by_hand()
         if torch.is_grad_enabled():
             self._trains()
             self._tell(Kind.FORWARD)
@@ -171,6 +193,7 @@ class Watcher:
         self._roots[root] = True
         for path, module in root.named_modules():
             self._paths.setdefault(module, path)
+        self._by_hand.know(root.parameters())
         for name, tensor in (*root.named_parameters(), *root.named_buffers()):
             self._names.setdefault(tensor, name)
             self._recorder.assign(tensor, Category.PARAMETER, name)
@@ -179,6 +202,7 @@ class Watcher:
         def run(*arguments: Any, **options: Any) -> Any:
             if self._backward:  # a block that is recomputed inside another backward
                 return real(*arguments, **options)
+            self.notice_step_by_hand()
             self._trains()
             self._tell(Kind.BACKWARD)
             self._backward = True
@@ -187,8 +211,17 @@ class Watcher:
             finally:
                 self._backward = False
                 self._recorder.settle()
+                self._backward_ends()
 
         return run
+
+    def _backward_ends(self) -> None:
+        if self._optimizers:  # whose steps say themselves which gradients there are
+            return
+        self._backward_ended = self._recorder.now()
+        for parameter, gradient in self._by_hand.gradients():
+            self._recorder.assign(gradient, Category.GRADIENT, self._names.get(parameter, ""))
+        self._by_hand.backward_ended()
 
     def _step_starts(self, optimizer: Optimizer, *_arguments: Any) -> None:
         self._trains()

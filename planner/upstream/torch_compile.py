@@ -46,6 +46,12 @@ PATCHES = (
         target=f"{_INDUCTOR}.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value", kind=Kind.PATCH,
         group="inductor", test=_COMPILED, why="computes constants of a graph on its device, where they have no values",
     ),
+    *entries(
+        "torch._dynamo.variables.ctx_manager", "CUDADeviceVariable._exchange_fn",
+        "CUDADeviceVariable._maybe_exchange_fn",
+        kind=Kind.PATCH, group="inductor", has_source=False, test="tests/running/test_compiled_programs.py",
+        why="keeps the functions of torch.cuda that were there when it was imported",
+    ),
     Entry(
         target="torch._dynamo.callback:CompilationCallbackHandler.install_callbacks", kind=Kind.PATCH,
         group="compiling told", test=_COMPILED, why="what is allocated inside, while compiling, is not the program's",
@@ -142,6 +148,11 @@ REGISTRIES = (
     *entries(
         "torch._dynamo.trace_rules", "clear_lru_cache",
         kind=Kind.PRIVATE, test=_COMPILED, why="knows functions of torch.cuda, which paper replaces",
+    ),
+    *entries(
+        "torch._dynamo.variables.torch", "constant_fold_functions", "constant_fold_functions_need_guards",
+        kind=Kind.PRIVATE, has_source=False, test="tests/running/test_compiled_programs.py",
+        why="are called while a function is compiled; those of torch.cuda, which paper replaces, are no others",
     ),
     *entries(
         "torch._dynamo.utils", "counters",

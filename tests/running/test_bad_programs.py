@@ -9,6 +9,7 @@ import pytest
 from program_runs import Run
 
 from planner.errors import AllocatorConfError, PlannerError, ProgramError, TraceError
+from planner.events import Mark
 from planner.running import rank_process
 from planner.running.launch_line import parse
 from planner.running.order import Gpu, ProgramOrder
@@ -98,22 +99,45 @@ def test_one_process_for_its_one_gpu_and_a_librarys_own_loader_are_no_others(run
     assert run(f"python {program(SPAWNED)}").iterations == 3
 
 
-def test_one_with_an_update_of_its_own_is_followed_to_its_end(run: Run, program: Program) -> None:
-    lines = """
+STEPS_BY_HAND = """
 import torch
 layer = torch.nn.Linear(4, 4).cuda()
-for _ in range(3):
-    layer(torch.ones(2, 4, device="cuda")).sum().backward()
+for _ in range({batches}):
+    for _ in range(2):
+        layer(torch.ones(2, 4, device="cuda")).sum().backward()
     with torch.no_grad():
+        layer(torch.ones(2, 4, device="cuda"))
         for parameter in layer.parameters():
-            parameter -= 0.1 * parameter.grad
-            parameter.grad = None
+            {update}
 """
+
+
+@pytest.mark.parametrize(
+    "update",
+    ["parameter -= parameter.grad", "parameter.data -= parameter.grad; parameter.grad = None", "parameter.grad.zero_()"],
+)
+def test_one_with_an_update_of_its_own_has_iterations_of_as_many_micro_batches(
+    run: Run, program: Program, update: str
+) -> None:
+    found = run(f"python {program(STEPS_BY_HAND.format(batches=9, update=update))}", steps=3)
+
+    assert (found.iterations, found.ending) == (3, "ended after 3 iterations, as asked for")
+    assert "No optimizer of torch.optim steps: an iteration ends where" in " ".join(
+        each.text for each in found.assumptions
+    )
+    begun = [(each.phase.value, each.iteration) for each in found.trace.written_out() if isinstance(each, Mark)]
+    assert [each for each in begun if each[1] == 2] == [
+        *(("forward", 2), ("backward", 2)) * 2, ("optimizer_step", 2), ("eval", 2),
+    ]  # fmt: skip
+
+
+def test_one_with_an_update_that_nobody_sees_is_followed_to_its_end(run: Run, program: Program) -> None:
+    lines = STEPS_BY_HAND.format(batches=2, update="parameter.data.sub_(0.1)")
 
     found = run(f"python {program(lines)}")
 
     assert (found.iterations, found.ending) == (0, "the program ran to its end")
-    assert "No optimizer of torch.optim steps" in " ".join(each.text for each in found.assumptions)
+    assert "no step by hand was seen" in " ".join(each.text for each in found.assumptions)
 
 
 def test_one_that_takes_too_long(run: Run, program: Program) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._dynamo import device_interface
+from torch._dynamo.variables import torch as folded
 from torch._inductor.codegen import common
 
 from planner.paper.compiled.device import PaperOps, make_interface
@@ -24,7 +26,11 @@ def registered(device: str) -> Iterator[None]:
         _as_before(device_interface.device_interfaces),
         _as_before(common.device_codegens),
         _as_before(common.device_op_overrides_dict),
+        _as_before(folded.constant_fold_functions),
+        _as_before(folded.constant_fold_functions_need_guards),
     ):
+        for functions in (folded.constant_fold_functions, folded.constant_fold_functions_need_guards):
+            functions.update(_in_their_places(functions))
         wrapper = PaperWrapperForCpu if device == "cpu" else PaperWrapper
         common.register_backend_for_device(device, common.device_codegens[device].scheduling, wrapper)
         common.register_device_op_overrides("cuda", PaperOps())
@@ -32,6 +38,12 @@ def registered(device: str) -> Iterator[None]:
         for name in ("cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))):
             device_interface.register_interface_for_device(name, interface)
         yield
+
+
+def _in_their_places(functions: Iterable[Any]) -> dict[Any, None]:
+    """What torch has now by the names of these functions: Dynamo has listed those that it found when it was loaded."""
+    modules = ((getattr(each, "__module__", None), each) for each in functions)
+    return {getattr(sys.modules[name], each.__name__, each): None for name, each in modules if name in sys.modules}
 
 
 @contextmanager

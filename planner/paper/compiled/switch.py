@@ -83,7 +83,10 @@ def enable(
 def _replaced() -> dict[str, Any]:
     from planner.paper.compiled import timed, unloaded
 
+    chosen = "torch._dynamo.variables.ctx_manager:CUDADeviceVariable"
     return {
+        f"{chosen}._exchange_fn": staticmethod(torch._C._accelerator_exchangeDevice),
+        f"{chosen}._maybe_exchange_fn": staticmethod(torch._C._accelerator_maybeExchangeDevice),
         "torch._inductor.codecache:PyCodeCache.load": unloaded.write_down,
         "torch._inductor.scheduler:has_triton": lambda: True,
         "torch._inductor.fx_passes.pad_mm:has_triton": lambda: True,

@@ -25,7 +25,10 @@ turn.register_autograd(
 
 class Turned(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        return turn(x, self.weight).relu()
+        """Dynamo answers both questions about the GPU itself while it compiles."""
+        with torch.cuda.device(torch.cuda.current_device()):
+            most = torch.cuda.get_device_properties("cuda").multi_processor_count
+            return turn(x, self.weight).relu().clamp(max=most)
 
 
 class Sharded(torch.optim.Optimizer):
