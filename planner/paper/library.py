@@ -166,6 +166,7 @@ def _declare(native: ctypes.CDLL) -> None:
     native.paper_free_memory_of.argtypes = [ctypes.c_void_p]
     native.paper_forbid_storage.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     native.paper_clear_workspaces.restype = None
+    native.paper_gemm_operations.restype = ctypes.c_int64
     native.paper_prefer_meta.argtypes = [ctypes.c_char_p]
     native.paper_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     native.paper_set_workspace_bytes.argtypes = [ctypes.c_int64]

@@ -46,7 +46,7 @@ from planner.running.peers import World, is_waiting
 from planner.running.pipeline_stages import PipelineNeighbours
 from planner.running.rank_environment import extra_arguments
 from planner.running.stopping import Seen, Stopping
-from planner.running.unwaited_collectives import Clock
+from planner.running.unwaited_collectives import Clock, seconds_of_products
 from planner.running.value_answers import AnswersByTable
 from planner.running.watching import Watcher
 from planner.tracing.traced import Trace
@@ -83,7 +83,9 @@ class ProgramRun:
         self.outline = JobOutline()
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
         self.world = World(
-            self.assumptions, Clock(lambda: self.watcher.moments.rounds, lambda: self.answers.reads), order.torch
+            self.assumptions,
+            Clock(self.watcher.rounds, lambda: self.answers.reads, seconds_of_products(order.gpu.name)),
+            order.torch,
         )
 
     def end_whole(self, how: str) -> NoReturn:

@@ -3,7 +3,8 @@
 Source: torch 2.8 to 2.13, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (TensorShelf). `wait` on the work gives
 them up. Where only its future is asked for, or nothing is, a thread looks ten times a second which collectives have
 ended, and the next one of the group gives up what it found. A host that never waits for the GPU is ahead of it, by up
-to the 1,024 launches that a stream takes: what one iteration has kept is still there when the next but one computes.
+to the 1,024 launches that a stream takes: what one iteration has kept is still there when the next but one computes,
+and the one after that, if it is over before the thread has looked again.
 """
 
 from __future__ import annotations
@@ -16,24 +17,56 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from planner.hardware.speeds import speed_of
+from planner.paper import library
+
 _SINCE = (2, 8)
 """torch whose headers have TensorShelf; up to 2.6 groups marked blocks as used on their stream instead. 2.7 was not
 looked at."""
 _ITERATIONS = 2
 """After so many a collective is known to have ended, by a host that has waited for nothing in between."""
+_LOOKS_SECONDS = 0.1
+"""Between two looks (kWatchdogThreadSleepMillis): one iteration more, of those that take less."""
+_SHARE_OF_PEAK = 0.4
+"""Of a data sheet's peak, which training reaches by its matrix products over a whole iteration."""
 
 STILL_KEPT = (
     "NCCL's group keeps tensors of collectives whose work nobody waits for (async_op=True without wait()): the host is"
-    " taken to be an iteration ahead of the GPU, so that those of two iterations are there"
+    " taken to be an iteration ahead of the GPU, so that those of two iterations are there, of three if one takes less"
+    " than a tenth of a second (by its matrix products, at 40 % of what the GPU's data sheet says)"
 )
 
 
 @dataclass(slots=True)
 class Clock:
-    """What has passed in a program: whole iterations, and how often the host has waited for the device."""
+    """What has passed in a program: whole iterations, how often the host has waited for the device, and how long that
+    has computed, in seconds."""
 
     iterations: Callable[[], int] = lambda: 0
     host_waits: Callable[[], int] = lambda: 0
+    seconds: Callable[[], float] = lambda: float("inf")
+    _iteration: int = 0
+    _began: float = 0.0
+    _took: float = float("inf")
+
+    def kept_iterations(self) -> int:
+        """Of so many the tensors are there: of more if the last one was over before anybody has looked."""
+        iteration = self.iterations()
+        if iteration > self._iteration:
+            now = self.seconds()
+            self._took, self._iteration, self._began = now - self._began, iteration, now
+        return _ITERATIONS + (self._took < _LOOKS_SECONDS)
+
+
+def seconds_of_products(gpu: str) -> Callable[[], float]:
+    """How long the matrix products of this process would have taken a GPU of the catalog so far; of another: nobody
+    knows, which no iteration is shorter than."""
+    speed = speed_of(gpu)
+    if speed is None:
+        return lambda: float("inf")
+    a_second = _SHARE_OF_PEAK * speed.teraflops * 1e12
+    operations = library.load().paper_gemm_operations
+    return lambda: operations() / a_second
 
 
 @dataclass(slots=True)
@@ -56,11 +89,11 @@ class Shelves:
 
     def give_up(self) -> None:
         """A collective is issued: what those before it have kept goes, if they are known to have ended."""
-        iteration, waits = self._clock.iterations(), self._clock.host_waits()
+        iteration, waits, kept = self._clock.iterations(), self._clock.host_waits(), self._clock.kept_iterations()
         self._shelves = [
             each
             for each in self._shelves
-            if each.tensors and iteration - each.iteration < _ITERATIONS and waits == each.host_waits
+            if each.tensors and iteration - each.iteration < kept and waits == each.host_waits
         ]
         if self._shelves:
             self._says()

@@ -25,4 +25,5 @@ class Run(Protocol):
         heard: tuple[Announced, ...] = (),
         torch: str = "",
         target: str = "",
+        is_known: bool = False,
     ) -> RankRun: ...

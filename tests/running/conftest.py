@@ -35,10 +35,11 @@ def run(server: ForkServer) -> Run:
     def run_command(
         command: str, *, rank: int = 0, steps: int = 0, strict: bool = False, seconds: float = 120,
         patience: float = 0, packages: tuple[str, ...] = (), kernels: str = "", otherwise: str = "",
-        heard: tuple[Announced, ...] = (), torch: str = "", target: str = "",
+        heard: tuple[Announced, ...] = (), torch: str = "", target: str = "", is_known: bool = False,
     ) -> RankRun:  # fmt: skip
         order = ProgramOrder(
-            line=parse(command.format(programs=PROGRAMS).split()), rank=rank, gpu=gpu, cuda="13.0", steps=steps,
+            line=parse(command.format(programs=PROGRAMS).split()), rank=rank,
+            gpu=replace(gpu, name=known.name if is_known else ""), cuda="13.0", steps=steps,
             patience_seconds=patience, strict=strict, writes=True, packages=packages, kernels=kernels,
             otherwise=otherwise, heard=heard, torch=torch, target=target,
         )  # fmt: skip

@@ -26,6 +26,8 @@ GATHERED = """
     parts = [torch.empty_like(weight) for _ in range(2)]
     dist.all_gather(parts, weight.detach(), async_op=True)
     del parts"""
+WORKSPACE_MIB = 32
+"""cuBLAS's, of one thread."""
 REDUCED = "work = dist.all_reduce(weight.grad, async_op=True)"
 
 
@@ -50,6 +52,21 @@ def test_it_is_there_until_the_collective_after_the_next_iteration(
     run: Run, program: Callable[[str], str], tmp_path: Path, collective: str, after: str, kept: list[int]
 ) -> None:
     assert allocated(run, program(LOOP.format(collective=collective, after=after)), tmp_path / "written") == kept
+
+
+@pytest.mark.parametrize(
+    ("rows", "kept"), [(64, [8, 12, 16, 16, 16]), (32768, [8, 12, 12, 12, 12])], ids=["short", "long"]
+)
+def test_of_iterations_shorter_than_two_looks_it_is_there_once_more(
+    run: Run, program: Callable[[str], str], tmp_path: Path, rows: int, kept: list[int]
+) -> None:
+    square = f"torch.ones({rows}, {rows}, dtype=torch.bfloat16, device='cuda')"
+    path = program(LOOP.format(collective=f"{REDUCED}; del work; {square}.mm({square})", after=""))
+    written = tmp_path / "written"
+
+    run(f"torchrun --nproc-per-node 2 {path} {written}", steps=6, is_known=True)
+
+    assert [int(line) - WORKSPACE_MIB for line in written.read_text().split()] == kept
 
 
 def test_earlier_torch_kept_none(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
