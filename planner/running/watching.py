@@ -94,7 +94,7 @@ class Watcher:
             self._tell(Kind.SAVE)
 
     def notice_step_by_hand(self) -> None:
-        """What follows is no part of a step: one that no optimizer of torch.optim has made is over, if there was one."""
+        """What follows is no part of a step: one that no optimizer of torch.optim has made is over now."""
         if self._optimizers or not self._by_hand.is_found():
             return
         self.moments.add(self._backward_ended, Kind.STEP, _BY_HAND)

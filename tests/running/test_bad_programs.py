@@ -114,7 +114,11 @@ for _ in range({batches}):
 
 @pytest.mark.parametrize(
     "update",
-    ["parameter -= parameter.grad", "parameter.data -= parameter.grad; parameter.grad = None", "parameter.grad.zero_()"],
+    [
+        "parameter -= parameter.grad",
+        "parameter.data -= parameter.grad; parameter.grad = None",
+        "parameter.grad.zero_()",
+    ],
 )
 def test_one_with_an_update_of_its_own_has_iterations_of_as_many_micro_batches(
     run: Run, program: Program, update: str

@@ -22,14 +22,16 @@ def registered(device: str) -> Iterator[None]:
     common.init_backend_registration()
     common.get_device_op_overrides("cuda")
     device_interface.get_interface_for_device("cuda")
+    answered_while_compiling: Any = folded.constant_fold_functions
+    of_which_guarded: Any = folded.constant_fold_functions_need_guards
     with (
         _as_before(device_interface.device_interfaces),
         _as_before(common.device_codegens),
         _as_before(common.device_op_overrides_dict),
-        _as_before(folded.constant_fold_functions),
-        _as_before(folded.constant_fold_functions_need_guards),
+        _as_before(answered_while_compiling),
+        _as_before(of_which_guarded),
     ):
-        for functions in (folded.constant_fold_functions, folded.constant_fold_functions_need_guards):
+        for functions in (answered_while_compiling, of_which_guarded):
             functions.update(_in_their_places(functions))
         wrapper = PaperWrapperForCpu if device == "cpu" else PaperWrapper
         common.register_backend_for_device(device, common.device_codegens[device].scheduling, wrapper)
