@@ -45,6 +45,9 @@ class Moments:
 
     log: list[Moment] = field(default_factory=list)
     steps: Counter[int] = field(default_factory=Counter)
+    rounds: int = 0
+    """How often all optimizers have stepped that step as often as any: one that steps every 28 iterations counts none.
+    Also before it is known where an iteration ends."""
     _closing: int | None = None
     """Of the first round of optimizers the last: its step ends an iteration."""
     _ends: list[int] = field(default_factory=list)
@@ -58,6 +61,8 @@ class Moments:
             self._ends = self._stepped_by(self._closing)
         if kind is Kind.STEPPED:
             self.steps[parameters] += 1
+            most = self.steps.most_common(1)[0][1]
+            self.rounds = max(self.rounds, min(count for count in self.steps.values() if 2 * count > most))
             if parameters == self._closing:
                 self._ends.append(len(self.log))
         if not self.log or self.log[-1].kind is not kind:
@@ -68,13 +73,6 @@ class Moments:
     def iterations(self) -> int:
         """Whole ones, as far as is known: the first is known to be over when the second begins to step."""
         return 0 if self._closing is None else self.steps[self._closing]
-
-    @property
-    def rounds(self) -> int:
-        """How often all optimizers have stepped that step as often as any: one that steps every 28 iterations counts
-        none. Also before it is known where an iteration ends."""
-        most = max(self.steps.values(), default=0)
-        return min((count for count in self.steps.values() if 2 * count > most), default=0)
 
     def ends(self) -> list[int]:
         """Of each iteration the index of its last moment, in order; also of the last of a program that has ended."""

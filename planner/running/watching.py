@@ -113,7 +113,7 @@ class Watcher:
         )
 
     def rounds(self) -> int:
-        """As `Moments.rounds`; none is over in the first iteration until all optimizers have stepped."""
+        """As `Moments.rounds`; the first is not over until all optimizers have stepped."""
         rounds = self.moments.rounds
         return 0 if rounds == 1 and self.idle_optimizers(1) and max(self.moments.steps.values()) == 1 else rounds
 

@@ -69,6 +69,19 @@ def test_of_iterations_shorter_than_two_looks_it_is_there_once_more(
     assert [int(line) - WORKSPACE_MIB for line in written.read_text().split()] == kept
 
 
+def test_an_optimizer_that_steps_every_other_time_takes_nothing_from_it(
+    run: Run, program: Callable[[str], str], tmp_path: Path
+) -> None:
+    other = """if step == 0:
+        bias = torch.zeros(1, device="cuda", requires_grad=True)
+        seldom = torch.optim.SGD([bias], lr=0.1)
+    if step % 2:
+        seldom.step()
+    """
+    path = program(LOOP.format(collective=f"{other}{REDUCED}; del work", after=""))
+    assert allocated(run, path, tmp_path / "written") == [8, 12, 12, 12, 12]
+
+
 def test_earlier_torch_kept_none(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
     path = program(LOOP.format(collective=f"{REDUCED}; del work", after=""))
     assert allocated(run, path, tmp_path / "written", torch="2.6") == [4, 4, 4, 4, 4]
