@@ -127,6 +127,21 @@ def test_what_is_not_modelled_is_refused_by_name(
         run(f"python {program(lines)}")
 
 
+def test_copies_of_kernels_on_a_hub_are_known_by_their_names(run: Run, program: Callable[[str], str]) -> None:
+    lines = """
+from kernels import get_kernel
+for copy in ("varunneal/flash-attention-3", "some/Flash_Attn3-hopper", "some/flash-attn"):
+    get_kernel(copy).flash_attn_varlen_func
+"""
+
+    found = run(f"python {program(lines + STEP)}")
+
+    assert [each.text for each in found.assumptions if "by their name" in each.text] == [
+        "the kernels of some/Flash_Attn3-hopper are taken for those of flash-attn 3, by their name",
+        "the kernels of some/flash-attn are taken for those of flash-attn 2, by their name",
+    ]
+
+
 def test_a_package_that_nobody_knows_is_refused_before_anything_runs(run: Run, program: Callable[[str], str]) -> None:
     with pytest.raises(TraceError, match="no model of a package 'flash-atn'"):
         run(f"python {program(STEP)}", packages=("flash-atn",))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +44,7 @@ class Surroundings:
     def entered(self) -> Iterator[None]:
         """Inside, packages are found, nothing is built, and kernels of Triton are launched as nothing."""
         own = own_kernels.read(self._order.kernels)
+        hub_kernels.tell(partial(self._assumptions.add, About.PACKAGES))
         listed = requirements.listed(_folders(self._order.line))
         provided = stand_ins.provided_by(self._order.packages, listed)
         has_triton = has_triton_package()  # torch remembers the answer, also when a stand-in is there
