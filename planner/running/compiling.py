@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import CodeType
@@ -22,9 +23,10 @@ class ProgramCompiling:
     """Switches compiling on when it is first asked for: Dynamo lists torch's functions as they are then, which is
     after `init_process_group` in most programs, and who compiles nothing does not load Inductor."""
 
-    def __init__(self, arch: str, recorder: Recorder, begins: Callable[[], None] = lambda: None) -> None:
-        """`begins` is called before it is switched on, and may raise."""
-        self._arch, self._recorder, self._begins = arch, recorder, begins
+    def __init__(self, arch: str, recorder: Recorder, begins: Callable[[], None], seconds: float) -> None:
+        """`begins` is called before it is switched on, and may raise. `seconds` is all the time that the program has:
+        how much of it is compiling is its own affair."""
+        self._arch, self._recorder, self._begins, self._seconds = arch, recorder, begins, seconds
         self._stack = ExitStack()
         self._compiling: Compiling | None = None
         self._skipped: set[str] = set()
@@ -54,7 +56,8 @@ class ProgramCompiling:
             if self._compiling is None:
                 self._begins()
                 _load_inductor()
-                self._compiling = self._stack.enter_context(enable(self._arch, self._recorder))
+                seconds = min(self._seconds, threading.TIMEOUT_MAX)
+                self._compiling = self._stack.enter_context(enable(self._arch, self._recorder, seconds=seconds))
             return real(*arguments, **options)
 
         return compile_

@@ -78,7 +78,8 @@ class ProgramRun:
         self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
         self.surroundings = Surroundings(order, cuda_face.properties_of(order.gpu), self.management, self.assumptions)
         self.neighbours = PipelineNeighbours(self.assumptions, order.heard)
-        self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, self.surroundings.compiling_begins)
+        begins = self.surroundings.compiling_begins
+        self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, begins, order.seconds)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.outline = JobOutline()
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import cast
 
 import pytest
 from program_runs import Run
@@ -10,6 +12,8 @@ from program_runs import Run
 from planner.allocator.replay import replay
 from planner.errors import TraceError
 from planner.events import Alloc, Role
+from planner.paper.recorder import Recorder
+from planner.running import compiling
 from planner.running.assumptions import About
 from planner.running.order import RankRun
 
@@ -42,6 +46,22 @@ def test_dynamo_without_torch_compile_is_refused_by_name(run: Run, tmp_path: Pat
 
     with pytest.raises(TraceError, match="compiles by other means"):
         run(f"python {program}")
+
+
+def test_a_program_may_compile_for_as_long_as_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def enable(_arch: str, _recorder: object, *, seconds: float) -> AbstractContextManager[None]:
+        asked.append(seconds)
+        return nullcontext()
+
+    monkeypatch.setattr(compiling, "enable", enable)
+    monkeypatch.setattr(compiling, "_load_inductor", lambda: None)
+    program = compiling.ProgramCompiling("sm_90", cast("Recorder", None), lambda: None, seconds=5400)
+
+    program._enabling(lambda model: model)("model")
+
+    assert asked == [5400]
 
 
 def test_collectives_in_a_compiled_step_and_an_operator_that_says_other_strides_than_it_returns(run: Run) -> None:
