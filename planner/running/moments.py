@@ -46,8 +46,8 @@ class Moments:
     log: list[Moment] = field(default_factory=list)
     steps: Counter[int] = field(default_factory=Counter)
     rounds: int = 0
-    """How often all optimizers have stepped that step as often as any: one that steps every 28 iterations counts none.
-    Also before it is known where an iteration ends."""
+    """How often the optimizer has stepped that steps most: what several do one after another is as far apart, from one
+    iteration to the next, by the steps of any of them. Also before it is known where an iteration ends."""
     _closing: int | None = None
     """Of the first round of optimizers the last: its step ends an iteration."""
     _ends: list[int] = field(default_factory=list)
@@ -61,8 +61,7 @@ class Moments:
             self._ends = self._stepped_by(self._closing)
         if kind is Kind.STEPPED:
             self.steps[parameters] += 1
-            most = self.steps.most_common(1)[0][1]
-            self.rounds = max(self.rounds, min(count for count in self.steps.values() if 2 * count > most))
+            self.rounds = max(self.rounds, self.steps[parameters])
             if parameters == self._closing:
                 self._ends.append(len(self.log))
         if not self.log or self.log[-1].kind is not kind:

@@ -85,7 +85,7 @@ class ProgramRun:
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
         self.world = World(
             self.assumptions,
-            Clock(self.watcher.rounds, lambda: self.answers.reads, seconds_of_products(order.gpu.name)),
+            Clock(lambda: self.watcher.moments.rounds, lambda: self.answers.reads, seconds_of_products(order.gpu.name)),
             order.torch,
         )
 

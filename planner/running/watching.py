@@ -106,16 +106,11 @@ class Watcher:
         """Whether iterations are those that `notice_step_by_hand` found."""
         return self.moments.steps[_BY_HAND] > 0
 
-    def idle_optimizers(self, steps: int = _OFTEN) -> int:
-        """How many have parameters, and have not stepped so often."""
+    def idle_optimizers(self) -> int:
+        """How many have parameters, and have not stepped twice."""
         return sum(
-            stepped < steps for each, stepped in self._optimizers.items() if next(_parameters(each), None) is not None
+            steps < _OFTEN for each, steps in self._optimizers.items() if next(_parameters(each), None) is not None
         )
-
-    def rounds(self) -> int:
-        """As `Moments.rounds`; the first is not over until all optimizers have stepped."""
-        rounds = self.moments.rounds
-        return 0 if rounds == 1 and self.idle_optimizers(1) and max(self.moments.steps.values()) == 1 else rounds
 
     def _knowing(self, real: Any) -> Any:
         @functools.wraps(real)

@@ -82,6 +82,18 @@ def test_an_optimizer_that_steps_every_other_time_takes_nothing_from_it(
     assert allocated(run, path, tmp_path / "written") == [8, 12, 12, 12, 12]
 
 
+def test_of_two_optimizers_the_collectives_of_the_last_stay_no_longer(
+    run: Run, program: Callable[[str], str], tmp_path: Path
+) -> None:
+    first = """if step == 0:
+        bias = torch.zeros(1, device="cuda", requires_grad=True)
+        first = torch.optim.SGD([bias], lr=0.1)
+    first.step()
+    """
+    path = program(LOOP.format(collective=f"{first}{REDUCED}; del work", after=""))
+    assert allocated(run, path, tmp_path / "written") == [8, 12, 12, 12, 12]
+
+
 def test_earlier_torch_kept_none(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
     path = program(LOOP.format(collective=f"{REDUCED}; del work", after=""))
     assert allocated(run, path, tmp_path / "written", torch="2.6") == [4, 4, 4, 4, 4]
