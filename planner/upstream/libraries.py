@@ -125,6 +125,12 @@ OUTSIDE = (
         test="tests/running/test_bitsandbytes.py", why="up to 0.42 it stops where it finds no CUDA for the GPU",
     ),
     Entry(
+        target="transformer_engine.common:load_framework_extension", kind=Kind.PATCH,
+        group="program's TransformerEngine", has_source=False, optional=True,
+        test="tests/running/test_transformer_engine.py",
+        why="finds the extension by its file, of which there is none; it is imported by its name",
+    ),
+    Entry(
         target="deepspeed.ops.op_builder.builder:OpBuilder.load", kind=Kind.PATCH, group="deepspeed builds",
         has_source=False, optional=True, test=_OUTSIDE, why="compiles an optimizer's kernels at their first use",
     ),

@@ -41,10 +41,19 @@ def cudnn_forward(
     offset = torch.empty((), dtype=torch.int64, device="cuda")
     out = _laid_out_as(query, value.size(3))
     lse = _floats(query.size(0), query.size(1), query.size(2), 1) if with_lse else None
-    options = f"bias={bias is not None} lse={with_lse} dropout={dropout > 0} causal={causal}"
-    workspace = workspaces.take("cudnn", "cuDNN attention, forward", [query, key, value], options)
+    workspace = forward_workspace(
+        query, key, value, bias=bias is not None, with_lse=with_lse, dropout=dropout, causal=causal
+    )
     del workspace
     return out, lse, None, None, max_q, max_k, seed, offset, None
+
+
+def forward_workspace(
+    query: Tensor, key: Tensor, value: Tensor, *, bias: bool, with_lse: bool, dropout: float, causal: bool
+) -> Tensor | None:
+    """What cuDNN takes for a forward of [batch, heads, rows, head dim]; none where nothing was measured."""
+    options = f"bias={bias} lse={with_lse} dropout={dropout > 0} causal={causal}"
+    return workspaces.take("cudnn", "cuDNN attention, forward", [query, key, value], options)
 
 
 def _laid_out_as(query: Tensor, value_dim: int) -> Tensor:
@@ -61,14 +70,19 @@ def _laid_out_as(query: Tensor, value_dim: int) -> Tensor:
 def cudnn_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, ...]:
-    """cuDNN's front end asks for row sums and the query's gradient in float32 beside what its kernel wants.
+    grads = tuple(torch.empty_like(t) for t in (query, key, value))
+    kept = grad if grad.stride(-1) == 1 else torch.empty_like(out)
+    workspace = backward_workspace(query, key, value)
+    del kept, workspace
+    return grads
+
+
+def backward_workspace(query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
+    """cuDNN's front end asks for row sums and the query's gradient in float32 beside what its kernel wants; tensors are
+    [batch, heads, rows, head dim].
 
     Source: cudnn-frontend, include/cudnn_frontend/node/scaled_dot_product_flash_attention.h, since cuDNN 9.0.
     """
-    grads = tuple(torch.empty_like(t) for t in (query, key, value))
-    kept = grad if grad.stride(-1) == 1 else torch.empty_like(out)
     batch, heads, rows, head_dim = query.shape
     front_end = batch * heads * rows * (head_dim + 1) * _FLOAT
-    workspace = workspaces.take("cudnn", _BACKWARD, [query, key, value], at_least=front_end)
-    del kept, workspace
-    return grads
+    return workspaces.take("cudnn", _BACKWARD, [query, key, value], at_least=front_end)

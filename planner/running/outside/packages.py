@@ -14,6 +14,7 @@ _FLASH_3 = "planner.paper.outside.flash_attention_3"
 _PADDING = "planner.paper.outside.flash_attention_padding"
 _ROTARY = "planner.paper.outside.flash_attention_rotary"
 _LOSS = "planner.paper.outside.flash_attention_loss"
+_TRANSFORMER_ENGINE = "planner.paper.outside.transformer_engine.extension"
 _APEX_NORMS = "planner.paper.outside.apex_normalization"
 _APEX_OPTIMIZERS = "planner.paper.outside.apex_optimizers"
 _NORMS = ("FusedLayerNorm", "FusedRMSNorm", "MixedFusedLayerNorm", "MixedFusedRMSNorm")
@@ -30,6 +31,8 @@ class Offered:
 
     by: str = ""
     names: Sequence[str] = ()
+    table: str = ""
+    """A mapping of it that has them all, where they are too many to be told here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +137,14 @@ PACKAGES: tuple[Package, ...] = (
     _named("liger-kernel", "liger_kernel", "liger-kernel and triton"),
     _named("mamba-ssm", "mamba_ssm"),
     _named("sageattention", "sageattention"),
-    _named("transformer-engine", "transformer_engine"),
+    Package(
+        name="transformer-engine",
+        module="transformer_engine",
+        version="2.11.0",
+        source="transformer_engine/pytorch/csrc/extensions, transformer_engine/common/{fused_attn,normalization}",
+        extension={"transformer_engine_torch": Offered(_TRANSFORMER_ENGINE, table="EXTENSION")},
+        instead="its Python part (pip install --no-deps transformer-engine; and einops, onnx, onnxscript)",
+    ),
     _named("xformers", "xformers"),
 )  # fmt: skip
 

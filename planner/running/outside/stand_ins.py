@@ -59,6 +59,8 @@ class _Loader(importlib.abc.Loader):
             source = importlib.import_module(self._offered.by)
             for name in self._offered.names:
                 setattr(module, name, getattr(source, name))
+            if self._offered.table:
+                vars(module).update(getattr(source, self._offered.table))
 
 
 class _Ready(importlib.abc.Loader):

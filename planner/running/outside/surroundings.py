@@ -24,6 +24,7 @@ from planner.running.outside import (
     own_kernels,
     requirements,
     stand_ins,
+    transformer_engine_library,
     triton_launches,
     triton_package,
 )
@@ -53,6 +54,7 @@ class Surroundings:
             self._stack,
             stand_ins.found(provided, {"pynvml": self._library.module(), **own.modules}, stands, self._assumptions),
             builds.not_built(own.built),
+            transformer_engine_library.no_libraries(),
             followed.followed(self._patches(own.built, has_triton=has_triton)),
         ):
             yield
@@ -76,6 +78,7 @@ class Surroundings:
             "bitsandbytes.cuda_setup.main": lambda: enter(bitsandbytes_library.patched_search()),
             "bitsandbytes.cextension": lambda: enter(bitsandbytes_library.patched()),
             "kernels": lambda: enter(_hub()),
+            "transformer_engine.common": lambda: enter(transformer_engine_library.patched()),
             "deepspeed.ops.op_builder.builder": lambda: enter(_builders(built)),
         }
 

@@ -19,8 +19,8 @@ from planner.running.outside.triton_launches import Launched, Launches
 
 VERSION = "3.9.0"
 _LANGUAGE = (
-    "language", "language.core", "language.math", "language.extra", "language.extra.libdevice", "language.extra.cuda",
-    "language.extra.cuda.libdevice",
+    "language", "language.core", "language.math", "language.standard", "language.extra", "language.extra.libdevice",
+    "language.extra.cuda", "language.extra.cuda.libdevice",
 )  # fmt: skip
 
 
@@ -184,6 +184,11 @@ def heuristics(values: Mapping[str, Callable[..., Any]]) -> Callable[[Any], Heur
     return lambda fn: Heuristics(fn, values)
 
 
+def constexpr_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`triton.constexpr_function`: a function that bodies of kernels call while they are compiled."""
+    return fn
+
+
 def cdiv(x: int, y: int) -> int:
     """Division that rounds up."""
     return (x + y - 1) // y
@@ -245,6 +250,7 @@ def modules(launches: Launches) -> dict[str, ModuleType]:
         "": {
             **kernels, **tuned, "__version__": VERSION, "jit": jit, "autotune": autotune, "heuristics": heuristics,
             "cdiv": cdiv, "next_power_of_2": next_power_of_2, "set_allocator": launches.set_allocator,
+            "constexpr_function": constexpr_function,
         },
         "runtime": {**kernels, **tuned},
         "runtime.driver": {**active, "driver": SimpleNamespace(**active)},
