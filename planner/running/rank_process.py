@@ -28,6 +28,7 @@ from planner.units import GIB, show_bytes
 
 USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_bytes=2 * GIB)
 _ABOUT, _TRACE, _CRASH = "about", "trace", "crash"
+_FROZEN = "<frozen"
 _MOST_CRASH_CHARACTERS = 6000
 _DISCARDED_BYTES = 4 * GIB
 """Of files that the program writes; holes in them do not count."""
@@ -155,7 +156,7 @@ def _own_traceback(error: BaseException) -> str:
 
 
 def _is_ours(path: str) -> bool:
-    return path.startswith((str(Path(__file__).parents[1]), "<frozen"))
+    return path.startswith((str(Path(__file__).parents[1]), _FROZEN))
 
 
 def _read_run(parts: Mapping[str, bytes]) -> RankRun:
@@ -177,9 +178,10 @@ def _read_run(parts: Mapping[str, bytes]) -> RankRun:
 
 
 def _is_our_fault(error: BaseException) -> bool:
-    """Whether it was raised in planner's own code."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and _is_ours(frames[-1].f_code.co_filename)
+    """Whether it was raised in planner's own code; what Python's frozen modules raise is their caller's."""
+    paths = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    called = [path for path in paths if not path.startswith(_FROZEN)]
+    return bool(called) and _is_ours(called[-1])
 
 
 def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:

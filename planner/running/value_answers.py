@@ -40,7 +40,7 @@ _BY_OPERATOR = (
 TensorCompare.cpp)."""
 
 _COUNTS = (
-    Made(("aten.all", "aten.isfinite", "aten.ne"), True, "all of them, as many as there can be"),
+    Made(("aten.all", "aten.isfinite", "aten.ne", "aten.gt"), True, "all of them, as many as there can be"),
     Made(("aten.any", "aten.isnan", "aten.isinf"), False, "none: no value is out of order"),
 )
 """For sizes: of how many elements a truth value is taken to hold, which decides how many are selected."""

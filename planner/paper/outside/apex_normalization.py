@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.paper.outside.operators import told_as
+from planner.paper.outside.operators import refuse, told_as
 
 Tensor = torch.Tensor
 
@@ -59,6 +59,39 @@ class _Norm(torch.autograd.Function):
             ]
         del parts
         return of_input, *gradients, None, None, None, None
+
+
+class FusedLayerNormAffineFunction(_Norm):
+    """Layer norm with weight and bias."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        context: Any, input: Tensor, weight: Tensor, bias: Tensor, normalized_shape: int | Sequence[int],
+        eps: float = 1e-6, memory_efficient: bool = False,  # noqa: ARG004
+    ) -> Tensor:  # fmt: skip
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        return _Norm.forward(context, input, weight, bias, torch.Size(shape).numel(), True, memory_efficient, False)
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *_Norm.backward(context, grad)[:3], None, None, None
+
+
+def fused_layer_norm_affine(
+    input: Tensor, weight: Tensor, bias: Tensor, normalized_shape: int | Sequence[int], eps: float = 1e-6,
+    memory_efficient: bool = False,
+) -> Any:  # fmt: skip
+    """Layer norm with weight and bias as a function."""
+    settings = normalized_shape, eps, memory_efficient
+    return FusedLayerNormAffineFunction.apply(input, weight, bias, *settings)  # type: ignore[no-untyped-call]
+
+
+class FastLayerNormFN(torch.autograd.Function):
+    """The persistent layer norm of apex.contrib, which is there to be found. Raises TraceError when it is used."""
+
+    @staticmethod
+    def forward(_context: Any, *_arguments: Any) -> Any:
+        refuse("FastLayerNormFN of apex", "its allocations are not modelled", "FusedLayerNorm")
 
 
 class _FusedNorm(nn.Module):

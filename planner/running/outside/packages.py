@@ -117,8 +117,14 @@ PACKAGES: tuple[Package, ...] = (
         "at the commit 6424da3",
         modules={
             "apex": Offered(),
+            "apex.contrib": Offered(),
+            "apex.contrib.layer_norm": Offered(),
+            "apex.contrib.layer_norm.layer_norm": Offered(_APEX_NORMS, ("FastLayerNormFN",)),
             "apex.normalization": Offered(_APEX_NORMS, _NORMS),
-            "apex.normalization.fused_layer_norm": Offered(_APEX_NORMS, _NORMS),
+            "apex.contrib.nccl_allocator": Offered(),
+            "apex.normalization.fused_layer_norm": Offered(
+                _APEX_NORMS, (*_NORMS, "FusedLayerNormAffineFunction", "fused_layer_norm_affine")
+            ),
             "apex.optimizers": Offered(_APEX_OPTIMIZERS, ("FusedAdam",)),
             "apex.multi_tensor_apply": Offered(_APEX_OPTIMIZERS, ("multi_tensor_applier", "MultiTensorApply")),
         },
@@ -126,7 +132,10 @@ PACKAGES: tuple[Package, ...] = (
             "amp_C": Offered(
                 _APEX_OPTIMIZERS,
                 ("multi_tensor_adam", "multi_tensor_scale", "multi_tensor_axpby", "multi_tensor_sgd"),
-            )
+            ),
+            "fused_weight_gradient_mlp_cuda": Offered(
+                "planner.paper.outside.apex_weight_gradients", ("wgrad_gemm_accum_fp16", "wgrad_gemm_accum_fp32")
+            ),
         },
     ),
     _named("bitsandbytes", "bitsandbytes", "bitsandbytes"),
