@@ -90,19 +90,19 @@ class Paper:
 
 @contextmanager
 def gpu(
-    target: str, gpus: int = 1, cuda: str = "13.0", *, waits: bool = False, known: WorkspaceTable | None = None,
-    keeps_requests: bool = False,
+    target: str, gpus: int = 1, cuda: str = "13.0", *, torch_version: str = "", waits: bool = False,
+    known: WorkspaceTable | None = None, keeps_requests: bool = False,
 ) -> Iterator[Paper]:  # fmt: skip
     """A paper GPU of the architecture `target` (`sm_90`, `cpu` for tests).
 
     `gpus` is how many a node seems to have, of which torch sees no more than it can; `cuda` is the version that torch
-    is built for; with `waits`, streams and events write down where the host waits for them, and are never done before.
+    is built for, `torch_version` the one that the job runs with (empty: the installed one); with `waits`, streams and events write down where the host waits for them, and are never done before.
     `known` are measured workspaces, which are counted; with `keeps_requests` all that were asked for are kept.
 
     Raises TraceError for an unknown architecture, if torch was imported before planner.paper, or if it is not the torch
     that planner knows.
     """
-    chosen = target_of(target)
+    chosen = target_of(target, torch_version)
     checking.enforce()
     _install()
     table.choose(chosen)

@@ -11,7 +11,8 @@ from planner.units import KIB, MIB
 _CUBLAS_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * KIB
 """`:4096:2:16:8`, in KiB times count. torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp, like those below."""
 _LARGE_CUBLAS_WORKSPACE_BYTES = 32 * MIB
-"""Hopper and Blackwell; in torch 2.6 only sm_90."""
+"""Hopper and Blackwell; up to torch 2.10 only sm_90 (pytorch/pytorch#175344 of 2026-02-19, as published runs show)."""
+_BLACKWELL_SINCE = (2, 11)
 _GFX94_HIPBLAS_WORKSPACE_BYTES = 128 * MIB
 
 
@@ -38,8 +39,11 @@ class Target:
         return self.arch == "cpu"
 
 
-def target_of(arch: str) -> Target:
-    """Raises TraceError for an architecture whose kernel choices are not known."""
+def target_of(arch: str, torch: str = "") -> Target:
+    """`torch` is the version that the job runs with (`2.10`), empty for the one that is installed.
+
+    Raises TraceError for an architecture whose kernel choices are not known.
+    """
     if arch == "cpu":
         return Target("cpu", (0, 0), 0, 0)
     known = ARCHITECTURES.get(arch)
@@ -49,12 +53,18 @@ def target_of(arch: str) -> Target:
         known.arch,
         known.capability,
         known.multiprocessors,
-        _cublas_workspace_bytes(known),
+        _cublas_workspace_bytes(known, torch),
         known.threads_per_multiprocessor,
     )
 
 
-def _cublas_workspace_bytes(architecture: Architecture) -> int:
+def _cublas_workspace_bytes(architecture: Architecture, torch: str) -> int:
     if architecture.arch.startswith("gfx94"):
         return _GFX94_HIPBLAS_WORKSPACE_BYTES
-    return _LARGE_CUBLAS_WORKSPACE_BYTES if architecture.capability[0] >= 9 else _CUBLAS_WORKSPACE_BYTES
+    major = architecture.capability[0]
+    has_large = major == 9 or (major > 9 and (not torch or _release(torch) >= _BLACKWELL_SINCE))
+    return _LARGE_CUBLAS_WORKSPACE_BYTES if has_large else _CUBLAS_WORKSPACE_BYTES
+
+
+def _release(torch: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in torch.split(".")[:2])

@@ -68,12 +68,14 @@ def properties_of(gpu: Gpu) -> Any:
 
 
 @contextmanager
-def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: ManagementLibrary) -> Iterator[None]:
+def whole(
+    gpu: Gpu, gpus: int, cuda: str, torch_version: str, memory: LiveMemory, management: ManagementLibrary
+) -> Iterator[None]:
     """Inside, a program finds `gpus` GPUs of a CUDA build; to be entered inside `paper.gpu`."""
     replaced: dict[str, Any] = {
         **{f"torch._C:{name}": _alone(answer) for name, answer in _bindings(gpu, memory).items()},
         **{f"torch._C:{name}": _alone(answer)
-           for name, answer in cuda_bindings.answers(gpu, cuda, memory, _refuse_setting).items()},
+           for name, answer in cuda_bindings.answers(gpu, cuda, torch_version, memory, _refuse_setting).items()},
         **{f"torch._C:{name}": _refusing(name, why, "torch._C") for name, why in cuda_bindings.REFUSED.items()},
         "torch._C:_CudaDeviceProperties": torch.cuda._CudaDeviceProperties,
         **{f"torch.cuda:{name}": _alone(answer) for name, answer in _cuda(gpu, gpus, memory, management).items()},

@@ -189,7 +189,8 @@ def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> N
     # DeepSpeed frees on one stream what another uses, and waits for events: its cache depends on when those pass.
     waits, gpus = _names_deepspeed(order.line), order.line.gpus
     target, known = order.target or order.gpu.arch, workspace_table(order.gpu.name, order.torch)
-    with paper.gpu(target, gpus, cuda=order.cuda, waits=waits, known=known) as gpu, ExitStack() as stack:
+    on_paper = paper.gpu(target, gpus, cuda=order.cuda, torch_version=order.torch, waits=waits, known=known)
+    with on_paper as gpu, ExitStack() as stack:
         run = ProgramRun(order, gpu, finish)
         stack.enter_context(_surrounded(order, run))
         for note in order.line.notes:
@@ -237,7 +238,7 @@ def _deepspeed_peers(line: LaunchLine) -> AbstractContextManager[None]:
 def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
     losses = run.answers.watching_losses
     with (
-        cuda_face.whole(order.gpu, order.line.gpus, order.cuda, run.memory, run.management),
+        cuda_face.whole(order.gpu, order.line.gpus, order.cuda, order.torch, run.memory, run.management),
         nvidia_smi.on_the_path(
             order.gpu.product,
             order.gpu.total_bytes,

@@ -56,7 +56,9 @@ def _engine_job(job: Job, ranks: int) -> Job:
 
 def _activation_bytes(job: Job, target: str) -> int:
     assert job.post_training is not None
-    with paper.gpu(target, job.cluster.gpus_per_node, cuda=job.software.cuda) as gpu:
+    software = job.software
+    gpus = job.cluster.gpus_per_node
+    with paper.gpu(target, gpus, cuda=software.cuda, torch_version=software.torch) as gpu:
         try:
             with (
                 absent_peers.join(0, job.parallel.tp.degree),

@@ -58,7 +58,11 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     by_engine = deepspeed_engine.uses_engine(job)
     arch, gpus = target or job.cluster.gpu.arch, job.cluster.gpus_per_node
     known = workspace_table(job.cluster.gpu.name, job.software.torch)
-    with paper.gpu(arch, gpus, cuda=job.software.cuda, waits=by_engine, known=known) as gpu:
+    software = job.software
+    on_paper = paper.gpu(
+        arch, gpus, cuda=software.cuda, torch_version=software.torch, waits=by_engine, known=known
+    )
+    with on_paper as gpu:
         gpu.recorder.folds = folded
         try:
             quick, chunks = dtensor_speed.once_for_all_parameters(), shard_chunks.made_when_asked_for()
