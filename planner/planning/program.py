@@ -119,7 +119,9 @@ def _run(work: ProgramInputs, progress: Progress) -> list[RankRun]:
 
     def run(rank: int) -> None:
         progress(f"running rank {rank} of {world_size}")
-        order = replace(_order(work, rank, runs), heard=runs[-1].announced if runs else ())
+        order = _order(work, rank, runs)
+        if runs:
+            order = replace(order, heard=runs[-1].announced, numbers=runs[-1].numbers)
         runs.append(rank_process.run_rank(order, work.limits, server, work.walled))
 
     try:

@@ -34,6 +34,7 @@ from planner.running import (
     vision_operators,
 )
 from planner.running.assumptions import About, Assumptions
+from planner.running.broadcast_numbers import BroadcastNumbers
 from planner.running.compiling import ProgramCompiling
 from planner.running.job_outline import JobOutline
 from planner.running.launch_line import Launcher, LaunchLine
@@ -83,11 +84,11 @@ class ProgramRun:
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.outline = JobOutline()
         self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
-        self.world = World(
-            self.assumptions,
-            Clock(lambda: self.watcher.moments.rounds, lambda: self.answers.reads, seconds_of_products(order.gpu.name)),
-            order.torch,
+        self.numbers = BroadcastNumbers(order.numbers)
+        clock = Clock(
+            lambda: self.watcher.moments.rounds, lambda: self.answers.reads, seconds_of_products(order.gpu.name)
         )
+        self.world = World(self.assumptions, clock, self.numbers, order.torch)
 
     def end_whole(self, how: str) -> NoReturn:
         """The program has come to its own end. Raises ProgramError if it never trained."""
@@ -169,6 +170,7 @@ class ProgramRun:
                 allocator_conf=self.memory.conf,
                 memory_fraction=self.memory.fraction,
                 announced=self.neighbours.announced(),
+                numbers=self.numbers.said(),
                 outline=self.outline.found(),
             )
         )

@@ -32,6 +32,16 @@ class Announced:
     content: str
 
 
+@dataclass(frozen=True, slots=True)
+class BroadcastNumber:
+    """Whole numbers that the rank `source` has broadcast over the group of these ranks, as its `number`-th broadcast."""
+
+    ranks: tuple[int, ...]
+    source: int
+    number: int
+    values: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOrder:
     """One rank of a program. `steps` 0: until enough was seen (planner.running.stopping)."""
@@ -60,6 +70,8 @@ class ProgramOrder:
     """A line (`train.py:12`) at which truth values are answered the other way."""
     heard: tuple[Announced, ...] = ()
     """From ranks that ran before."""
+    numbers: tuple[BroadcastNumber, ...] = ()
+    """That ranks broadcast which ran before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +105,4 @@ class RankRun:
     """What a spec could say of it (planner.running.job_outline)."""
     seconds: float = 0.0
     announced: tuple[Announced, ...] = ()
+    numbers: tuple[BroadcastNumber, ...] = ()

@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d
 
 from planner import upstream
 from planner.running.assumptions import About, Assumptions
+from planner.running.broadcast_numbers import BroadcastNumbers
 from planner.running.unwaited_collectives import (
     STILL_KEPT,
     Clock,
@@ -58,9 +59,9 @@ class OwnStore(dist.HashStore):  # type: ignore[name-defined, misc]
 class ProgramPeers(absent_peers.AbsentPeers):
     """A group that remembers whether tensors of the device travelled over it: only then NCCL takes memory for it."""
 
-    def __init__(self, rank: int, size: int, shelves: Shelves) -> None:
+    def __init__(self, rank: int, size: int, shelves: Shelves, numbers: BroadcastNumbers) -> None:
         super().__init__(rank, size)
-        self.shelves = shelves
+        self.shelves, self.numbers = shelves, numbers
         self.carried = False
         self.talkers: tuple[int, ...] = ()
         """The ranks of the world in this group, once single messages have travelled over it."""
@@ -113,6 +114,8 @@ def _noting(name: str) -> Callable[..., Any]:
         self.shelves.give_up()
         given = (*arguments, *named.values())
         pieces = in_one_piece(name, tensors, given[0] if given else ())
+        if name == "broadcast":
+            self.numbers.pass_on(self, tensors, given[0].rootRank if given else 0)
         done = inherited(self, tensors, *arguments, **named)
         touched = [*device_tensors(tensors, *given), *pieces]
         return self.shelves.keep(tensors, touched) if touched and is_asynchronous(given) else done
@@ -171,8 +174,11 @@ class Nccl:
 class World:
     """The groups that a program made, and what of them its report has to say."""
 
-    def __init__(self, assumptions: Assumptions, clock: Clock, torch_version: str = "") -> None:
+    def __init__(
+        self, assumptions: Assumptions, clock: Clock, numbers: BroadcastNumbers, torch_version: str = ""
+    ) -> None:
         self._assumptions, self._clock, self._keeps = assumptions, clock, keeps_tensors(torch_version)
+        self._numbers = numbers
         self._groups: list[ProgramPeers] = []
 
     def communicators(self) -> tuple[int, ...]:
@@ -216,7 +222,8 @@ class World:
             yield
 
     def _make(self, _store: Any, rank: int, size: int, _timeout: Any) -> ProgramPeers:
-        made = ProgramPeers(rank, size, Shelves(self._clock, self._say_that_it_keeps, keeps=self._keeps))
+        shelves = Shelves(self._clock, self._say_that_it_keeps, keeps=self._keeps)
+        made = ProgramPeers(rank, size, shelves, self._numbers)
         self._groups.append(made)
         return made
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from planner.errors import PlannerError, ProgramError
 from planner.running.assumptions import About, Assumption
 from planner.running.branches import Branch
-from planner.running.order import Announced, ProgramOrder, RankRun
+from planner.running.order import Announced, BroadcastNumber, ProgramOrder, RankRun
 from planner.running.rank_environment import variables_of
 from planner.running.walled_program import WalledProgram
 from planner.runtime import answers, overlay, running
@@ -29,6 +29,7 @@ from planner.units import GIB, show_bytes
 USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_bytes=2 * GIB)
 _ABOUT, _TRACE, _CRASH = "about", "trace", "crash"
 _FROZEN = "<frozen"
+_LISTED = ("assumptions", "branches", "announced", "numbers")
 _MOST_CRASH_CHARACTERS = 6000
 _DISCARDED_BYTES = 4 * GIB
 """Of files that the program writes; holes in them do not count."""
@@ -143,7 +144,7 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str], WalledProgram |
 def _fields_of(run: RankRun) -> dict[str, Any]:
     """The fields of a run as plain values, its trace as it is."""
     found = {name: getattr(run, name) for name in run.__dataclass_fields__}
-    listed = {name: [asdict(each) for each in found[name]] for name in ("assumptions", "branches", "announced")}
+    listed = {name: [asdict(each) for each in found[name]] for name in _LISTED}
     return {**found, **listed}
 
 
@@ -168,6 +169,7 @@ def _read_run(parts: Mapping[str, bytes]) -> RankRun:
         )
         about["counted"] = {str(name): int(value) for name, value in about["counted"].items()}
         about["announced"] = tuple(Announced(int(each["stage"]), str(each["content"])) for each in about["announced"])
+        about["numbers"] = tuple(_read_number(each) for each in about["numbers"])
         about["communicators"] = tuple(map(int, about["communicators"]))
         about["branches"] = tuple(Branch(str(each["place"]), bool(each["answer"])) for each in about["branches"])
         about["talkers"] = tuple(tuple(map(int, each)) for each in about["talkers"])
@@ -175,6 +177,11 @@ def _read_run(parts: Mapping[str, bytes]) -> RankRun:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         # The program could write there itself: nothing is believed of what came.
         raise ProgramError(f"the program's process brought no trace: {error}") from None
+
+
+def _read_number(each: Mapping[str, Any]) -> BroadcastNumber:
+    ranks, values = (tuple(map(int, each[name])) for name in ("ranks", "values"))
+    return BroadcastNumber(ranks, int(each["source"]), int(each["number"]), values)
 
 
 def _is_our_fault(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from planner.running.order import Announced, RankRun
+from planner.running.order import Announced, BroadcastNumber, RankRun
 
 
 class Run(Protocol):
@@ -23,6 +23,7 @@ class Run(Protocol):
         kernels: str = "",
         otherwise: str = "",
         heard: tuple[Announced, ...] = (),
+        numbers: tuple[BroadcastNumber, ...] = (),
         torch: str = "",
         target: str = "",
         is_known: bool = False,

@@ -11,7 +11,7 @@ from program_runs import Run
 
 from planner.hardware import catalog
 from planner.running.launch_line import parse
-from planner.running.order import Announced, Gpu, ProgramOrder, RankRun
+from planner.running.order import Announced, BroadcastNumber, Gpu, ProgramOrder, RankRun
 from planner.running.rank_process import PRELOAD, USUAL_LIMITS, run_rank
 from planner.runtime.fork_server import ForkServer
 
@@ -35,13 +35,14 @@ def run(server: ForkServer) -> Run:
     def run_command(
         command: str, *, rank: int = 0, steps: int = 0, strict: bool = False, seconds: float = 120,
         patience: float = 0, packages: tuple[str, ...] = (), kernels: str = "", otherwise: str = "",
-        heard: tuple[Announced, ...] = (), torch: str = "", target: str = "", is_known: bool = False,
+        heard: tuple[Announced, ...] = (), numbers: tuple[BroadcastNumber, ...] = (), torch: str = "",
+        target: str = "", is_known: bool = False,
     ) -> RankRun:  # fmt: skip
         order = ProgramOrder(
             line=parse(command.format(programs=PROGRAMS).split()), rank=rank,
             gpu=replace(gpu, name=known.name if is_known else ""), cuda="13.0", steps=steps,
             patience_seconds=patience, strict=strict, writes=True, packages=packages, kernels=kernels,
-            otherwise=otherwise, heard=heard, torch=torch, target=target,
+            otherwise=otherwise, heard=heard, numbers=numbers, torch=torch, target=target,
         )  # fmt: skip
         return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), server)
 

@@ -182,3 +182,24 @@ for step in range(2):
 
 def test_single_messages_show_the_stages_of_a_pipeline(run: Run, program: Callable[[str], str]) -> None:
     assert run(f"torchrun --nproc-per-node 4 {program(STAGES)}").talkers == ((0, 2),)
+
+
+def test_numbers_that_a_rank_broadcasts_are_heard_by_those_that_run_after_it(
+    run: Run, program: Callable[[str], str]
+) -> None:
+    path = program(f"""
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+flags = torch.tensor([1, 3] if dist.get_rank() == 0 else [0, 0], device="cuda")
+dist.broadcast(flags, 0)
+assert flags.tolist() == [1, 3]
+{STEP}
+""")
+    command = f"torchrun --nproc-per-node 4 {path}"
+
+    first = run(command)
+
+    assert [(each.source, each.values) for each in first.numbers] == [(0, (1, 3))]
+    assert run(command, rank=3, numbers=first.numbers).iterations == 1
+    with pytest.raises(ProgramError, match="AssertionError"):
+        run(command, rank=3)
