@@ -50,7 +50,9 @@ REFUSED = {
 """Why a program cannot have it."""
 
 
-def answers(gpu: Gpu, cuda: str, torch_version: str, memory: LiveMemory, refuse: Callable[[str], Any]) -> dict[str, Any]:
+def answers(
+    gpu: Gpu, cuda: str, torch_version: str, memory: LiveMemory, refuse: Callable[[str], Any]
+) -> dict[str, Any]:
     """By their names. `refuse(reason)` raises the error for a setting that is not modelled."""
     nothing: Callable[..., None] = lambda *_arguments, **_named: None  # noqa: E731
     workspace = target_of(gpu.arch, torch_version).workspace_bytes

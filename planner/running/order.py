@@ -34,7 +34,7 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastNumber:
-    """Whole numbers that the rank `source` has broadcast over the group of these ranks, as its `number`-th broadcast."""
+    """Whole numbers that the rank `source` has broadcast over the group of these ranks: its `number`-th broadcast."""
 
     ranks: tuple[int, ...]
     source: int

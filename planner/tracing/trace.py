@@ -59,9 +59,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     arch, gpus = target or job.cluster.gpu.arch, job.cluster.gpus_per_node
     known = workspace_table(job.cluster.gpu.name, job.software.torch)
     software = job.software
-    on_paper = paper.gpu(
-        arch, gpus, cuda=software.cuda, torch_version=software.torch, waits=by_engine, known=known
-    )
+    on_paper = paper.gpu(arch, gpus, cuda=software.cuda, torch_version=software.torch, waits=by_engine, known=known)
     with on_paper as gpu:
         gpu.recorder.folds = folded
         try:

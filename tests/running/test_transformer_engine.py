@@ -14,7 +14,7 @@ import torch
 from program_runs import Run
 from told_events import told_events
 
-import planner.paper  # noqa: F401
+import planner.paper
 from planner.errors import TraceError
 from planner.paper.outside.transformer_engine import attention
 from planner.paper.outside.transformer_engine.extension import EXTENSION
@@ -90,8 +90,9 @@ def forward(layout: str, *, corner: tuple[bool, ...] = ()) -> Any:
     """Two sequences of 16 rows; four heads of query for two of key and value."""
     q, k, v = empty(16, 2, 4, 8), empty(16, 2, 2, 8), empty(16, 2, 2, 8)
     lengths = empty(3, dtype=torch.int32)
-    kinds = (EXTENSION["NVTE_QKV_Layout"][layout], EXTENSION["NVTE_Bias_Type"].NVTE_NO_BIAS,
-             EXTENSION["NVTE_Mask_Type"].NVTE_CAUSAL_MASK, EXTENSION["NVTE_Softmax_Type"].NVTE_VANILLA_SOFTMAX)  # fmt: skip
+    names = {"QKV_Layout": layout, "Bias_Type": "NVTE_NO_BIAS", "Mask_Type": "NVTE_CAUSAL_MASK",
+             "Softmax_Type": "NVTE_VANILLA_SOFTMAX"}  # fmt: skip
+    kinds = [EXTENSION[f"NVTE_{kind}"][name] for kind, name in names.items()]
     out, kept, seed = EXTENSION["fused_attn_fwd"](
         16, 16, True, 0.1, 0.0, True, *kinds, [-1, 0], *corner, lengths, lengths, q, k, v, torch.bfloat16, None, None,
         None, None, None, None, None, None, None, 4, False, False,
@@ -129,7 +130,7 @@ def test_what_is_not_modelled_is_refused_by_its_name(release: Callable[[tuple[in
     with planner.paper.gpu("sm_100"):
         with pytest.raises(TraceError, match="packed or paged sequences"):
             forward("NVTE_THD_THD_THD")
-        with pytest.raises(TraceError, match="Quantizer .fp8"):
+        with pytest.raises(TraceError, match="Quantizer"):
             product(empty(4, 4), empty(4, 4), None, quantizer=type("Quantizer", (), {})())
     with pytest.raises(TraceError, match="quantize of TransformerEngine"):
         EXTENSION["quantize"]()
@@ -169,7 +170,8 @@ def taken():
 
 tokens = ROWS * BATCH
 kept = 2 * (
-    2 * tokens * (2 * HIDDEN + 2 * HIDDEN + 3 * HIDDEN + HIDDEN + 2 * WIDE)  # sums, norms, qkv, attention, before and after gelu
+    2 * tokens * (2 * HIDDEN + 2 * HIDDEN + 3 * HIDDEN + HIDDEN)  # sums, norms, qkv, attention
+    + 2 * tokens * 2 * WIDE  # before and after gelu
     + 2 * 4 * tokens  # of the two norms
     + 4 * BATCH * HEADS * ROWS + 2 * 8  # statistics and seed
 )

@@ -61,9 +61,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void*) const override {}
   void synchronizeDevice(const c10::DeviceIndex) const override {}
   double elapsedTime(void*, void*, const c10::DeviceIndex) const override { return 0.0; }
-  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
-    record_use(block_at(data.get()), static_cast<int32_t>(stream.id()));
-  }
+  // Of gradients that autograd hands to a node of another stream: they pass at once (docs/decisions.md).
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 
  private:
   static c10::Stream named(c10::Device device, c10::StreamId id) {

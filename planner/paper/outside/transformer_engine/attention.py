@@ -105,7 +105,9 @@ def _check(call: SimpleNamespace) -> None:
     refuse_quantized(call.q, call.k, call.v, call.s_quantizer)
     layout = NVTE_QKV_Layout(call.layout).name
     if "THD" in layout or "T3HD" in layout or "TH3D" in layout or "Paged" in layout:
-        refuse("fused attention of TransformerEngine", f"packed or paged sequences ({layout}) are not modelled", ALLOWED)
+        refuse(
+            "fused attention of TransformerEngine", f"packed or paged sequences ({layout}) are not modelled", ALLOWED
+        )
     if call.bias_type != NVTE_Bias_Type.NVTE_NO_BIAS or call.softmax != NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX:
         refuse("fused attention of TransformerEngine", "a bias and sinks are not modelled", ALLOWED)
 

@@ -77,9 +77,12 @@ CommOverlapAlgo = IntEnum(
 )  # fmt: skip
 FP8FwdTensors = IntEnum(
     "FP8FwdTensors",
-    [f"GEMM{which}_{what}" for which in (1, 2, 3) for what in ("INPUT", "WEIGHT", "OUTPUT")],
+    ["GEMM1_INPUT", "GEMM1_WEIGHT", "GEMM1_OUTPUT", "GEMM2_INPUT", "GEMM2_WEIGHT", "GEMM2_OUTPUT", "GEMM3_INPUT",
+     "GEMM3_WEIGHT", "GEMM3_OUTPUT"],
     start=0,
-)
+)  # fmt: skip
 FP8BwdTensors = IntEnum(
-    "FP8BwdTensors", [f"GRAD_{what}{which}" for which in (1, 2, 3) for what in ("OUTPUT", "INPUT")], start=0
+    "FP8BwdTensors",
+    ["GRAD_OUTPUT1", "GRAD_INPUT1", "GRAD_OUTPUT2", "GRAD_INPUT2", "GRAD_OUTPUT3", "GRAD_INPUT3"],
+    start=0,
 )
