@@ -96,7 +96,8 @@ def gpu(
     """A paper GPU of the architecture `target` (`sm_90`, `cpu` for tests).
 
     `gpus` is how many a node seems to have, of which torch sees no more than it can; `cuda` is the version that torch
-    is built for, `torch_version` the one that the job runs with (empty: the installed one); with `waits`, streams and events write down where the host waits for them, and are never done before.
+    is built for, `torch_version` the one that the job runs with (empty: the installed one); with `waits`, streams and
+    events write down where the host waits for them, and are never done before.
     `known` are measured workspaces, which are counted; with `keeps_requests` all that were asked for are kept.
 
     Raises TraceError for an unknown architecture, if torch was imported before planner.paper, or if it is not the torch

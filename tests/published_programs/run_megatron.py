@@ -4,8 +4,8 @@
 
 Megatron-LM at 23e00ed0, its helpers for data built (`make -C megatron/core/datasets`, with pybind11), SimuMax at any
 commit that has its `pretrain_gpt.py`. transformer-engine 2.11.0 (--no-deps), onnx, onnxscript, einops and triton
-have to be installed. Arguments are those of its launch script, with the fused cross entropy that its notes name and the names
-of its cases end in (`cef`). A rank takes 7 to 15 processor seconds, hence outside CI.
+have to be installed. Arguments are those of its launch script, with the fused cross entropy that its notes name and
+the names of its cases end in (`cef`). A rank takes 7 to 15 processor seconds, hence outside CI.
 """
 
 from __future__ import annotations
