@@ -195,3 +195,11 @@ def test_layers_of_the_package_keep_what_their_source_says(run: Run, program: Ca
     found = run(f"python {program(PROGRAM)}")
 
     assert found.iterations == 3
+
+
+@pytest.mark.skipif(HAS_IT, reason="transformer-engine's Python part is installed")
+def test_a_program_that_needs_it_is_told_what_to_install(run: Run, program: Callable[[str], str]) -> None:
+    with pytest.raises(TraceError, match="which is not installed here") as caught:
+        run(f"python {program('import transformer_engine.pytorch')}")
+
+    assert "pip install --no-deps transformer-engine" in caught.value.remedy

@@ -53,7 +53,13 @@ class Package:
 
     @property
     def is_modelled(self) -> bool:
+        """Whether something stands for it where it is not installed."""
         return bool(self.modules)
+
+    @property
+    def has_known_kernels(self) -> bool:
+        """Whether what it launches is known, where it or its Python part is installed at least."""
+        return bool(self.modules or self.extension)
 
 
 def _named(name: str, module: str, instead: str = "") -> Package:

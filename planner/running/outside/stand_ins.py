@@ -145,7 +145,7 @@ class Last(importlib.abc.MetaPathFinder):
         way = importers.way()
         if way is importers.Way.ASKED or importers.is_guarded(importing):
             # Libraries ask for much that the program has no use for, and go another way for few.
-            decides = way is importers.Way.STATEMENT and package.is_modelled
+            decides = way is importers.Way.STATEMENT and package.has_known_kernels
             if decides or importers.belongs_to_program(importing[0]):
                 self._tell_missing(package, place_of(importing))
             return False
@@ -199,7 +199,8 @@ class _Distribution(importlib.metadata.Distribution):
 
 def _unknown(package: Package, place: str) -> TraceError:
     return TraceError(
-        f"the program needs {package.name}, whose kernels are not modelled and which is not installed here",
+        f"the program needs {package.name}, "
+        f"{'' if package.has_known_kernels else 'whose kernels are not modelled and '}which is not installed here",
         allowed=", ".join(each.name for each in packages.PACKAGES if each.is_modelled),
         remedy=f"install {package.instead} where planner runs: it needs no GPU" if package.instead else _HOW,
         place=place,

@@ -30,7 +30,7 @@ from planner.paper.outside.transformer_engine.refusals import ALLOWED, refuse_qu
 
 Tensor = torch.Tensor
 
-_FIRST, _LAST = (2, 10), (2, 14)
+_FIRST, _LAST = (2, 10), (2, 13)
 _DIAGONAL = (2, 12)
 """Since when the corner is an argument at which a causal mask begins."""
 
