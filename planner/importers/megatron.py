@@ -16,8 +16,8 @@ from planner.importers.recipes import Recipe
 
 STEP = (
     "Megatron-LM's step is another implementation than a spec's, and the interval is wider for it: its kernels"
-    " (TransformerEngine's, or its own) keep other tensors. The program itself on paper is nearer to what was published:"
-    " planner run -- torchrun ... pretrain_gpt.py ..."
+    " (TransformerEngine's, or its own) keep other tensors. The program itself on paper is nearer to what was"
+    " published: planner run -- torchrun ... pretrain_gpt.py ..."
 )
 SHARDED = (
     "the distributed optimizer is planned as FSDP 2 that keeps gathered parameters and whole float32 gradients"

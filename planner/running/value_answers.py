@@ -40,10 +40,19 @@ _BY_OPERATOR = (
 TensorCompare.cpp)."""
 
 _COUNTS = (
-    Made(("aten.all", "aten.isfinite", "aten.ne", "aten.gt"), True, "all of them, as many as there can be"),
+    Made(("aten.all", "aten.isfinite", "aten.ne"), True, "all of them, as many as there can be"),
     Made(("aten.any", "aten.isnan", "aten.isinf"), False, "none: no value is out of order"),
 )
 """For sizes: of how many elements a truth value is taken to hold, which decides how many are selected."""
+
+_SELECTIONS = {("megatron.core.timers", "Timers._get_global_min_max_time"): "every rank has taken time"}
+"""Functions of libraries that select of a handful of figures, all of which are taken (megatron-core 0.14 to 0.19)."""
+
+
+def _why_selected(frames: Sequence[FrameType]) -> str:
+    """Why a known function of a library selects everything; empty for others."""
+    asking = ((str(each.f_globals.get("__name__")), each.f_code.co_qualname) for each in frames)
+    return next((_SELECTIONS[each] for each in asking if each in _SELECTIONS), "")
 
 
 class AnswersByTable:
@@ -77,15 +86,17 @@ class AnswersByTable:
         return answer
 
     def count(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> int | None:
-        """How many of its truth values hold, by what made it; None where that says nothing, and under `strict`."""
+        """How many of its truth values hold, by who asks or by what made it; None where that says nothing, and under
+        `strict`."""
+        if self._strict or tensor.dtype is not torch.bool:
+            return None
         made_by = self._recorder.operator_of(tensor)
         known = next((each for each in _COUNTS if made_by in each.operators), None)
-        if self._strict or known is None or tensor.dtype is not torch.bool:
+        why = _why_selected(frames) or (f"{made_by}: {known.why}" if known else "")
+        if not why:
             return None
-        count = tensor.numel() if known.answer else 0
-        self._assumptions.add(
-            About.VALUE, f"{count} of {tensor.numel()} places selected ({made_by}: {known.why})", place_of(frames)
-        )
+        count = tensor.numel() if known is None or known.answer else 0
+        self._assumptions.add(About.VALUE, f"{count} of {tensor.numel()} places selected ({why})", place_of(frames))
         return count
 
     def _judge(self, tensor: torch.Tensor) -> tuple[Value, str]:
