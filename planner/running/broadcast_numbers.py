@@ -24,6 +24,9 @@ class BroadcastNumbers:
 
     def __init__(self, heard: Sequence[BroadcastNumber]) -> None:
         self._said = {(each.ranks, each.source, each.number): each.values for each in heard}
+        self._alike: dict[tuple[tuple[int, ...], int, int], tuple[int, ...]] = {}
+        for each in heard:
+            self._alike.setdefault(_placed(each.ranks, each.source, each.number), each.values)
         self._counts: Counter[tuple[int, ...]] = Counter()
 
     def said(self) -> tuple[BroadcastNumber, ...]:
@@ -42,6 +45,14 @@ class BroadcastNumbers:
             values = known(tensors[0])
             if values is not None:
                 self._said[key] = tuple(map(int, values.flatten().tolist()))
-        elif len(self._said.get(key, ())) == tensors[0].numel():
+            return
+        heard = self._said.get(key, self._alike.get(_placed(*key), ()))
+        if len(heard) == tensors[0].numel():
             with torch.no_grad():
-                tensors[0].copy_(torch.tensor(self._said[key], dtype=tensors[0].dtype).view(tensors[0].shape))
+                tensors[0].copy_(torch.tensor(heard, dtype=tensors[0].dtype).view(tensors[0].shape))
+
+
+def _placed(ranks: tuple[int, ...], source: int, number: int) -> tuple[tuple[int, ...], int, int]:
+    """A broadcast by where its ranks stand to each other: the source of a group that was not run is taken to say what
+    that of another such group has said."""
+    return tuple(each - ranks[0] for each in ranks), source - ranks[0], number

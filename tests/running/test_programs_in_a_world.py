@@ -193,13 +193,18 @@ dist.init_process_group("nccl")
 flags = torch.tensor([1, 3] if dist.get_rank() == 0 else [0, 0], device="cuda")
 dist.broadcast(flags, 0)
 assert flags.tolist() == [1, 3]
+pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+place = dist.get_rank() // 2
+length = torch.full((1,), 7 * (dist.get_rank() % 2 == 0), device="cuda")
+dist.broadcast(length, 2 * place, group=pairs[place])  # of a pair whose source is not run
+assert length.tolist() == [7], length
 {STEP}
 """)
     command = f"torchrun --nproc-per-node 4 {path}"
 
     first = run(command)
 
-    assert [(each.source, each.values) for each in first.numbers] == [(0, (1, 3))]
+    assert [(each.source, each.values) for each in first.numbers] == [(0, (7,)), (0, (1, 3))]
     assert run(command, rank=3, numbers=first.numbers).iterations == 1
     with pytest.raises(ProgramError, match="AssertionError"):
         run(command, rank=3)
