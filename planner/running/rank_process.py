@@ -169,6 +169,7 @@ def _read_run(parts: Mapping[str, bytes]) -> RankRun:
         about["announced"] = tuple(Announced(int(each["stage"]), str(each["content"])) for each in about["announced"])
         about["communicators"] = tuple(map(int, about["communicators"]))
         about["branches"] = tuple(Branch(str(each["place"]), bool(each["answer"])) for each in about["branches"])
+        about["libraries"] = tuple(str(each) for each in about["libraries"])
         about["talkers"] = tuple(tuple(map(int, each)) for each in about["talkers"])
         return RankRun(trace=trace_text.loads(parts[_TRACE].decode()), **about)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
