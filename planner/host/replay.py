@@ -60,8 +60,8 @@ def replay_host(
 ) -> RankTimeline:
     """What a rank holds in each phase, beside `base`, which it has from the beginning.
 
-    `loader` is that of batches that are taken (`BatchTaken`), whose settings a job says; others are events. It begins to read ahead with the first batch that is taken from it; an evaluation has a loader of its own,
-    which ends with it.
+    `loader` is that of batches that are taken (`BatchTaken`), whose settings a job says; others are events. It begins
+    to read ahead with the first batch that is taken from it; an evaluation has a loader of its own, which ends with it.
     """
     rank = _Rank(loader, rules)
     rank.enter(Phase.LOAD, 0)  # whatever is marked later, a process begins with it
@@ -79,8 +79,8 @@ def replay_host(
                 rank.take_batch(tensors)
             case LoaderStarted():
                 rank.start_loader(event)
-            case LoaderEnded(loader):
-                rank.end_loader(loader)
+            case LoaderEnded(number):
+                rank.end_loader(number)
     return RankTimeline(rank.finished(), rank.margins)
 
 
@@ -94,7 +94,7 @@ class _Rank:
         self._loading: dict[bool, list[tuple[HostBlock, int]]] = {}
         self._started: dict[int, tuple[LoaderStarted, list[tuple[HostBlock, int]]]] = {}
         self._now: HostPhase | None = None
-        self._phases: list[HostPhase] = []
+        self._phases: dict[tuple[Phase, int], HostPhase] = {}
         self.margins = (0, 0)
 
     def enter(self, phase: Phase, iteration: int) -> None:
@@ -143,7 +143,7 @@ class _Rank:
 
     def finished(self) -> tuple[HostPhase, ...]:
         self._close()
-        return tuple(self._phases)
+        return tuple(self._phases.values())
 
     def _give_up(self, given: tuple[HostBlock, int]) -> None:
         held, size = given
@@ -172,12 +172,9 @@ class _Rank:
         if self._now is None:
             return
         key = (self._now.phase, self._now.iteration)
-        for number, each in enumerate(self._phases):
-            if (each.phase, each.iteration) == key:
-                if _height_of(self._now) > _height_of(each):
-                    self._phases[number] = self._now
-                return
-        self._phases.append(self._now)
+        before = self._phases.get(key)
+        if before is None or _height_of(self._now) > _height_of(before):
+            self._phases[key] = self._now
 
 
 def _height_of(phase: HostPhase) -> tuple[int, int, int]:

@@ -36,7 +36,10 @@ def with_holes(
 
         return serialize_file
 
-    wrapped: dict[str, upstream.Wrapper] = {"safetensors.torch:serialize_file": write, "torch:load": functools.partial(_mapping, as_if_read)}
+    wrapped: dict[str, upstream.Wrapper] = {
+        "safetensors.torch:serialize_file": write,
+        "torch:load": functools.partial(_mapping, as_if_read),
+    }
     with upstream.patch_targets("program checkpoints", wrapped=wrapped):
         yield
 

@@ -70,7 +70,7 @@ class HostMemory:
     def mark(self, phase: Phase, iteration: int) -> None:
         """Phases of a program follow from its moments."""
 
-    def assign(self, tensor: Tensor, category: Category, name: str = "") -> None:
+    def assign(self, tensor: Tensor, category: Category, _name: str = "") -> None:
         """This tensor, if it lies on the host, belongs to `category`."""
         self.tell(tensor, host_category(category))
 
@@ -133,9 +133,7 @@ class HostMemory:
             if record.taken or record.block in begun:
                 yield record
 
-    def _event_of(
-        self, told: HostRecord | HostEvent, lives: dict[int, _Life], phases: list[Phase]
-    ) -> HostEvent:
+    def _event_of(self, told: HostRecord | HostEvent, lives: dict[int, _Life], phases: list[Phase]) -> HostEvent:
         if not isinstance(told, HostRecord):
             return told
         number = 2 * told.block
@@ -183,7 +181,7 @@ def _category_of(born: Phase, ended: Phase | None, life: _Life) -> HostCategory:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in a batch or a checkpoint, through mappings and sequences (a BatchEncoding is neither's subclass)."""
+    """The tensors in a batch or a checkpoint, through sequences and whatever has keys and values."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):

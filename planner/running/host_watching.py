@@ -1,4 +1,4 @@
-"""Watches where a program's tensors on the host come from: models that are moved, batches, checkpoints, mapped files."""
+"""Watches where a program's tensors on the host come from: moved models, batches, checkpoints, mapped files."""
 
 from __future__ import annotations
 
@@ -166,4 +166,4 @@ def _batches_ahead(loader: Any) -> int:
 def _spawns(loader: Any) -> bool:
     """Whether its workers are new interpreters: as Python does by default, unless the loader says otherwise."""
     context = loader.multiprocessing_context or torch.multiprocessing
-    return context.get_start_method() != "fork"
+    return str(context.get_start_method()) != "fork"

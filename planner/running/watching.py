@@ -44,7 +44,11 @@ class Watcher:
     step, `evaluates` before each other forward: they may end it all. `tells` hears of every moment, by its index."""
 
     def __init__(
-        self, recorder: Recorder, trains: Callable[[], None], evaluates: Callable[[], None], tells: Callable[[int], None]
+        self,
+        recorder: Recorder,
+        trains: Callable[[], None],
+        evaluates: Callable[[], None],
+        tells: Callable[[int], None],
     ) -> None:
         self.moments = Moments()
         self._recorder, self._trains, self._evaluates, self._tells = recorder, trains, evaluates, tells
