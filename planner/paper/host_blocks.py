@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from dataclasses import dataclass
+from itertools import starmap
+from typing import NamedTuple
 
 import torch
 
 from planner.paper import library
 
 
-@dataclass(frozen=True, slots=True)
-class HostRecord:
-    """A block was taken, or given up: then it has no bytes, and `pinned` says nothing."""
+class HostRecord(NamedTuple):
+    """A block was taken (1), or given up (0): then it has no bytes, and `pinned` says nothing."""
 
-    taken: bool
-    pinned: bool
+    taken: int
+    pinned: int
     block: int
     bytes: int
 
@@ -59,4 +59,4 @@ class HostBlocks:
         if not count:
             return []
         content = ctypes.string_at(self._native.paper_host_records(), count * record.size)
-        return [HostRecord(bool(taken), bool(pinned), *rest) for taken, pinned, *rest in record.iter_unpack(content)]
+        return list(starmap(HostRecord, record.iter_unpack(content)))

@@ -6,6 +6,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -142,7 +143,7 @@ class HostMemory:
         life = lives[told.block]
         ended = None if life.ended < 0 else phases[life.ended]
         category = self._told.get(told.block) or _category_of(phases[life.born], ended, life)
-        return HostAlloc(number, HostBlock(bytes=told.bytes, category=category, pinned=told.pinned))
+        return HostAlloc(number, _block(told.bytes, category, bool(told.pinned)))
 
     def _next_number(self) -> int:
         """Those of torch's blocks are even."""
@@ -154,6 +155,12 @@ class HostMemory:
 
     def _place(self, event: HostEvent | _Moment) -> None:
         self._placed[self._blocks.now()].append(event)
+
+
+@cache
+def _block(size: int, category: HostCategory, pinned: bool) -> HostBlock:
+    """Many are alike."""
+    return HostBlock(bytes=size, category=category, pinned=pinned)
 
 
 def _lives_of(told: Iterable[HostRecord | HostEvent]) -> tuple[dict[int, _Life], list[Phase]]:
