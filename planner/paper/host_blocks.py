@@ -45,8 +45,10 @@ class HostBlocks:
         return count
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
-        """The block behind a tensor of the host; None for one that was not written down."""
+        """The block behind a tensor of the host; None for one that was not written down, or that wraps others."""
         local = getattr(tensor, "_local_tensor", tensor)
+        if type(local) not in (torch.Tensor, torch.nn.Parameter):
+            return None
         if local.device.type != "cpu" or local.layout is not torch.strided:
             return None
         block: int = self._native.paper_host_block_at(local.untyped_storage().data_ptr())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -187,13 +187,20 @@ def _category_of(born: Phase, ended: Phase | None, life: _Life) -> HostCategory:
     return HostCategory.OTHER
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in a batch or a checkpoint, through sequences and whatever has keys and values."""
+def tensors_in(value: Any, within: tuple[int, ...] = ()) -> Iterator[Tensor]:
+    """The tensors in a batch or a checkpoint, through sequences and whatever has keys and values.
+
+    `within`: the containers around it, which may hold themselves.
+    """
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors_in(each)
-    elif hasattr(value, "values") and hasattr(value, "keys"):
-        for each in value.values():
-            yield from tensors_in(each)
+        return
+    if id(value) in within:
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(value, list | tuple):
+        parts = value
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    for each in parts:
+        yield from tensors_in(each, (*within, id(value)))

@@ -41,8 +41,11 @@ def _make(cls: Any, *arguments: Any, device: Any = None, **named: Any) -> Any:
     allocator that is heard of (torch/csrc/Storage.cpp: `GetDefaultCPUAllocator`)."""
     where = torch.device("cpu" if device is None else device)
     first = arguments[0] if arguments else named.get("size", 0)
-    plain = isinstance(first, int) and cls is torch.UntypedStorage and not named.get("allocator")
-    if where.type != "cuda" and not (where.type == "cpu" and plain):
+    if where.type != "cuda":
+        if where.type == "cpu" and isinstance(first, int) and cls is torch.UntypedStorage:
+            made = torch.empty(first, dtype=torch.uint8, device=where)
+            if type(made) is torch.Tensor:  # not one of a mode in which tensors have no memory
+                return made.untyped_storage()
         given = {**named, **({} if device is None else {"device": device})}
         return torch._C.StorageBase.__new__(cls, *arguments, **given)
     count = first if isinstance(first, int) else len(first)

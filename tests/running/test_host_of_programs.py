@@ -9,20 +9,25 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from program_runs import Run
 
+from planner.errors import SpecError
 from planner.events import Mark, Phase
 from planner.host.condensing import condense
 from planner.host.pinned import PinnedRules
 from planner.host.replay import HostPhase, RankTimeline, replay_host
 from planner.host.state_program_hosts import ProgramHost, state_program_hosts
 from planner.host_events import HostAlloc, HostBlock, HostCategory, HostEvent, HostFree, LoaderEnded, LoaderStarted
+from planner.job.host_memory import read_host_memory
 from planner.job.schema import DataLoader
 from planner.layout.rank_sets import RankSet
+from planner.running.host_memory import tensors_in
 from planner.running.order import RankRun
-from planner.units import MIB
+from planner.units import GIB, MIB
 
 HERE = Path(__file__).parent
 WIDTH, LAYERS, ROWS = 256, 12, 40
@@ -162,6 +167,38 @@ def test_a_loader_that_ended_holds_nothing_and_spawned_workers_are_larger() -> N
     assert load.own == {HostCategory.BATCH: 4 * MIB, HostCategory.WORKER: 2 * (19 + 1) * MIB}
     assert not evaluation.own
     assert forward.own == {HostCategory.BATCH: 4 * MIB, HostCategory.WORKER: 2 * (213 + 1) * MIB}
+
+
+def test_tensors_are_found_in_what_holds_itself() -> None:
+    tensor, other = torch.zeros(1), torch.zeros(2)
+    state: dict[str, Any] = {"weight": tensor, "rest": [other, ("text", 3)]}
+    state["itself"] = state
+
+    assert [each.numel() for each in tensors_in(state)] == [1, 2]
+
+
+@pytest.mark.parametrize(("written", "size"), [("", 0), ("480GiB", 480 * GIB), (4096, 4096), ("0", 0)])
+def test_what_a_node_has_is_read_as_a_size(written: str | int, size: int) -> None:
+    assert read_host_memory(written, "--host-memory") == size
+
+
+@pytest.mark.parametrize("written", ["much", "-1GiB", "2000TiB", -1])
+def test_what_is_no_size_is_refused_with_its_place(written: str | int) -> None:
+    with pytest.raises(SpecError, match="such as 480GiB") as refused:
+        read_host_memory(written, "--host-memory")
+
+    assert refused.value.place == "--host-memory"
+
+
+def test_a_program_whose_node_is_too_small_does_not_fit() -> None:
+    told = [Mark(Phase.OPTIMIZER_STEP, 1), held(1, 4 * GIB)]
+
+    verdicts = [
+        state_program_hosts([ranks(0, 7, *told)], ranks_per_node=8, capacity_bytes=size * GIB, conf="").verdict
+        for size in (32, 44, 64)
+    ]
+
+    assert verdicts == ["exceeds", "tight", "fits"]
 
 
 @pytest.mark.soak
