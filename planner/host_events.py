@@ -83,4 +83,26 @@ class BatchTaken:
     tensors: tuple[int, ...]
 
 
-HostEvent = HostAlloc | HostFree | BatchTaken | Mark
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStarted:
+    """A data loader with workers has given its first batch, of tensors of these bytes; `ahead` more are read meanwhile.
+
+    The batch in hand is the program's own: it is told as any block. `spawned`: workers are new interpreters, not forks.
+    """
+
+    loader: int
+    workers: int
+    ahead: int
+    pin_memory: bool
+    spawned: bool
+    tensors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderEnded:
+    """Its workers and what they have read are gone."""
+
+    loader: int
+
+
+HostEvent = HostAlloc | HostFree | BatchTaken | LoaderStarted | LoaderEnded | Mark

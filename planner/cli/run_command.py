@@ -61,6 +61,10 @@ def add(commands: Commands) -> None:
         "for evaluations and checkpoints (default: as long as it took to be steady, 5 to 60)",
     )
     parser.add_argument("--seconds", type=float, default=0.0, help="how long each rank may take (default: 1800)")
+    parser.add_argument(
+        "--host-memory", default="", metavar="SIZE", help="what the job may use of each node's main memory, as 480GiB: "
+        "the nodes are judged too (default: counted, not judged)",
+    )  # fmt: skip
     parser.add_argument("--strict", action="store_true", help="refuse to answer values that only the device would have")
     parser.add_argument(
         "--allow-writes", action="store_true", help="files that the program writes stay (default: gone)"
@@ -112,6 +116,7 @@ def _save_spec(path: Path, run: RankRun, work: ProgramInputs) -> None:
 
 def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
     from planner.job.gpu_names import look_up
+    from planner.job.host_memory import read_host_memory
     from planner.planning.program import inputs_of
     from planner.planning.program_ranks import choose_ranks
     from planner.running.launch_line import parse
@@ -139,6 +144,7 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
         packages=tuple(name for name in arguments.packages.split(",") if name),
         kernels=arguments.kernels,
         limits=replace(USUAL_LIMITS, seconds=seconds),
+        host_memory_bytes=read_host_memory(arguments.host_memory, "--host-memory"),
     )
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from planner.host import processes
-from planner.host_events import HostBlock, HostCategory
+from planner.host.processes import Fact
+from planner.host_events import HostBlock, HostCategory, LoaderStarted
 from planner.job.schema import DataLoader
 
 
@@ -39,6 +40,28 @@ def loader_margins(loader: DataLoader, tensors: Iterable[int]) -> tuple[int, int
     fewer = processes.WORKER.best_bytes - processes.WORKER.low_bytes + batch
     more = processes.WORKER.high_bytes - processes.WORKER.best_bytes + 3 * batch
     return loader.workers * fewer, loader.workers * more
+
+
+def started_blocks(started: LoaderStarted) -> Iterator[HostBlock]:
+    """What a program's loader holds besides the batch in hand: what is read ahead, and the workers."""
+    sizes = [each for each in started.tensors if each]
+    yield from _batches(sizes, started.ahead, pinned=started.pin_memory, name="read ahead")
+    if started.pin_memory:
+        yield from _batches(sizes, 1, pinned=False, name="being pinned")
+    worker = _fact_of(started).best_bytes + sum(sizes)
+    yield HostBlock(bytes=worker, category=HostCategory.WORKER, name="data loader", count=started.workers)
+
+
+def started_margins(started: LoaderStarted) -> tuple[int, int]:
+    """As `loader_margins`, of a program's loader."""
+    fact, batch = _fact_of(started), sum(started.tensors)
+    fewer, more = fact.best_bytes - fact.low_bytes + batch, fact.high_bytes - fact.best_bytes + 3 * batch
+    return started.workers * fewer, started.workers * more
+
+
+def _fact_of(started: LoaderStarted) -> Fact:
+    """A worker that is no fork has read its libraries itself."""
+    return processes.TORCH if started.spawned else processes.WORKER
 
 
 def _batches(sizes: Iterable[int], count: int, *, pinned: bool, name: str) -> Iterator[HostBlock]:

@@ -7,9 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.events import Mark, Phase
-from planner.host.loaders import loader_blocks, loader_margins
+from planner.host.loaders import loader_blocks, loader_margins, started_blocks, started_margins
 from planner.host.pinned import PinnedMemory, PinnedRules
-from planner.host_events import Backing, BatchTaken, HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
+from planner.host_events import (
+    Backing,
+    BatchTaken,
+    HostAlloc,
+    HostBlock,
+    HostCategory,
+    HostEvent,
+    HostFree,
+    LoaderEnded,
+    LoaderStarted,
+)
 from planner.job.schema import DataLoader
 
 
@@ -50,8 +60,8 @@ def replay_host(
 ) -> RankTimeline:
     """What a rank holds in each phase, beside `base`, which it has from the beginning.
 
-    A loader begins to read ahead with the first batch that is taken from it; an evaluation has a loader of its own,
-    which ends with it.
+    `loader` is that of batches that are taken (`BatchTaken`), whose settings a job says; others are events. It begins
+    to read ahead with the first batch that is taken from it; an evaluation has a loader of its own, which ends with it.
     """
     rank = _Rank(loader, rules)
     rank.enter(Phase.LOAD, 0)  # whatever is marked later, a process begins with it
@@ -67,6 +77,10 @@ def replay_host(
                 rank.free(block)
             case BatchTaken(tensors):
                 rank.take_batch(tensors)
+            case LoaderStarted():
+                rank.start_loader(event)
+            case LoaderEnded(number):
+                rank.end_loader(number)
     return RankTimeline(rank.finished(), rank.margins)
 
 
@@ -78,8 +92,9 @@ class _Rank:
         self._shared: dict[Backing, Counter[str]] = {Backing.NODE: Counter(), Backing.FILE: Counter()}
         self._alive: dict[int, tuple[HostBlock, int]] = {}
         self._loading: dict[bool, list[tuple[HostBlock, int]]] = {}
+        self._started: dict[int, tuple[LoaderStarted, list[tuple[HostBlock, int]]]] = {}
         self._now: HostPhase | None = None
-        self._phases: list[HostPhase] = []
+        self._phases: dict[tuple[Phase, int], HostPhase] = {}
         self.margins = (0, 0)
 
     def enter(self, phase: Phase, iteration: int) -> None:
@@ -116,9 +131,19 @@ class _Rank:
         if not evaluates:
             self.margins = loader_margins(self._loader, tensors)
 
+    def start_loader(self, started: LoaderStarted) -> None:
+        self._started[started.loader] = started, [(each, self.hold(each)) for each in started_blocks(started)]
+        margins = [started_margins(each) for each, _ in self._started.values()]
+        fewer, more = sum(each[0] for each in margins), sum(each[1] for each in margins)
+        self.margins = max(self.margins[0], fewer), max(self.margins[1], more)
+
+    def end_loader(self, loader: int) -> None:
+        for each in self._started.pop(loader)[1]:
+            self._give_up(each)
+
     def finished(self) -> tuple[HostPhase, ...]:
         self._close()
-        return tuple(self._phases)
+        return tuple(self._phases.values())
 
     def _give_up(self, given: tuple[HostBlock, int]) -> None:
         held, size = given
@@ -147,12 +172,9 @@ class _Rank:
         if self._now is None:
             return
         key = (self._now.phase, self._now.iteration)
-        for number, each in enumerate(self._phases):
-            if (each.phase, each.iteration) == key:
-                if _height_of(self._now) > _height_of(each):
-                    self._phases[number] = self._now
-                return
-        self._phases.append(self._now)
+        before = self._phases.get(key)
+        if before is None or _height_of(self._now) > _height_of(before):
+            self._phases[key] = self._now
 
 
 def _height_of(phase: HostPhase) -> tuple[int, int, int]:

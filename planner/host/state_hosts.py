@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planner.host import processes
 from planner.host.pinned import PinnedRules
+from planner.host.process_parts import PINNED, SUMMED, as_sentence, process_blocks, process_facts, process_margins
 from planner.host.processes import Fact
 from planner.host.replay import replay_host
 from planner.host.statement import HostStatement
@@ -32,9 +33,7 @@ class TracedHost:
 def state_hosts(job: Job, traced: Sequence[TracedHost]) -> HostStatement:
     """What every node of the job will hold. Raises AllocatorConfError for settings of pinned memory that are none."""
     rules, base = PinnedRules.from_conf(job.allocator.conf), tuple(_base(job))
-    facts = _facts(job)
-    fewer = sum(each.best_bytes - each.low_bytes for each in facts)
-    more = sum(each.high_bytes - each.best_bytes for each in facts)
+    fewer, more = process_margins(_facts(job))
     classes = []
     for each in traced:
         timeline = replay_host(each.events, base=base, loader=job.train.data_loader, rules=rules)
@@ -48,31 +47,24 @@ def state_hosts(job: Job, traced: Sequence[TracedHost]) -> HostStatement:
 
 
 def _facts(job: Job) -> list[Fact]:
-    own = [processes.TORCH, processes.CUDA]
-    return [*own, processes.TRANSFORMERS] if job.model.hf_config is not None else own
+    return process_facts(transformers=job.model.hf_config is not None)
 
 
 def _base(job: Job) -> Iterator[HostBlock]:
-    for fact, name in zip(_facts(job), ("Python and PyTorch", "CUDA", "transformers"), strict=False):
-        yield HostBlock(bytes=fact.best_bytes, category=HostCategory.PROCESS, name=name)
-    files = processes.LIBRARY_FILES.best_bytes
-    yield HostBlock(bytes=files, category=HostCategory.PROCESS, backing=Backing.FILE, name="libraries")
+    yield from process_blocks(_facts(job))
     if dataset := job.train.data_loader.dataset_bytes:
         yield HostBlock(bytes=dataset, category=HostCategory.DATASET, name=_DATASET)
 
 
 def _assumptions(job: Job, traced: Sequence[TracedHost]) -> Iterator[str]:
     for fact in _facts(job):
-        yield _sentence(fact.source)
-    yield "Ranks of a node are summed as they stand in the same phase; the upper end has each at its highest point."
+        yield as_sentence(fact.source)
+    yield SUMMED
     yield from _of_the_loader(job)
     blocks = [event.held for each in traced for event in each.events if isinstance(event, HostAlloc)]
     pins = job.train.data_loader.pin_memory or any(each.pinned for each in blocks)
     if pins:
-        yield (
-            "Pinned memory as torch 2.13's CachingHostAllocator takes it: blocks rounded up to powers of two unless"
-            " PYTORCH_ALLOC_CONF says otherwise, kept when they are given up; it counts as resident."
-        )
+        yield PINNED
     files = max((each.bytes for each in blocks if each.backing is Backing.FILE), default=0)
     if files:
         yield f"Mapped files (pieces up to {show_bytes(files)}) are given back when memory is short: not counted."
@@ -81,11 +73,7 @@ def _assumptions(job: Job, traced: Sequence[TracedHost]) -> Iterator[str]:
     if job.parallel.deepspeed is not None:
         yield "DeepSpeed pins by torch (DS_PIN_MEMORY_BACKEND is not native)."
     for sentence in sorted({sentence for each in traced for sentence in each.assumed}):
-        yield _sentence(sentence)
-
-
-def _sentence(said: str) -> str:
-    return f"{said[0].upper()}{said[1:]}."
+        yield as_sentence(sentence)
 
 
 def _of_the_loader(job: Job) -> Iterator[str]:
@@ -93,6 +81,6 @@ def _of_the_loader(job: Job) -> Iterator[str]:
     if not loader.workers:
         yield "Data is loaded in the rank's own process (train.data_loader.workers: 0)."
     else:
-        yield f"{_sentence(processes.WORKER.source)} Besides, each keeps the samples of one batch."
+        yield f"{as_sentence(processes.WORKER.source)} Besides, each keeps the samples of one batch."
     if not loader.dataset_bytes and not loader.worker_bytes:
         yield "The data set takes nothing by itself (train.data_loader.dataset_bytes, worker_bytes)."

@@ -48,10 +48,11 @@ def sum_nodes(classes: Sequence[RankOnHost], ranks_per_node: int) -> tuple[NodeS
 
 def _state(kind: NodeKind, classes: Sequence[RankOnHost], ranks_per_node: int) -> NodeStatement:
     here = [(classes[place], count) for place, count in kind.counts]
-    moments: dict[Moment, None] = {}
-    for each, _ in here:
-        moments.update(dict.fromkeys((phase.phase, phase.iteration) for phase in each.timeline.phases))
-    sums = {moment: _sum([(_phase_at(each.timeline, moment), count) for each, count in here]) for moment in moments}
+    by_moment = [({(each.phase, each.iteration): each for each in ranks.timeline.phases}, ranks) for ranks, _ in here]
+    sums: dict[Moment, _Sum] = {}
+    for moment in dict.fromkeys(moment for found, _ in by_moment for moment in found):
+        then = [found.get(moment) or _highest(ranks.timeline) for found, ranks in by_moment]
+        sums[moment] = _sum([(phase, count) for phase, (_, count) in zip(then, here, strict=True)])
     (phase, iteration), highest = max(sums.items(), key=lambda found: found[1].bytes)
     apart = _sum([(_highest(each.timeline), count) for each, count in here])
     fewer, more = (sum(each.margins[side] * count for each, count in here) for side in (0, 1))
@@ -72,13 +73,6 @@ def _state(kind: NodeKind, classes: Sequence[RankOnHost], ranks_per_node: int) -
             for moment, found in sums.items()
         ),
     )
-
-
-def _phase_at(timeline: RankTimeline, moment: Moment) -> HostPhase:
-    for each in timeline.phases:
-        if (each.phase, each.iteration) == moment:
-            return each
-    return _highest(timeline)
 
 
 def _highest(timeline: RankTimeline) -> HostPhase:

@@ -174,5 +174,12 @@ def _declare(native: ctypes.CDLL) -> None:
     native.paper_workspace_is_unknown.argtypes = [ctypes.c_char_p]
     native.paper_ask_for_workspaces.restype = None
     native.paper_unknown_workspaces.restype = ctypes.c_char_p
+    native.paper_host_count.restype = ctypes.c_int64
+    native.paper_host_record_format.restype = ctypes.c_char_p
+    native.paper_host_records.restype = ctypes.c_void_p
+    native.paper_host_start.argtypes = [ctypes.c_int64]
+    native.paper_host_stop.restype = None
+    native.paper_host_block_at.restype = ctypes.c_int64
+    native.paper_host_block_at.argtypes = [ctypes.c_void_p]
     native.paper_born_alive.restype = ctypes.c_int64
     native.paper_born_alive.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]

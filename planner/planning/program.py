@@ -20,6 +20,7 @@ from planner.planning.measured_calibration import measured_calibration
 from planner.planning.notes import describe_unknown_workspaces, unknown_workspaces_of
 from planner.planning.pipeline import Progress
 from planner.planning.program_branches import try_branches
+from planner.planning.program_hosts import state_hosts_of
 from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
 from planner.report.lives import phase_spans
 from planner.report.program_statement import AssumptionStatement, ProgramStatement, say_unseen
@@ -53,6 +54,8 @@ class ProgramInputs:
     packages: tuple[str, ...] = ()
     kernels: str = ""
     limits: Limits = USUAL_LIMITS
+    host_memory_bytes: int = 0
+    """What it may use of each node's main memory; 0: not said, and not judged."""
     calibration: Calibration = field(default_factory=measured_calibration)
     walled: WalledProgram | None = None
     """Of somebody else: run behind walls."""
@@ -143,6 +146,7 @@ def _statement(
 ) -> ProgramStatement:
     first = runs[0]
     seen = {kind: max(each.seen.get(kind, 0) for each in runs) for kind in first.seen}
+    host = state_hosts_of(runs, work.line, work.host_memory_bytes)
     return ProgramStatement(
         command=work.command,
         gpu=work.gpu.name or work.gpu.arch,
@@ -158,10 +162,11 @@ def _statement(
         communicators=tuple(first.communicators),
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,
         rank_classes=tuple(statement for statement, _ in judged),
+        host=host,
         assumptions=(*_assumptions(runs), *(_untried(each) for each in shares if each.untried)),
         out_of_memory=tuple(sentence for _, sentence in judged if sentence),
         provenance=identity.provenance_of(work.calibration),
-        notes=_notes(work, runs),
+        notes=(*_notes(work, runs), *(host.assumptions if work.host_memory_bytes else ())),
         seconds=seconds,
     )
 
@@ -269,5 +274,4 @@ def _untried(share: RankShare) -> AssumptionStatement:
 def _notes(work: ProgramInputs, runs: Sequence[RankRun]) -> tuple[str, ...]:
     notes = outside(work.gpu, work.software, runs[0].communicators).provenance
     counted = sorted({sentence for each in runs for sentence in each.trace.counted_workspaces})
-    host = "What the nodes hold on the host is not counted for a program; plan a spec for that (docs/host-memory.md)."
-    return (*notes, host, *describe_unknown_workspaces(unknown_workspaces_of(each.trace for each in runs)), *counted)
+    return (*notes, *describe_unknown_workspaces(unknown_workspaces_of(each.trace for each in runs)), *counted)

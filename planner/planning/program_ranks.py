@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -102,6 +102,20 @@ def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
         RankShare(head, str(RankSet.of((rank, rank) for rank in each)), not ran.issuperset(each))
         for head, each in zip(heads, spoken, strict=True)
     ]
+
+
+def speakers_on_host(runs: Sequence[RankRun], world_size: int) -> list[tuple[RankRun, RankSet]]:
+    """Each run with the ranks for which it speaks on the host: there the first rank does what no other one does (it
+    gathers what is saved), so that a rank that was not run is like the next higher one of its stage that was."""
+    of_stage: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    stages = Stages.of(runs[0].talkers)
+    for run in runs:
+        of_stage[stages.of_rank(run.rank)].append(run.rank)
+    found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for rank in range(world_size):
+        near = of_stage.get(stages.of_rank(rank)) or [run.rank for run in runs]
+        found[near[min(bisect_left(near, rank), len(near) - 1)]].append((rank, rank))
+    return [(run, RankSet.of(found[run.rank])) for run in runs]
 
 
 def _speakers(ran: Sequence[int], stages: Stages, world_size: int) -> dict[int, list[int]]:

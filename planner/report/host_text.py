@@ -20,11 +20,14 @@ _NAMES = {
 }
 
 
-def host_lines(host: HostStatement, style: Style) -> Iterator[str]:
-    """Every kind of node: what it holds at its highest point, and what there is; in short where nothing is judged."""
+def host_lines(host: HostStatement, style: Style, asked_by: str = "cluster.host_memory") -> Iterator[str]:
+    """Every kind of node: what it holds at its highest point, and what there is; in short where nothing is judged.
+
+    `asked_by`: where somebody may say what a node has.
+    """
     for node in host.nodes:
         if host.verdict is None:
-            yield from _unjudged(node, style)
+            yield from _unjudged(node, style, asked_by)
             continue
         yield style.paint(f"host of {nodes_of(node)}", "bold")
         yield from _node(node, host, style)
@@ -68,10 +71,10 @@ def nodes_of(node: NodeStatement) -> str:
     return f"{nodes} ({ranks})"
 
 
-def _unjudged(node: NodeStatement, style: Style) -> Iterator[str]:
+def _unjudged(node: NodeStatement, style: Style, asked_by: str) -> Iterator[str]:
     low, high = (size(each) for each in node.peak.interval_bytes)
     yield f"host of {nodes_of(node)}: {size(node.peak.bytes)} of main memory, {low} to {high}"
-    yield style.paint("  not judged: cluster.host_memory does not say what a node has", "dim")
+    yield style.paint(f"  not judged: {asked_by} does not say what a node has", "dim")
     yield ""
 
 

@@ -46,12 +46,14 @@ def title_lines(name: str, parts: Sequence[str], style: Style) -> list[str]:
     return [style.paint(name, "bold"), *(style.paint(each, "dim") for each in _wrap_parts(parts, style)), ""]
 
 
-def judgement_lines(judged: Judged, style: Style, largest: int = 8) -> Iterator[str]:
-    """Every rank class, and the verdict in words."""
+def judgement_lines(
+    judged: Judged, style: Style, largest: int = 8, host_asked_by: str = "cluster.host_memory"
+) -> Iterator[str]:
+    """Every rank class, and the verdict in words. `host_asked_by`: where it is said what a node has."""
     for statement in judged.rank_classes:
         yield from (*_rank_class(statement, judged, style, largest), "")
     if judged.host is not None:
-        yield from host_lines(judged.host, style)
+        yield from host_lines(judged.host, style, host_asked_by)
     for line in _wrap(verdict_sentence(judged), style):
         yield style.paint(line, _VERDICT_COLORS[judged.verdict])
     shared = deciding(judged).shared

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.host.statement import HostStatement, host_from_json, host_to_json
 from planner.report.statement import (
     Provenance,
     RankClassStatement,
     Seconds,
     Verdict,
     fields_to_json,
+    host_verdict,
     rank_class_to_json,
     read_rank_class,
     worst_verdict,
@@ -77,6 +79,8 @@ class ProgramStatement:
     """Sizes of the groups of a rank over which tensors of the device travelled."""
     calibrated: bool
     rank_classes: tuple[RankClassStatement, ...]
+    host: HostStatement | None = None
+    """What the nodes hold; None of runs that were made before it was counted."""
     assumptions: tuple[AssumptionStatement, ...]
     out_of_memory: tuple[str, ...]
     """Where ranks would run out of memory, in CUDA's words; the program is not told, and goes on."""
@@ -86,13 +90,9 @@ class ProgramStatement:
     seconds: Seconds = field(default_factory=Seconds)
 
     @property
-    def host(self) -> None:
-        """What a program's nodes hold is not counted."""
-
-    @property
     def verdict(self) -> Verdict:
-        """The worst verdict of any rank."""
-        return worst_verdict(self.rank_classes)
+        """The worst verdict of any rank, and of any node."""
+        return max(worst_verdict(self.rank_classes), host_verdict(self.host), key=list(Verdict).index)
 
 
 def to_json(found: ProgramStatement) -> dict[str, Any]:
@@ -117,6 +117,7 @@ def to_json(found: ProgramStatement) -> dict[str, Any]:
         "allocator_conf": found.allocator_conf,
         "communicators": list(found.communicators),
         "rank_classes": [rank_class_to_json(each) for each in found.rank_classes],
+        **({} if found.host is None else {"host": host_to_json(found.host)}),
         "out_of_memory": list(found.out_of_memory),
         "assumptions": [fields_to_json(each) for each in found.assumptions],
         "branches": [fields_to_json(each) for each in found.branches],
@@ -144,6 +145,7 @@ def from_json(document: Mapping[str, Any]) -> ProgramStatement:
         return ProgramStatement(
             **fields,
             rank_classes=tuple(read_rank_class(each) for each in document["rank_classes"]),
+            host=host_from_json(document["host"]) if "host" in document else None,
             assumptions=tuple(AssumptionStatement(**each) for each in document["assumptions"]),
             branches=tuple(BranchStatement(**each) for each in document["branches"]),
             provenance=Provenance(**document["provenance"]),

@@ -21,7 +21,7 @@ def render(found: ProgramStatement, style: Style, *, largest: int = 8, every_ass
     shown = found.assumptions if every_assumption else _most_frequent(found.assumptions)
     return join_lines([
         *title_lines(" ".join(found.command), parts, style),
-        *judgement_lines(found, style, largest),
+        *judgement_lines(found, style, largest, host_asked_by="--host-memory"),
         *(line for sentence in found.out_of_memory for line in sentence_lines([sentence], style)),
         "",
         *_assumptions(found, shown, style),

@@ -194,9 +194,8 @@ class Plan:
 
     @property
     def host_verdict(self) -> Verdict:
-        """Of the nodes' memory; fits where nothing is said of it."""
-        said = None if self.host is None else self.host.verdict
-        return Verdict.FITS if said is None else Verdict(said)
+        """Of the nodes' memory."""
+        return host_verdict(self.host)
 
 
 class Judged(Protocol):
@@ -231,6 +230,12 @@ def worst_verdict(rank_classes: Sequence[RankClassStatement]) -> Verdict:
     """That of the rank that is worst off; nothing fits best."""
     order = list(Verdict)
     return max((each.verdict for each in rank_classes), key=order.index, default=Verdict.FITS)
+
+
+def host_verdict(host: HostStatement | None) -> Verdict:
+    """Of the nodes' memory; fits where nothing is said of it."""
+    said = None if host is None else host.verdict
+    return Verdict.FITS if said is None else Verdict(said)
 
 
 def to_json(plan: Plan) -> dict[str, Any]:

@@ -7,11 +7,12 @@ written, is a hole, which takes no room on a disk and reads as zeros.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from planner import upstream
@@ -22,9 +23,11 @@ _ALIGNMENT = 8
 
 
 @contextmanager
-def with_holes(saves: Callable[[], None]) -> Iterator[None]:
+def with_holes(
+    saves: Callable[[], None], as_if_read: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Iterator[None]:
     """Inside, safetensors files have holes, and torch's own are mapped when they are loaded. `saves` is told of each
-    safetensors file."""
+    safetensors file; `as_if_read` stands around each loading that the program did not ask to be mapped."""
 
     def write(_real: Any) -> Any:
         def serialize_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
@@ -33,7 +36,10 @@ def with_holes(saves: Callable[[], None]) -> Iterator[None]:
 
         return serialize_file
 
-    wrapped: dict[str, upstream.Wrapper] = {"safetensors.torch:serialize_file": write, "torch:load": _mapping}
+    wrapped: dict[str, upstream.Wrapper] = {
+        "safetensors.torch:serialize_file": write,
+        "torch:load": functools.partial(_mapping, as_if_read),
+    }
     with upstream.patch_targets("program checkpoints", wrapped=wrapped):
         yield
 
@@ -70,12 +76,13 @@ def _write_data(file: Any, address: int, size: int) -> None:
         file.write((ctypes.c_char * size).from_address(address))
 
 
-def _mapping(real: Callable[..., Any]) -> Callable[..., Any]:
+def _mapping(as_if_read: Callable[[], AbstractContextManager[None]], real: Callable[..., Any]) -> Callable[..., Any]:
     """Loading that reads of a large file what is asked for."""
 
     def load(file: Any, *arguments: Any, **options: Any) -> Any:
         if options.get("mmap") is None and _can_be_mapped(file):
-            options["mmap"] = True
+            with as_if_read():
+                return real(file, *arguments, **{**options, "mmap": True})
         return real(file, *arguments, **options)
 
     return load

@@ -110,15 +110,24 @@ class Moments:
 
     def end_of(self, iterations: int) -> int | None:
         """The position at which the forward after so many iterations begins; None if it never did."""
+        after = self.moment_after(iterations)
+        return None if after is None else self.log[after].position
+
+    def moment_after(self, iterations: int) -> int | None:
+        """As `end_of`, the index of that moment."""
         ends = self.ends()
         if len(ends) < iterations or not iterations:
             return None
         begins = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
-        after = (self.log[index] for index in range(ends[iterations - 1] + 1, len(self.log)))
-        return next((each.position for each in after if each.kind in begins), None)
+        after = range(ends[iterations - 1] + 1, len(self.log))
+        return next((index for index in after if self.log[index].kind in begins), None)
 
     def phases(self) -> Iterator[tuple[int, Phase, int]]:
         """Where each phase begins, and its iteration."""
+        return ((self.log[index].position, phase, iteration) for index, phase, iteration in self.phase_moments())
+
+    def phase_moments(self) -> Iterator[tuple[int, Phase, int]]:
+        """As `phases`, by the index of the moment."""
         ends, done = set(self.ends()), 0
         before: tuple[Phase, int] | None = None
         for index, each in enumerate(self.log):
@@ -126,7 +135,7 @@ class Moments:
             if phase is not None:
                 iteration = done + 1 if each.kind in _OF_AN_ITERATION else done
                 if (phase, iteration) != before:
-                    yield each.position, phase, iteration
+                    yield index, phase, iteration
                 before = phase, iteration
             done += index in ends
 

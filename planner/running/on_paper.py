@@ -36,6 +36,8 @@ from planner.running import (
 from planner.running.assumptions import About, Assumptions
 from planner.running.broadcast_numbers import BroadcastNumbers
 from planner.running.compiling import ProgramCompiling
+from planner.running.host_memory import HostMemory
+from planner.running.host_watching import HostWatcher
 from planner.running.job_outline import JobOutline
 from planner.running.launch_line import Launcher, LaunchLine
 from planner.running.live_memory import LiveMemory
@@ -56,6 +58,9 @@ from planner.training.wraps import deepspeed_library
 
 _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The first wins: torch 2.13, c10/core/AllocatorConfig.cpp."""
+
+_LIBRARIES = ("transformers",)
+"""Of those whose size in a process is known (planner.host.processes)."""
 
 _COLLECTED = (
     "Cyclic garbage is collected before the first forward and at the end of every optimizer step, not in between."
@@ -83,7 +88,10 @@ class ProgramRun:
         self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, begins, order.seconds)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.outline = JobOutline()
-        self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time)
+        self.host = HostMemory()
+        self.host_watcher = HostWatcher(self.host)
+        gpu.recorder.host = self.host
+        self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time, self.host.pass_moment)
         self.numbers = BroadcastNumbers(order.numbers)
         clock = Clock(
             lambda: self.watcher.moments.rounds, lambda: self.answers.reads, seconds_of_products(order.gpu.name)
@@ -111,7 +119,7 @@ class ProgramRun:
         """A forward, a backward or a step is about to begin: it may be enough."""
         seen = self._seen()
         if seen.iterations and self._stopping.is_over(seen, self.memory.highest):
-            self._report(self._stopping.reason, self.watcher.moments.end_of(seen.iterations))
+            self._report(self._stopping.reason, self.watcher.moments.moment_after(seen.iterations))
 
     def _look_at_the_time(self) -> None:
         """An evaluation is at work, and may be a long one."""
@@ -127,8 +135,10 @@ class ProgramRun:
             idle=self.watcher.idle_optimizers(),
         )
 
-    def _report(self, ending: str, until: int | None, *, is_whole: bool = False) -> NoReturn:
+    def _report(self, ending: str, after: int | None, *, is_whole: bool = False) -> NoReturn:
+        """`after`: the moment, by its index, that is not reported any more."""
         recorder, moments = self._gpu.recorder, self.watcher.moments
+        until = None if after is None else moments.log[after].position
         recorder.settle()
         last = recorder.now() if until is None else until
         # Each is placed before what is there already: of several at one position the first comes last.
@@ -152,6 +162,8 @@ class ProgramRun:
                     unknown_workspaces=self._gpu.unknown_workspaces(),
                     counted_workspaces=self._gpu.counted_workspaces(),
                     workspace_margin_bytes=self._gpu.workspace_margin_bytes(),
+                    host=self.host.events(moments.phase_moments(), after),
+                    host_assumed=tuple(self.host.assumed),
                     seconds=time.perf_counter() - self._began,
                 ),
                 ending=ending,
@@ -172,6 +184,7 @@ class ProgramRun:
                 announced=self.neighbours.announced(),
                 numbers=self.numbers.said(),
                 outline=self.outline.found(),
+                libraries=tuple(name for name in _LIBRARIES if name in sys.modules),
             )
         )
 
@@ -250,9 +263,10 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         storages.on_paper(run.assumptions),
         unwritten_host.left_unwritten(run.assumptions),
         vision_operators.declared(),
-        program_host.kept_inside(order.line.program, run.assumptions),
+        program_host.kept_inside(order.line.program, run.assumptions, run.host_watcher.start_workers),
         values.read_by(run.answers),
-        checkpoint_files.with_holes(run.watcher.saves),
+        checkpoint_files.with_holes(run.watcher.saves, run.host_watcher.as_if_read),
+        run.host_watcher.watch(),
         run.watcher.watch(),
         run.outline.watch(),
         run.world.entered(),

@@ -22,16 +22,15 @@ _CLUSTER = ("gcs_server", "raylet")
 
 
 @contextmanager
-def kept_inside(program: str, assumptions: Assumptions) -> Iterator[None]:
+def kept_inside(program: str, assumptions: Assumptions, loads: Callable[[Any, Any], None]) -> Iterator[None]:
     """Inside, data is loaded in this process, and whatever leaves it is refused: processes by ProgramError, the network
-    as where there is none."""
+    as where there is none. `loads` is told of iterators that load here, and of their loaders with workers."""
 
     def loading(real: Callable[..., Any]) -> Callable[..., Any]:
         def iterator(loader: Any) -> Any:
             if loader.num_workers == 0:
                 return real(loader)
-            assumptions.add(About.HOST, _WORKERS)
-            return _in_this_process(loader)
+            return load_here(loader)
 
         return iterator
 
@@ -45,7 +44,9 @@ def kept_inside(program: str, assumptions: Assumptions) -> Iterator[None]:
 
     def load_here(loader: Any) -> Any:
         assumptions.add(About.HOST, _WORKERS)
-        return _in_this_process(loader)
+        iterator = _in_this_process(loader)
+        loads(iterator, loader)
+        return iterator
 
     replaced: dict[str, Any] = {"multiprocessing.process:BaseProcess.start": refuse, "os:fork": refuse}
     wrapped: dict[str, upstream.Wrapper] = {

@@ -37,12 +37,17 @@ def on_paper(assumptions: Assumptions) -> Iterator[None]:
 
 
 def _make(cls: Any, *arguments: Any, device: Any = None, **named: Any) -> Any:
-    """`UntypedStorage(bytes, device="cuda")`, which a build without CUDA refuses (torch/csrc/Storage.cpp)."""
-    where = None if device is None else torch.device(device)
-    if where is None or where.type != "cuda":
+    """`UntypedStorage(bytes, device="cuda")`, which a build without CUDA refuses; on the host it would pass by the
+    allocator that is heard of (torch/csrc/Storage.cpp: `GetDefaultCPUAllocator`)."""
+    where = torch.device("cpu" if device is None else device)
+    first = arguments[0] if arguments else named.get("size", 0)
+    if where.type != "cuda":
+        if where.type == "cpu" and isinstance(first, int) and cls is torch.UntypedStorage:
+            made = torch.empty(first, dtype=torch.uint8, device=where)
+            if type(made) is torch.Tensor:  # not one of a mode in which tensors have no memory
+                return made.untyped_storage()
         given = {**named, **({} if device is None else {"device": device})}
         return torch._C.StorageBase.__new__(cls, *arguments, **given)
-    first = arguments[0] if arguments else named.get("size", 0)
     count = first if isinstance(first, int) else len(first)
     return torch.empty(count, dtype=torch.uint8, device=where).untyped_storage()
 

@@ -41,11 +41,17 @@ _OFTEN = 2
 
 class Watcher:
     """Follows one program. `trains` is called before each forward that is trained, each backward and each optimizer
-    step, `evaluates` before each other forward: they may end it all."""
+    step, `evaluates` before each other forward: they may end it all. `tells` hears of every moment, by its index."""
 
-    def __init__(self, recorder: Recorder, trains: Callable[[], None], evaluates: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        trains: Callable[[], None],
+        evaluates: Callable[[], None],
+        tells: Callable[[int], None],
+    ) -> None:
         self.moments = Moments()
-        self._recorder, self._trains, self._evaluates = recorder, trains, evaluates
+        self._recorder, self._trains, self._evaluates, self._tells = recorder, trains, evaluates, tells
         self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """How often each has stepped, of those that there are."""
         self._by_hand = StepsByHand()
@@ -121,6 +127,7 @@ class Watcher:
         return init
 
     def _tell(self, kind: Kind, parameters: int = 0) -> None:
+        self._tells(len(self.moments.log))
         self.moments.add(self._recorder.now(), kind, parameters)
 
     def _noting(self, kind: Kind) -> Callable[[Any], Any]:

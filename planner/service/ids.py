@@ -65,6 +65,7 @@ def run_order_of(request: RunRequest, calibration: Calibration, settings: Settin
         "steps": request.steps,
         "strict": request.strict,
         "software": dict(identity.software()),
+        **({"host_memory": request.host_memory_bytes} if request.host_memory_bytes else {}),
     }
     trace_id = "run-" + hashlib.sha256(canonical_json(parts).encode()).hexdigest()
     plan_id = identity.plan_id(trace_id, identity.provenance_of(calibration))

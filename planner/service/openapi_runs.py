@@ -25,6 +25,8 @@ class Run(_Answer):
     ending: str
     iterations: int
     rank_classes: list[dict[str, Any]]
+    host: dict[str, Any] | None = None
+    """What each node holds, as in a plan."""
     assumptions: list[dict[str, Any]]
     provenance: dict[str, str]
     seconds: dict[str, float]

@@ -75,6 +75,7 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
     work = inputs_of(
         asked.line, asked.command, look_up(asked.gpu), ranks=asked.ranks, steps=asked.steps, strict=asked.strict,
         limits=order.limits, calibration=order.calibration, walled=order.walled,
+        host_memory_bytes=asked.host_memory_bytes,
     )  # fmt: skip
     try:
         found = judge_program(work)

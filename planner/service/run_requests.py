@@ -14,6 +14,7 @@ from starlette.requests import Request
 from planner.errors import SpecError
 from planner.importers.shell_words import words_of
 from planner.job.gpu_names import look_up
+from planner.job.host_memory import read_host_memory
 from planner.planning.program_ranks import choose_ranks
 from planner.running.launch_line import LaunchLine, parse
 from planner.service.bodies import content_of, media_type, unsupported_error
@@ -64,6 +65,8 @@ class RunBody(BaseModel):
     """Iterations; 0: until its memory is steady."""
     strict: bool = False
     """Refuse to answer values that only the device would have."""
+    host_memory: str | Annotated[int, Field(ge=0)] = ""
+    """What the job may use of each node's main memory, as 480GiB; empty: the nodes are counted, not judged."""
     name: _Label = ""
     team: _Label = ""
     queue: _Label = ""
@@ -79,6 +82,7 @@ class RunRequest:
     ranks: str
     steps: int
     strict: bool
+    host_memory_bytes: int = 0
     metadata: Mapping[str, str]
     folder: str = ""
     tarball: bytes = b""
@@ -138,6 +142,7 @@ def _request(body: RunBody, text_of: Callable[[str], str]) -> RunRequest:
         ranks=body.ranks,
         steps=body.steps,
         strict=body.strict,
+        host_memory_bytes=read_host_memory(body.host_memory, "host_memory"),
         metadata={"name": body.name, "team": body.team, "queue": body.queue},
     )
 

@@ -34,6 +34,11 @@ class _Kept:
     alive: weakref.ref[Any]
 
 
+def host_category(category: Category) -> HostCategory:
+    """What a tensor of a device's category is on the host."""
+    return _CATEGORIES.get(category, HostCategory.OTHER)
+
+
 class HostLedger:
     """Blocks of one rank, in the order in which they are taken and given up.
 
@@ -75,7 +80,7 @@ class HostLedger:
         storage = _host_storage(tensor)
         if storage is None:
             return
-        told, known = _CATEGORIES.get(category, HostCategory.OTHER), self._kept.get(id(storage))
+        told, known = host_category(category), self._kept.get(id(storage))
         if known is None:
             pinned = storage in self._pinned or _local(tensor).is_pinned()
             pinned = pinned or (self._pins_gradients and told is HostCategory.GRADIENT)

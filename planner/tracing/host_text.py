@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from planner.events import Mark, Phase
-from planner.host_events import Backing, BatchTaken, HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
+from planner.host_events import (
+    Backing,
+    BatchTaken,
+    HostAlloc,
+    HostBlock,
+    HostCategory,
+    HostEvent,
+    HostFree,
+    LoaderEnded,
+    LoaderStarted,
+)
 
 _MOST_NUMBER = 2**62
 _MOST_TEXT = 10_000
@@ -23,6 +33,11 @@ def rows_of(events: Sequence[HostEvent]) -> Iterator[list[Any]]:
                 yield ["f", block]
             case BatchTaken(tensors):
                 yield ["b", *tensors]
+            case LoaderStarted():
+                flags = (event.pin_memory, event.spawned)
+                yield ["l", event.loader, event.workers, event.ahead, *flags, *event.tensors]
+            case LoaderEnded(loader):
+                yield ["e", loader]
             case Mark(phase, iteration):
                 yield ["m", phase.value, iteration]
 
@@ -30,6 +45,7 @@ def rows_of(events: Sequence[HostEvent]) -> Iterator[list[Any]]:
 def read_rows(rows: Iterable[Sequence[Any]]) -> Iterator[HostEvent]:
     """The events that were written. Raises ValueError, TypeError, KeyError or IndexError for anything else."""
     alive: set[int] = set()
+    loading: set[int] = set()
     for row in rows:
         if (read := _READERS.get(row[0])) is None:
             raise ValueError(f"no event of the host: {row[0]!r:.40}")
@@ -38,6 +54,10 @@ def read_rows(rows: Iterable[Sequence[Any]]) -> Iterator[HostEvent]:
             alive.add(event.block)
         if isinstance(event, HostFree):
             alive.remove(event.block)
+        if isinstance(event, LoaderStarted):
+            loading.add(event.loader)
+        if isinstance(event, LoaderEnded):
+            loading.remove(event.loader)
         yield event
 
 
@@ -51,6 +71,15 @@ def _alloc(block: Any, size: Any, category: Any, pinned: Any, backing: Any, name
     return HostAlloc(_number(block), held)
 
 
+def _loader(loader: Any, workers: Any, ahead: Any, pin_memory: Any, spawned: Any, *tensors: Any) -> HostEvent:
+    if type(pin_memory) is not bool or type(spawned) is not bool:
+        raise ValueError("no data loader")
+    return LoaderStarted(
+        loader=_number(loader), workers=_number(workers), ahead=_number(ahead), pin_memory=pin_memory,
+        spawned=spawned, tensors=tuple(_number(each) for each in tensors),
+    )  # fmt: skip
+
+
 def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _MOST_NUMBER:
         raise ValueError("no count or size of a block of the host")
@@ -61,5 +90,7 @@ _READERS: dict[str, Callable[..., HostEvent]] = {
     "a": _alloc,
     "f": lambda block: HostFree(_number(block)),
     "b": lambda *tensors: BatchTaken(tuple(_number(each) for each in tensors)),
+    "l": _loader,
+    "e": lambda loader: LoaderEnded(_number(loader)),
     "m": lambda phase, iteration: Mark(Phase(phase), _number(iteration)),
 }

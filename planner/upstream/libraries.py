@@ -138,6 +138,8 @@ OUTSIDE = (
 
 _HOST = "tests/running/test_bad_programs.py"
 
+_MEMORY = "tests/running/test_host_of_programs.py"
+
 PROGRAM_HOST = (
     Entry(
         target="torch.utils.data:DataLoader._get_iterator", kind=Kind.PATCH, group="program host", has_source=False,
@@ -161,6 +163,23 @@ PROGRAM_HOST = (
     Entry(
         target="os:fork", kind=Kind.PATCH, group="program host", has_source=False, test=_HOST,
         why="a GPU on paper does not survive a fork, as CUDA does not",
+    ),
+    *entries(
+        "torch", "save", "load", "UntypedStorage.from_file",
+        kind=Kind.PATCH, group="program host memory", has_source=False, test=_MEMORY,
+        why="which tensors of the host are a checkpoint's, and which files are mapped",
+    ),
+    Entry(
+        target="torch.serialization:_get_restore_location", kind=Kind.PATCH, group="program host memory",
+        has_source=False, test=_MEMORY, why="a program reads what is mapped here: each part is told as it is restored",
+    ),
+    Entry(
+        target="torch.nn:Module._apply", kind=Kind.PATCH, group="program host memory", has_source=False, test=_MEMORY,
+        why="every move and cast of a module goes through it: what it had on the host were parameters",
+    ),
+    Entry(
+        target="torch.utils.data.dataloader:_BaseDataLoaderIter.__next__", kind=Kind.PATCH, test=_MEMORY,
+        group="program host memory", has_source=False, why="how large a batch is, which workers read ahead",
     ),
     Entry(
         target="torch.library:register_fake", kind=Kind.PATCH, group="program's vision", has_source=False,

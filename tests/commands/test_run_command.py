@@ -53,7 +53,8 @@ def test_json_is_one_object_on_standard_output() -> None:
     assert list(found) == [
         "schema", "plan_id", "trace_id", "metadata", "verdict", "calibrated", "command", "gpu", "nodes",
         "gpus_per_node", "ending", "iterations", "repeated", "counted", "seen", "unseen", "allocator_conf",
-        "communicators", "rank_classes", "out_of_memory", "assumptions", "branches", "provenance", "notes", "seconds",
+        "communicators", "rank_classes", "host", "out_of_memory", "assumptions", "branches", "provenance", "notes",
+        "seconds",
     ]  # fmt: skip
     assert (found["schema"], found["command"], found["gpu"]) == ("planner.run/1", WORLD, "A10G-24GB")
     assert found["counted"]["max_allocated_bytes"] == found["rank_classes"][0]["peak"]["allocated_bytes"]
@@ -61,6 +62,8 @@ def test_json_is_one_object_on_standard_output() -> None:
     assert 0 < found["repeated"] < found["iterations"]
     (branch,) = found["branches"]
     assert (branch["taken"], branch["outcome"].partition(":")[0]) == (True, "the program ends")
+    assert found["host"]["verdict"] is None
+    assert [(each["nodes"], each["ranks"]) for each in found["host"]["nodes"]] == [("0", "0-3")]
     assert found["unseen"] == ["no evaluation was seen", "no checkpoint was seen being saved"]
     assert {each["about"] for each in found["assumptions"]} == {"host", "ranks", "value"}
     assert set(found["rank_classes"][0]["peak"]) >= {"allocated_bytes", "reserved_bytes", "device_bytes"}

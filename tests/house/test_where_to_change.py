@@ -12,6 +12,7 @@ PAGE = (REPOSITORY / "docs/where-to-change.md").read_text(encoding="utf-8")
 ROWS = [line.strip("| ").split(" | ", 1) for line in PAGE.splitlines() if line.startswith("| ")][1:]
 QUESTIONS = [
     "a GPU",
+    "what of a program is counted on the host",
     "what is held on the host",
     "a kernel's workspace",
     "a case of the matrix for GPUs",

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "host_memory.h"
 #include "pinned.h"
 
 namespace paper {
@@ -20,16 +21,24 @@ void release_host(void* address) {
     std::lock_guard<std::mutex> lock(bucket_mutex);
     pinned.erase(address);
   }
+  record_host_give_up(address);
   c10::GetCPUAllocator()->raw_deleter()(address);
+}
+
+// Written down once, as pinned, and not by the CPU's allocator too.
+void* take_host(size_t bytes) {
+  NotOfTheProgram unheard;
+  return c10::GetCPUAllocator()->raw_allocate(bytes);
 }
 
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    void* address = c10::GetCPUAllocator()->raw_allocate(bytes);
+    void* address = take_host(bytes);
     if (address != nullptr) {
       std::lock_guard<std::mutex> lock(bucket_mutex);
       pinned.insert(address);
     }
+    record_host_take(address, bytes, /*pinned=*/true);
     return {address, address, &release_host, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_host; }

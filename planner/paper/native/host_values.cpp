@@ -7,6 +7,8 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "host_memory.h"
+
 namespace paper {
 namespace {
 
@@ -36,6 +38,7 @@ int64_t reach(const at::Tensor& tensor) {
 }
 
 void remember_beginning(const at::Tensor& device, const at::Tensor& host) {
+  NotOfTheProgram kept;
   at::Tensor copy = host.expand(device.sizes()).to(device.scalar_type()).contiguous().clone().flatten();
   std::lock_guard<std::mutex> lock(value_mutex);
   values[device.storage().data()] = copy;
@@ -123,6 +126,7 @@ void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arg
   const auto& result = results[0].toTensor();
   if (!follows && !is_single_answer(arguments, result)) return;
   if (result.nbytes() > (is_whole(result) ? kLargestResultBytes : kLargestOtherResultBytes)) return;
+  NotOfTheProgram computed;
   if (const auto value = decided(op.schema().name(), arguments, result)) {
     return remember(result, empty_on_host(result).fill_(*value));
   }
@@ -135,6 +139,7 @@ void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arg
 bool remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   const auto& self = arguments[0].toTensor();
   if (!follows || !self.is_cuda() || !is_whole(self) || self.nbytes() > kLargestResultBytes) return false;
+  NotOfTheProgram computed;
   const auto& name = op.schema().name();
   if (fills_its_storage(self) && (name == "aten::zero_" || name == "aten::fill_")) remember(self, empty_on_host(self));
   torch::jit::Stack stack(arguments);
