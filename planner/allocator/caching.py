@@ -14,6 +14,7 @@ from planner.allocator.device import Device
 from planner.allocator.expandable import ExpandableSegments
 from planner.allocator.rules import Rules
 from planner.allocator.start import StartSegment
+from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
 
 
 class CachingAllocator:
@@ -113,6 +114,27 @@ class CachingAllocator:
             self._settle(block)
         elif self._used_elsewhere.pop(name, None) is not None:
             self._live[name].uses = None
+
+    def take(self, event: Event) -> bool:
+        """What one event asks for; False if there was no memory for it. Marks and roles ask for nothing."""
+        if isinstance(event, Alloc):
+            return self.malloc(event.block, event.requested_bytes, event.stream, event.pool) is not None
+        if isinstance(event, Free):
+            self.free(event.block)
+        else:
+            self.take_other(event)
+        return True
+
+    def take_other(self, event: Event) -> None:
+        """As `take`, of an event that neither allocates a block nor frees one."""
+        if isinstance(event, Use):
+            self.use(event.block, event.stream)
+        elif isinstance(event, FreeCompleted):
+            self.complete_free(event.block)
+        elif isinstance(event, Synchronize):
+            self.synchronize()
+        elif isinstance(event, EmptyCache):
+            self.empty_cache()
 
     def synchronize(self) -> None:
         """Every use of every block has passed."""

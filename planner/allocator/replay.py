@@ -10,7 +10,7 @@ from planner.allocator.caching import CachingAllocator
 from planner.allocator.device import Device
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import OutOfMemory, Timeline
-from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
+from planner.events import Alloc, Event, Free, Use
 
 UsesPass = Literal["late", "at_once"]
 
@@ -60,7 +60,7 @@ class Replay:
         if self.out_of_memory is not None:
             return False
         allocator = self.allocator
-        malloc, free = allocator.malloc, allocator.free
+        malloc, free, uses_count = allocator.malloc, allocator.free, self._uses_count
         block_bytes, block_addresses = self._block_bytes, self._block_addresses
         add_requested, add_allocated, add_active = self._requested.append, self._allocated.append, self._active.append
         add_reserved, add_segments = self._reserved.append, self._segments.append
@@ -79,8 +79,8 @@ class Replay:
                         block_addresses[name] = block.address
                 elif isinstance(event, Free):
                     free(event.block)
-                else:
-                    self._rarer(event)
+                elif uses_count or not isinstance(event, Use):
+                    allocator.take_other(event)
                 add_requested(allocator.requested)
                 add_allocated(allocator.allocated)
                 add_active(allocator.active)
@@ -110,17 +110,6 @@ class Replay:
             out_of_memory=self.out_of_memory,
             highest_reserved_bytes=self.allocator.peak_reserved,
         )
-
-    def _rarer(self, event: Event) -> None:
-        if isinstance(event, Use):
-            if self._uses_count:
-                self.allocator.use(event.block, event.stream)
-        elif isinstance(event, FreeCompleted):
-            self.allocator.complete_free(event.block)
-        elif isinstance(event, Synchronize):
-            self.allocator.synchronize()
-        elif isinstance(event, EmptyCache):
-            self.allocator.empty_cache()
 
     def _stop(self, event: Alloc) -> None:
         allocator, device = self.allocator, self.allocator.device

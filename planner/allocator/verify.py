@@ -15,7 +15,7 @@ from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import Snapshot, TraceEntry, read_snapshot
 from planner.errors import SnapshotError
-from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Use
+from planner.events import Alloc, EmptyCache, Event, Free, Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,14 +286,8 @@ class _Comparison:
                 self._addresses += 1
             else:
                 self._differ(index, "address", f"{recorded:#x}", f"{block.address:#x}")
-        elif isinstance(event, Free):
-            allocator.free(event.block)
-        elif isinstance(event, Use):
-            allocator.use(event.block, event.stream)
-        elif isinstance(event, FreeCompleted):
-            allocator.complete_free(event.block)
-        elif isinstance(event, EmptyCache):
-            allocator.empty_cache()
+        else:
+            allocator.take(event)
 
     def _note_segments(self, index: int) -> None:
         recorded = [f"{entry.action} of {entry.size} bytes at {entry.address:#x}" for entry in self._device.expected]

@@ -18,7 +18,7 @@ from planner.job import deepspeed_config
 from planner.job.axes import axis_degrees
 from planner.job.schema import AS_BUILT, Job
 from planner.layout.mesh import Mesh
-from planner.overhead.estimate import outside
+from planner.overhead.outside_of_job import outside_of
 
 MOST_BYTES = 2**62
 """What a bound says of sizes beyond all GPUs: it fits into the integers of every language that reads it."""
@@ -60,8 +60,7 @@ def lower_bound(job: Job, *, outside_bytes: int | None = None) -> Bound:
     """
     mesh = Mesh.of(job.parallel)
     if outside_bytes is None:
-        groups = [degree for degree in mesh.degrees if degree > 1]
-        outside_bytes = outside(job.cluster.gpu, job.software, groups).low_bytes
+        outside_bytes = outside_of(job).low_bytes
     parameters, gradients, state = _estimate_state_bytes(job, elements_of(job.model), mesh.world_size)
     return Bound(
         parameter_bytes=parameters,
@@ -69,7 +68,7 @@ def lower_bound(job: Job, *, outside_bytes: int | None = None) -> Bound:
         optimizer_state_bytes=state,
         forward_bytes=saved_bytes(job) + gathered_bytes(job),
         outside_bytes=outside_bytes,
-        capacity_bytes=max(job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes, 0),
+        capacity_bytes=max(job.cluster.capacity_bytes, 0),
     )
 
 

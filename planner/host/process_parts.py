@@ -15,6 +15,11 @@ PINNED = (
 )
 
 
+def workers_sentence() -> str:
+    """On whose word a data loader's workers are counted."""
+    return f"{as_sentence(processes.WORKER.source)} Besides, each keeps the samples of one batch."
+
+
 def process_facts(*, transformers: bool) -> list[Fact]:
     """What is known of the parts of a process that trains on a GPU."""
     own = [processes.TORCH, processes.CUDA]

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.host import processes
 from planner.host.pinned import PinnedRules
-from planner.host.process_parts import PINNED, SUMMED, as_sentence, process_blocks, process_facts, process_margins
+from planner.host.process_parts import (
+    PINNED,
+    SUMMED,
+    as_sentence,
+    process_blocks,
+    process_facts,
+    process_margins,
+    workers_sentence,
+)
 from planner.host.processes import Fact
 from planner.host.replay import replay_host
 from planner.host.statement import HostStatement
@@ -33,12 +40,11 @@ class TracedHost:
 def state_hosts(job: Job, traced: Sequence[TracedHost]) -> HostStatement:
     """What every node of the job will hold. Raises AllocatorConfError for settings of pinned memory that are none."""
     rules, base = PinnedRules.from_conf(job.allocator.conf), tuple(_base(job))
-    fewer, more = process_margins(_facts(job))
+    margins = process_margins(_facts(job))
     classes = []
     for each in traced:
         timeline = replay_host(each.events, base=base, loader=job.train.data_loader, rules=rules)
-        margins = (fewer + timeline.worker_margins[0], more + timeline.worker_margins[1])
-        classes.append(RankOnHost(each.representative, each.ranks, timeline, margins))
+        classes.append(RankOnHost.of(each.representative, each.ranks, timeline, margins))
     return HostStatement(
         capacity_bytes=job.cluster.host_memory,
         nodes=sum_nodes(classes, job.cluster.gpus_per_node),
@@ -81,6 +87,6 @@ def _of_the_loader(job: Job) -> Iterator[str]:
     if not loader.workers:
         yield "Data is loaded in the rank's own process (train.data_loader.workers: 0)."
     else:
-        yield f"{as_sentence(processes.WORKER.source)} Besides, each keeps the samples of one batch."
+        yield workers_sentence()
     if not loader.dataset_bytes and not loader.worker_bytes:
         yield "The data set takes nothing by itself (train.data_loader.dataset_bytes, worker_bytes)."

@@ -6,9 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.events import Phase
-from planner.host import processes
 from planner.host.pinned import PinnedRules
-from planner.host.process_parts import PINNED, SUMMED, as_sentence, process_blocks, process_facts, process_margins
+from planner.host.process_parts import (
+    PINNED,
+    SUMMED,
+    as_sentence,
+    process_blocks,
+    process_facts,
+    process_margins,
+    workers_sentence,
+)
 from planner.host.replay import HostPhase, replay_host
 from planner.host.statement import HostStatement, NodeStatement
 from planner.host.summing import Moment, RankOnHost, sum_nodes
@@ -65,9 +72,7 @@ def state_program_hosts(
 def _replay(host: ProgramHost, rules: PinnedRules) -> RankOnHost:
     facts = process_facts(transformers=host.transformers)
     timeline = replay_host(host.events, base=tuple(process_blocks(facts)), loader=DataLoader(), rules=rules)
-    fewer, more = process_margins(facts)
-    margins = (fewer + timeline.worker_margins[0], more + timeline.worker_margins[1])
-    return RankOnHost(host.representative, host.ranks, timeline, margins)
+    return RankOnHost.of(host.representative, host.ranks, timeline, process_margins(facts))
 
 
 def _aligned(ranks: Sequence[RankOnHost]) -> Iterator[RankOnHost]:
@@ -116,7 +121,7 @@ def _assumptions(hosts: Sequence[ProgramHost]) -> Iterator[str]:
     blocks = [event.held for event in events if isinstance(event, HostAlloc)]
     loaders = [event for event in events if isinstance(event, LoaderStarted)]
     if loaders:
-        yield f"{as_sentence(processes.WORKER.source)} Besides, each keeps the samples of one batch."
+        yield workers_sentence()
     if any(each.spawned for each in loaders):
         yield "Workers that are spawned, not forked, read PyTorch anew: each takes what a process with PyTorch does."
     if any(each.pinned for each in blocks) or any(each.pin_memory for each in loaders):

@@ -25,6 +25,14 @@ class RankOnHost:
     timeline: RankTimeline
     margins: tuple[int, int]
 
+    @classmethod
+    def of(
+        cls, representative: int, ranks: RankSet, timeline: RankTimeline, process_margins: tuple[int, int]
+    ) -> RankOnHost:
+        """With the margins of the process and of its data loader's workers together."""
+        fewer, more = (own + workers for own, workers in zip(process_margins, timeline.worker_margins, strict=True))
+        return cls(representative, ranks, timeline, (fewer, more))
+
 
 @dataclass(frozen=True, slots=True)
 class _Sum:

@@ -209,6 +209,11 @@ class Cluster:
     host_memory: int = 0
     """Bytes of each node's main memory that the job may use, in a container its limit; 0: not said, and not judged."""
 
+    @property
+    def capacity_bytes(self) -> int:
+        """Of each GPU, without what others hold."""
+        return self.gpu.total_bytes - self.held_by_others_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:

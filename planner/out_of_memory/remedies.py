@@ -11,7 +11,7 @@ from planner.allocator.recording import RecordedFailure, Recording
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.allocator.verify import allocations_before, start_allocator
-from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Use
+from planner.events import Alloc, Event
 
 SETTINGS: tuple[tuple[str, ...], ...] = (
     ("expandable_segments:True",),
@@ -96,7 +96,7 @@ def _merged(conf: str, options: Sequence[str]) -> str:
 
 def _as_recorded(recording: Recording, events: Sequence[Event], rules: Rules, conf: str, capacity_bytes: int) -> Remedy:
     allocator = start_allocator(recording, rules, Device(capacity_bytes))
-    failed = next((index for index, event in enumerate(events) if not _take(allocator, event)), None)
+    failed = next((index for index, event in enumerate(events) if not allocator.take(event)), None)
     last = len(events) - 1
     return Remedy(
         conf=conf,
@@ -110,21 +110,6 @@ def _as_recorded(recording: Recording, events: Sequence[Event], rules: Rules, co
     )
 
 
-def _take(allocator: CachingAllocator, event: Event) -> bool:
-    """Whether there was memory for the event."""
-    if isinstance(event, Alloc):
-        return allocator.malloc(event.block, event.requested_bytes, event.stream) is not None
-    if isinstance(event, Free):
-        allocator.free(event.block)
-    elif isinstance(event, Use):
-        allocator.use(event.block, event.stream)
-    elif isinstance(event, FreeCompleted):
-        allocator.complete_free(event.block)
-    elif isinstance(event, EmptyCache):
-        allocator.empty_cache()
-    return True
-
-
 def _missing(allocator: CachingAllocator, request: Event, capacity_bytes: int) -> int | None:
     """How much more the device would have to have, to 2 MiB: tried upwards from what is missing at least."""
     assert isinstance(request, Alloc)
@@ -135,7 +120,7 @@ def _missing(allocator: CachingAllocator, request: Event, capacity_bytes: int) -
     more = max(rules.segment_size(rules.round_size(request.requested_bytes)) - left - free, 0) // step * step
     for _ in range(_MOST_STEPS):
         device.capacity_bytes = capacity_bytes + more
-        if _take(allocator, request):
+        if allocator.take(request):
             return more
         more += step
     return None

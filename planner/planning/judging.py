@@ -5,7 +5,7 @@ A trace that was made before is judged anew for another GPU, another calibration
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.allocator.rules import Rules
@@ -14,14 +14,15 @@ from planner.allocator.timeline import Timeline
 from planner.calibration.approximations import approximations_of
 from planner.calibration.correction import AppliedCorrection
 from planner.calibration.interval import Calibration, interval
+from planner.events import Event
 from planner.job.schema import Job
 from planner.layout.rank_classes import RankClass
 from planner.overhead.estimate import OutsideEstimate
+from planner.overhead.outside_of_job import communicators_of, outside_of
 from planner.planning import post_training
 from planner.planning.evaluation_moments import evaluation_moments
 from planner.planning.kept_by_mistake import growth_moments
 from planner.planning.long_runs import replay_run
-from planner.planning.outside_allocator import communicators_of, outside_of
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, RankClassStatement, Verdict
 from planner.rollout.engine_figures import EngineFigures
@@ -58,8 +59,7 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
         return _judge_shared(job, rank_trace, rank_trace.trace.engine, calibration)
     rules = Rules.from_conf(job.allocator.conf)
     held = calibration_of(job, calibration).correct_outside(outside_of(job))
-    capacity = job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes
-    trace, room = rank_trace.trace, max(capacity - held.total_bytes, 0)
+    trace, room = rank_trace.trace, max(job.cluster.capacity_bytes - held.total_bytes, 0)
     run = replay_run(job, trace, room) if job.train.lengths is not None else None
     trace = run.worst_step if run is not None else trace
     capped = replay_until_settled(trace.events, trace.repeats, rules, room, device_bytes=job.cluster.gpu.total_bytes)
@@ -68,17 +68,7 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
     found = replay_until_settled(trace.events, trace.repeats, rules) if runs_out else capped
 
     interval_of = _interval_of(job, trace, held, calibration)
-    statement = state_rank_class(
-        representative=rank_trace.rank_class.representative,
-        ranks=str(rank_trace.rank_class.ranks),
-        coordinates=rank_trace.rank_class.coordinates,
-        events=found.events,
-        unlimited=found.timeline,
-        capped=capped.timeline,
-        outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
-        interval=interval_of,
-        capacity_bytes=capacity,
-    )
+    statement = _state(job, rank_trace.rank_class, found.events, (found.timeline, capped.timeline), held, interval_of)
     if run is not None:
         statement = run.judge(statement, interval_of)
     moments = growth_moments(found.events, found.repeats, statement, rules)
@@ -87,6 +77,25 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
         statement = replace(statement, verdict=Verdict.TIGHT)
     settled = replace(trace, events=found.events, repeats=found.repeats)
     return JudgedTrace(replace(rank_trace, trace=settled), statement, found.timeline)
+
+
+def _state(
+    job: Job, rank_class: RankClass, events: Sequence[Event], timelines: tuple[Timeline, Timeline],
+    held: OutsideEstimate, interval_of: Callable[[int], tuple[int, int]],
+) -> RankClassStatement:  # fmt: skip
+    """The statement of a class; `timelines` are those without a limit and on the GPU."""
+    unlimited, capped = timelines
+    return state_rank_class(
+        representative=rank_class.representative,
+        ranks=str(rank_class.ranks),
+        coordinates=rank_class.coordinates,
+        events=events,
+        unlimited=unlimited,
+        capped=capped,
+        outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
+        interval=interval_of,
+        capacity_bytes=job.cluster.capacity_bytes,
+    )
 
 
 def _interval_of(
@@ -111,17 +120,7 @@ def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, calibr
     held = calibration_of(job, calibration).correct_outside(outside_of(job))
     said = _interval_of(job, trace, held, calibration)
     found = post_training.SharedGpuJudge.of(job, events, engine, held, communicators_of(job), said).judge()
-    alone = state_rank_class(
-        representative=rank_trace.rank_class.representative,
-        ranks=str(rank_trace.rank_class.ranks),
-        coordinates=rank_trace.rank_class.coordinates,
-        events=events,
-        unlimited=found.timeline,
-        capped=found.timeline,
-        outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
-        interval=said,
-        capacity_bytes=job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes,
-    )
+    alone = _state(job, rank_trace.rank_class, events, (found.timeline, found.timeline), held, said)
     rows = found.shared.phases
     together = (max(row.interval_bytes[0] for row in rows), max(row.interval_bytes[1] for row in rows))
     peak = replace(alone.peak, device_bytes=found.shared.fullest().total_bytes, interval_bytes=together)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from planner.calibration.approximations import approximations_of
 from planner.job.schema import Compile, Job
+from planner.overhead.outside_of_job import outside_of
 from planner.planning import identity, post_training
 from planner.planning.assumptions import assumptions_of
 from planner.planning.judging import RankTrace
-from planner.planning.outside_allocator import outside_of
 from planner.tracing.traced import Trace
 
 
@@ -26,7 +26,7 @@ def notes_of(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
         notes.append(f"Approximated, and the interval is wider for it: {said}.")
     if job.train.compile is not None:
         notes.append(_describe_compiling(job.train.compile, rank_traces))
-    traced = ".".join(identity.software()["torch"].split(".")[:2])
+    traced = _traced_with()
     if job.software.torch != traced:
         notes.append(f"The job runs torch {job.software.torch}; it was traced with torch {traced}.")
     return tuple(notes)
@@ -55,7 +55,11 @@ def _describe_compiling(compiled: Compile, rank_traces: Sequence[RankTrace]) -> 
             f"Planned as the eager step, as the job says: what it takes compiled ({', '.join(compiled.scope)}) is not"
             " known, and nothing is refused for what the eager step takes."
         )
-    traced = ".".join(identity.software()["torch"].split(".")[:2])
-    said = f"Compiled on paper by {compiled.backend} of torch {traced}: {', '.join(compiled.scope)}."
+    said = f"Compiled on paper by {compiled.backend} of torch {_traced_with()}: {', '.join(compiled.scope)}."
     assumed = sorted({sentence for each in rank_traces for sentence in each.trace.assumed})
     return f"{said} Assumed where a GPU would have been timed: {'; '.join(assumed)}." if assumed else said
+
+
+def _traced_with() -> str:
+    """The release of torch that makes the plans (`2.13`)."""
+    return ".".join(identity.software()["torch"].split(".")[:2])

@@ -85,7 +85,7 @@ class SharedGpuJudge:
             rules=rules,
             held=held,
             engine_outside=engine_outside(job, communicators),
-            capacity_bytes=job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes,
+            capacity_bytes=job.cluster.capacity_bytes,
             interval=interval,
             free=free,
             phases=held_in_phases(events, free),

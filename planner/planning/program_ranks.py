@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect, bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -89,7 +89,7 @@ def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
     stage that was, or the next higher one."""
     heads: list[RankRun] = []
     spoken: list[list[int]] = []
-    speakers = _speakers([each.rank for each in runs], Stages.of(runs[0].talkers), world_size)
+    speakers = _speakers(runs, world_size, lambda near, rank: max(bisect(near, rank) - 1, 0))
     for run in runs:
         alike = next((at for at, each in enumerate(heads) if are_alike(each.trace, run.trace)), None)
         if alike is None:
@@ -99,7 +99,7 @@ def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
             spoken[alike] += speakers[run.rank]
     ran = {each.rank for each in runs}
     return [
-        RankShare(head, str(RankSet.of((rank, rank) for rank in each)), not ran.issuperset(each))
+        RankShare(head, str(_rank_set(each)), not ran.issuperset(each))
         for head, each in zip(heads, spoken, strict=True)
     ]
 
@@ -107,27 +107,28 @@ def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
 def speakers_on_host(runs: Sequence[RankRun], world_size: int) -> list[tuple[RankRun, RankSet]]:
     """Each run with the ranks for which it speaks on the host: there the first rank does what no other one does (it
     gathers what is saved), so that a rank that was not run is like the next higher one of its stage that was."""
-    of_stage: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    stages = Stages.of(runs[0].talkers)
-    for run in runs:
-        of_stage[stages.of_rank(run.rank)].append(run.rank)
-    found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for rank in range(world_size):
-        near = of_stage.get(stages.of_rank(rank)) or [run.rank for run in runs]
-        found[near[min(bisect_left(near, rank), len(near) - 1)]].append((rank, rank))
-    return [(run, RankSet.of(found[run.rank])) for run in runs]
+    found = _speakers(runs, world_size, lambda near, rank: min(bisect_left(near, rank), len(near) - 1))
+    return [(run, _rank_set(found[run.rank])) for run in runs]
 
 
-def _speakers(ran: Sequence[int], stages: Stages, world_size: int) -> dict[int, list[int]]:
-    """By each rank that was run the ranks that it speaks for."""
+def _speakers(
+    runs: Sequence[RankRun], world_size: int, chosen: Callable[[Sequence[int], int], int]
+) -> dict[int, list[int]]:
+    """By each rank that was run the ranks that it speaks for; `chosen` gives the place, among those of its stage that
+    were run, of the one that speaks for a rank."""
+    ran, stages = [each.rank for each in runs], Stages.of(runs[0].talkers)
     of_stage: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in ran:
         of_stage[stages.of_rank(rank)].append(rank)
     found: dict[int, list[int]] = {rank: [] for rank in ran}
     for rank in range(world_size):
         near = of_stage.get(stages.of_rank(rank)) or ran
-        found[near[max(bisect(near, rank) - 1, 0)]].append(rank)
+        found[near[chosen(near, rank)]].append(rank)
     return found
+
+
+def _rank_set(ranks: Iterable[int]) -> RankSet:
+    return RankSet.of((rank, rank) for rank in ranks)
 
 
 def are_alike(trace: Trace, other: Trace) -> bool:

@@ -13,8 +13,8 @@ from planner.bound.lower_bound import Bound, lower_bound
 from planner.errors import PlannerError
 from planner.history.store import History
 from planner.job.schema import Job
+from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
-from planner.planning.outside_allocator import outside_of
 from planner.service.calibration_in_use import CalibrationInUse
 from planner.service.ids import Order, order_of, run_order_of
 from planner.service.known_plans import KnownPlan, KnownPlans

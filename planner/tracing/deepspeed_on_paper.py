@@ -32,7 +32,7 @@ def planned_for(job: Job, recorder: Recorder, host: AbsentHost) -> Iterator[None
     """
     deepspeed_library.require("cuda", deepspeed_engine.stage_of(job))
     host.updates_in_place = True
-    capacity = job.cluster.gpu.total_bytes - job.cluster.held_by_others_bytes
+    capacity = job.cluster.capacity_bytes
     left = recorder.requested_bytes()  # by another step of this process
 
     def available(_accelerator: Any, _device: Any = None) -> int:

@@ -21,9 +21,9 @@ from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import RankClass, rank_classes
 from planner.measuring import measurement
 from planner.measuring.measurement import Measurement
+from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
 from planner.planning.judging import RankTrace
-from planner.planning.outside_allocator import outside_of
 from planner.runtime.limits import Limits
 from planner.tracing.isolated import trace_isolated
 from planner.tracing.isolation import USUAL_ISOLATION, Isolation

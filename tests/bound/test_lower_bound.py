@@ -16,8 +16,8 @@ from planner.errors import PlannerError
 from planner.job.loading import load_document, load_job
 from planner.job.pipeline_schedules import stage_count
 from planner.job.schema import Job
+from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
-from planner.planning.outside_allocator import outside_of
 from planner.report.statement import Plan, Verdict
 from planner.units import GIB
 

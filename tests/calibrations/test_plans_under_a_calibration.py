@@ -13,8 +13,8 @@ from planner.events import Alloc, Mark, Phase
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Software
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
+from planner.overhead.outside_of_job import outside_of
 from planner.planning.judging import RankTrace
-from planner.planning.outside_allocator import outside_of
 from planner.planning.pipeline import PlanningResult, judge_traces
 from planner.report.plan_text import render
 from planner.report.statement import Peak, Verdict

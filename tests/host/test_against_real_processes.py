@@ -7,13 +7,11 @@ offloads them; nothing is pinned, as that takes CUDA (tests/host/test_pinned_mem
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from measured_alone import printed_by
 
 from planner.events import Phase
 from planner.host import processes
@@ -45,16 +43,8 @@ def within_5_percent(measured: float) -> Any:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     on_cpu = {**JOB, "parallel": {"dp_shard": 2}}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "real_processes.py"), json.dumps(on_cpu), str(tmp_path_factory.mktemp("files"))],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    files = tmp_path_factory.mktemp("files")
+    found: dict[str, Any] = printed_by(HERE / "real_processes.py", json.dumps(on_cpu), str(files))
     return found
 
 

@@ -12,8 +12,8 @@ from planner.calibration.interval import Calibration
 from planner.job.bundle import document
 from planner.job.loading import load_document
 from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, Recompute
+from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
-from planner.planning.outside_allocator import outside_of
 from planner.planning.pipeline import judge_traces
 from planner.report.statement import Advice, Verdict
 from planner.searching.advice import Advised, advise

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.allocator.caching import CachingAllocator
 from planner.allocator.device import Device
 from planner.allocator.recording import Recording, recordings
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import read_snapshot
 from planner.allocator.verify import start_allocator
-from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Use
+from planner.events import Alloc, EmptyCache
 
 ROOT = Path(__file__).parents[2]
 SHORT = {
@@ -49,19 +48,6 @@ def releases(recording: Recording, most: int) -> Iterator[tuple[int, int]]:
             yield index, needed
 
 
-def step(allocator: CachingAllocator, event: Event) -> None:
-    if isinstance(event, Alloc):
-        assert allocator.malloc(event.block, event.requested_bytes, event.stream) is not None
-    elif isinstance(event, Free):
-        allocator.free(event.block)
-    elif isinstance(event, Use):
-        allocator.use(event.block, event.stream)
-    elif isinstance(event, FreeCompleted):
-        allocator.complete_free(event.block)
-    elif isinstance(event, EmptyCache):
-        allocator.empty_cache()
-
-
 @pytest.mark.parametrize("largest", [False, True], ids=["as small as it may be", "as large as it may be"])
 @pytest.mark.parametrize("name", SHORT)
 def test_a_device_of_that_size_makes_the_model_release_where_the_recorded_process_did(
@@ -78,7 +64,7 @@ def test_a_device_of_that_size_makes_the_model_release_where_the_recorded_proces
     replayed = []
     for index, event in enumerate(recording.events):
         if index not in found:
-            step(allocator, event)
+            assert allocator.take(event)
         replayed.append(allocator.reserved)
 
     assert (len(found), allocator.cache_releases) == (1, 1)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from measured_alone import printed_by
 from program_runs import Run
 
 from planner.errors import SpecError
@@ -205,16 +202,7 @@ def test_a_program_whose_node_is_too_small_does_not_fit() -> None:
 def test_a_real_process_holds_in_each_phase_what_was_predicted(run: Run, tmp_path: Path) -> None:
     """The same program, on a device without memory: what is resident is the host's."""
     program = HERE / "programs" / "host_heavy.py"
-    done = subprocess.run(
-        [sys.executable, str(HERE / "resident_phases.py"), str(program), "meta", str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(MIB)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    measured: dict[str, int] = json.loads(done.stdout)
+    measured: dict[str, int] = printed_by(HERE / "resident_phases.py", str(program), "meta", str(tmp_path))
     predicted: dict[str, int] = {}
     for each in timeline_of(run(f"python {program} cuda {tmp_path}", steps=5)).phases:
         predicted[each.phase.value] = max(predicted.get(each.phase.value, 0), each.own_bytes)

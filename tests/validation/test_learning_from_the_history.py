@@ -19,9 +19,9 @@ from planner.history.validation_table import State, Validation
 from planner.job.schema import Allocator, Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
+from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
 from planner.planning.judging import RankTrace
-from planner.planning.outside_allocator import outside_of
 from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Plan
 from planner.tracing.traced import Trace

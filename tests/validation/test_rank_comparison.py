@@ -14,9 +14,9 @@ from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.measuring.measurement import DeviceFacts, Levels, MeasuredPhase, Measurement, OutOfMemory, Truth
+from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
 from planner.planning.judging import RankTrace
-from planner.planning.outside_allocator import outside_of
 from planner.tracing.traced import Trace
 from planner.units import MIB
 from planner.validation.rank_comparison import RankComparison, compare_ranks

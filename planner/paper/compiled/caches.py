@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from planner.paper.variables import variable_set
 from planner.runtime.user_cache import inductor_folder
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -21,15 +22,8 @@ def kept() -> Iterator[None]:
 
     Inductor writes every file under another name first and renames it: several processes may use the folder.
     """
-    with _folder() as folder:
-        before = os.environ.get(_FOLDER)
-        os.environ[_FOLDER] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop(_FOLDER)
-            if before is not None:
-                os.environ[_FOLDER] = before
+    with _folder() as folder, variable_set(_FOLDER, folder):
+        yield
 
 
 @contextmanager

@@ -137,29 +137,27 @@ def inverse(x: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
 
 @cuda("linalg_lu_factor_ex")
 def factors_of(x: Tensor, **named: Any) -> Any:
-    return _with_factors("linalg_lu_factor_ex", x, named)
+    return _with_factors("linalg_lu_factor_ex", x, **named)
 
 
 @cuda("_linalg_det")
 def determinant(x: Tensor) -> Any:
-    return _with_factors("_linalg_det", x, {})
+    return _with_factors("_linalg_det", x)
 
 
 @cuda("_linalg_slogdet")
 def logarithm_of_determinant(x: Tensor) -> Any:
-    return _with_factors("_linalg_slogdet", x, {})
+    return _with_factors("_linalg_slogdet", x)
 
 
 @cuda("_linalg_solve_ex")
 def solution(x: Tensor, right: Tensor, **named: Any) -> Any:
-    results = like_meta("_linalg_solve_ex", x, right, **named)
-    _factorize(x)
-    return results
+    return _with_factors("_linalg_solve_ex", x, right, **named)
 
 
-def _with_factors(operator: str, x: Tensor, named: dict[str, Any]) -> Any:
+def _with_factors(operator: str, x: Tensor, *more: Any, **named: Any) -> Any:
     """The factors are among the results."""
-    results = like_meta(operator, x, **named)
+    results = like_meta(operator, x, *more, **named)
     _factorize(x)
     return results
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from planner import upstream
+from planner.paper.variables import variable_set
 
 MODULE = "transformer_engine"
 _BUILDING = "NVTE_PROJECT_BUILDING"
@@ -26,14 +26,8 @@ def no_libraries() -> Iterator[None]:
     if importlib.machinery.PathFinder.find_spec(MODULE) is None:
         yield
         return
-    before = os.environ.get(_BUILDING)
-    os.environ[_BUILDING] = "1"
-    try:
+    with variable_set(_BUILDING, "1"):
         yield
-    finally:
-        os.environ.pop(_BUILDING)
-        if before is not None:
-            os.environ[_BUILDING] = before
 
 
 def patched() -> Any:
