@@ -55,7 +55,7 @@ defaults
     timeout http-keep-alive 60s
     option abortonclose
     option http-no-delay
-    retries 3
+    option redispatch 1
 {errors}
 frontend callers
     bind fd@{listener}
@@ -64,24 +64,33 @@ frontend callers
     # Everything but a validation may be asked twice: a job has one plan, however often it is planned.
     http-request disable-l7-retry if METH_POST {{ path_beg /v1/validations }}
     default_backend again
+# A replica that drops everybody has the fewest connections. So every second attempt asks the replicas in turn.
 backend again
+    balance first
+    retries 5
     retry-on conn-failure empty-response 502
-    server attempt unix@{attempts}
+    server least-busy unix@{folder}/least-busy.sock
+    server in-turn unix@{folder}/in-turn.sock
 # HAProxy retries no request whose connection was reset, and drops its caller without a word unless the request was
 # the first of its connection. So each attempt is a connection of its own, which ends with 502 then.
 frontend attempts
-    bind unix@{attempts}
+    bind unix@{folder}/least-busy.sock name least-busy
+    bind unix@{folder}/in-turn.sock name in-turn
     option httpclose
-    default_backend replicas
-backend replicas
+    use_backend in-turn if {{ so_name in-turn }}
+    default_backend least-busy
+backend least-busy
     balance leastconn
-    option redispatch 1
     http-reuse always
     option httpchk GET /-/healthz
     http-check expect status 200
     default-server inter 1s fastinter 250ms downinter 250ms fall 3 rise 1
     default-server observe layer4 error-limit 1 on-error mark-down
 {servers}
+backend in-turn
+    balance roundrobin
+    http-reuse always
+{same_servers}
 """
 _SAID = {
     400: "this is no HTTP request",
@@ -200,15 +209,18 @@ def haproxy() -> str:
 
 
 def _config(folder: Path, listener: int, replicas: range, longest_seconds: float) -> str:
-    servers = [f"    server replica-{port} 127.0.0.1:{port} check" for port in replicas]
+    servers = {f"replica-{port}": f"127.0.0.1:{port}" for port in replicas}
     return _CONFIG.format(
         bufsize=_REPLAYED_BYTES,
         stop=round(STOP_SECONDS),
         longest=round(longest_seconds),
         errors="\n".join(_error(status, problem) for status, problem in _SAID.items()),
         listener=listener,
-        attempts=folder / "attempts.sock",
-        servers="\n".join(servers),
+        folder=folder,
+        servers="\n".join(f"    server {name} {address} check" for name, address in servers.items()),
+        same_servers="\n".join(
+            f"    server {name} {address} track least-busy/{name}" for name, address in servers.items()
+        ),
     )
 
 

@@ -37,6 +37,8 @@ class Replica:
     resets: bool = False
     """Drops them as a process does that is killed before it has read them."""
     healthy: bool = True
+    may_answer: threading.Event = field(default_factory=threading.Event)
+    """What the callers of /slow wait for."""
     asked: list[str] = field(default_factory=list)
 
     def handler(replica) -> type[BaseHTTPRequestHandler]:  # noqa: N805  the handler has a self of its own
@@ -56,6 +58,8 @@ class Replica:
                 if replica.drops:
                     self.close_connection = True
                     return
+                if self.path == "/slow":
+                    replica.may_answer.wait(60)
                 self._answer(200, replica.name.encode())
 
             do_POST = do_GET  # noqa: N815
@@ -151,6 +155,27 @@ def test_what_a_replica_drops_is_asked_of_another(front: Front, eventually: Even
 
     assert bad.asked
     assert {(each.status_code, each.text) for each in answers} == {(200, "good")}
+
+
+@pytest.mark.parametrize("how", ["drops", "resets"])
+def test_what_the_idle_replica_drops_is_asked_of_a_busy_one(front: Front, eventually: Eventually, how: str) -> None:
+    busy, idle = Replica("busy"), Replica("idle")
+    with busy.listening(front.ports[0]), ThreadPoolExecutor(3) as pool:
+        # At first every port counts as a replica's, until it is asked.
+        eventually(lambda: all(front.post("/v1/plans").status_code == 200 for _ in front.ports), "not found")
+        waiting = [pool.submit(front.post, "/slow") for _ in range(3)]
+        eventually(lambda: busy.asked.count("POST /slow") == 3, "it is not busy")
+        try:
+            with idle.listening(front.ports[1]):
+                eventually(lambda: front.post("/v1/plans").text == "idle", "not found")
+                setattr(idle, how, True)
+                answers = [front.post("/v1/plans") for _ in range(10)]
+        finally:
+            busy.may_answer.set()
+        waited = [each.result().text for each in waiting]
+
+    assert [(each.status_code, each.text) for each in answers] == [(200, "busy")] * 10
+    assert waited == ["busy"] * 3
 
 
 @pytest.mark.parametrize("how", ["drops", "resets"])
