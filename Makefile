@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test test-computed test-clusters soak test-torch fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan test test-timed test-computed test-clusters soak test-torch fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,11 +26,12 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 	@echo
 	$(BIN)/planner check examples/nemotron-4b-ddp-bucket-view.yaml
 
-# Beside the clusters, which mostly wait, runs what only computes; what has deadlines of its own does not share the machine.
+# What has deadlines of its own does not share the machine. Beside the clusters, which mostly wait, runs what only computes.
 COMPUTED := $(addprefix tests/,bound calibrations importers layouts long_run opinfo plans replays reports rollout specs starting steps traces)
-test: $(READY) ## the tests that CI runs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(COMPUTED:%=--ignore=%)
+test: test-timed ## the tests that CI runs
 	@$(MAKE) --no-print-directory --jobs 2 test-computed test-clusters
+test-timed: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(COMPUTED:%=--ignore=%)
 test-computed: $(READY)
 	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -m "not cluster and not soak" $(COMPUTED)
 test-clusters: $(READY)
@@ -85,8 +86,8 @@ lint: $(READY) ## style, types, and the house's layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: $(READY) ## what CI runs: lint beside the tests
-	$(MAKE) --no-print-directory --jobs 2 lint test
+check: test-timed ## what CI runs: the tests, and lint beside those that wait
+	@$(MAKE) --no-print-directory --jobs 3 lint test-computed test-clusters
 
 bench: $(READY) ## speeds, as ratios within one run
 	$(BIN)/python benchmarks/run.py
