@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test test-timed test-computed test-clusters soak test-torch fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan test test-timed test-computed test-clusters test-wheel soak test-torch fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,11 +14,11 @@ help: ## what can be done here
 setup: $(READY) ## a virtual environment with the tested versions
 $(PLANS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	.ci/install plan
+	.ci/install '--editable .[plan]'
 	$(BIN)/python -c 'import planner.paper'
 	@touch $@
 $(READY): $(PLANS)
-	.ci/install dev
+	.ci/install '--editable .[dev]'
 	@touch $@
 
 plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fit: exit code 3 is expected)
@@ -37,6 +37,18 @@ test-computed: $(READY)
 test-clusters: $(READY)
 	@$(BIN)/python -m pytest -m "cluster and not soak" >$(VENV)/clusters.log 2>&1; code=$$?; cat $(VENV)/clusters.log; exit $$code
 
+# With the torch that everybody gets: on Linux the index has a CUDA build, which needs no GPU here.
+WHEEL := .venv-wheel
+ON_CUDA := $(addprefix tests/,installed replays running/test_readme.py running/test_compiled_programs.py \
+  running/test_programs_in_a_world.py traces/test_against_cpu_runs.py traces/test_kernels_attention.py traces/test_architectures.py)
+$(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
+	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
+	.ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest hypothesis httpx peft" $(WHEEL) newest
+	@touch $@
+test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel and the newest torch as the index has it
+	OMP_NUM_THREADS=1 $(WHEEL)/bin/pytest -p no:cacheprovider -m "not soak" $(ON_CUDA)
+
 soak: $(READY) ## the rest of the tests, and all cases of those of which CI takes a share (half an hour)
 	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "soak and not cluster"
 	PLANNER_SOAK=whole $(BIN)/python -m pytest -m cluster
@@ -45,7 +57,7 @@ CORE := $(addprefix tests/,bound layouts overheads plans replays reports specs s
 TORCH ?= 2.11.0
 test-torch: ## the core of the suite with another torch (TORCH=2.11.0; on Linux a CUDA build, which needs no GPU here)
 	$(PYTHON) -m venv .venv-torch-$(TORCH)
-	.ci/install dev .venv-torch-$(TORCH) $(TORCH)
+	.ci/install '--editable .[dev]' .venv-torch-$(TORCH) $(TORCH)
 	OMP_NUM_THREADS=1 .venv-torch-$(TORCH)/bin/python -m pytest -n 2 --dist loadfile -m "not cluster" $(CORE)
 
 fuzz: $(READY) ## every reader with many more hostile inputs than CI takes (EXAMPLES: how many, other ones each time)
@@ -114,4 +126,4 @@ validate-gpu: $(READY) ## run JOB's step on the GPUs of this machine through Ray
 	$(BIN)/planner validate $(or $(JOB),examples/gpt2-xl.yaml) $(if $(GPU),--gpu $(GPU))
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .rehearsal .venv-torch-* .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .rehearsal .venv-torch-* .venv-wheel .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis

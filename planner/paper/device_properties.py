@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 
+class DeviceProperties:
+    """An answer of `torch.cuda.get_device_properties`; attributes as torch/csrc/cuda/Module.cpp binds them.
 
-def device_properties(**known: Any) -> Any:
-    """Answers of `torch.cuda.get_device_properties`; attributes as torch/csrc/cuda/Module.cpp binds them.
-
-    A build for a CPU has an empty class of that name, of which it makes no instance. Dynamo knows constants by their
-    types, and takes these for constants (torch 2.13, torch/_dynamo/utils.py common_constant_types).
+    It stands for `torch.cuda._CudaDeviceProperties`, of which nothing can be made: a build for a CPU has an empty class
+    of that name, a CUDA build one without a constructor.
     """
-    made = object.__new__(torch.cuda._CudaDeviceProperties)
-    vars(made).update(known)
-    return made
+
+    def __init__(self, **properties: Any) -> None:
+        vars(self).update(properties)
+
+    def __repr__(self) -> str:
+        known = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"_CudaDeviceProperties({known})"

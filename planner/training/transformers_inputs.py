@@ -128,7 +128,7 @@ def _image_and_text(config: Any, takes: signatures.ForwardSignature, spec: schem
     if marker < 0:
         return Feed(arguments={**arguments, "pixel_values": _pixels(vision)}, labels=labels)
     count = _image_tokens(config, vision)
-    if not count:
+    if not count or "aspect_ratio_ids" in takes.names:  # pictures in as many tiles as their shape asks for (mllama)
         return Feed(arguments=arguments, labels=labels)
     if count >= tokens.shape[0]:
         raise SpecError(
@@ -206,6 +206,8 @@ def _image_tokens(config: Any, vision: Any) -> int:
             return count
     if not hasattr(vision, "image_size") or not hasattr(vision, "patch_size"):
         return 0
+    if getattr(vision, "model_type", "") == "pixtral":
+        return 0  # its pictures have any size up to `image_size`, which the batch says beside them
     height, width = _image_size(vision)
     patches = (height // _patch(vision)) * (width // _patch(vision))
     kept = getattr(config, "vision_feature_select_strategy", "default")

@@ -58,6 +58,16 @@ DEEPSPEED = (
         target=f"{_ZERO}.stage3:assert_ints_same_as_other_ranks", kind=Kind.PATCH,
         group="deepspeed peers", has_source=False, test=_STAGE_3, why="as above",
     ),
+    *(
+        Entry(
+            target=target, kind=Kind.PATCH, group="program's deepspeed", has_source=False,
+            test="tests/running/test_deepspeed_programs.py",
+            why="from here on what a program's DeepSpeed gives up depends on when its events pass",
+        )
+        for target in (
+            "deepspeed.runtime.engine:DeepSpeedEngine.__init__", f"{_ZERO}.partition_parameters:Init.__init__",
+        )
+    ),
     Entry(
         target="deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_memory", kind=Kind.PATCH,
         group="deepspeed memory", test=_STAGES_1_2,

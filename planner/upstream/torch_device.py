@@ -10,6 +10,10 @@ _PROGRAMS = "tests/traces/test_recorded_programs.py"
 _CPU_RUNS = "tests/traces/test_against_cpu_runs.py"
 
 CUDA_FACE = (
+    Entry(
+        target="torch._dynamo.utils:common_constant_types", kind=Kind.PRIVATE, has_source=False, part="compiling",
+        test="tests/running/test_compiled_programs.py", why="properties of a GPU are constants of what is compiled",
+    ),
     *entries(
         "torch.cuda",
         "_lazy_init", "is_initialized", "is_available", "device_count", "current_device", "set_device",
@@ -18,6 +22,7 @@ CUDA_FACE = (
         "Stream", "Event", "stream", "StreamContext", "current_stream", "default_stream", "set_stream", "manual_seed",
         "manual_seed_all", "get_rng_state", "set_rng_state", "mem_get_info", "memory_allocated",
         "max_memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats", "memory_stats",
+        "_CudaDeviceProperties",
         kind=Kind.PATCH, group="cuda face", has_source=False, created=True, test=_ON_PAPER,
         why="asks the CUDA runtime, which a paper GPU does not have",
     ),

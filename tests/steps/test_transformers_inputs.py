@@ -90,6 +90,18 @@ def test_the_first_tokens_of_a_sequence_stand_for_the_image() -> None:
     assert is_image.tolist() == [[True] * 16 + [False] * 16] * 2
 
 
+def test_where_pictures_have_any_size_the_model_is_trained_on_text() -> None:
+    config = {
+        "model_type": "mistral3",
+        "text_config": TABLE["llava"]["config"]["text_config"],
+        "vision_config": {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+                          "num_attention_heads": 4, "image_size": 1540, "patch_size": 14},
+    }  # fmt: skip
+    spec = Job(model=Model(hf_config=config), train=Train(sequence_length=32))
+
+    assert set(inputs.feed_of(build(spec.model, CPU), spec).arguments) == {"input_ids"}
+
+
 def test_an_image_that_does_not_fit_into_the_sequence_is_refused() -> None:
     with pytest.raises(SpecError) as refusal:
         feed("llava", tokens=16)

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo import device_interface
+from torch._dynamo import device_interface, utils
 from torch._dynamo.variables import torch as folded
 from torch._inductor.codegen import common
 
 from planner.paper.compiled.device import PaperOps, make_interface
 from planner.paper.compiled.wrapper import PaperWrapper, PaperWrapperForCpu
+from planner.paper.device_properties import DeviceProperties
 
 
 @contextmanager
@@ -30,7 +31,10 @@ def registered(device: str) -> Iterator[None]:
         _as_before(common.device_op_overrides_dict),
         _as_before(answered_while_compiling),
         _as_before(of_which_guarded),
+        _as_before(utils.common_constant_types),
     ):
+        # A program may compare or branch on a property of its GPU inside of what is compiled.
+        utils.common_constant_types.add(DeviceProperties)
         for functions in (answered_while_compiling, of_which_guarded):
             functions.update(_in_their_places(functions))
         wrapper = PaperWrapperForCpu if device == "cpu" else PaperWrapper
@@ -49,9 +53,9 @@ def _in_their_places(functions: Iterable[Any]) -> dict[Any, None]:
 
 
 @contextmanager
-def _as_before(registry: dict[Any, Any]) -> Iterator[None]:
+def _as_before(registry: dict[Any, Any] | set[Any]) -> Iterator[None]:
     """What is registered inside is gone at the end."""
-    content = dict(registry)
+    content: Any = registry.copy()
     try:
         yield
     finally:

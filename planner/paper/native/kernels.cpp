@@ -20,6 +20,7 @@
 #include "attention.h"
 #include "convolution.h"
 #include "gemms.h"
+#include "host_memory.h"
 #include "host_values.h"
 #include "kernels.h"
 #include "memory.h"
@@ -392,6 +393,12 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   if (const auto value = remembered(source)) {
     self.copy_(*value);
   } else {
+    const bool many = self.numel() > 1 && (self.is_floating_point() || self.is_complex());
+    if (many && self.is_contiguous()) {
+      write_zeros(self.storage().data_ptr(), self.mutable_data_ptr(), self.nbytes());
+    } else if (many) {
+      self.zero_();
+    }
     static const auto read = c10::Dispatcher::singleton()
                                  .findSchemaOrThrow("paper::read_to_host", "")
                                  .typed<void(const at::Tensor&, const at::Tensor&)>();
@@ -399,11 +406,6 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   }
   return self;
 }
-
-// Taking over operators that torch has registered is what we are here for: nobody needs to be told.
-struct Quiet final : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
 
 std::vector<std::unique_ptr<torch::Library>> libraries;
 
@@ -421,8 +423,9 @@ extern "C" {
 
 void paper_install_kernels() {
   using namespace paper;
+  WithoutWarnings quiet;
   library(torch::Library::IMPL, "_").fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  // Values that are not there: Python decides whether that matters.
+  // Values that are not there: Python decides whether that matters. Of several floats zeros are on the host by then.
   auto& own = library(torch::Library::DEF, "paper");
   own.def("read_to_host(Tensor host, Tensor device) -> ()");
   own.def("read_value(Tensor device) -> Scalar");
@@ -455,8 +458,7 @@ void paper_install_kernels() {
 
 // An operator that has a composite kernel in the CPU build but a kernel of its own on CUDA.
 void paper_prefer_meta(const char* name) {
-  static paper::Quiet quiet;
-  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  paper::WithoutWarnings quiet;
   static auto& aten = paper::library(torch::Library::IMPL, "aten");
   aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&paper::fallback>());
 }

@@ -248,6 +248,7 @@ extern "C" {
 
 // To be called after every other registration: it stands above the fallback.
 void paper_install_reductions() {
+  paper::WithoutWarnings quiet;
   static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   for (const char* name :
        {"sum.dim_IntList", "sum.IntList_out", "nansum", "nansum.out", "prod", "prod.dim_int", "prod.int_out", "mean.dim",
