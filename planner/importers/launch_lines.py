@@ -1,54 +1,21 @@
-"""Parses a launch line: the launcher, its options, the environment, and the script with its arguments.
-
-Launchers and their options are those of torch 2.13 (torch/distributed/run.py), accelerate 1.15.0 (commands/launch.py)
-and DeepSpeed 0.19.8 (launcher/runner.py).
-"""
+"""Parses a launch line: the launcher, its options, the environment, and the script with its arguments."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import PurePosixPath
 
 from planner.errors import SpecError
+from planner.importers.launch_options import LAUNCHER_OPTIONS, PLACE, read_options
 from planner.importers.shell_words import words_of
 
-PLACE = "the launch line"
 _LAUNCHERS = (
     "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed, python SCRIPT; with srun and its options"
     " before"
 )
-
-TORCHRUN_WITH_VALUE = frozenset({
-    "nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts",
-    "monitor_interval", "start_method", "event_log_handler", "role", "log_dir", "r", "redirects", "t", "tee",
-    "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters", "node_rank", "master_addr",
-    "master_port", "local_addr", "logs_specs", "numa_binding", "signals_to_handle", "shutdown_timeout",
-})  # fmt: skip
-TORCHRUN_ALONE = frozenset({"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"})
-DEEPSPEED_WITH_VALUE = frozenset({
-    "H", "hostfile", "i", "include", "e", "exclude", "num_nodes", "num_gpus", "num_accelerators", "master_port",
-    "master_addr", "node_rank", "launcher", "launcher_args", "enable_each_rank_log", "autotuning", "bind_core_list",
-    "ssh_port", "venv_script", "log_level",
-})  # fmt: skip
-DEEPSPEED_ALONE = frozenset({
-    "module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid",
-    "bind_cores_to_rank", "q", "quiet",
-})  # fmt: skip
-ACCELERATE_ALONE = frozenset({
-    "q", "quiet", "cpu", "multi_gpu", "tpu", "enable_cpu_affinity", "dynamo_use_fullgraph", "dynamo_use_dynamic",
-    "dynamo_use_regional_compilation", "use_deepspeed", "use_fsdp", "use_parallelism_config", "use_megatron_lm",
-    "same_network", "m", "module", "no_python", "tpu_cluster", "no_tpu_cluster", "tpu_use_sudo", "downcast_bf16",
-    "fp8_use_autocast_during_eval", "debug",
-})  # fmt: skip
-ACCELERATE_READ = frozenset({"num_processes", "num_machines", "mixed_precision", "config_file"})
-ACCELERATE_IGNORED = frozenset({
-    "gpu_ids", "machine_rank", "main_process_ip", "main_process_port", "t", "tee", "log_dir", "role", "rdzv_backend",
-    "rdzv_conf", "max_restarts", "monitor_interval", "main_training_function", "num_cpu_threads_per_process",
-    "mpirun_hostfile", "vm", "env", "aws_access_key_id", "aws_secret_access_key",
-})  # fmt: skip
-ACCELERATE_REFUSED = ("cpu", "tpu", "tpu_cluster", "use_megatron_lm", "downcast_bf16")
 
 _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _MATTER = (
@@ -159,58 +126,18 @@ def _launcher(words: Sequence[str], *, srun: bool) -> tuple[str, Sequence[str]]:
 
 def _options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str | None], Sequence[str]]:
     """Options up to the script, and what stands behind the script."""
-    found: dict[str, str | None] = {}
-    index = 0
-    while index < len(words) and words[index].startswith("-") and words[index] != "--":
-        written, equals, value = words[index].lstrip("-").partition("=")
-        name = written.replace("-", "_")
-        index += 1
-        if _stands_alone(launcher, name):
-            found[name] = None
-        elif equals:
-            found[name] = value
-        elif index < len(words):
-            found[name] = words[index]
-            index += 1
-        else:
-            raise SpecError(
-                f"--{written} has no value", allowed=f"--{written} VALUE", remedy="write its value", place=PLACE
-            )
-    if words[index : index + 1] == ["--"]:
-        index += 1
-    if index >= len(words):
+    options: dict[str, str | None] = {}
+    rest = [*dropwhile(lambda word: word.startswith("-"), words)]
+    if launcher in LAUNCHER_OPTIONS:
+        options, rest = read_options(words, *LAUNCHER_OPTIONS[launcher])
+    if not rest:
         raise SpecError(
             "the line has no script",
             allowed=f"{launcher} ... train.py ...",
             remedy="give the whole line, with the script and its arguments",
             place=PLACE,
         )
-    return found, words[index + 1 :]
-
-
-def _stands_alone(launcher: str, name: str) -> bool:
-    """Raises SpecError for an option that the launcher does not have, since it may take the next word."""
-    if launcher == "python":
-        return True
-    if launcher == "accelerate":
-        return name in ACCELERATE_ALONE
-    if launcher == "deepspeed":
-        if name not in DEEPSPEED_ALONE | DEEPSPEED_WITH_VALUE:
-            raise unknown_option(name, "deepspeed of DeepSpeed 0.19.8")
-        return name in DEEPSPEED_ALONE
-    if name not in TORCHRUN_ALONE | TORCHRUN_WITH_VALUE:
-        raise unknown_option(name, "torchrun of torch 2.13")
-    return name in TORCHRUN_ALONE
-
-
-def unknown_option(name: str, program: str) -> SpecError:
-    """An option that nobody knows."""
-    return SpecError(
-        f"unknown option --{name}",
-        allowed=f"the options of {program}",
-        remedy="delete it, or say what it decides in JOB.yaml",
-        place=PLACE,
-    )
+    return options, rest[1:]
 
 
 def _no_launcher(words: Sequence[str]) -> SpecError:

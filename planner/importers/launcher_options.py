@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
-from planner.importers import accelerate, launch_lines, training_arguments
+from planner.importers import accelerate, launch_lines, launch_options, training_arguments
 from planner.importers.drafts import Draft
 from planner.importers.foreign_keys import Key
-from planner.importers.launch_lines import PLACE, LaunchLine
+from planner.importers.launch_lines import LaunchLine
+from planner.importers.launch_options import PLACE, count_of, deepspeed_size
 from planner.importers.training_argument_keys import FLAGS_OF_SCRIPTS, KEYS, RETIRED
 from planner.job.nodes import Node, node_from_data
 from planner.job.yaml_text import read_yaml
@@ -64,26 +65,9 @@ def fill_draft(draft: Draft, launch: Launch) -> None:
         draft.say_value("cluster.nodes", _nodes(launch.line.options.get("nnodes") or "1"), PLACE)
         draft.say_value("cluster.gpus_per_node", _processes(launch.line.options.get("nproc_per_node") or "1"), PLACE)
     if launch.line.launcher == "deepspeed":
-        _tell_deepspeed(draft, launch.line.options)
-
-
-def _tell_deepspeed(draft: Draft, options: Mapping[str, str | None]) -> None:
-    """Nodes and GPUs as DeepSpeed's launcher takes them; what a file of hosts says is left to other sources."""
-    if options.get("autotuning"):
-        raise SpecError(
-            "the line asks for autotuning, and so for several jobs",
-            allowed="a line that starts one job",
-            remedy="take --autotuning out",
-            place=PLACE,
-        )
-    hosts = next((options[name] for name in ("H", "hostfile", "i", "include", "e", "exclude") if name in options), None)
-    gpus = options.get("num_gpus") or options.get("num_accelerators")
-    if gpus is not None:
-        draft.say_value("cluster.gpus_per_node", _count("--num_gpus", gpus, "the GPUs of a node"), PLACE)
-    if options.get("num_nodes") is not None:
-        draft.say_value("cluster.nodes", _count("--num_nodes", options["num_nodes"] or "", "the nodes"), PLACE)
-    elif hosts is None and gpus is not None:
-        draft.say_value("cluster.nodes", 1, PLACE)
+        for key, count in zip(("nodes", "gpus_per_node"), deepspeed_size(launch.line.options), strict=True):
+            if count is not None:
+                draft.say_value(f"cluster.{key}", count, PLACE)
 
 
 def _nodes(written: str) -> int:
@@ -95,7 +79,7 @@ def _nodes(written: str) -> int:
             remedy="plan the job for the fewest nodes, where each rank holds most",
             place=PLACE,
         )
-    return _count("--nnodes", least, "the nodes")
+    return count_of("--nnodes", least)
 
 
 def _processes(written: str) -> int:
@@ -106,15 +90,7 @@ def _processes(written: str) -> int:
             remedy="write how many GPUs a node has",
             place=PLACE,
         )
-    return _count("--nproc-per-node", written, "the processes of a node")
-
-
-def _count(name: str, written: str, what: str) -> int:
-    if not written.isascii() or not written.isdecimal() or not 0 < len(written) < 10 or int(written) == 0:
-        raise SpecError(
-            f"{name} is {written[:40]!a}", allowed="a whole number from 1", remedy=f"write {what}", place=PLACE
-        )
-    return int(written)
+    return count_of("--nproc-per-node", written)
 
 
 def _accelerate(line: LaunchLine, folder: Path) -> tuple[list[str], accelerate.Config | None]:
@@ -126,7 +102,7 @@ def _accelerate(line: LaunchLine, folder: Path) -> tuple[list[str], accelerate.C
     top: dict[str, Any] = {}
     ignored = []
     for name, value in line.options.items():
-        if name in launch_lines.ACCELERATE_IGNORED | {"q", "quiet", "debug", "m", "module", "no_python"}:
+        if name in launch_options.ACCELERATE_IGNORED | {"q", "quiet", "debug", "m", "module", "no_python"}:
             ignored.append(f"--{name}")
         else:
             _place(top, name, value)
@@ -145,7 +121,7 @@ def _place(top: dict[str, Any], name: str, value: str | None) -> None:
         )
     if name in kinds:
         top["distributed_type"] = kinds[name]
-    elif name in launch_lines.ACCELERATE_READ:
+    elif name in launch_options.ACCELERATE_READ:
         top[name] = _scalar(value)
     elif name in accelerate.DEEPSPEED_KEYS:
         top.setdefault("deepspeed_config", {})[name] = _scalar(value)
@@ -153,7 +129,7 @@ def _place(top: dict[str, Any], name: str, value: str | None) -> None:
         top.setdefault(f"{name.split('_')[0]}_config", {})[name] = _scalar(value)
     elif name.startswith("parallelism_config_"):
         top.setdefault("parallelism_config", {})[name] = _scalar(value)
-    elif name in launch_lines.ACCELERATE_REFUSED or name.startswith(("fp8_", "megatron_lm_")):
+    elif name in launch_options.ACCELERATE_REFUSED or name.startswith(("fp8_", "megatron_lm_")):
         raise SpecError(
             f"--{name} is not planned",
             allowed="jobs on GPUs by DDP, FSDP 2 and DeepSpeed",
@@ -167,7 +143,7 @@ def _place(top: dict[str, Any], name: str, value: str | None) -> None:
         "no_tpu_cluster",
         "tpu_use_sudo",
     ):
-        raise launch_lines.unknown_option(name, "accelerate launch of accelerate 1.15")
+        raise launch_options.unknown_option(name, launch_options.LAUNCHER_OPTIONS["accelerate"][2])
 
 
 def _scalar(value: str | None) -> Any:

@@ -97,7 +97,7 @@ def gpu(
 
     `gpus` is how many a node seems to have, of which torch sees no more than it can; `cuda` is the version that torch
     is built for, `torch_version` the one that the job runs with (empty: the installed one); with `waits`, streams and
-    events write down where the host waits for them, and are never done before.
+    events write down where the host waits for them, and are never done before (`Recorder.waits`).
     `known` are measured workspaces, which are counted; with `keeps_requests` all that were asked for are kept.
 
     Raises TraceError for an unknown architecture, if torch was imported before planner.paper, or if it is not the torch
@@ -113,9 +113,9 @@ def gpu(
     native.paper_set_workspace_bytes(chosen.workspace_bytes)
     native.paper_set_multiprocessors(chosen.multiprocessors, chosen.threads_per_multiprocessor)
     native.paper_choose_attention_for(*chosen.capability, chosen.prefers_cudnn_attention(cuda))
-    recorder = Recorder()
+    recorder = Recorder(waits=waits)
     measured = workspaces.known(known, recorder.now if keeps_requests else None)
-    with measured, facade.answering(chosen, seen, recorder if waits else None):
+    with measured, facade.answering(chosen, seen, recorder):
         recorder.start()
         try:
             yield Paper(torch.device("cuda", 0), recorder)

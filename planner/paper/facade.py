@@ -14,7 +14,7 @@ import torch
 from planner import upstream
 from planner.paper import library
 from planner.paper.cpu_target import as_on_cpu
-from planner.paper.device_properties import device_properties
+from planner.paper.device_properties import DeviceProperties
 from planner.paper.targets import Target
 
 _TOTAL_BYTES = 1 << 46
@@ -24,6 +24,10 @@ _GENERATOR_STATE_BYTES = 16
 
 class Clock(Protocol):
     """Whoever writes down when the host waits for the device."""
+
+    waits: bool
+    """Whether streams and events are done only where they are waited for; else they always are, and nothing is written
+    down."""
 
     def now(self) -> int:
         """How much the device has been asked for so far."""
@@ -46,7 +50,7 @@ class Stream(torch.Stream):
 
 
 class Event(torch.Event):
-    """`torch.cuda.Event`; nothing runs, so nothing is ever waited for."""
+    """`torch.cuda.Event`; nothing runs, so it has always passed."""
 
     def __new__(cls, enable_timing: bool = False, **_unused: Any) -> Event:
         return super().__new__(cls, device=_device_of(None), enable_timing=enable_timing)
@@ -62,12 +66,13 @@ def _device_of(device: Any) -> torch.device:
 
 
 def _waiting(clock: Clock) -> dict[str, Any]:
-    """Streams and events of a device that is never done before it is waited for: the host is as far ahead of it as the
-    program lets it be."""
+    """Streams and events of a device that, while the clock says so, is never done before it is waited for: the host is
+    as far ahead of it as the program lets it be."""
 
     class WaitingStream(Stream):
         def synchronize(self) -> None:
-            clock.complete_frees(clock.now())
+            if clock.waits:
+                clock.complete_frees(clock.now())
 
     class WaitingEvent(Event):
         _at = 0
@@ -76,10 +81,11 @@ def _waiting(clock: Clock) -> dict[str, Any]:
             self._at = clock.now()
 
         def query(self) -> bool:
-            return False
+            return not clock.waits
 
         def synchronize(self) -> None:
-            clock.complete_frees(self._at)
+            if clock.waits:
+                clock.complete_frees(self._at)
 
     return {"Stream": WaitingStream, "Event": WaitingEvent, **_streams(WaitingStream)}
 
@@ -124,8 +130,9 @@ def _resizing(on_host: Any) -> Any:
 
 def _copying(on_host: Any) -> Any:
     def copy(storage: torch.UntypedStorage, source: torch.UntypedStorage, non_blocking: bool = False) -> Any:
-        """A storage has no dtype: whole bytes go to the host and nobody reads them as numbers. Nothing is copied."""
+        """A storage has no dtype: whole bytes go to the host, as zeros, and nobody reads them as numbers."""
         if source.device.type == "cuda" and storage.device.type == "cpu":
+            library.load().paper_write_zeros(storage._cdata)
             return storage
         return on_host(storage, source, non_blocking)
 
@@ -146,7 +153,7 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
     native = library.load()
     state_bytes = torch.get_rng_state().nbytes if target.is_cpu else _GENERATOR_STATE_BYTES
     name = f"paper {target.arch}"
-    properties = device_properties(
+    properties = DeviceProperties(
         name=name,
         major=target.capability[0],
         minor=target.capability[1],
@@ -173,9 +180,6 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
         "is_current_stream_capturing": lambda: False,
         "synchronize": lambda _device=None: native.paper_synchronize(),
         "empty_cache": native.paper_empty_cache,
-        "Stream": Stream,
-        "Event": Event,
-        **_streams(Stream),
         "stream": _StreamContext,
         "StreamContext": _StreamContext,
         "set_stream": lambda stream: torch.accelerator.set_stream(stream),
@@ -210,15 +214,16 @@ def _rnn_mode(name: str) -> int:
 
 
 @contextmanager
-def answering(target: Target, gpus: int, clock: Clock | None = None) -> Iterator[None]:
+def answering(target: Target, gpus: int, clock: Clock) -> Iterator[None]:
     """Inside, `torch.cuda` answers for `gpus` GPUs of the target architecture; afterwards all is as before.
 
-    `clock` is told of every wait for the device, which then is never done before it is waited for.
+    `clock` is told of every wait for the device, if it wants to be.
     """
-    answers = {**_cuda_answers(target, gpus), **(_waiting(clock) if clock else {})}
+    answers = {**_cuda_answers(target, gpus), **_waiting(clock)}
     version = int(library.load().paper_cudnn_version())
     replaced = {
         **{f"torch.cuda:{name}": _by_any_name(answer) for name, answer in answers.items()},
+        "torch.cuda:_CudaDeviceProperties": DeviceProperties,
         "torch.cuda.nvtx:range_push": lambda _message: 0,
         "torch.cuda.nvtx:range_pop": lambda: 0,
         "torch.cuda.amp.common:amp_definitely_not_available": lambda: False,

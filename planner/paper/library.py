@@ -179,6 +179,8 @@ def _declare(native: ctypes.CDLL) -> None:
     native.paper_host_records.restype = ctypes.c_void_p
     native.paper_host_start.argtypes = [ctypes.c_int64]
     native.paper_host_stop.restype = None
+    native.paper_write_zeros.argtypes = [ctypes.c_void_p]
+    native.paper_write_zeros.restype = None
     native.paper_host_block_at.restype = ctypes.c_int64
     native.paper_host_block_at.argtypes = [ctypes.c_void_p]
     native.paper_born_alive.restype = ctypes.c_int64

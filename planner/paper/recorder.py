@@ -59,7 +59,9 @@ class Recorder:
 
     follows_modules = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits: bool = False) -> None:
+        self.waits = waits
+        """Whether streams and events are done only where they are waited for (planner.paper.facade)."""
         self._native = library.load()
         self._kinds = _record_kinds(self._native)
         self.folds = False

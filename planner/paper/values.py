@@ -78,9 +78,30 @@ _KNOWN = (
     CallSite("torch.distributed.algorithms.ddp_comm_hooks.*", "*", lambda _: 1.0, "a norm that is not zero"),
 )
 
+_UNSEEN = ("planner.paper", "planner.running")
+"""Whose frames stand between a program and what it reads."""
 
-_ZEROED_BYTES = 1 << 20
-"""Tensors up to this size have zeros on the host; what a program reads of larger ones is what lay there."""
+_MOVERS = (
+    ("torch.autograd.graph", "pack_to_cpu"),
+    ("torch.nn.modules.module", "_apply"),
+    ("torch.distributed.checkpoint*", "*"),
+    ("torch.distributed._state_dict_utils", "*"),
+    ("torch.distributed.fsdp*", "*"),
+    ("deepspeed.checkpoint*", "*"),
+    ("deepspeed.runtime*", "*"),
+    ("accelerate.big_modeling", "*"),
+    ("accelerate.hooks", "*"),
+    ("accelerate.utils.fsdp_utils", "*"),
+    ("accelerate.utils.modeling", "*"),
+    ("accelerate.utils.offload", "*"),
+    ("peft.utils.save_and_load", "*"),
+    ("safetensors.torch", "*"),
+    ("transformers.cache_utils", "*"),
+    ("transformers.modeling_utils", "save_pretrained"),
+    ("torchao.optim.cpu_offload", "*"),
+    ("torchtune.training.*", "*"),
+)
+"""Functions that move tensors to the host and look at none of their values: offloads, checkpoints, `Module.to`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +126,8 @@ _NODES = (
 
 Value = float | int | bool
 
+_MOST = "the most that there can be: how many there are depends on values"
+
 
 class Reader(Protocol):
     """Whoever answers for a program what the table does not know, and is told what the table answered."""
@@ -115,8 +138,12 @@ class Reader(Protocol):
     def answer(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> Value | None:
         """What a read is answered that is not in the table; None: it is refused."""
 
-    def count(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> int | None:
-        """How many of its values are not zero, where a size follows from it; None: it is refused."""
+    def copy(self, tensor: torch.Tensor, frames: Sequence[FrameType], mover: str) -> bool:
+        """Several floats, or whatever the module `mover` moves, are zeros on the host; False: that is refused."""
+
+    def count(self, tensor: torch.Tensor, frames: Sequence[FrameType], most: int, what: str, why: str) -> int | None:
+        """How many there are (`what`: places selected, distinct values, bins), where a size follows from it: at most so
+        many, and `why`; None: it is refused."""
 
 
 _reader: Reader | None = None
@@ -141,15 +168,18 @@ def read(tensor: torch.Tensor) -> Value:
     frames = list(_frames(inspect.currentframe()))
     for frame in frames:
         if routed.chooses(frame):
-            return False  # an expert that is none: only ranks that have a part of the experts meet it
+            return _noted(tensor, frames, False, "an expert that is one: only ranks with a part of them meet others")
         site = _site(frame)
         if site is not None:
             return _answer_of(site, tensor, frames)
     if (node := _node()) is not None:
-        return node.answer
+        return _noted(tensor, frames, node.answer, node.why)
     if (known := composites.answer(tensor, of_a_program=_reader is not None)) is not None:
         return _noted(tensor, frames, *known)
-    return _ask_reader(tensor, frames, f"a value of {_describe_tensor(tensor)}")
+    answer = None if _reader is None else _reader.answer(tensor, frames)
+    if answer is None:
+        raise _make_unanswered_error(frames, f"a value of {_describe_tensor(tensor)}")
+    return answer
 
 
 def _answer_of(site: CallSite, tensor: torch.Tensor, frames: Sequence[FrameType]) -> Value:
@@ -168,21 +198,18 @@ def _noted(tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why
     return answer
 
 
-def _ask_reader(tensor: torch.Tensor, frames: list[FrameType], what: str) -> Value:
-    answer = None if _reader is None else _reader.answer(tensor, frames)
-    if answer is None:
-        raise _make_unanswered_error(frames, what)
-    return answer
-
-
 def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
-    """Many floats may travel to the host unseen (offload); single values and whole numbers are read by somebody."""
-    if host.is_floating_point() and host.numel() > 1:
-        # Untouched, gigabytes of offloaded gradients cost the planning machine nothing.
-        if host.nbytes <= _ZEROED_BYTES:
-            host.zero_()
-        return
+    """Several floats are zeros on the host, which a program's reader hears of; single values and whole numbers are read
+    by somebody, unless a library only moves them."""
+    several_floats = host.numel() > 1 and (host.is_floating_point() or host.is_complex())
+    if several_floats and _reader is None:
+        return  # what a spec's step offloads is its own
     frames = list(_frames(inspect.currentframe()))
+    what = f"the values of {_describe_tensor(device)}"
+    if several_floats:
+        if _reader is not None and not _reader.copy(device, frames, _mover(frames)):
+            raise _make_unanswered_error(frames, what)
+        return
     if any(_module(frame).startswith("torch.nn.parallel.distributed") for frame in frames):
         return  # the reducer agrees on rebuilt buckets: the host's own numbers are the answer
     for frame in frames:
@@ -194,34 +221,42 @@ def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
         if (site := _site(frame)) is not None:
             host.fill_(_answer_of(site, device, frames))
             return
-    host.fill_(_ask_reader(device, frames, f"the values of {_describe_tensor(device)}"))
+    answer = None if _reader is None else _reader.answer(device, frames)
+    if answer is None and (mover := _mover(frames)):
+        answer = 0
+        if _reader is not None:
+            _reader.copy(device, frames, mover)
+    if answer is None:
+        raise _make_unanswered_error(frames, what)
+    host.fill_(answer)
 
 
 def count_nonzero(operator: str, tensor: torch.Tensor) -> int:
-    """How many values are not zero, where the autograd node or the operator at work is in a table, or a program's
-    reader knows; else TraceError."""
+    """How many values are not zero, where the autograd node or the operator at work is in a table; else as `count`."""
     if (node := _node()) is not None:
-        return int(node.answer)
+        return int(_noted(tensor, _frames(inspect.currentframe()), node.answer, node.why))
     if (known := composites.count()) is not None:
         return known
-    if _reader is not None and (count := _reader.count(tensor, _frames(inspect.currentframe()))) is not None:
-        return count
-    refuse_size_of(operator, tensor)
+    return count(operator, tensor, tensor.numel(), "places selected")
 
 
-def count_distinct(operator: str, tensor: torch.Tensor) -> int:
-    """How many values differ: all of them for the places that `index_fill` has filled; else TraceError."""
-    if _node_name() == "IndexFillBackward1":
-        return tensor.numel()
-    refuse_size_of(operator, tensor)
+def count(operator: str, tensor: torch.Tensor, most: int, what: str, why: str = _MOST) -> int:
+    """How large a result is whose size depends on values, of a program as its reader says: at most `most`.
+
+    Raises TraceError where nobody knows.
+    """
+    answer = None if _reader is None else _reader.count(tensor, _frames(inspect.currentframe()), most, what, why)
+    if answer is None:
+        refuse_size_of(operator, tensor)
+    return answer
 
 
 def _node() -> Node | None:
-    name = _node_name()
+    name = node_name()
     return next((node for node in _NODES if node.name == name), None)
 
 
-def _node_name() -> str:
+def node_name() -> str:
     """The autograd node whose backward this thread runs; empty outside a backward."""
     node = torch._C._current_autograd_node()
     return "" if node is None else str(node.name())
@@ -233,18 +268,17 @@ def places_of_nonzero(tensor: torch.Tensor) -> torch.Tensor | None:
     return next((each for each in places if each is not None), None)
 
 
-def refuse_size_of(operator: str, tensor: torch.Tensor) -> NoReturn:
+def refuse_size_of(operator: str, tensor: torch.Tensor, remedy: str = "") -> NoReturn:
     """TraceError for an operator whose result is as large as the values of the tensor say."""
     frames = list(_frames(inspect.currentframe()))
-    raise _make_unanswered_error(
-        frames, f"the size of a result of {operator}, which depends on the values of {_describe_tensor(tensor)}"
-    )
+    what = f"the size of a result of {operator}, which depends on the values of {_describe_tensor(tensor)}"
+    raise _make_unanswered_error(frames, what, remedy)
 
 
 def _frames(frame: FrameType | None) -> list[FrameType]:
     found = []
     while frame is not None:
-        if not _module(frame).startswith("planner.paper"):
+        if not _module(frame).startswith(_UNSEEN):
             found.append(frame)
         frame = frame.f_back
     return found
@@ -255,33 +289,46 @@ def _module(frame: FrameType) -> str:
 
 
 def _site(frame: FrameType) -> CallSite | None:
-    module, function = _module(frame), frame.f_code.co_name
-    for site in _KNOWN:
-        same_module = site.module == module or (site.module.endswith("*") and module.startswith(site.module[:-1]))
-        if same_module and site.function in ("*", function):
-            return site
-    return None
+    return next((site for site in _KNOWN if _runs(frame, site.module, site.function)), None)
+
+
+def _runs(frame: FrameType, module: str, function: str) -> bool:
+    """Whether it is a frame of this function; `*` stands for any, also at the end of a module's name."""
+    if function not in ("*", frame.f_code.co_name):
+        return False
+    found = _module(frame)
+    return found.startswith(module[:-1]) if module.endswith("*") else found == module
+
+
+def _mover(frames: Sequence[FrameType]) -> str:
+    """The module, of those that move tensors, that copies here on its own account; empty for other code."""
+    for frame in frames:
+        if any(_runs(frame, *each) for each in _MOVERS):
+            return _module(frame)
+        if _module(frame).partition(".")[0] != "torch":
+            return ""
+    return ""
 
 
 def _describe_tensor(tensor: torch.Tensor) -> str:
     return f"a tensor of shape {tuple(tensor.shape)} and dtype {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def _make_unanswered_error(frames: list[FrameType], what: str) -> TraceError:
+def _make_unanswered_error(frames: list[FrameType], what: str, remedy: str = "") -> TraceError:
     where = _place(frames)
     owner = next((type(f.f_locals["self"]).__name__ for f in frames if _is_module(f)), "")
     module = f" (module {owner})" if owner else ""
     return TraceError(
         f"the program reads {what} {where}{module}: on paper a tensor has no values",
         allowed="control flow that does not depend on values of device tensors",
-        remedy="keep such decisions on the host, or plan this model with a variant that does not take them",
+        remedy=remedy or "keep such decisions on the host, or plan this model with a variant that does not take them",
     )
 
 
 def _place(frames: list[FrameType]) -> str:
     reader = next((f for f in frames if not _module(f).startswith("torch")), None)
     if reader is None:
-        return f"in {_node_name() or 'torch itself'}"
+        return f"in {node_name() or 'torch itself'}"
     return f"at {Path(reader.f_code.co_filename).name}:{reader.f_lineno} in {reader.f_code.co_qualname}"
 
 

@@ -18,6 +18,10 @@ def assumptions_of(job: Job) -> tuple[str, ...]:
     taken = [_PADDING[train.padding]]
     if train.lengths is not None:
         taken = [taken[0].replace("sequences of one length", "sequences padded to the longest of their batch")]
+    if "vision_config" in config and not train.inputs:
+        taken.append(
+            "a picture of the config's size in each sequence, none where it does not say how many tokens one takes"
+        )
     if job.model.use_cache:
         taken.append("past_key_values are made in training (model.use_cache: true)")
     elif config.get("use_cache", True) and train.recompute.mode == "none":

@@ -10,6 +10,7 @@ from typing import Any
 from planner.allocator.rules import Rules
 from planner.allocator.settled import SettledReplay, replay_until_settled
 from planner.calibration.interval import Calibration, interval
+from planner.hardware import catalog
 from planner.hardware.records import GpuRecord
 from planner.job.schema import Gpu, Software
 from planner.job.torch_releases import cuda_of
@@ -62,16 +63,16 @@ class ProgramInputs:
 
 
 def inputs_of(
-    line: LaunchLine, command: Sequence[str], gpu: GpuRecord, torch: str = "", **others: Any
+    line: LaunchLine, command: Sequence[str], gpu: Gpu | GpuRecord, torch: str = "", **others: Any
 ) -> ProgramInputs:
-    """The program of a launch line on a GPU of the catalog, with this torch (`2.6`; default: that of this process) and
+    """The program of a launch line on a GPU, with this torch (`2.6`; default: that of this process) and
     the CUDA that it comes with; `others` are fields."""
     torch = torch or ".".join(identity.software()["torch"].split("+")[0].split(".")[:2])
     return ProgramInputs(
         line=line,
         command=tuple(command),
         gpu=Gpu(name=gpu.name, total_bytes=gpu.total_bytes, arch=gpu.arch),
-        product=gpu.product,
+        product=known.product if (known := catalog.by_name(gpu.name)) else "",
         software=Software(torch=torch, cuda=cuda_of(torch)),
         **others,
     )
@@ -157,7 +158,7 @@ def _statement(
         counted=first.counted,
         seen=seen,
         repeated=sum(each.times * each.iterations for each in first.trace.repeats),
-        unseen=say_unseen(seen, min(each.idle_optimizers for each in runs)),
+        unseen=say_unseen(seen, min(each.idle_optimizers for each in runs), infers=all(each.infers for each in runs)),
         allocator_conf=first.allocator_conf,
         communicators=tuple(first.communicators),
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,

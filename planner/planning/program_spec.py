@@ -31,7 +31,7 @@ class _Draft:
 def spec_text(run: RankRun, work: ProgramInputs) -> str:
     """The spec as YAML, with comments. Raises SpecError for a program of which no module was seen being trained."""
     outline = run.outline
-    if not outline:
+    if not outline or run.infers:
         raise SpecError(
             "no module was seen being trained, so there is no spec to save",
             allowed="a program that calls an nn.Module, with gradients",
@@ -51,7 +51,8 @@ def spec_text(run: RankRun, work: ProgramInputs) -> str:
         "train": draft.train,
         "parallel": draft.parallel,
         "cluster": {
-            "nodes": work.line.nodes, "gpus_per_node": work.line.processes_per_node, "gpu": work.gpu.name,
+            "nodes": work.line.nodes, "gpus_per_node": work.line.processes_per_node,
+            "gpu": work.gpu.name or {"total_bytes": work.gpu.total_bytes, "arch": work.gpu.arch},
         },
         "software": {"torch": work.software.torch, "cuda": work.software.cuda},
         **({"allocator": {"conf": run.allocator_conf}} if run.allocator_conf else {}),

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.errors import SpecError
+from planner.importers.launch_options import PLACE
 from planner.running.launch_line import LaunchLine
-from planner.running.launch_options import PLACE
 
 
 def variables_of(line: LaunchLine) -> Mapping[str, str]:

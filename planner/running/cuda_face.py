@@ -18,7 +18,7 @@ from planner import upstream
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import library
-from planner.paper.device_properties import device_properties
+from planner.paper.device_properties import DeviceProperties
 from planner.running import cuda_bindings
 from planner.running.generators import DeviceGenerator
 from planner.running.legacy_types import legacy_types
@@ -45,7 +45,7 @@ _FROM_TORCH = {
 def properties_of(gpu: Gpu) -> Any:
     """Of the GPU that is planned for. What a GPU's record does not say is as on every GPU since Volta."""
     known = ARCHITECTURES[gpu.arch]
-    return device_properties(
+    return DeviceProperties(
         name=gpu.product,
         major=known.capability[0],
         minor=known.capability[1],
@@ -77,7 +77,7 @@ def whole(
         **{f"torch._C:{name}": _alone(answer)
            for name, answer in cuda_bindings.answers(gpu, cuda, torch_version, memory, _refuse_setting).items()},
         **{f"torch._C:{name}": _refusing(name, why, "torch._C") for name, why in cuda_bindings.REFUSED.items()},
-        "torch._C:_CudaDeviceProperties": torch.cuda._CudaDeviceProperties,
+        "torch._C:_CudaDeviceProperties": DeviceProperties,
         **{f"torch.cuda:{name}": _alone(answer) for name, answer in _cuda(gpu, gpus, memory, management).items()},
         **{f"torch.cuda:{name}": getattr(getattr(torch.cuda, module), name)
            for module, names in _FROM_TORCH.items() for name in names},

@@ -1,9 +1,7 @@
 """Parses the command behind `planner run --`: launcher, its world, and the program with its arguments.
 
-What stands around the launcher is taken off first (planner.running.launch_wrappers).
-
-Options are those of torch 2.13 (torch/distributed/run.py), accelerate 1.15 (commands/launch.py) and DeepSpeed 0.19
-(launcher/runner.py).
+What stands around the launcher is taken off first (planner.running.launch_wrappers); its options are those of
+planner.importers.launch_options.
 """
 
 from __future__ import annotations
@@ -14,12 +12,18 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
 from planner.errors import SpecError
-from planner.importers.launch_lines import ACCELERATE_ALONE, TORCHRUN_ALONE, TORCHRUN_WITH_VALUE
+from planner.importers.launch_options import (
+    LAUNCHER_OPTIONS,
+    PLACE,
+    count_of,
+    deepspeed_size,
+    read_options,
+    refused,
+)
 from planner.job.yaml_text import read_yaml
-from planner.running.launch_options import PLACE, count_of, read_options, refused
 from planner.running.launch_wrappers import unwrap
 from planner.running.task_launch import Starter, Tasks
 
@@ -29,14 +33,6 @@ _ALLOWED = (
 )
 _PYTHON_ALONE = frozenset("BEIOPRSbdhisuqvx")
 _PYTHON_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-_DEEPSPEED_WITH_VALUE = frozenset({
-    "H", "hostfile", "i", "include", "e", "exclude", "num_nodes", "min_elastic_nodes", "max_elastic_nodes", "num_gpus",
-    "master_port", "master_addr", "node_rank", "launcher", "launcher_args", "venv_script", "autotuning",
-    "elastic_training", "enable_each_rank_log", "bind_core_list", "ssh_port",
-})  # fmt: skip
-_DEEPSPEED_ALONE = frozenset({
-    "module", "no_python", "no_local_rank", "no_ssh_check", "force_multi", "save_pid", "bind_cores_to_rank", "no_ssh",
-})  # fmt: skip
 
 
 class Launcher(StrEnum):
@@ -161,7 +157,7 @@ def _python(words: Sequence[str], environment: Mapping[str, str], text_of: Calla
 
 
 def _torchrun(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
-    options, rest = read_options(words, TORCHRUN_WITH_VALUE, TORCHRUN_ALONE, "torchrun of torch 2.13")
+    options, rest = read_options(words, *LAUNCHER_OPTIONS["torchrun"])
     if {"no_python", "run_path"} & options.keys():
         raise refused("torchrun has --no-python or --run-path", "a Python program, or a module after -m")
     program, arguments = _program(rest)
@@ -180,7 +176,7 @@ def _torchrun(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLin
 
 def _accelerate(words: Sequence[str], environment: Mapping[str, str], text_of: Callable[[str], str]) -> LaunchLine:
     """Whatever else an option says is accelerate's own to read; it decides the environment of its ranks."""
-    options, rest = read_options(words, None, ACCELERATE_ALONE, "accelerate launch")
+    options, rest = read_options(words, *LAUNCHER_OPTIONS["accelerate"])
     said: dict[str, Any] = {**_accelerate_config(options.get("config_file"), text_of), **options}
     processes = count_of("--num_processes", str(said.get("num_processes") or _missing("--num_processes")))
     nodes = count_of("--num_machines", str(said.get("num_machines") or 1))
@@ -210,17 +206,19 @@ def _accelerate_config(path: str | None, text_of: Callable[[str], str]) -> Mappi
 
 
 def _deepspeed(words: Sequence[str], environment: Mapping[str, str]) -> LaunchLine:
-    options, rest = read_options(words, _DEEPSPEED_WITH_VALUE, _DEEPSPEED_ALONE, "deepspeed 0.19")
+    options, rest = read_options(words, *LAUNCHER_OPTIONS["deepspeed"])
     if "no_python" in options:
         raise refused("deepspeed has --no_python", "a Python program, or a module after --module")
+    nodes, gpus = deepspeed_size(options)
+    gpus = gpus or _missing("--num_gpus")
     program, arguments = _program(rest)
     return LaunchLine(
         launcher=Launcher.DEEPSPEED,
         program=program,
         is_module="module" in options,
         arguments=arguments,
-        nodes=count_of("--num_nodes", options.get("num_nodes") or "1"),
-        processes_per_node=count_of("--num_gpus", options.get("num_gpus") or _missing("--num_gpus")),
+        nodes=nodes or _missing("--num_nodes"),
+        processes_per_node=gpus,
         options=options,
         launcher_words=_before(words, rest),
         environment=environment,
@@ -244,7 +242,7 @@ def _nodes(written: str) -> int:
     return count_of("--nnodes", least)
 
 
-def _missing(name: str) -> str:
+def _missing(name: str) -> NoReturn:
     raise refused(
         f"how many ranks there are is not said, and this machine's GPUs do not decide it: {name} is missing",
         f"{name} NUMBER",

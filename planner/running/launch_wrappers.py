@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from planner.errors import SpecError
+from planner.importers.launch_options import PLACE, read_options, refused
 from planner.importers.shell_words import words_of
 from planner.running import mpi_lines, ray_lines, slurm_lines
-from planner.running.launch_options import PLACE, read_options, refused
 from planner.running.shell_script import UNKNOWN, Shell, Statement, commands_of, said
 from planner.running.slurm_lines import Allocation
 from planner.running.task_launch import Starter, Tasks, job_variables

@@ -45,6 +45,10 @@ class Moments:
 
     log: list[Moment] = field(default_factory=list)
     steps: Counter[int] = field(default_factory=Counter)
+    forwards: int = 0
+    """Of every kind."""
+    infers: bool = False
+    """Whether the program was found to infer and never to train: each of its forwards is an iteration."""
     rounds: int = 0
     """How often the optimizer has stepped that steps most: what several do one after another is as far apart, from one
     iteration to the next, by the steps of any of them. Also before it is known where an iteration ends."""
@@ -64,9 +68,15 @@ class Moments:
             self.rounds = max(self.rounds, self.steps[parameters])
             if parameters == self._closing:
                 self._ends.append(len(self.log))
+        self.forwards += kind in _FORWARDS
         if not self.log or self.log[-1].kind is not kind:
             self._begun[kind].append(len(self.log))
         self.log.append(Moment(position, kind, parameters))
+
+    @property
+    def trains(self) -> bool:
+        """Whether there was a backward, or a step."""
+        return bool(self.steps or self._begun[Kind.BACKWARD])
 
     @property
     def iterations(self) -> int:
@@ -75,6 +85,8 @@ class Moments:
 
     def ends(self) -> list[int]:
         """Of each iteration the index of its last moment, in order; also of the last of a program that has ended."""
+        if self.infers:
+            return [index for index, each in enumerate(self.log) if each.kind in _FORWARDS]
         if self._closing is not None:
             return self._ends
         last = next((each.parameters for each in reversed(self.log) if each.kind is Kind.STEPPED), None)
@@ -94,6 +106,8 @@ class Moments:
 
     def evaluations(self, until: int | None = None) -> int:
         """How many evaluations began, up to a position: what lies between two trainings counts once."""
+        if self.infers:
+            return 0
         surely = self._episodes(Kind.EVAL, until)
         perhaps = self._episodes(Kind.ASIDE, until)
         return len(surely | {each for each in perhaps if not {each - 1, each + 1} & perhaps})
@@ -118,7 +132,7 @@ class Moments:
         ends = self.ends()
         if len(ends) < iterations or not iterations:
             return None
-        begins = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
+        begins = _FORWARDS if self.infers else _OF_AN_ITERATION
         after = range(ends[iterations - 1] + 1, len(self.log))
         return next((index for index in after if self.log[index].kind in begins), None)
 
@@ -131,9 +145,10 @@ class Moments:
         ends, done = set(self.ends()), 0
         before: tuple[Phase, int] | None = None
         for index, each in enumerate(self.log):
-            phase = self._purpose_of_gathering(index, done) if each.kind is Kind.GATHER else _PHASES.get(each.kind)
+            kind = Kind.FORWARD if self.infers and each.kind in _FORWARDS else each.kind
+            phase = self._purpose_of_gathering(index, done) if kind is Kind.GATHER else _PHASES.get(kind)
             if phase is not None:
-                iteration = done + 1 if each.kind in _OF_AN_ITERATION else done
+                iteration = done + 1 if kind in _OF_AN_ITERATION else done
                 if (phase, iteration) != before:
                     yield index, phase, iteration
                 before = phase, iteration
@@ -147,6 +162,7 @@ class Moments:
         return Phase.CHECKPOINT_SAVE if done else None
 
 
+_FORWARDS = (Kind.FORWARD, Kind.EVAL, Kind.ASIDE)
 _OF_AN_ITERATION = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
 _PHASES = {
     Kind.FORWARD: Phase.FORWARD,

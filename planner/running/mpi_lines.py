@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from planner.running.launch_options import count_of, read_options, refused
+from planner.importers.launch_options import count_of, read_options, refused
 from planner.running.slurm_lines import Allocation
 from planner.running.task_launch import Starter, Tasks
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib
-import importlib.util
 import os
 import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,6 +28,7 @@ from planner.running import (
     checkpoint_files,
     cuda_face,
     nvidia_smi,
+    program_files,
     program_host,
     storages,
     unwritten_host,
@@ -39,7 +40,7 @@ from planner.running.compiling import ProgramCompiling
 from planner.running.host_memory import HostMemory
 from planner.running.host_watching import HostWatcher
 from planner.running.job_outline import JobOutline
-from planner.running.launch_line import Launcher, LaunchLine
+from planner.running.launch_line import Launcher
 from planner.running.live_memory import LiveMemory
 from planner.running.moments import Kind
 from planner.running.order import ProgramOrder, RankRun
@@ -48,13 +49,12 @@ from planner.running.outside.surroundings import Surroundings
 from planner.running.peers import World, is_waiting
 from planner.running.pipeline_stages import PipelineNeighbours
 from planner.running.rank_environment import extra_arguments
-from planner.running.stopping import Seen, Stopping
+from planner.running.stopping import FORWARDS, Seen, Stopping
 from planner.running.unwaited_collectives import Clock, seconds_of_products
 from planner.running.value_answers import AnswersByTable
-from planner.running.watching import Watcher
+from planner.running.watching import WHOLE_EVERY, Watcher
 from planner.tracing.traced import Trace
 from planner.training import absent_peers
-from planner.training.wraps import deepspeed_library
 
 _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The first wins: torch 2.13, c10/core/AllocatorConfig.cpp."""
@@ -69,6 +69,13 @@ _BY_HAND = (
     "No optimizer of torch.optim steps: an iteration ends where parameters were written to, or gradients cleared, after"
     " a backward."
 )
+_INFERS = (
+    "No backward and no step of an optimizer was seen: it is planned as a program that infers, each forward of a module"
+    " that it calls itself as an iteration."
+)
+_COLLECTED_OFTEN = (
+    f"Cyclic garbage is collected before every forward: what is young, and every {WHOLE_EVERY}th time all of it."
+)
 _NOT_COLLECTED = "The program has switched garbage collection off: cycles stay until it collects them itself."
 
 
@@ -82,7 +89,9 @@ class ProgramRun:
         self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
         self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
         self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
-        self.surroundings = Surroundings(order, cuda_face.properties_of(order.gpu), self.management, self.assumptions)
+        self.surroundings = Surroundings(
+            order, cuda_face.properties_of(order.gpu), self.management, self.assumptions, gpu.recorder
+        )
         self.neighbours = PipelineNeighbours(self.assumptions, order.heard)
         begins = self.surroundings.compiling_begins
         self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, begins, order.seconds)
@@ -91,7 +100,9 @@ class ProgramRun:
         self.host = HostMemory()
         self.host_watcher = HostWatcher(self.host)
         gpu.recorder.host = self.host
-        self.watcher = Watcher(gpu.recorder, self._look, self._look_at_the_time, self.host.pass_moment)
+        self.watcher = Watcher(
+            gpu.recorder, self._look, self._look_at_the_time, self._look_at_forwards, self.host.pass_moment
+        )
         self.numbers = BroadcastNumbers(order.numbers)
         clock = Clock(
             lambda: self.watcher.moments.rounds, lambda: self.answers.reads, seconds_of_products(order.gpu.name)
@@ -99,7 +110,7 @@ class ProgramRun:
         self.world = World(self.assumptions, clock, self.numbers, order.torch)
 
     def end_whole(self, how: str) -> NoReturn:
-        """The program has come to its own end. Raises ProgramError if it never trained."""
+        """The program has come to its own end. Raises ProgramError if it has neither trained nor inferred."""
         self.watcher.notice_step_by_hand()
         if not self.watcher.moments.ends() and self.watcher.moments.seen(Kind.BACKWARD):
             self.assumptions.add(
@@ -107,13 +118,16 @@ class ProgramRun:
                 "No optimizer of torch.optim steps, and no step by hand was seen: the program was followed to its end,"
                 " without iterations.",
             )
-        elif not self.watcher.moments.ends():
+        elif not self.watcher.moments.ends() and not self.watcher.moments.forwards:
             raise ProgramError(
-                f"the program {how} without a step of an optimizer",
-                allowed="a program that trains: backwards, and steps of optimizers of torch.optim or derived from it",
+                f"the program {how} without a step of an optimizer, and without a forward of a module",
+                allowed="a program that trains (backwards, steps of optimizers of torch.optim or derived from it) or"
+                " infers (forwards of an nn.Module)",
                 remedy="run it until it trains: check its arguments, its data and its number of steps",
             )
-        self._report(f"the program {how}", None, is_whole=True)
+        if self.watcher.moments.trains:
+            self._report(f"the program {how}", None, is_whole=True)
+        self._report_forwards(f"the program {how}", is_whole=True)
 
     def _look(self) -> None:
         """A forward, a backward or a step is about to begin: it may be enough."""
@@ -125,6 +139,27 @@ class ProgramRun:
         """An evaluation is at work, and may be a long one."""
         if self._stopping.is_out_of_patience(self._seen(), evaluates=True):
             self._report(f"{self._stopping.reason}, within an evaluation", None)
+
+    def _look_at_forwards(self) -> None:
+        """Nothing was trained so far, and no optimizer made: perhaps nothing ever is."""
+        forwards = self.watcher.moments.forwards
+        if forwards < FORWARDS or self._speaks_of_training:
+            return
+        if self._stopping.has_inferred_enough(forwards, self.memory.highest):
+            self._report_forwards(self._stopping.reason)
+
+    def _report_forwards(self, ending: str, *, is_whole: bool = False) -> NoReturn:
+        """The program only infers."""
+        moments, steps = self.watcher.moments, self._order.steps
+        moments.infers = True
+        after = moments.moment_after(steps)
+        if after is not None:
+            ending, is_whole = self._stopping.asked, False
+        self._report(ending, after, is_whole=is_whole)
+
+    @cached_property
+    def _speaks_of_training(self) -> bool:
+        return program_files.speak_of_training(program_files.own_files(self._order.line))
 
     def _seen(self) -> Seen:
         moments = self.watcher.moments
@@ -146,11 +181,15 @@ class ProgramRun:
             if until is None or position < until:
                 recorder.mark_at(position, phase, iteration)
         self.memory.settle()
-        ends = [moments.log[index].position for index in moments.ends()]
+        over = [index for index in moments.ends() if after is None or index < after]
+        ends = [moments.log[index].position for index in over]
         events, repeats = recorder.repeating_events(last, moments.cuts(last), ends)
         if self.watcher.steps_by_hand:
             self.assumptions.add(About.HOST, _BY_HAND)
-        self.assumptions.add(About.HOST, _COLLECTED if gc.isenabled() else _NOT_COLLECTED)
+        collected = _COLLECTED_OFTEN if moments.infers else _COLLECTED
+        self.assumptions.add(About.HOST, collected if gc.isenabled() else _NOT_COLLECTED)
+        if moments.infers:
+            self.assumptions.add(About.HOST, _INFERS)
         for sentence in self.compiling.assumed():
             self.assumptions.add(About.COMPILING, sentence)
         self._finish(
@@ -167,8 +206,9 @@ class ProgramRun:
                     seconds=time.perf_counter() - self._began,
                 ),
                 ending=ending,
-                iterations=sum(position <= last for position in ends),
+                iterations=len(over),
                 is_whole=is_whole,
+                infers=moments.infers,
                 seen={
                     "eval": moments.evaluations(last),
                     **{kind.value: moments.seen(kind, last) for kind in (Kind.SAVE, Kind.LOAD)},
@@ -201,10 +241,8 @@ def _read_conf() -> str:
 def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> NoReturn:
     """Run it. Whatever the program raises leaves this function as it is."""
     _load_dynamo()
-    # DeepSpeed frees on one stream what another uses, and waits for events: its cache depends on when those pass.
-    waits, gpus = _names_deepspeed(order.line), order.line.gpus
     target, known = order.target or order.gpu.arch, workspace_table(order.gpu.name, order.torch)
-    on_paper = paper.gpu(target, gpus, cuda=order.cuda, torch_version=order.torch, waits=waits, known=known)
+    on_paper = paper.gpu(target, order.line.gpus, cuda=order.cuda, torch_version=order.torch, known=known)
     with on_paper as gpu, ExitStack() as stack:
         run = ProgramRun(order, gpu, finish)
         stack.enter_context(_surrounded(order, run))
@@ -239,16 +277,6 @@ def _waits_for_a_peer(order: ProgramOrder, error: Exception) -> ProgramError:
     )
 
 
-def _names_deepspeed(line: LaunchLine) -> bool:
-    return any("deepspeed" in word for word in (line.launcher.value, *line.launcher_words, *line.arguments))
-
-
-def _deepspeed_peers(line: LaunchLine) -> AbstractContextManager[None]:
-    """DeepSpeed is imported before a program only where its command names it: that takes seconds."""
-    found = _names_deepspeed(line) and importlib.util.find_spec("deepspeed") is not None
-    return deepspeed_library.peers_agree() if found else nullcontext()
-
-
 @contextmanager
 def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
     losses = run.answers.watching_losses
@@ -272,7 +300,6 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         run.world.entered(),
         run.surroundings.entered(),
         run.neighbours.present(),
-        _deepspeed_peers(order.line),
         absent_peers.every_step_is_taken(),
         run.compiling.watch(),
         upstream.patch_targets(

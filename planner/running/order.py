@@ -85,6 +85,8 @@ class RankRun:
     iterations: int
     is_whole: bool = False
     """Whether the program came to its own end."""
+    infers: bool = False
+    """Whether nothing was trained: iterations are forwards."""
     counted: Mapping[str, int] = field(default_factory=dict)
     """`max_allocated_bytes` and `max_reserved_bytes` as the program's own counters say at its end, after `resets`."""
     seen: Mapping[str, int] = field(default_factory=dict)

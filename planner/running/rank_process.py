@@ -11,10 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from planner.errors import PlannerError, ProgramError
+from planner.errors import PlannerError, ProgramError, shorten
 from planner.running.assumptions import About, Assumption
 from planner.running.branches import Branch
 from planner.running.order import Announced, BroadcastNumber, ProgramOrder, RankRun
+from planner.running.outside.importers import program_line
 from planner.running.rank_environment import variables_of
 from planner.running.walled_program import WalledProgram
 from planner.runtime import answers, overlay, running
@@ -30,7 +31,8 @@ USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_b
 _ABOUT, _TRACE, _CRASH = "about", "trace", "crash"
 _FROZEN = "<frozen"
 _LISTED = ("assumptions", "branches", "announced", "numbers")
-_MOST_CRASH_CHARACTERS = 6000
+_MOST_LINES, _MOST_CHARACTERS = 10, 1000
+"""Of a program's own error: its last lines, each whole as long as a person reads it."""
 _DISCARDED_BYTES = 4 * GIB
 """Of files that the program writes; holes in them do not count."""
 _OFFLINE = {
@@ -62,8 +64,8 @@ def run_rank(
 ) -> RankRun:
     """One rank's run, in a fresh interpreter or in one that the `server` forks; behind walls if it is `walled`.
 
-    Raises CrashedError for an error of the program, ProgramError for a program that exceeds its limits, ends its
-    process or never trains, TraceError for what the paper GPU cannot do, WallsError where there are no walls.
+    Raises CrashedError for an error of the program, ProgramError for one that exceeds its limits, ends its process or
+    neither trains nor infers, TraceError for what the paper GPU cannot do, WallsError where there are no walls.
     """
     own = {**order.line.environment, **variables_of(order.line, order.rank)}
     if walled is None:
@@ -132,11 +134,11 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str], WalledProgram |
         if _is_our_fault(error):
             raise
         crash = {
-            "said": "".join(traceback.format_exception_only(error)).strip(),
-            "missing": error.name if isinstance(error, ModuleNotFoundError) else None,
+            "said": _first_line(error),
+            "place": program_line(error),
             "sought": stand_ins.SOUGHT if isinstance(error, ImportError) else [],
             "no_room": isinstance(error, OSError) and error.errno == errno.ENOSPC,
-            "text": _own_traceback(error)[-_MOST_CRASH_CHARACTERS:],
+            "text": _last_lines(_own_traceback(error)),
         }
         answer.write(_CRASH, json.dumps(crash).encode())
 
@@ -146,6 +148,19 @@ def _fields_of(run: RankRun) -> dict[str, Any]:
     found = {name: getattr(run, name) for name in run.__dataclass_fields__}
     listed = {name: [asdict(each) for each in found[name]] for name in _LISTED}
     return {**found, **listed}
+
+
+def _first_line(error: BaseException) -> str:
+    """Of what Python says last of it: its class, and the beginning of its message."""
+    lines = "".join(traceback.format_exception_only(error)).splitlines()
+    return shorten(next((line for line in lines if type(error).__name__ in line), lines[0]), _MOST_CHARACTERS)
+
+
+def _last_lines(text: str) -> str:
+    lines = text.strip().splitlines()
+    left = len(lines) - _MOST_LINES
+    kept = [shorten(line, _MOST_CHARACTERS) for line in lines[-_MOST_LINES:]]
+    return "\n".join([f"... {left} lines before these", *kept] if left > 0 else kept)
 
 
 def _own_traceback(error: BaseException) -> str:
@@ -195,7 +210,7 @@ def _is_our_fault(error: BaseException) -> bool:
 def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
     try:
         crash = json.loads(content)
-        said, missing, text = str(crash["said"]), crash["missing"], str(crash["text"])
+        said, text, place = (str(crash[name]) for name in ("said", "text", "place"))
         sought = [str(each) for each in crash["sought"]]
         no_room = bool(crash["no_room"])
     except (ValueError, KeyError, TypeError):
@@ -203,20 +218,20 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
     return CrashedError(
         f"the program ended with an error of its own on rank {order.rank}: {said}",
         text,
-        allowed="a program that trains when it is started by this command",
-        remedy=_no_room_remedy(order) if no_room else _remedy(said, missing, sought),
-        place=order.line.program,
+        allowed="a program that trains or infers when it is started by this command",
+        remedy=_no_room_remedy(order) if no_room else _remedy(said, sought),
+        place=place or order.line.program,
     )
 
 
-def _remedy(said: str, missing: str | None, sought: Sequence[str]) -> str:
-    """What to change for a program that raised an error: packages that are `missing`, or were `sought` in vain."""
+def _remedy(said: str, sought: Sequence[str]) -> str:
+    """What to change for a program that raised an error; `sought`: packages that it looked for in vain."""
     if sought:
         return f"--with the one that the job has, of {', '.join(sought)}: the program looked for it here"
     if "cannot open shared object file" in said or "undefined symbol" in said:
         return "a compiled extension cannot be loaded here: describe it with --kernels (docs/outside-kernels.md)"
-    if missing:
-        return f"install {missing} where planner runs: a program needs its packages here as on the cluster"
+    if "No module named" in said or "cannot import name" in said:
+        return "install the version of the package that the program wants: it needs the same here as on the cluster"
     return "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback"
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import SpecError
+from planner.importers.launch_options import read_options, refused
 from planner.job.json_text import read_json
 from planner.job.yaml_text import read_yaml
-from planner.running.launch_options import read_options, refused
 
 _WITH_VALUE = frozenset({
     "address", "job_id", "submission_id", "runtime_env", "runtime_env_json", "working_dir", "metadata_json",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.errors import SpecError
-from planner.running.launch_options import count_of, read_options, refused
+from planner.importers.launch_options import count_of, read_options, refused
 from planner.running.task_launch import Starter, Tasks
 
 _SHORT = {

@@ -1,4 +1,5 @@
-"""When enough of a program was seen: its memory is steady, it was evaluated twice, and it saved a checkpoint."""
+"""When enough of a program was seen: its memory is steady, it was evaluated twice, and it saved a checkpoint; of one
+that only infers, that no forward raises its peaks any more."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ FEWEST = 3
 """Optimizer state is born in the first iteration, DDP's buckets are made anew in the second."""
 MOST = 30
 """A program whose peak still rises then is ended all the same, and the report says so."""
+FORWARDS = 5
+"""Of a program that only infers: so many at least."""
 EVALUATIONS = 2
 """The second finds the cache as training has left it, in pieces; the first mostly does not."""
 _PATIENCE_SECONDS = (5.0, 60.0)
@@ -52,11 +55,21 @@ class Stopping:
     """The first iteration that changed no peak."""
     _last: Seen | None = None
     _waits_since: float = 0.0
-    _patience: float = 0.0
+    _took: float = 0.0
+    """Seconds of a processor until it was steady, or had inferred for the first time as often as is looked for."""
+    _inferred: tuple[int, int] | None = None
+    """The peaks of a program that only infers, when they were looked at last."""
     _began: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._began = self.passed()
+
+    @property
+    def patience(self) -> float:
+        """How long a program is watched that does nothing new, in seconds of a processor."""
+        shortest, longest = _PATIENCE_SECONDS
+        given = self.patience_seconds
+        return min(max(self._took, shortest), longest) if given is None else given
 
     def is_over(self, seen: Seen, highest: Callable[[], tuple[int, int]]) -> bool:
         """Whether the program is ended; `highest` tells its peaks so far, (allocated, reserved)."""
@@ -70,12 +83,33 @@ class Stopping:
             return True
         return self.is_out_of_patience(seen)
 
+    def has_inferred_enough(self, forwards: int, highest: Callable[[], tuple[int, int]]) -> bool:
+        """Whether a program that has done so many forwards and trained nothing is ended: a while has passed in which
+        none of them raised a peak. It may be long in coming to its training."""
+        if forwards < max(FORWARDS, self.steps):
+            return False
+        waited = self.worked() - self._waits_since
+        if self._inferred is not None and waited < self.patience:
+            return False
+        before, self._inferred = self._inferred, highest()
+        if before != self._inferred:
+            self._waits_since = self.worked()
+            self._took = self._took or self._waits_since
+            return False
+        self.reason = f"ended after {forwards} forwards: it only infers, and none raised a peak in {waited:.0f} s"
+        return True
+
+    @property
+    def asked(self) -> str:
+        """Why forwards of a program that only infers are left out, where it was asked for fewer."""
+        return f"ended after {count(self.steps)}, as asked for: it only infers"
+
     def is_out_of_patience(self, seen: Seen, *, evaluates: bool = False) -> bool:
         """Whether a steady program was watched long enough, whatever it lacks; longer if it `evaluates` just now."""
         if not self._steady:
             return False
         self._reset_patience(seen)
-        waited, patience = self.worked() - self._waits_since, self._patience
+        waited, patience = self.worked() - self._waits_since, self.patience
         if evaluates or seen.evaluations == 1:
             patience = max(patience, min(_FOR_THE_SECOND * patience, _FOR_THE_SECOND_SECONDS))
         if waited < patience and self.passed() - self._began < _OF_ALL_TIME * self.seconds:
@@ -92,9 +126,7 @@ class Stopping:
         if iterations < FEWEST or self._peaks[-1] != self._peaks[-2]:
             return False
         self._steady, self._waits_since = iterations, self.worked()
-        shortest, longest = _PATIENCE_SECONDS
-        given = self.patience_seconds
-        self._patience = min(max(self._waits_since, shortest), longest) if given is None else given
+        self._took = self._waits_since
         return True
 
     def _reset_patience(self, seen: Seen) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from planner import upstream
+from planner.paper import library
 from planner.running.assumptions import About, Assumptions
 from planner.running.unwritten_host import is_storage_unwritten
 
@@ -66,6 +67,7 @@ class _HostCopies:
                 return copied
             self._assumptions.add(About.HOST, _SAVED)
             made = torch.UntypedStorage(storage.nbytes())
+            library.load().paper_write_zeros(made._cdata)
             self._copies[id(made)] = made
             return made
 

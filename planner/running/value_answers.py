@@ -39,20 +39,8 @@ _BY_OPERATOR = (
 """For truth values and whole numbers. `isfinite` ends in a product of truth values (torch 2.13, aten/src/ATen/native/
 TensorCompare.cpp)."""
 
-_COUNTS = (
-    Made(("aten.all", "aten.isfinite", "aten.ne"), True, "all of them, as many as there can be"),
-    Made(("aten.any", "aten.isnan", "aten.isinf"), False, "none: no value is out of order"),
-)
-"""For sizes: of how many elements a truth value is taken to hold, which decides how many are selected."""
-
-_SELECTIONS = {("megatron.core.timers", "Timers._get_global_min_max_time"): "every rank has taken time"}
-"""Functions of libraries that select of a handful of figures, all of which are taken (megatron-core 0.14 to 0.19)."""
-
-
-def _why_selected(frames: Sequence[FrameType]) -> str:
-    """Why a known function of a library selects everything; empty for others."""
-    asking = ((str(each.f_globals.get("__name__")), each.f_code.co_qualname) for each in frames)
-    return next((_SELECTIONS[each] for each in asking if each in _SELECTIONS), "")
+_NOWHERE = ("aten.any", "aten.isnan", "aten.isinf")
+"""Operators whose truth values hold nowhere in a healthy run: nothing is selected by them."""
 
 
 class AnswersByTable:
@@ -85,18 +73,25 @@ class AnswersByTable:
         self._list(tensor, frames, answer, why)
         return answer
 
-    def count(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> int | None:
-        """How many of its truth values hold, by who asks or by what made it; None where that says nothing, and under
-        `strict`."""
-        if self._strict or tensor.dtype is not torch.bool:
+    def copy(self, tensor: torch.Tensor, frames: Sequence[FrameType], mover: str) -> bool:
+        """Zeros, in the list: what a library moves, as such; what else is copied is read. Under `strict` the latter is
+        refused."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if mover:
+            self._assumptions.add(About.HOST, f"tensors of {dtype} that {mover} moves to the host are zeros there")
+        elif not self._strict:
+            self._assumptions.add(
+                About.VALUE, f"values of {dtype} that are copied to the host read as 0", place_of(frames)
+            )
+        return bool(mover) or not self._strict
+
+    def count(self, tensor: torch.Tensor, frames: Sequence[FrameType], most: int, what: str, why: str) -> int | None:
+        """As many as there can be, but none where values out of order are looked for; None under `strict`."""
+        if self._strict:
             return None
-        made_by = self._recorder.operator_of(tensor)
-        known = next((each for each in _COUNTS if made_by in each.operators), None)
-        why = _why_selected(frames) or (f"{made_by}: {known.why}" if known else "")
-        if not why:
-            return None
-        count = tensor.numel() if known is None or known.answer else 0
-        self._assumptions.add(About.VALUE, f"{count} of {tensor.numel()} places selected ({why})", place_of(frames))
+        made_by = self._recorder.operator_of(tensor) if tensor.dtype is torch.bool else ""
+        count, why = (0, f"{made_by}: no value is out of order") if made_by in _NOWHERE else (most, why)
+        self._assumptions.add(About.VALUE, f"{count:,} {what} ({why})", place_of(frames))
         return count
 
     def _judge(self, tensor: torch.Tensor) -> tuple[Value, str]:

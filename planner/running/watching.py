@@ -35,23 +35,30 @@ _STATE_DICT_FUNCTIONS = {
 }
 _BY_HAND = 0
 """Stands for the optimizer of a program that has none of torch.optim."""
+WHOLE_EVERY = 64
+"""Forwards of a program that only infers. Looking at all objects of a process takes tenths of a second."""
+_YOUNG, _ALL = 1, 2
+"""Generations of Python's collector: up to the first one has it what was born since it last ran."""
 _OFTEN = 2
 """State is born in an optimizer's first step."""
 
 
 class Watcher:
-    """Follows one program. `trains` is called before each forward that is trained, each backward and each optimizer
-    step, `evaluates` before each other forward: they may end it all. `tells` hears of every moment, by its index."""
+    """Follows one program. `infers` is called before each forward until an optimizer is made or a backward begins; then
+    `trains` before each forward that is trained, each backward and each optimizer step, `evaluates` before each other
+    forward: they may end it all. `tells` hears of every moment, by its index."""
 
     def __init__(
         self,
         recorder: Recorder,
         trains: Callable[[], None],
         evaluates: Callable[[], None],
+        infers: Callable[[], None],
         tells: Callable[[int], None],
     ) -> None:
         self.moments = Moments()
-        self._recorder, self._trains, self._evaluates, self._tells = recorder, trains, evaluates, tells
+        self._recorder, self._tells = recorder, tells
+        self._trains, self._evaluates, self._infers = trains, evaluates, infers
         self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """How often each has stepped, of those that there are."""
         self._by_hand = StepsByHand()
@@ -181,11 +188,17 @@ class Watcher:
         if module not in self._roots:
             self._learn(module)
         self.notice_step_by_hand()
+        only_infers = not self._optimizers and not self.moments.trains
+        if only_infers:
+            _collect_garbage(_YOUNG if self.moments.forwards % WHOLE_EVERY else _ALL)
+            self._infers()
         if torch.is_grad_enabled():
-            self._trains()
+            if not only_infers:
+                self._trains()
             self._tell(Kind.FORWARD)
         else:
-            self._evaluates()
+            if not only_infers:
+                self._evaluates()
             self._tell(Kind.EVAL if not module.training and self._is_trained(module) else Kind.ASIDE)
 
     def _is_trained(self, root: nn.Module) -> bool:
@@ -254,9 +267,9 @@ class Watcher:
                 self._recorder.assign(value, Category.OPTIMIZER_STATE, f"{name}.{key}" if name else str(key))
 
 
-def _collect_garbage() -> None:
+def _collect_garbage(generation: int = _ALL) -> None:
     if gc.isenabled():  # a program that has switched it off keeps its cycles, as on a GPU
-        gc.collect()
+        gc.collect(generation)
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

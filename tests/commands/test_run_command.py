@@ -12,9 +12,11 @@ from standard_error import without_progress
 
 from planner import cli
 from planner.job.gpu_names import look_up
-from planner.job.schema import Software
+from planner.job.loading import load_job
+from planner.job.schema import Gpu, Software
 from planner.planning.program import inputs_of
 from planner.running.launch_line import parse
+from planner.units import GIB
 
 PROGRAMS = Path(__file__).parents[1] / "running/programs"
 WORLD = ["torchrun", "--nproc-per-node", "4", str(PROGRAMS / "classifier.py"), "--eval-every", "1000"]
@@ -69,6 +71,18 @@ def test_json_is_one_object_on_standard_output() -> None:
     assert set(found["rank_classes"][0]["peak"]) >= {"allocated_bytes", "reserved_bytes", "device_bytes"}
 
 
+def test_a_gpu_that_the_catalog_does_not_have_is_given_by_its_figures(tmp_path: Path) -> None:
+    gpu, spec = "{total_bytes: 9.5GiB, arch: sm_80}", tmp_path / "job.yaml"
+    program = str(PROGRAMS / "fine_tune.py")
+    ended = planner("run", "--allow-writes", "--steps", "2", "--format", "json", "--gpu", gpu, "--save-spec", str(spec),
+                    "--", "python", program)  # fmt: skip
+
+    assert ended.returncode == 0, ended.stderr
+    (found,) = json.loads(ended.stdout)["rank_classes"]
+    assert found["capacity_bytes"] == 19 * GIB // 2
+    assert load_job(spec).cluster.gpu == Gpu(total_bytes=19 * GIB // 2, arch="sm_80")
+
+
 def test_a_program_that_does_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "large.py"
     path.write_text(LARGE)
@@ -92,7 +106,8 @@ def test_the_traceback_of_a_program_is_marked_as_its_own(tmp_path: Path) -> None
     assert (ended.returncode, ended.stdout) == (2, "")
     lines = without_progress(ended.stderr).splitlines()
     assert lines[0] == "--- the program's own traceback ---"
-    assert lines[-3] == f"{path}: the program ended with an error of its own on rank 0: KeyError: 'data'"
+    said = "the program ended with an error of its own on rank 0: KeyError: 'data'"
+    assert lines[-3] == f"{tmp_path.name}/broken.py:1: {said}"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from planner.importers import (
     accelerate,
     axolotl_keys,
     fsdp,
-    launch_lines,
+    launch_options,
     llama_factory,
     megatron_keys,
     peft,
@@ -77,7 +77,7 @@ def test_the_page_holds_the_table(name: str) -> None:
 def test_the_page_holds_the_options_of_launchers() -> None:
     text = PAGE.read_text(encoding="utf-8")
 
-    for name in sorted(launch_lines.ACCELERATE_READ):
+    for name in sorted(launch_options.ACCELERATE_READ):
         assert f"`--{name}`" in text, name
 
 

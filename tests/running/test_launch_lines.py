@@ -58,6 +58,23 @@ def test_deepspeed_says_the_local_rank_as_an_argument() -> None:
     assert extra_arguments(line("deepspeed --num_gpus 8 --no_local_rank train.py"), 5) == ()
 
 
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        ("--num_accelerators 4 --quiet", (1, 4)),
+        ("-q --num_gpus=4 --log_level warning --num_nodes 2", (2, 4)),
+        ("--hostfile hosts --num_nodes 2 --num_gpus 8", (2, 8)),
+        ("--include localhost:1,2,3", (1, 3)),
+        ("-i worker-0:0,1@worker-1:2,3", (2, 2)),
+    ],
+)
+def test_deepspeed_says_how_many_ranks_there_are(options: str, ranks: tuple[int, int]) -> None:
+    found = line(f"deepspeed {options} train.py --lr 1")
+
+    assert (found.nodes, found.processes_per_node) == ranks
+    assert (found.program, found.arguments) == ("train.py", ("--lr", "1"))
+
+
 def test_accelerate_has_its_processes_on_all_machines() -> None:
     found = line("accelerate launch --num_processes 8 --num_machines 2 --mixed_precision bf16 --use_fsdp train.py x")
 
@@ -87,6 +104,10 @@ def test_accelerate_reads_how_many_from_its_config(tmp_path: Path) -> None:
         ("accelerate launch --config_file /none.yaml train.py", "cannot be read"),
         ("accelerate launch --num_processes 3 --num_machines 2 train.py", "3 processes on 2 machines"),
         ("deepspeed train.py", "--num_gpus is missing"),
+        ("deepspeed --hostfile hosts --num_gpus 8 train.py", "--num_nodes is missing"),
+        ("deepspeed --include worker-0:0,1@worker-1 train.py", "--num_gpus is missing"),
+        ("deepspeed --num_gpus 8 --autotuning run train.py", "asks for autotuning"),
+        ("deepspeed --num_gpus 8 --elastic_training train.py", "unknown option --elastic_training"),
     ],
 )
 def test_what_is_not_understood_is_named(command: str, said: str) -> None:

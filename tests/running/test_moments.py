@@ -52,6 +52,18 @@ def test_the_first_iteration_is_over_when_the_second_begins_to_step() -> None:
     assert [seen(told).iterations for told in ("fb", "fb1", "fb1fb", "fb1fb1")] == [0, 0, 0, 2]
 
 
+def test_forwards_of_a_program_that_only_infers_are_its_iterations() -> None:
+    found = seen("lefas")
+    assert (found.trains, found.forwards) == (False, 3)
+
+    found.infers = True
+
+    assert [(phase.value, iteration) for _, phase, iteration in found.phases()] == [
+        ("checkpoint_load", 0), ("forward", 1), ("forward", 2), ("forward", 3), ("checkpoint_save", 3),
+    ]  # fmt: skip
+    assert (found.evaluations(), found.end_of(1), found.end_of(3)) == (0, 2, None)
+
+
 def test_what_follows_the_last_iteration_until_the_next_forward_belongs_to_it() -> None:
     found = seen("fb1fb1esfb1")
 

@@ -22,6 +22,9 @@ class KnowsNothing:
 
     def answer(self, *_: object) -> None: ...
 
+    def copy(self, *_: object) -> bool:
+        return False
+
     def count(self, *_: object) -> None: ...
 
 

@@ -1,4 +1,5 @@
-"""Operators whose results are as large as the data says: known for data that came from the host, refused otherwise.
+"""Operators whose results are as large as the data says: known for data that came from the host, for other data of a
+program the largest that there can be, refused otherwise.
 
 Sources, torch 2.13: aten/src/ATen/native/cuda/Nonzero.cu, IndexKernel.cpp, Indexing.cu, Repeat.cu.
 """
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 
@@ -22,10 +22,6 @@ def known(tensor: Tensor) -> Tensor | None:
     """Its values on the host, if they are known: a view of them, which may be written to."""
     found: Tensor | None = torch.ops.paper.known_value(tensor) if tensor.is_cuda else tensor
     return found
-
-
-def _refuse(operator: str, tensor: Tensor) -> NoReturn:
-    values.refuse_size_of(operator, tensor)
 
 
 @cuda("nonzero")
@@ -108,7 +104,7 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     """Running sums of the repeats, then as many places as they come to."""
     found = known(repeats)
     if output_size is None and found is None:
-        _refuse("aten.repeat_interleave", repeats)
+        values.refuse_size_of("aten.repeat_interleave", repeats, remedy="say output_size: there is no largest size")
     sums = torch.empty_like(repeats, dtype=torch.int64)
     kept = scratch(scan_bytes(repeats.numel(), 8))
     size = int(found.sum()) if output_size is None and found is not None else output_size

@@ -1,9 +1,12 @@
-"""Distinct values and how often they come: sized by the data, and so known for data that came from the host alone.
+"""Distinct values and how often they come: sized by the data, and so known for data that came from the host; of a
+program's other data as many as there can be.
 
 Source, torch 2.13: aten/src/ATen/native/cuda/Unique.cu, UniqueCub.cu, SummaryOps.cu.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -13,10 +16,13 @@ from planner.paper.kernels.table import cuda, scratch
 
 Tensor = torch.Tensor
 
+_FEW_BYTES = 2
+"""Of whole numbers so small there are fewer distinct ones than large tensors have elements."""
+
 
 @cuda("_unique")
 def unique_of_old(x: Tensor, is_sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    found, inverse, _ = _distinct(x, _count_distinct(x), return_inverse, False, is_sorted=False)
+    found, inverse, _ = _distinct(x, _count(x, torch.unique), return_inverse, False, is_sorted=False)
     return found, inverse
 
 
@@ -27,7 +33,7 @@ def unique(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _distinct(x, _count_distinct(x), return_inverse, return_counts, is_sorted=False)
+    return _distinct(x, _count(x, torch.unique), return_inverse, return_counts, is_sorted=False)
 
 
 @cuda("unique_consecutive")
@@ -36,8 +42,7 @@ def unique_in_a_row(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if dim is not None:
         return unique_slices_in_a_row(x, dim, return_inverse, return_counts)
-    count = int(torch.unique_consecutive(_read(x)).numel())
-    return _distinct(x, count, return_inverse, return_counts, is_sorted=True)
+    return _distinct(x, _count(x, torch.unique_consecutive), return_inverse, return_counts, is_sorted=True)
 
 
 @cuda("unique_dim")
@@ -48,37 +53,46 @@ def unique_slices(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _distinct_slices(x, dim, torch.unique(_read(x), dim=dim), return_inverse, return_counts)
+    return _distinct_slices(x, dim, _count(x, torch.unique, dim), return_inverse, return_counts)
 
 
 @cuda("unique_dim_consecutive")
 def unique_slices_in_a_row(
     x: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _distinct_slices(x, dim, torch.unique_consecutive(_read(x), dim=dim), return_inverse, return_counts)
+    return _distinct_slices(x, dim, _count(x, torch.unique_consecutive, dim), return_inverse, return_counts)
 
 
 @cuda("bincount")
 def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    bins = minlength if x.numel() == 0 else max(minlength, int(_read(x, "aten.bincount").max()) + 1)
+    known = _known(x)
+    if known is None and minlength == 0:
+        values.refuse_size_of("aten.bincount", x, remedy="say minlength: there is no largest number of bins")
+    if known is None:
+        bins = values.count("aten.bincount", x, minlength, "bins", "as many as minlength asks for: no value is larger")
+    else:
+        bins = max(minlength, int(known.max()) + 1) if x.numel() else minlength
     if weights is None:
         return torch.zeros(bins, dtype=torch.int64, device="cuda")
     return torch.zeros(bins, dtype=torch.float32 if weights.dtype is torch.float32 else torch.float64, device="cuda")
 
 
-def _read(x: Tensor, operator: str = "aten.unique") -> Tensor:
-    if x.numel() == 0:
-        return torch.empty(x.shape, dtype=x.dtype)
-    known: Tensor | None = torch.ops.paper.known_value(x)
-    if known is None:
-        values.refuse_size_of(operator, x)
-    return known
+def _known(x: Tensor) -> Tensor | None:
+    """Its values on the host, if they are known."""
+    found: Tensor | None = torch.ops.paper.known_value(x) if x.numel() else torch.empty(x.shape, dtype=x.dtype)
+    return found
 
 
-def _count_distinct(x: Tensor) -> int:
-    if x.numel() and torch.ops.paper.known_value(x) is None:
-        return values.count_distinct("aten.unique", x)
-    return int(torch.unique(_read(x)).numel())
+def _count(x: Tensor, distinct: Callable[..., Tensor], dim: int | None = None) -> int:
+    """How many values are distinct, or slices along a dim."""
+    if (known := _known(x)) is not None:
+        return distinct(known).numel() if dim is None else distinct(known, dim=dim).size(dim)
+    if values.node_name() == "IndexFillBackward1":
+        return x.numel()  # the places that `index_fill` has filled
+    most = x.numel() if dim is None else x.size(dim)
+    if dim is None and distinct is torch.unique and not x.is_floating_point() and x.element_size() <= _FEW_BYTES:
+        most = min(most, 2 if x.dtype is torch.bool else 1 << 8 * x.element_size())
+    return values.count("aten.unique", x, most, "distinct values" if dim is None else "distinct slices")
 
 
 def _distinct(
@@ -113,16 +127,18 @@ def _distinct(
 
 
 def _distinct_slices(
-    x: Tensor, dim: int, on_host: Tensor, return_inverse: bool, return_counts: bool
+    x: Tensor, dim: int, count: int, return_inverse: bool, return_counts: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Slices are laid out one after the other and their numbers sorted."""
     items, nothing = x.size(dim), torch.empty(0, dtype=torch.int64, device="cuda")
+    shape = list(x.shape)
+    shape[dim] = count
     if items == 0:
-        return x.new_empty(on_host.shape), nothing, torch.empty_like(nothing)
+        return x.new_empty(shape), nothing, torch.empty_like(nothing)
     rows = x.transpose(dim, 0).contiguous()
     indices = torch.empty(items, dtype=torch.int64, device="cuda")
     inverse = torch.empty(items if return_inverse else 0, dtype=torch.int64, device="cuda")
-    counts = torch.empty(on_host.size(dim) if return_counts else 0, dtype=torch.int64, device="cuda")
-    found = x.new_empty(on_host.shape)
+    counts = torch.empty(count if return_counts else 0, dtype=torch.int64, device="cuda")
+    found = x.new_empty(shape)
     del rows, indices
     return found, inverse, counts

@@ -1,14 +1,23 @@
 #include "host_memory.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "pinned.h"
+
 namespace paper {
 namespace {
+
+constexpr size_t kManyBytes = size_t{1} << 20;
 
 std::mutex host_mutex;
 std::vector<HostRecord> host_records;
@@ -68,6 +77,30 @@ void record_host_give_up(const void* address) {
   host_blocks.erase(found);
 }
 
+namespace {
+
+// Not of a file, whose pages would come back with what is in it.
+bool is_anonymous(const c10::DataPtr& owner) {
+  const auto deleter = owner.get_deleter();
+  return deleter != nullptr && (deleter == c10::GetCPUAllocator()->raw_deleter() || deleter == real_deleter ||
+                                deleter == pinned_allocator()->raw_deleter());
+}
+
+}  // namespace
+
+void write_zeros(const c10::DataPtr& owner, void* begin, size_t bytes) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto from = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t first = (from + page - 1) / page * page, last = (from + bytes) / page * page;
+  if (bytes < kManyBytes || !is_anonymous(owner) ||
+      madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) != 0) {
+    std::memset(begin, 0, bytes);
+    return;
+  }
+  std::memset(begin, 0, first - from);
+  std::memset(reinterpret_cast<void*>(last), 0, from + bytes - last);
+}
+
 NotOfTheProgram::NotOfTheProgram() { ++own_depth; }
 NotOfTheProgram::~NotOfTheProgram() { --own_depth; }
 
@@ -100,6 +133,10 @@ int64_t paper_host_count() {
 }
 
 const paper::HostRecord* paper_host_records() { return paper::host_records.data(); }
+
+void paper_write_zeros(c10::StorageImpl* storage) {
+  paper::write_zeros(storage->data_ptr(), storage->mutable_data(), storage->nbytes());
+}
 
 // The block that begins at this address; -1 if there is none.
 int64_t paper_host_block_at(const void* address) {

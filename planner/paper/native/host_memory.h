@@ -1,6 +1,8 @@
 // What a program takes of the host's memory through torch, written down as it is taken and given up.
 #pragma once
 
+#include <c10/core/Allocator.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -22,5 +24,9 @@ struct NotOfTheProgram {
   NotOfTheProgram();
   ~NotOfTheProgram();
 };
+
+// Zeros, for what would have been copied here from a device that has no values. Of large memory of torch's own the pages
+// are given back: such read as zeros, and are no memory until somebody writes there.
+void write_zeros(const c10::DataPtr& owner, void* begin, size_t bytes);
 
 }  // namespace paper

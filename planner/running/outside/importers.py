@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import FrameType
+
+from planner.running.assumptions import place_of
 
 _MISSING = {"ImportError", "ModuleNotFoundError"}
 _EVERYTHING = {"Exception", "BaseException"}
@@ -54,7 +57,18 @@ def way() -> Way:
 def is_guarded(importing: list[FrameType]) -> bool:
     """Whether an error of the import is caught: at the import by any handler that takes it, around the code that led
     there by one that names it."""
-    return any(_caught(frame, is_import=number == 0) for number, frame in enumerate(importing))
+    return any(
+        is_caught(frame.f_code.co_filename, frame.f_lineno, is_import=number == 0)
+        for number, frame in enumerate(importing)
+    )
+
+
+def is_caught(path: str, line: int, *, is_import: bool = True) -> bool:
+    """Whether an error of an import, at this line or in what it calls, is caught there."""
+    wanted = _MISSING | (_EVERYTHING if is_import else set())
+    return any(
+        begin <= line <= end and (names & wanted or (is_import and not names)) for begin, end, names in _tries(path)
+    )
 
 
 def belongs_to_program(frame: FrameType) -> bool:
@@ -63,17 +77,15 @@ def belongs_to_program(frame: FrameType) -> bool:
     return "site-packages" not in path and "dist-packages" not in path and not path.startswith(_STANDARD)
 
 
+def program_line(error: BaseException) -> str:
+    """The innermost line of the program in the traceback of an error (`train.py:12`); empty if there is none."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if belongs_to_program(frame)]
+    return place_of(frames[::-1])
+
+
 def is_of(frame: FrameType, package: str) -> bool:
     """Whether the frame runs a module of this top-level package."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == package
-
-
-def _caught(frame: FrameType, *, is_import: bool) -> bool:
-    wanted = _MISSING | (_EVERYTHING if is_import else set())
-    return any(
-        begin <= frame.f_lineno <= end and (names & wanted or (is_import and not names))
-        for begin, end, names in _tries(frame.f_code.co_filename)
-    )
 
 
 @cache

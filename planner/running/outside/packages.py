@@ -48,8 +48,15 @@ class Package:
     modules: Mapping[str, Offered] = field(default_factory=dict)
     extension: Mapping[str, Offered] = field(default_factory=dict)
     """Compiled modules that Python code of the package imports, where that is installed."""
-    instead: str = ""
-    """What to install where planner runs, if that needs no GPU."""
+    from_index: Sequence[str] = ()
+    """What to install where planner runs (`pip install`), if that needs no GPU."""
+    by_hand: str = ""
+    """The same where that takes more than its name."""
+
+    @property
+    def instead(self) -> str:
+        """What to install, for people; empty where nothing can be."""
+        return self.by_hand or " and ".join(self.from_index)
 
     @property
     def is_modelled(self) -> bool:
@@ -62,8 +69,8 @@ class Package:
         return bool(self.modules or self.extension)
 
 
-def _named(name: str, module: str, instead: str = "") -> Package:
-    return Package(name=name, module=module, instead=instead)
+def _named(name: str, module: str, *from_index: str) -> Package:
+    return Package(name=name, module=module, from_index=from_index)
 
 
 PACKAGES: tuple[Package, ...] = (
@@ -98,7 +105,7 @@ PACKAGES: tuple[Package, ...] = (
                 ("fwd", "varlen_fwd", "bwd", "varlen_bwd", "fwd_kvcache"),
             )
         },
-        instead="its Python part, with FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE in the environment of pip",
+        by_hand="its Python part, with FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE in the environment of pip",
     ),
     Package(
         name="flash-attn-3",
@@ -113,7 +120,7 @@ PACKAGES: tuple[Package, ...] = (
         version="0.18.2",
         source="src/kernels/load.py",
         modules={"kernels": Offered("planner.running.outside.hub_kernels", ("get_kernel",))},
-        instead="kernels",
+        from_index=("kernels",),
     ),
     Package(
         name="apex",
@@ -147,9 +154,9 @@ PACKAGES: tuple[Package, ...] = (
     _named("bitsandbytes", "bitsandbytes", "bitsandbytes"),
     _named("causal-conv1d", "causal_conv1d"),
     _named("deep-gemm", "deep_gemm"),
-    _named("flash-linear-attention", "fla", "flash-linear-attention and triton"),
+    _named("flash-linear-attention", "fla", "flash-linear-attention", "triton"),
     _named("grouped-gemm", "grouped_gemm"),
-    _named("liger-kernel", "liger_kernel", "liger-kernel and triton"),
+    _named("liger-kernel", "liger_kernel", "liger-kernel", "triton"),
     _named("mamba-ssm", "mamba_ssm"),
     _named("sageattention", "sageattention"),
     Package(
@@ -158,7 +165,7 @@ PACKAGES: tuple[Package, ...] = (
         version="2.11.0",
         source="transformer_engine/pytorch/csrc/extensions, transformer_engine/common/{fused_attn,normalization}",
         extension={"transformer_engine_torch": Offered(_TRANSFORMER_ENGINE, table="EXTENSION")},
-        instead="its Python part (pip install --no-deps transformer-engine; and einops, onnx, onnxscript)",
+        by_hand="its Python part (pip install --no-deps transformer-engine; and einops, onnx, onnxscript)",
     ),
     _named("xformers", "xformers"),
 )  # fmt: skip

@@ -128,7 +128,7 @@ class Last(importlib.abc.MetaPathFinder):
             raise TraceError(
                 f"the program imports {name}, and {top} is not installed here",
                 allowed=", ".join(sorted(self._ready)),
-                remedy=f"install {top} where planner runs: it needs no GPU",
+                remedy=f"pip install {top} here: it needs no GPU",
             )
         holds = any(each.startswith(f"{name}.") for each in self._ready)
         return importlib.util.spec_from_loader(name, _Ready(self._ready[name]), is_package=holds)
@@ -149,6 +149,8 @@ class Last(importlib.abc.MetaPathFinder):
             if decides or importers.belongs_to_program(importing[0]):
                 self._tell_missing(package, place_of(importing))
             return False
+        if package.from_index and not package.is_modelled:
+            return False  # the program ends, and is told what else it lacks (planner.running.outside.missing)
         if not package.is_modelled:
             raise _unknown(package, place_of(importing))
         self._provided[package.module] = "the program imports it and catches no error"

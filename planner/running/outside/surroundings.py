@@ -13,6 +13,8 @@ from typing import Any
 from torch.utils._triton import has_triton_package
 
 from planner import upstream
+from planner.errors import PlannerError
+from planner.paper.recorder import Recorder
 from planner.running.assumptions import About, Assumptions
 from planner.running.launch_line import LaunchLine
 from planner.running.order import ProgramOrder
@@ -21,6 +23,7 @@ from planner.running.outside import (
     builds,
     followed,
     hub_kernels,
+    missing,
     own_kernels,
     requirements,
     stand_ins,
@@ -29,15 +32,21 @@ from planner.running.outside import (
     triton_package,
 )
 from planner.running.outside.management_library import ManagementLibrary
+from planner.training.wraps import deepspeed_library
 
 
 class Surroundings:
     """Of one program. `properties` are those of its GPU (`torch.cuda.get_device_properties`)."""
 
     def __init__(
-        self, order: ProgramOrder, properties: Any, library: ManagementLibrary, assumptions: Assumptions
+        self,
+        order: ProgramOrder,
+        properties: Any,
+        library: ManagementLibrary,
+        assumptions: Assumptions,
+        recorder: Recorder,
     ) -> None:
-        self._order, self._library, self._assumptions = order, library, assumptions
+        self._order, self._library, self._assumptions, self._recorder = order, library, assumptions, recorder
         self._launches = triton_launches.Launches(properties, assumptions)
         self._stack = ExitStack()
 
@@ -57,7 +66,15 @@ class Surroundings:
             transformer_engine_library.no_libraries(),
             followed.followed(self._patches(own.built, has_triton=has_triton)),
         ):
-            yield
+            try:
+                yield
+            except PlannerError:
+                raise
+            except Exception as error:
+                lacking = missing.error_of(error, self._order.line, own.modules.keys(), listed)
+                if lacking is None:
+                    raise
+                raise lacking from error
 
     def compiling_begins(self) -> None:
         """The program compiles, for which torch looks for Triton: it finds no stand-in, whose launches are refused from
@@ -79,8 +96,13 @@ class Surroundings:
             "bitsandbytes.cextension": lambda: enter(bitsandbytes_library.patched()),
             "kernels": lambda: enter(_hub()),
             "transformer_engine.common": lambda: enter(transformer_engine_library.patched()),
+            "deepspeed": lambda: enter(deepspeed_library.in_a_program(self._deepspeed_begins)),
             "deepspeed.ops.op_builder.builder": lambda: enter(_builders(built)),
         }
+
+    def _deepspeed_begins(self) -> None:
+        """It frees on one stream what another uses, and waits for events: its cache depends on when those pass."""
+        self._recorder.waits = True
 
     def _tell_of_triton(self) -> None:
         self._assumptions.add(

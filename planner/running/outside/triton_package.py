@@ -18,6 +18,7 @@ from planner.errors import TraceError
 from planner.running.outside.triton_launches import Launched, Launches
 
 VERSION = "3.9.0"
+_INSTALL = "pip install triton here: it needs no GPU, and torch for CUDA brings it everywhere else"
 _LANGUAGE = (
     "language", "language.core", "language.math", "language.standard", "language.extra", "language.extra.libdevice",
     "language.extra.cuda", "language.extra.cuda.libdevice",
@@ -161,7 +162,7 @@ def refuse_compiled() -> NoReturn:
     """Raises TraceError: torch reads a kernel in a compiled function by the package itself."""
     raise TraceError(
         "the program compiles, launches kernels of Triton, and triton is not installed here",
-        remedy="install triton where planner runs: it needs no GPU",
+        remedy=_INSTALL,
     )
 
 
@@ -235,7 +236,7 @@ def _refuse(module: ModuleType, name: str) -> NoReturn:
     raise TraceError(
         f"the program uses {module.__name__}.{name}, and triton is not installed here",
         allowed=", ".join(sorted(each for each in vars(module) if not each.startswith("_"))),
-        remedy="install triton where planner runs: it needs no GPU",
+        remedy=_INSTALL,
     )
 
 

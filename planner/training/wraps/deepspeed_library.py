@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import os
 from collections.abc import Callable, Iterator
@@ -36,6 +37,10 @@ _COMPARISONS = tuple(
     for module in ("partition_parameters", "partitioned_param_coordinator", "stage3")
 )
 """Where ranks ask whether they go the same way; absent peers agree."""
+_BEGINNINGS = (
+    "deepspeed.runtime.engine:DeepSpeedEngine.__init__",
+    "deepspeed.runtime.zero.partition_parameters:Init.__init__",
+)
 _WORLD: dict[str, Callable[[Any], Any]] = {
     # deepspeed.zero.Init leaves its own in the place of it.
     "torch.nn.functional:linear": lambda real: real,
@@ -71,6 +76,23 @@ def use_deepspeed(device: torch.device, stage: int) -> Iterator[None]:
 def peers_agree() -> Iterator[None]:
     """Inside, absent peers go the way of this rank wherever DeepSpeed compares them. Imports DeepSpeed."""
     with upstream.patch_targets("deepspeed peers", replaced=dict.fromkeys(_COMPARISONS, _agree)):
+        yield
+
+
+@contextmanager
+def in_a_program(begins: Callable[[], None]) -> Iterator[None]:
+    """Inside, a program's own DeepSpeed has peers that agree; `begins` is called before an engine is made or a model is
+    divided. That the package is imported says nothing: libraries do so wherever it is installed."""
+
+    def telling(real: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(real)
+        def init(*arguments: Any, **named: Any) -> None:
+            begins()
+            real(*arguments, **named)
+
+        return init
+
+    with peers_agree(), upstream.patch_targets("program's deepspeed", wrapped=dict.fromkeys(_BEGINNINGS, telling)):
         yield
 
 

@@ -1,0 +1,88 @@
+"""Programs that use DeepSpeed are told by what they do, not by what their command is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from program_runs import Run
+
+from planner.events import FreeCompleted
+
+Program = Callable[[str], str]
+
+MODEL = """
+import torch
+layers = [torch.nn.Linear(64, 64, bias=False) for _ in range(4)]
+model = torch.nn.Sequential(*layers)
+"""
+ENGINE = f"""
+import deepspeed
+{MODEL}
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={{
+    "train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": 3}},
+    "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4, "torch_adam": True}}}},
+}})
+for _ in range(3):
+    engine.backward(engine(torch.ones(2, 64, device="cuda")).sum())
+    engine.step()
+"""
+BY_ACCELERATE = f"""
+import accelerate
+{MODEL}
+accelerator = accelerate.Accelerator()
+accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 2
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+for _ in range(3):
+    accelerator.backward(model(torch.ones(2, 64, device="cuda")).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+BESIDE = f"""
+{MODEL}
+model, optimizer = model.cuda(), torch.optim.AdamW(model.parameters())
+copies, event = torch.cuda.Stream(), torch.cuda.Event()
+for _ in range(3):
+    model(torch.ones(2, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    passed = torch.ones(64, device="cuda")
+    passed.record_stream(copies)
+    event.record()
+    del passed
+    copies.synchronize()
+"""
+
+
+def waits(run: Run, command: str) -> int:
+    """How often the host was seen to wait until a use on another stream had passed."""
+    return sum(isinstance(each, FreeCompleted) for each in run(command, steps=3).trace.events)
+
+
+def test_an_engine_is_known_whatever_its_command_says(run: Run, program: Program) -> None:
+    path = program(ENGINE)
+
+    named = run(f"deepspeed --num_gpus 2 {path} --deepspeed", steps=3, rank=1)
+    unnamed = run(f"torchrun --nproc-per-node 2 {path}", steps=3, rank=1)
+
+    assert unnamed.trace.events == named.trace.events
+    assert any(isinstance(each, FreeCompleted) for each in unnamed.trace.events)
+
+
+def test_an_engine_that_accelerates_config_names_is_known(run: Run, program: Program, tmp_path: Path) -> None:
+    path = program(BY_ACCELERATE)
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_processes: 2\nnum_machines: 1\n"
+        "machine_rank: 0\nmixed_precision: 'no'\nuse_cpu: false\n"
+        "deepspeed_config: {zero_stage: 3, zero3_init_flag: false, gradient_accumulation_steps: 1,"
+        " offload_optimizer_device: none, offload_param_device: none}\n"
+    )
+
+    assert waits(run, f"accelerate launch --config_file {config} {path}") > 0
+
+
+@pytest.mark.parametrize("arguments", ["", "--output_dir runs/no_deepspeed"])
+def test_an_argument_that_is_called_so_changes_nothing(run: Run, program: Program, arguments: str) -> None:
+    assert waits(run, f"python {program(BESIDE)} {arguments}") == 0

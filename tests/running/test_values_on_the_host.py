@@ -1,0 +1,120 @@
+"""What of the device comes to the host: always the same bytes, in the list of answers, and refused under `--strict`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from program_runs import Run
+
+from planner.errors import TraceError
+from planner.running.assumptions import About, Assumption
+from planner.running.order import RankRun
+
+Program = Callable[[str], str]
+
+TRAINING = """
+import sys, torch, torch.distributed.checkpoint as checkpoint
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train():
+    for _ in range(3):
+        {before}
+        with {around}:
+            loss = model(torch.ones(2, 64, device="cuda")).sum()
+        loss.backward()
+        optimizer.step()
+    {after}
+"""
+PLAIN = TRAINING.format(before="pass", around="torch.enable_grad()", after="pass")
+
+
+def assumed(run: RankRun, *about: About) -> list[Assumption]:
+    return [each for each in run.assumptions if each.about in about]
+
+
+@pytest.mark.parametrize("elements", [3, 1 << 16, 5 << 20])
+def test_floats_read_as_zeros_whatever_lay_there(run: Run, program: Program, elements: int) -> None:
+    path = program(f"""{PLAIN}
+from pathlib import Path
+for _ in range(3):
+    torch.full(({elements},), 7.0)  # and given back at once
+    read = torch.ones({elements}, device="cuda").cpu()
+    there = torch.full(({elements} + 5,), 7.0)
+    there[2:-3].copy_(torch.ones({elements}, device="cuda"))
+    strided = torch.full(({elements}, 2), 7.0)
+    strided[:, 1].copy_(torch.ones({elements}, device="cuda"))
+    assert not read.any(), read
+    assert not there[2:-3].any() and (there[:2] == 7).all() and (there[-3:] == 7).all()
+    assert not strided[:, 1].any() and (strided[:, 0] == 7).all()
+train()
+""")
+
+    found = run(f"python {path}")
+
+    said = [(each.text, each.place.rpartition("/")[2], each.count) for each in assumed(found, About.VALUE)]
+    text = "values of float32 that are copied to the host read as 0"
+    assert said == [(text, f"program.py:{line}", 3) for line in (17, 19, 21)]
+
+
+def test_they_do_where_memory_is_that_of_a_file(run: Run, program: Program) -> None:
+    path = program(f"""{PLAIN}
+import pathlib, tempfile
+with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder, "numbers")
+    path.write_bytes(b"\\x01" * (8 << 20))
+    mapped = torch.from_file(str(path), shared=False, size=2 << 20)
+    mapped.copy_(torch.ones(2 << 20, device="cuda"))
+    assert not mapped.any()
+train()
+""")
+
+    assert run(f"python {path}").iterations == 3
+
+
+def test_gigabytes_of_them_take_no_memory(run: Run, program: Program) -> None:
+    path = program(f"""{PLAIN}
+import resource
+kept = [torch.empty(1 << 28, device="cuda").cpu() for _ in range(8)]
+assert not kept[3][::4096].any()
+assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20, "KiB"
+train()
+""")
+
+    assert run(f"python {path}").iterations == 3
+
+
+READS = {
+    "loss.detach().cpu().tolist()": "values of float32",
+    "torch.softmax(loss, 0).to('cpu')": "values of float32",
+    "torch.view_as_complex(loss.view(-1, 2)).cpu()": "values of complex64",
+}
+
+
+@pytest.mark.parametrize(("read", "said"), READS.items())
+def test_what_a_program_reads_is_refused_under_strict(run: Run, program: Program, read: str, said: str) -> None:
+    path = program(f"{PLAIN}\nloss = torch.ones(8, device='cuda')\n{read}\ntrain()\n")
+
+    assert any(said in each.text for each in assumed(run(f"python {path}"), About.VALUE))
+    with pytest.raises(TraceError, match=r"reads the values of a tensor .* at program.py:15"):
+        run(f"python {path}", strict=True)
+
+
+MOVES = {
+    "an offload of activations": TRAINING.format(
+        before="pass", around="torch.autograd.graph.save_on_cpu()", after="pass"
+    ),
+    "a module": TRAINING.format(before="model.cpu(); model.cuda()", around="torch.enable_grad()", after="pass"),
+    "a checkpoint": TRAINING.format(
+        before="pass", around="torch.enable_grad()",
+        after="checkpoint.save(model.state_dict(), checkpoint_id=f'{sys.argv[0]}.saved')",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MOVES)
+def test_what_a_library_moves_is_listed_as_that(run: Run, program: Program, what: str) -> None:
+    strictly = run(f"python {program(MOVES[what] + 'train()')}", strict=True, steps=3)
+
+    assert assumed(strictly, About.VALUE) == []
+    assert any("moves to the host are zeros there" in each.text for each in assumed(strictly, About.HOST))
