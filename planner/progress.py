@@ -48,6 +48,10 @@ class ProgressLine:
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
+        self.clear()
+
+    def clear(self) -> None:
+        """Takes the line off a terminal, until it is drawn again."""
         if self._drawn:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

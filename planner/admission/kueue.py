@@ -38,7 +38,6 @@ from planner.admission.kueue_workloads import (
 )
 from planner.admission.policy import Answer, Policy
 from planner.admission.work_queue import WorkQueue
-from planner.job import gpu_names
 
 USUAL = {"wait_seconds": 60.0}
 """A workload waits for its plan longer than a person at a prompt."""
@@ -216,10 +215,11 @@ class Controller:
 
         def bundle() -> Mapping[str, Any]:
             from planner.job.bundle import bundle as bundle_of
+            from planner.job.loading import job_on_gpu
 
             job = kubernetes_specs.job_of(annotations, workload.namespace, lambda: self._api)
             notes.extend([*gpu_notes, *kubernetes_specs.differences(workload.pods, job)])
-            return bundle_of(gpu_names.job_on_gpu(job, gpu) if gpu else job)
+            return bundle_of(job_on_gpu(job, gpu) if gpu else job)
 
         at_once = dataclasses.replace(self._policy, wait_seconds=0.0)
         decision = service_query.ask(bundle, at_once, kubernetes.SYSTEM)

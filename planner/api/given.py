@@ -29,7 +29,8 @@ class JobWords(TypedDict, total=False):
 
     gpus: str | int
     """`"4xH100"`, `"2x8xA100"` (nodes, GPUs of a node), or a number"""
-    gpu: str
+    gpu: str | Mapping[str, Any]
+    """A name, or `{"total_bytes": "9.5GiB", "arch": "sm_80"}`"""
     sequence_length: int | str
     """Tokens; `"4k"` is 4096"""
     micro_batch_size: int
@@ -114,7 +115,7 @@ def _shorthand(words: JobWords) -> Shorthand:
     axes |= {name: str(words[name]) for name in ("tp", "pp", "cp", "ep") if name in words}
     return Shorthand(
         gpus=str(words.get("gpus", "")),
-        gpu=words.get("gpu", ""),
+        gpu=_gpu(words.get("gpu", "")),
         sequence_length=str(words.get("sequence_length", "")),
         micro_batch_size=words.get("micro_batch_size"),
         gradient_accumulation_steps=words.get("gradient_accumulation_steps"),
@@ -128,6 +129,10 @@ def _shorthand(words: JobWords) -> Shorthand:
         recompute=_recompute(words.get("recompute", "")),
         offload=words.get("offload", False),
     )
+
+
+def _gpu(said: str | Mapping[str, Any]) -> str:
+    return said if isinstance(said, str) else _json_text(said)
 
 
 def _adapter(said: bool | str | Mapping[str, Any] | None) -> str | None:

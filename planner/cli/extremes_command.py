@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
         description="Tries numbers of GPUs from one on, each in every layout, with and without recomputation and with"
         " smaller micro-batches; the global batch stays. Ends with 0, or 3 if none is enough.",
     )
-    fewest.add_argument("axes", nargs="*", metavar="AXIS", help="gpus")
+    fewest.add_argument("axes", nargs="*", metavar="AXIS", help="gpus, which may be left out")
     fewest.add_argument("--most", type=int, default=1024, metavar="N", help="GPUs to try (default: %(default)s)")
     fewest.add_argument("--global-batch", type=int, metavar="N", help="sequences of an optimizer step (default: kept)")
     _add_ending(fewest)
@@ -80,6 +80,7 @@ def run_min(arguments: argparse.Namespace) -> int:
     from planner.searching.text import render_fewest
 
     shift_words(arguments)
+    arguments.axes = arguments.axes or ["gpus"]
     word = _one_word(arguments, "gpus")
     if word != "gpus":
         raise SpecError(
@@ -107,7 +108,7 @@ def _one_word(arguments: argparse.Namespace, allowed: str) -> str:
         raise SpecError(
             f"planner {arguments.name} takes one axis, and {len(words)} are given",
             allowed=allowed,
-            remedy=f"planner {arguments.name} JOB {allowed.split(',')[0]}",
+            remedy=f"planner {arguments.name} {arguments.job or 'JOB'} {allowed.split(',')[0]}",
         )
     return words[0]
 

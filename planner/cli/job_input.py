@@ -127,15 +127,16 @@ def _sources(arguments: argparse.Namespace) -> ImportSources | None:
 def _tell(found: ImportedJob) -> None:
     for source, names in found.ignored.items():
         if names:
-            _say(f"{source}: without effect on memory: {', '.join(names)}")
+            say(f"{source}: without effect on memory: {', '.join(names)}")
     if found.not_read:
-        _say(f"the launch line: not read: {', '.join(found.not_read)}")
+        say(f"the launch line: not read: {', '.join(found.not_read)}")
     for each in found.supposed:
-        _say(f"taken: {each}")
+        say(f"taken: {each}")
     for each in found.chosen:
-        _say(f"note: {each}")
+        say(f"note: {each}")
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """A sentence on standard error."""
     wrapped = textwrap.fill(line, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     print(wrapped, file=sys.stderr)

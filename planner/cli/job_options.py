@@ -46,7 +46,12 @@ def add_set(options: argparse.ArgumentParser) -> None:
 
 def _add_words(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--gpus", default="", metavar="4xH100", help="or 2x8xA100 (nodes, GPUs of a node), or a number")
-    group.add_argument("--gpu", default="", metavar="NAME", help="such as H100, 4090, or as nvidia-smi says it")
+    group.add_argument(
+        "--gpu",
+        default="",
+        metavar="NAME",
+        help="such as H100, 4090, as nvidia-smi says it, or {total_bytes: 9.5GiB, arch: sm_80}",
+    )
     group.add_argument("--seq", "--sequence-length", default="", metavar="N", help="tokens of a sequence; 4k is 4096")
     group.add_argument("--batch", "--micro-batch-size", type=int, metavar="N", help="samples of a micro-batch")
     group.add_argument("--accumulate", type=int, metavar="N", help="micro-batches of an optimizer step")

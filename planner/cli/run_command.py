@@ -38,7 +38,10 @@ def add(commands: Commands) -> None:
         "one rank of its world, on a GPU that is not there, until its memory is steady. Ends with 0 if it fits (also "
         "tightly), 3 if it does not, 2 if the program or the command is at fault.",
     )
-    parser.add_argument("--gpu", default=_GPU, metavar="NAME", help=f"a GPU of the catalog (default: {_GPU})")
+    parser.add_argument(
+        "--gpu", default=_GPU, metavar="NAME",
+        help=f"its name, or '{{total_bytes: 9.5GiB, arch: sm_80}}' (default: {_GPU})",
+    )  # fmt: skip
     parser.add_argument(
         "--torch",
         default="",
@@ -115,8 +118,8 @@ def _save_spec(path: Path, run: RankRun, work: ProgramInputs) -> None:
 
 
 def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
-    from planner.job.gpu_names import look_up
     from planner.job.host_memory import read_host_memory
+    from planner.job.loading import read_gpu
     from planner.planning.program import inputs_of
     from planner.planning.program_ranks import choose_ranks
     from planner.running.launch_line import parse
@@ -127,14 +130,14 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
     _check_count("--steps", arguments.steps, _MOST_STEPS)
     _check_count("--seconds", arguments.seconds, _MOST_SECONDS)
     _check_count("--patience", arguments.patience or 0.0, _MOST_SECONDS)
-    known = look_up(arguments.gpu, place="--gpu")
+    gpu = read_gpu(arguments.gpu, "--gpu")
     line = parse(arguments.command, inherited=os.environ)
     choose_ranks(arguments.ranks, line.world_size)
     seconds = arguments.seconds or USUAL_LIMITS.seconds
     return inputs_of(
         line,
         arguments.command,
-        known,
+        gpu,
         torch=arguments.torch,
         ranks=arguments.ranks,
         steps=arguments.steps,

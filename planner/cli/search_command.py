@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from planner.cli.exit_codes import DONE, EXCEEDS, INTERRUPTED
+from planner.cli.job_input import say
 from planner.cli.job_options import job_options
 from planner.cli.options import common_options, tracing_options
 from planner.cli.search_input import asked_of, axes_of, planning, seconds_of, shift_words, time_option
@@ -57,7 +58,15 @@ def run_search(arguments: argparse.Namespace) -> int:
         gpu_names=asked.gpu_names, written=axes_of(arguments),
     )  # fmt: skip
     with planning(arguments, seconds) as (plans, progress):
-        found = search(space, plans, objective=objective, top=arguments.top, time_left=seconds, progress=progress)
+
+        def note(said: str) -> None:
+            progress.clear()
+            say(f"note: {said}")
+
+        found = search(
+            space, plans, objective=objective, top=arguments.top, time_left=seconds, progress=progress,
+            note=note,
+        )  # fmt: skip
     if arguments.format == "json":
         print(json.dumps(search_to_json(found), indent=2))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,9 +48,10 @@ class Asked:
 def asked_of(arguments: argparse.Namespace) -> Asked:
     """The job, on as many GPUs as were asked for; degrees beside --gpus fix axes. Raises SpecError."""
     from planner.job import gpu_counts
+    from planner.searching.axes import split_values
     from planner.searching.space import global_batch_of
 
-    names = tuple(each.strip() for each in arguments.gpu.split(",") if each.strip())
+    names = tuple(each.strip() for each in split_values(arguments.gpu) if each.strip())
     if not arguments.gpus:
         job = job_of(_with(arguments, gpu=names[0] if names else ""))
         gpus, per_node = job.cluster.nodes * job.cluster.gpus_per_node, job.cluster.gpus_per_node
@@ -113,12 +115,26 @@ def axes_of(arguments: argparse.Namespace) -> list[Axis]:
 
 
 def shift_words(arguments: argparse.Namespace) -> None:
-    """Where another program's file says the job, the first word is an axis already."""
+    """Tells the job from the axes, whichever stands first; where another program's file says the job, all are axes."""
     from planner.cli.job_input import has_sources
 
-    if arguments.job and has_sources(arguments):
-        arguments.axes = [arguments.job, *arguments.axes]
-        arguments.job = None
+    words = [word for word in (arguments.job, *arguments.axes) if word is not None]
+    job = None if has_sources(arguments) else next((word for word in words if not _is_axis(word)), None)
+    if job is not None:
+        words.remove(job)
+    arguments.job, arguments.axes = job, words
+
+
+def _is_axis(word: str) -> bool:
+    from planner.job.hf_config import looks_like_path
+    from planner.searching.axes import known_name
+
+    if os.path.exists(word) or looks_like_path(word):
+        return False
+    try:
+        return word == "gpus" or "=" in word or bool(known_name(word))
+    except SpecError:
+        return False
 
 
 def seconds_of(arguments: argparse.Namespace) -> float:

@@ -11,7 +11,7 @@ from planner.history.database import Database
 from planner.history.job_table import jobs_of
 from planner.history.job_values import BoundJob
 from planner.history.openness import is_open
-from planner.history.plan_table import PlanSummary, RankClassSummary, plan_summary, rank_classes_of
+from planner.history.plan_table import PlanSummary, RankClassSummary, plan_summary, rank_classes_of, summaries
 from planner.history.schema import JOBS, PLANS
 
 
@@ -42,7 +42,7 @@ def active_plans(database: Database, limit: int, since: datetime, now: datetime)
         for kind in (has_job, recent):  # one after the other: each is found along an index, without sorting all
             query = select(PLANS.c.plan_id).where(kind).order_by(PLANS.c.stored_at.desc(), PLANS.c.plan_id)
             ids += connection.execute(query.limit(limit - len(ids))).scalars()
-        rows = connection.execute(select(PLANS).where(PLANS.c.plan_id.in_(ids))).all()
+        rows = connection.execute(summaries().where(PLANS.c.plan_id.in_(ids))).all()
         chosen = sorted((plan_summary(row) for row in rows), key=lambda plan: ids.index(plan.plan_id))
         classes, jobs = rank_classes_of(connection, ids), jobs_of(connection, ids, now)
     return ActivePlans(

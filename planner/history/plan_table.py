@@ -45,6 +45,10 @@ class PlanSummary:
     ranks: int
     requested_bytes: int
     predicted_bytes: int
+    fullest_bytes: int
+    """Device bytes of the rank that takes the most."""
+    capacity_bytes: int
+    """What a rank has."""
     host: HostSummary | None = None
     """None of the run of a program, and of plans that were made before hosts were planned."""
 
@@ -140,7 +144,7 @@ class Plans:
         verdict: Verdict | None = None,
     ) -> tuple[PlanSummary, ...]:
         """At most `limit` plans, newest first; `before` the moment of the last one goes on from there."""
-        query = select(PLANS).order_by(PLANS.c.stored_at.desc(), PLANS.c.plan_id).limit(limit)
+        query = summaries().order_by(PLANS.c.stored_at.desc(), PLANS.c.plan_id).limit(limit)
         if before is not None:
             query = query.where(PLANS.c.stored_at < before)
         wanted = {"trace_id": trace_id, "team": team, "queue": queue, "verdict": verdict and verdict.value}
@@ -170,12 +174,23 @@ class Plans:
             connection.execute(update(PLANS).where(PLANS.c.plan_id == plan_id).values(used_at=now))
 
 
+def summaries() -> Select[Any]:
+    """Plans with what :func:`plan_summary` wants of them."""
+    of_plan = RANK_CLASSES.c.plan_id == PLANS.c.plan_id
+    fullest, capacity = (
+        select(func.coalesce(func.max(column), 0)).where(of_plan).scalar_subquery()
+        for column in (RANK_CLASSES.c.device_bytes, RANK_CLASSES.c.capacity_bytes)
+    )
+    return select(PLANS, fullest.label("fullest_bytes"), capacity.label("capacity_bytes"))
+
+
 def plan_summary(row: Row[Any]) -> PlanSummary:
-    """A row of the table of plans as a value."""
+    """A row of :func:`summaries` as a value."""
     return PlanSummary(
         plan_id=row.plan_id, trace_id=row.trace_id, stored_at=row.stored_at, verdict=Verdict(row.verdict),
         calibrated=row.calibrated, name=row.name, team=row.team, queue=row.queue, gpu=row.gpu, ranks=row.ranks,
-        requested_bytes=row.requested_bytes, predicted_bytes=row.predicted_bytes, host=host_summary(row),
+        requested_bytes=row.requested_bytes, predicted_bytes=row.predicted_bytes,
+        fullest_bytes=row.fullest_bytes, capacity_bytes=row.capacity_bytes, host=host_summary(row),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from planner.job.nodes import Node
 from planner.job.optimizer_checks import check_stepping
 from planner.job.pipeline_checks import check_pipeline
 from planner.job.post_training_checks import check_post_training
-from planner.job.schema import AS_BUILT, Decoder, DpShard, Job, Parallel
+from planner.job.schema import AS_BUILT, Decoder, DpShard, Gpu, Job, Parallel
 from planner.job.size_limits import MOST_RANK_CLASSES, MOST_RANKS
 from planner.job.split_checks import check_split
 from planner.job.transformers_checks import check_transformers_options
@@ -32,7 +32,8 @@ def check(job: Job, document: Node) -> None:
         _check_decoder(job, job.model.decoder, document)
     _check_recompute(job, document)
     check_transformers_options(job, document)
-    _check_gpu(job, document)
+    check_gpu(job.cluster.gpu, document.nearest_to("cluster.gpu"))
+    _check_held(job, document)
     _check_world(job, document)
     check_pipeline(job, document)
     check_split(job, document)
@@ -126,11 +127,14 @@ def _check_recompute(job: Job, document: Node) -> None:
         raise node.error(f"is only used with mode every, not {recompute.mode}", remedy="write {every: 2} alone")
 
 
-def _check_gpu(job: Job, document: Node) -> None:
-    gpu, node = job.cluster.gpu, document.nearest_to("cluster.gpu")
+def check_gpu(gpu: Gpu, node: Node) -> None:
+    """Raises SpecError for figures of which one is missing; `node` is what was said of the GPU."""
     if node.value is not None and not (gpu.total_bytes and gpu.arch):
         missing = "arch" if gpu.total_bytes else "total_bytes"
         raise node.error(f"has no {missing}", allowed="a name of the catalog, or {total_bytes: 79.1GiB, arch: sm_90}")
+
+
+def _check_held(job: Job, document: Node) -> None:
     held, total = job.cluster.held_by_others_bytes, job.cluster.gpu.total_bytes
     if total and held >= total:
         node = document.nearest_to("cluster.held_by_others_bytes")

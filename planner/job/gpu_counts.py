@@ -9,7 +9,7 @@ from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.job import gpu_names
 
-_USUAL_NODE = 8
+USUAL_NODE = 8
 """GPUs of the nodes that are sold for training (DGX and HGX boards)."""
 _LARGEST = 2**20
 _COUNTS_FIRST = re.compile(r"(?:(\d{1,7})\s*[x×*]\s*)?(\d{1,7})\s*[x×*\s]\s*(\S.*)")
@@ -51,17 +51,18 @@ def parse(written: str, place: str = "--gpus") -> GpuCount:
 
 
 def _known(name: str, place: str) -> str:
-    gpu_names.look_up(name, place=place)
+    if not gpu_names.are_figures(name):
+        gpu_names.look_up(name, place=place)
     return name
 
 
 def _grouped(count: int, name: str, written: str, place: str) -> GpuCount:
     """In nodes of the usual size where there are more than one has."""
-    if count <= _USUAL_NODE or count % _USUAL_NODE:
+    if count <= USUAL_NODE or count % USUAL_NODE:
         return _checked(GpuCount(1, count, name), written, place)
-    nodes = count // _USUAL_NODE
-    said = f"{count} GPUs are {nodes} nodes of {_USUAL_NODE} (--gpus {nodes}x{_USUAL_NODE}x{name or 'GPU'})"
-    return _checked(GpuCount(nodes, _USUAL_NODE, name, said), written, place)
+    nodes = count // USUAL_NODE
+    said = f"{count} GPUs are {nodes} nodes of {USUAL_NODE} (--gpus {nodes}x{USUAL_NODE}x{name or 'GPU'})"
+    return _checked(GpuCount(nodes, USUAL_NODE, name, said), written, place)
 
 
 def _checked(found: GpuCount, written: str, place: str) -> GpuCount:

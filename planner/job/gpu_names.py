@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -10,7 +9,6 @@ from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.hardware.records import GpuRecord
 from planner.job.nearest import nearest
-from planner.job.schema import Gpu, Job
 from planner.job.size_limits import LONGEST_NAME
 from planner.units import show_bytes
 
@@ -37,6 +35,11 @@ def look_up(name: str, *, place: str = "") -> GpuRecord:
     )
 
 
+def are_figures(written: str) -> bool:
+    """Whether a text gives a GPU's figures, `{total_bytes: 79.1GiB, arch: sm_90}`, in the place of its name."""
+    return written.lstrip().startswith("{")
+
+
 def tell_choice(name: str) -> str:
     """What :func:`look_up` took a name for, for people; empty where the name leaves nothing open."""
     meant = [] if catalog.by_name(name) is not None else _meant(name)
@@ -53,13 +56,6 @@ def tell_choice(name: str) -> str:
         f"the GPU {name} is taken as {chosen.name}, of {show_bytes(chosen.total_bytes)}; say which one it is if it is"
         f" another: {other}"
     )
-
-
-def job_on_gpu(job: Job, name: str, *, place: str = "") -> Job:
-    """The same job on the GPU of that name. Raises SpecError as :func:`look_up` does."""
-    known = look_up(name, place=place)
-    gpu = Gpu(name=known.name, total_bytes=known.total_bytes, arch=known.arch)
-    return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, gpu=gpu))
 
 
 def _meant(name: str) -> list[GpuRecord]:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.errors import SpecError
+from planner.errors import SpecError, shorten
 from planner.job import hub_cache, known_models
 from planner.job.json_text import read_json
 from planner.job.known_models import KnownModel
 from planner.job.nodes import Node, node_from_data
+from planner.job.size_limits import LONGEST_NAME
 from planner.job.text_files import file_text
 
 
@@ -77,14 +78,20 @@ def looks_like_path(name: str) -> bool:
 
 
 def _unknown_model(node: Node, looked_in: str) -> SpecError:
+    """Names that are near are those of the very same model, misspelt: another one takes other memory."""
     assert isinstance(node.value, str)
     near = known_models.near(node.value)
+    named = f"one of the {len(known_models.models())} models of docs/reference.md"
+    if not looked_in:
+        given, found = "the content of a config.json", "send the content of its config.json as model.hf_config"
+    else:
+        given, name = "the path of a config.json", node.value if "/" in node.value else f"PUBLISHER/{node.value}"
+        fetch = f"`hf download {shorten(name, LONGEST_NAME)} config.json`"
+        found = f"{fetch}, and planner finds it by its name; or write the path of that file in the place of the name"
     return SpecError(
         f"there is no model {node.summary} among those that planner knows{looked_in}",
-        allowed=", ".join(near or known_models.models()) + "; or a config.json, or its content",
-        remedy=f"did you mean `{near[0]}`? For another model, give its config.json"
-        if near
-        else "give the model's config.json",
+        allowed=f"{', '.join(near) or named}; or {given}",
+        remedy=f"did you mean `{near[0]}`? For another model: {found}" if len(near) == 1 else found,
         place=node.place,
     )
 

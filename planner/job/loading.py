@@ -14,7 +14,7 @@ from planner.job.compile_checks import with_scope
 from planner.job.json_text import read_json
 from planner.job.nodes import Node, node_from_data
 from planner.job.reading import read_dataclass
-from planner.job.schema import Job
+from planner.job.schema import Gpu, Job
 from planner.job.size_limits import LARGEST_YAML
 from planner.job.text_files import file_text
 from planner.job.yaml_text import read_yaml
@@ -77,6 +77,19 @@ def choices_of(document: Node) -> list[str]:
     named = isinstance(node.value, str) and node.path in ("cluster.gpu", "cluster.gpu.name")
     said = gpu_names.tell_choice(str(node.value)) if named else ""
     return [said] if said else []
+
+
+def read_gpu(written: str | Mapping[str, Any], place: str) -> Gpu:
+    """The GPU of a name, or of its figures, where no spec says it: an option, a request's key. Raises SpecError."""
+    node = node_from_data(written, place, "cluster.gpu")
+    gpu = cast(Gpu, read_dataclass(Gpu, node, None))
+    consistency.check_gpu(gpu, node)
+    return gpu
+
+
+def job_on_gpu(job: Job, written: str | Mapping[str, Any], *, place: str = "") -> Job:
+    """The same job on another GPU. Raises SpecError as :func:`read_gpu` does."""
+    return replace(job, cluster=replace(job.cluster, gpu=read_gpu(written, place)))
 
 
 def _is_json_object(text: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.errors import SpecError
@@ -111,6 +111,18 @@ def node_from_data(data: Any, source: str, path: str = "") -> Node:
     """Plain data (what JSON can hold) as a node; every place is the source. SpecError for anything else, and for what
     is beyond the limits of planner.job.size_limits."""
     return _Conversion(source).node(data, path, 0)
+
+
+def placed(node: Node, path: str, place: str) -> Node:
+    """The node at another key, said elsewhere."""
+    moved = replace(node, path=path, place=place, key_place=place)
+    if isinstance(node.value, dict):
+        children = {key: placed(child, below(path, key), place) for key, child in node.value.items()}
+        return replace(moved, value=children)
+    if isinstance(node.value, list):
+        items = [placed(each, item_of(path, index), place) for index, each in enumerate(node.value)]
+        return replace(moved, value=items)
+    return moved
 
 
 class _Conversion:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planner.errors import SpecError
 from planner.job import deepspeed_config, hf_config, short_forms, spec_keys
-from planner.job.nodes import Node, below, item_of, node_from_data
+from planner.job.nodes import Node, below, node_from_data, placed
 from planner.job.yaml_text import read_yaml
 
 _INLINED = {"model.hf_config": hf_config.read, "parallel.deepspeed": deepspeed_config.read}
@@ -40,18 +40,6 @@ def parse(written: str) -> Setting:
 def setting(path: str, value: object, place: str) -> Setting:
     """A value that an option stands for."""
     return Setting(path, node_from_data(value, place, path))
-
-
-def placed(node: Node, path: str, place: str) -> Node:
-    """The node at another key, said elsewhere."""
-    moved = replace(node, path=path, place=place, key_place=place)
-    if isinstance(node.value, dict):
-        children = {key: placed(child, below(path, key), place) for key, child in node.value.items()}
-        return replace(moved, value=children)
-    if isinstance(node.value, list):
-        items = [placed(each, item_of(path, index), place) for index, each in enumerate(node.value)]
-        return replace(moved, value=items)
-    return moved
 
 
 def with_settings(document: Node, settings: list[Setting], folder: Path | None) -> Node:

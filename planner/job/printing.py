@@ -67,6 +67,8 @@ def _shortened(job: Job) -> dict[str, Any]:
     gpu = job.cluster.gpu
     known = catalog.by_name(gpu.name) if gpu.name else None
     written: Any = document(job)["cluster"]["gpu"]
+    if written is not None and not gpu.name:
+        del written["name"]
     if known is not None and (known.name, known.total_bytes, known.arch) == (gpu.name, gpu.total_bytes, gpu.arch):
         written = gpu.name
     found.setdefault("cluster", {})["gpu"] = written

@@ -25,9 +25,10 @@ def tables() -> str:
 def model_names() -> str:
     """The well-known models, in Markdown."""
     rows = [
-        f"| `{each.name}` | {', '.join(f'`{name}`' for name in each.also)} |" for each in known_models.models().values()
+        f"| `{each.name}` | {', '.join(f'`{name}`' for name in each.also)} | {each.source} |"
+        for each in known_models.models().values()
     ]
-    return "\n".join(["| model | also for |", "|---|---|", *rows])
+    return "\n".join(["| model | also for | sizes from, if not its own config.json |", "|---|---|---|", *rows])
 
 
 def gpu_names() -> str:

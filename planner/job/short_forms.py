@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from planner.errors import SpecError
 from planner.job import gpu_names, schema
 from planner.job.length_schema import tokens_of
-from planner.job.nodes import Node, below
+from planner.job.nodes import Node, below, placed
+from planner.job.yaml_text import read_yaml
 
 
 def written_out(kind: type, node: Node) -> Node:
@@ -78,9 +80,12 @@ def _compile(node: Node) -> Node:
 
 
 def _gpu(node: Node) -> Node:
-    """A catalog name brings its figures along; what is written beside it wins."""
+    """A catalog name brings its figures along; what is written beside it wins. Where only a text can be said, as behind
+    an option, it may hold the mapping."""
     if node.value is None:
         return _mapping(node, {})  # said aloud: there is none, and so no verdict
+    if isinstance(node.value, str) and gpu_names.are_figures(node.value):
+        node = _figures(node, node.value)
     node = _single("name")(node)
     if not isinstance(node.value, dict):
         return node
@@ -94,6 +99,14 @@ def _gpu(node: Node) -> Node:
     filled = {key: replace(node, value=value, path=below(node.path, key)) for key, value in facts.items()}
     name = replace(given["name"], value=entry.name)
     return _mapping(node, {**filled, **given, "name": name})
+
+
+def _figures(node: Node, written: str) -> Node:
+    try:
+        return placed(read_yaml(written, node.place), node.path, node.place)
+    except SpecError as error:
+        allowed, remedy = _ALLOWED[schema.Gpu], "write it as one word, in quotes"
+        raise SpecError(error.problem, allowed=allowed, remedy=remedy, place=error.place) from None
 
 
 def _train(node: Node) -> Node:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import SpecError
-from planner.job import foreign_values, gpu_counts, gpu_names
+from planner.job import foreign_values, gpu_counts, short_forms
 from planner.job.adapter_words import adapter_of
 from planner.job.axes import AXES
 from planner.job.field_checks import CHECKS
@@ -19,7 +19,7 @@ from planner.job.foreign_values import OPTIMIZERS
 from planner.job.nearest import did_you_mean
 from planner.job.nodes import Node
 from planner.job.overrides import Setting, setting
-from planner.job.schema import Train
+from planner.job.schema import Gpu, Train
 
 REST = "rest"
 """A degree: the GPUs that no other axis takes."""
@@ -123,8 +123,8 @@ def _tell_gpus(words: Shorthand, found: Meaning) -> None:
                     place="--gpu",
                 )
     if words.gpu:
-        gpu_names.look_up(words.gpu, place="--gpu")
         found.settings.append(setting("cluster.gpu", words.gpu, "--gpu"))
+        _arch(found.settings)
 
 
 def _tell_sizes(words: Shorthand, found: Meaning) -> None:
@@ -286,6 +286,7 @@ def _precision(words: Shorthand, asked: str, *, sharded: bool) -> Setting:
 
 
 def _suppose_tokens(config: Mapping[str, Any], said: set[str], found: Meaning) -> None:
+    config = config.get("text_config", config)  # of a model that takes pictures too
     if "train.sequence_length" in said or "vocab_size" not in config:
         return
     most = config.get("max_position_embeddings") or config.get("n_positions")
@@ -310,6 +311,12 @@ def _suppose_precision(words: Shorthand, document: Node, said: set[str], found: 
 
 
 def _usual_precision(settings: list[Setting]) -> str:
-    name = next((str(each.node.value) for each in settings if each.path == "cluster.gpu"), "")
-    old = bool(name) and gpu_names.look_up(name).arch in _WITHOUT_BF16
-    return "fp16" if old else "bf16"
+    return "fp16" if _arch(settings) in _WITHOUT_BF16 else "bf16"
+
+
+def _arch(settings: list[Setting]) -> str:
+    """Of the GPU that a word says; empty where none does. Raises SpecError for a GPU that nobody knows."""
+    node = next((each.node for each in settings if each.path == "cluster.gpu"), None)
+    if node is None:
+        return ""
+    return str(short_forms.written_out(Gpu, node).nearest_to("arch").value)

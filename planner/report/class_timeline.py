@@ -11,7 +11,7 @@ from planner.events import Event
 from planner.report.category_colors import STACKED
 from planner.report.lives import phase_spans
 from planner.report.moments import Moments, holders_at
-from planner.report.series import thin
+from planner.report.series import Places, thin
 from planner.report.statement import RankClassStatement
 
 _HOLDERS = 60
@@ -29,13 +29,19 @@ class ClassTimeline:
 def timeline_to_json(traced: ClassTimeline, points: int = 1200) -> dict[str, Any]:
     """Bytes by category, reserved bytes and the largest holders at each of at most `points` events `at`.
 
-    Of `held` each moment is `[[holder, bytes, count], ...]`, the largest first; `who` are these holders.
+    `places`, and `left` and `right` of a phase, say where they lie on the width of a picture, from 0 to 1. Of `held`
+    each moment is `[[holder, bytes, count], ...]`, the largest first; `who` are these holders.
     """
     statement, series = traced.statement, thin(traced.events, traced.timeline, points)
     moments = holders_at(traced.events, traced.timeline, series.at)
+    spans = phase_spans(traced.events)
+    totals = [sum(sizes) for sizes in zip(*series.allocated_bytes.values(), strict=True)] or [0] * len(series.at)
+    ends = len(traced.timeline.allocated_bytes)  # fewer events than there are, where memory ran out
+    places = Places(series.at, totals, [(min(each.first, ends), min(each.last, ends)) for each in spans])
     return {
         **_figures(traced),
         "at": series.at,
+        "places": [places.of(event) for event in series.at],
         "allocated_bytes": {
             category.value: series.allocated_bytes[category]
             for category in STACKED
@@ -43,8 +49,15 @@ def timeline_to_json(traced: ClassTimeline, points: int = 1200) -> dict[str, Any
         },
         "reserved_bytes": series.reserved_bytes,
         "phases": [
-            {"phase": each.phase.value, "iteration": each.iteration, "first": each.first, "last": each.last}
-            for each in phase_spans(traced.events)
+            {
+                "phase": each.phase.value,
+                "iteration": each.iteration,
+                "first": each.first,
+                "last": each.last,
+                "left": places.of(each.first),
+                "right": places.of(each.last),
+            }
+            for each in spans
         ],
         **moments_to_json(moments),
         "holders": [

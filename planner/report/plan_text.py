@@ -8,6 +8,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from planner.bound.lower_bound import Bound
@@ -28,8 +29,8 @@ from planner.report.style import Style, size
 from planner.report.title import describe, gpu_of, name_of
 
 _LABEL, _SIZE = 26, 12
-_LONG_LABEL = 31
-"""Of phases with longer names."""
+_MOST_ITERATIONS, _FIRST, _LAST = 12, 4, 2
+"""Rows of the phases: of more iterations only some are shown."""
 _VERDICT_COLORS = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.EXCEEDS: "red"}
 
 
@@ -121,38 +122,64 @@ def _ranks(statement: RankClassStatement, plan: Judged) -> str:
 
 
 def _phases(statement: RankClassStatement, style: Style) -> Iterator[str]:
-    heads = f"{'allocated':>{_SIZE}}{'reserved':>{_SIZE}}{'at its end':>{_SIZE}}"
-    width = _LABEL if statement.shared is None else _LONG_LABEL
-    yield style.paint(f"  {'phase':<{width}}{heads}", "dim")
     arrow = " ◂ peak" if style.unicode else "<- peak"
-    iteration = -1
     iterations = _iterations(statement.phases)
     repeated = _repeated(iterations)
-    for each in (phase for number, phases in iterations.items() if number not in repeated for phase in phases):
+    left_out = _shown([number for number in iterations if number not in repeated], statement.peak.iteration)
+    shown = [phase for number in left_out for phase in iterations[number]]
+    indent = max(13, *(len(f"iteration {each.iteration} ") for each in shown))
+    table = _Table(_LABEL, "phase", ("allocated", "reserved", "at its end"))
+    iteration = -1
+    for each in shown:
         head = f"iteration {each.iteration}" if each.iteration > 0 and each.iteration != iteration else ""
         iteration = each.iteration
-        label = f"{head:<13}{_phase(each.phase.value)}" if each.iteration > 0 else _phase(each.phase.value)
-        sizes = (each.peak_allocated_bytes, each.peak_reserved_bytes, each.end_allocated_bytes)
-        row = f"  {label:<{width}}" + "".join(f"{size(count):>{_SIZE}}" for count in sizes)
+        label = f"{head:<{indent}}{_phase(each.phase.value)}" if each.iteration > 0 else _phase(each.phase.value)
+        table.add(label, (each.peak_allocated_bytes, each.peak_reserved_bytes, each.end_allocated_bytes))
+    heads, *rows = table.lines()
+    yield style.paint(heads, "dim")
+    for each, row in zip(shown, rows, strict=True):
+        if each is iterations[each.iteration][0] and (left := left_out[each.iteration]):
+            yield style.paint(f"  {'':<{indent}}{left} iterations between", "dim")
         peak = (each.phase, each.iteration) == (statement.peak.phase, statement.peak.iteration)
         yield style.paint(f"{row} {arrow}", "bold") if peak else row
-        if each is iterations[iteration][-1] and iteration in repeated.values():
-            last = max(number for number, like in repeated.items() if like == iteration)
-            yield style.paint(f"  {'':<13}and so until iteration {last}", "dim")
+        if each is iterations[each.iteration][-1] and each.iteration in repeated.values():
+            last = max(number for number, like in repeated.items() if like == each.iteration)
+            yield style.paint(f"  {'':<{indent}}and so until iteration {last}", "dim")
 
 
 def _moments(statement: RankClassStatement, style: Style) -> Iterator[str]:
     if not statement.moments:
         return
-    heads = f"{'allocated':>{_SIZE}}{'reserved':>{_SIZE}}{'device':>{_SIZE}}"
-    yield ""
-    yield style.paint(f"  {'moments when jobs die':<{2 * _LABEL}}{heads}", "dim")
+    names = max(_LABEL - 2, *(len(each.name) for each in statement.moments))
+    table = _Table(2 * _LABEL, "moments when jobs die", ("allocated", "reserved", "device"))
     for each in statement.moments:
-        label = f"{each.name:<{_LABEL - 2}}  {_phase(each.phase.value)}, step {each.iteration}"
-        sizes = (each.allocated_bytes, each.reserved_bytes, each.device_bytes)
-        yield f"  {label:<{2 * _LABEL}}" + "".join(f"{size(count):>{_SIZE}}" for count in sizes)
+        label = f"{each.name:<{names}}  {_phase(each.phase.value)}, step {each.iteration}"
+        table.add(label, (each.allocated_bytes, each.reserved_bytes, each.device_bytes))
+    heads, *rows = table.lines()
+    yield ""
+    yield style.paint(heads, "dim")
+    for each, row in zip(statement.moments, rows, strict=True):
+        yield row
         narrower = replace(style, width=style.width - 4)
         yield from (style.paint(f"    {line}", "dim") for line in _wrap(each.sentence, narrower))
+
+
+class _Table:
+    """Labels with sizes behind them, right-aligned, from `width` on or where the longest label leaves room."""
+
+    def __init__(self, width: int, head: str, heads: Sequence[str]) -> None:
+        self._width, self._rows = width, [(head, list(heads))]
+
+    def add(self, label: str, sizes: Sequence[int]) -> None:
+        self._rows.append((label, [size(count) for count in sizes]))
+
+    def lines(self) -> list[str]:
+        """The heads, and a line a row."""
+        first = max(self._width + _SIZE, *(len(label) + 1 + len(sizes[0]) for label, sizes in self._rows))
+        return [
+            f"  {label}{sizes[0]:>{first - len(label)}}" + "".join(f"{each:>{_SIZE}}" for each in sizes[1:])
+            for label, sizes in self._rows
+        ]
 
 
 def _iterations(phases: Sequence[PhaseStatement]) -> dict[int, list[PhaseStatement]]:
@@ -174,6 +201,13 @@ def _repeated(iterations: Mapping[int, Sequence[PhaseStatement]]) -> dict[int, i
             first, before = number, sizes
     often = Counter(alike.values())
     return {number: like for number, like in alike.items() if often[like] > 1}
+
+
+def _shown(iterations: Sequence[int], peak: int) -> dict[int, int]:
+    """Of many iterations the first, the last and the one of the peak, each with how many are left out before it."""
+    kept = {*iterations[:_FIRST], *iterations[-_LAST:], peak} if len(iterations) > _MOST_ITERATIONS else {*iterations}
+    places = [place for place, number in enumerate(iterations) if number in kept]
+    return {iterations[place]: place - before - 1 for before, place in pairwise([-1, *places])}
 
 
 def _categories(statement: RankClassStatement, style: Style) -> Iterator[str]:

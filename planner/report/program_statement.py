@@ -155,8 +155,10 @@ def from_json(document: Mapping[str, Any]) -> ProgramStatement:
         raise PlannerError(f"the run cannot be read: {wrong}", remedy="run the program again") from wrong
 
 
-def say_unseen(seen: Mapping[str, int], idle_optimizers: int = 0) -> tuple[str, ...]:
+def say_unseen(seen: Mapping[str, int], idle_optimizers: int = 0, *, infers: bool = False) -> tuple[str, ...]:
     """Sentences for what a run did not show, whose memory is in no figure."""
+    if infers:
+        return ("no training was seen: it is planned as inference",)
     sentences = []
     if not seen.get("eval"):
         sentences.append("no evaluation was seen")

@@ -12,6 +12,10 @@ from planner.events import Category, Event
 from planner.report.attribution import HolderKey, holder_of
 from planner.report.lives import lives
 
+_PHASE, _PHASES_SHARE, _HIGHEST = 0.04, 0.5, 0.25
+"""Of a picture's width: what a phase has at least, all of them together at most from that; of that, what its highest
+moment has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -53,6 +57,49 @@ def _highest(allocated: Sequence[int], first: int, last: int) -> int:
     """Where between two moments the most is allocated, the first time."""
     part = allocated[first:last]
     return first + part.index(max(part))
+
+
+class Places:
+    """Where events lie on the width of a picture, from 0 to 1: a phase of few events, and the stretch for which the
+    highest moment of a phase is drawn, are wider than their share of the events, or nobody would see them."""
+
+    def __init__(self, at: Sequence[int], allocated: Sequence[int], spans: Sequence[tuple[int, int]]) -> None:
+        """`allocated` are the bytes at the moments `at`; a span is a phase's first event and the one after its last."""
+        highest = [_drawn_highest(at, allocated, *span) for span in spans]
+        self._events = sorted({0, *(end for span in (*spans, *highest) for end in span)})
+        count = max(self._events[-1], 1)
+        widths = [(after - first) / count for first, after in pairwise(self._events)]
+        least = min(_PHASE, _PHASES_SHARE / max(len(spans), 1))
+        for span, drawn in zip(spans, highest, strict=True):
+            self._widen(widths, span, least)
+            self._widen(widths, drawn, least * _HIGHEST)
+        whole = sum(widths) or 1.0
+        self._places = [0.0, *(each / whole for each in accumulate(widths))]
+
+    def _widen(self, widths: list[float], span: tuple[int, int], least: float) -> None:
+        first, after = (bisect_left(self._events, end) for end in span)
+        width = sum(widths[first:after])
+        if 0 < width < least:
+            widths[first:after] = [each * least / width for each in widths[first:after]]
+
+    def of(self, event: int) -> float:
+        """The place of an event, or of the end behind the last."""
+        event = min(event, self._events[-1])
+        upper = min(max(bisect_left(self._events, event), 1), len(self._events) - 1)
+        if upper < 1:
+            return 0.0
+        first, after = self._events[upper - 1], self._events[upper]
+        left, right = self._places[upper - 1], self._places[upper]
+        return round(left + (right - left) * (event - first) / (after - first), 6)
+
+
+def _drawn_highest(at: Sequence[int], allocated: Sequence[int], first: int, after: int) -> tuple[int, int]:
+    """The events over which the highest moment of a phase is drawn: until the next moment."""
+    low, high = bisect_left(at, first), bisect_left(at, after)
+    if low == high:
+        return first, first
+    index = max(range(low, high), key=lambda each: allocated[each])
+    return at[index], min(at[index + 1] if index + 1 < len(at) else after, after)
 
 
 def changes_of(events: Sequence[Event], timeline: Timeline) -> Iterator[tuple[int, HolderKey, int]]:

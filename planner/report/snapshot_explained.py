@@ -16,7 +16,7 @@ from planner.report.attribution import HolderKey
 from planner.report.class_timeline import moments_to_json
 from planner.report.moments import largest_at
 from planner.report.recorded_frames import frames_of, own_line
-from planner.report.series import moments_of
+from planner.report.series import Places, moments_of
 
 POINTS = 700
 _BEFORE = HolderKey(Category.OTHER, "held before the recording began", "", (), "")
@@ -84,6 +84,7 @@ class _Watched:
     def to_json(self) -> dict[str, Any]:
         """In the form of planner.report.class_timeline, of which there are no phases and no categories."""
         at = moments_of(self.allocated, POINTS)
+        places = Places(at, [self.allocated[each] for each in at], [(0, len(self.allocated))])
         peak = max(range(len(self.allocated)), key=self.allocated.__getitem__, default=0)
         return {
             "events": len(self.allocated),
@@ -91,6 +92,7 @@ class _Watched:
             "outside_bytes": 0,
             "peak": {"event": peak, "allocated_bytes": self.allocated[peak] if self.allocated else 0},
             "at": at,
+            "places": [places.of(event) for event in at],
             "allocated_bytes": {"allocated": [self.allocated[each] for each in at]},
             "reserved_bytes": [self.reserved[each] for each in at],
             "phases": [],

@@ -11,8 +11,9 @@ from planner.planning.eager_comparison import add_eager
 from planner.planning.measured_calibration import measured_calibration
 from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, Progress, plan_by, plan_here
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
+from planner.report.plan_text import change_text
 from planner.report.statement import AdviceTried, Verdict
-from planner.searching.advice import USUAL_SECONDS, Advised, advise, describe
+from planner.searching.advice import USUAL_SECONDS, Advised, advise
 from planner.searching.exact_groups import PlansHere
 from planner.searching.remembered import RememberedTraces
 from planner.units import show_bytes
@@ -67,7 +68,7 @@ def add_advice(
     plans = PlansHere(calibration=known, source=remembered, deadline=began + seconds)
     advised = advise(job, plans, progress=progress, seconds=seconds)
     took = time.monotonic() - began
-    notes = (*found.notes, _what_was_tried(advised, took))
+    notes = (*found.notes, what_was_tried(advised, took))
     seconds_of_plan = dataclasses.replace(found.plan.seconds, total=round(found.plan.seconds.total + took, 3))
     plan = dataclasses.replace(
         found.plan, advice=advised.advice, advice_tried=_summary(advised), seconds=seconds_of_plan
@@ -87,7 +88,8 @@ def _summary(advised: Advised) -> AdviceTried:
     )
 
 
-def _what_was_tried(advised: Advised, seconds: float) -> str:
+def what_was_tried(advised: Advised, seconds: float) -> str:
+    """In sentences; where nothing was found, with each change and what it takes."""
     said = f"Advice: {advised.planned} changes were planned in {seconds:.0f} s"
     if advised.by_bound:
         said += f", {advised.by_bound} excluded by their lower bound"
@@ -97,8 +99,13 @@ def _what_was_tried(advised: Advised, seconds: float) -> str:
         said += "; then the time was over"
     if advised.advice:
         return f"{said}."
-    closest = "nothing that was planned came near"
+    said += ". Nothing was found that makes it fit."
     if advised.closest is not None:
         change, exact = advised.closest
-        closest = f"closest came {describe(change)}, which lacks {show_bytes(-exact.headroom_bytes)}"
-    return f"{said}. Nothing was found that makes it fit: {closest}; tried {'; '.join(dict.fromkeys(advised.tried))}."
+        said += f" Closest came {change_text(change)}, which lacks {show_bytes(-exact.headroom_bytes)}."
+    if advised.tried:
+        said += f" Planned: {'; '.join(dict.fromkeys(advised.tried))}."
+    if advised.excluded:
+        parts = [f"{change_text(change)} ({show_bytes(least)})" for change, least in advised.excluded]
+        said += f" Too large at least, by their lower bound: {'; '.join(parts)}."
+    return said

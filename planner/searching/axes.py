@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import SpecError
-from planner.job import gpu_names, spec_keys
+from planner.job import spec_keys
 from planner.job.axes import AXES as DEGREES
 from planner.job.foreign_values import OPTIMIZERS
+from planner.job.loading import read_gpu
 from planner.job.nearest import did_you_mean
 from planner.job.yaml_text import read_yaml
 from planner.searching.changes import Change
@@ -89,12 +90,17 @@ def parse(written: str) -> Axis:
         )
     name = known_name(word.strip())
     place = written[:80]
-    values = [value for each in text.split(",") for value in _values(name, each.strip(), place)]
+    values = [value for each in split_values(text) for value in _values(name, each.strip(), place)]
     if len(values) > MOST_VALUES:
         raise SpecError(
             f"{place} has {len(values)} values", allowed=f"at most {MOST_VALUES}", remedy="take larger steps"
         )
     return axis_of(name, list(dict.fromkeys(values)), place)
+
+
+def split_values(text: str) -> list[str]:
+    """What stands between commas, those in braces aside."""
+    return re.split(r",(?![^{]*\})", text)
 
 
 def axis_of(name: str, values: list[Any], place: str = "") -> Axis:
@@ -187,7 +193,8 @@ def _reshard(value: Any, place: str) -> Change:
 
 
 def _gpu(value: Any, place: str) -> Change:
-    return {"cluster.gpu": gpu_names.look_up(str(value), place=place).name}
+    gpu = read_gpu(str(value), place)
+    return {"cluster.gpu": gpu.name or {"total_bytes": gpu.total_bytes, "arch": gpu.arch}}
 
 
 def _offload(value: Any, place: str) -> Change:

@@ -9,7 +9,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.job import consistency
 from planner.job.compile_checks import with_scope
-from planner.job.gpu_names import job_on_gpu
+from planner.job.loading import job_on_gpu
 from planner.job.nodes import Node
 from planner.job.schema import Adapter, Job, Optimizer, Recompute
 
@@ -44,7 +44,8 @@ def only_new(job: Job, change: Change) -> dict[str, Any]:
 def value_at(job: Job, path: str) -> Any:
     """What the job says at a dotted key, as a spec writes it."""
     if path == "cluster.gpu":
-        return job.cluster.gpu.name
+        gpu = job.cluster.gpu
+        return gpu.name or {"total_bytes": gpu.total_bytes, "arch": gpu.arch}
     value: Any = job
     for key in path.split("."):
         if isinstance(value, Optimizer) and key != "name":

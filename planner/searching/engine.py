@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
+from planner.job.schema import Gpu
 from planner.report.statement import Verdict
 from planner.searching.exact import Answer, Exact, OutOfTimeError, Plans, Refused
 from planner.searching.exceeded import Exceeded
@@ -22,6 +23,10 @@ from planner.searching.weighing import MOST_LOOKED_AT, Progress, Scales, Weighed
 
 _WEIGHING_SHARE = 0.5
 """Of the time, at most, for looking through candidates."""
+
+
+_TRACE_SECONDS = 3.0
+"""Of an 8B model by FSDP2, with its replay; tensor parallelism and pipelines take longer (docs/performance.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +96,11 @@ def search(
     any_fit: bool = False,
     progress: Progress = lambda _: None,
     watch: Watch = lambda _: None,
+    note: Progress = lambda _: None,
 ) -> SearchResult:
-    """The best `top` candidates that fit; with `any_fit` the first that are found, whatever could be better. Raises
-    SpecError for a space that its rules leave empty."""
+    """The best `top` candidates that fit; with `any_fit` the first that are found, whatever could be better. `note`
+    is told before the first plan where the time will not be enough. Raises SpecError for a space that its rules leave
+    empty."""
     began = time.monotonic()
     scales = Scales(space.size)
     result = SearchResult(space, objective, scales)
@@ -106,6 +113,8 @@ def search(
     run = _Run(space, plans, objective, top, any_fit, tell, result, began)
     try:
         weigh(space, objective, scales, tell, most, lambda: _is_weighed_enough(plans, began, time_left))
+        if (expected := len(scales.groups) * _TRACE_SECONDS / plans.processes) > time_left:
+            note(_not_all(scales, expected, time_left))
         run.decide(list(scales.groups.values()))
     except KeyboardInterrupt:
         result.stopped = "interrupted"
@@ -175,7 +184,7 @@ class _Run:
             return
         self.result.traced += 1
         self.result.planned += len(group)
-        fitting: dict[str, Row] = {}
+        fitting: dict[Gpu, Row] = {}
         for weighed, answer in zip(group, answers, strict=True):
             if isinstance(answer, Refused):
                 self.result.refused[answer.reason] = self.result.refused.get(answer.reason, 0) + 1
@@ -186,7 +195,7 @@ class _Run:
             if not answer.fits:
                 self._remember(row)
                 continue
-            gpu = row.candidate.job.cluster.gpu.name
+            gpu = row.candidate.job.cluster.gpu
             fitting[gpu] = min((row, fitting.get(gpu, row)), key=_preference)
         for row in fitting.values():
             waiting.found()
@@ -217,6 +226,14 @@ class _Run:
 
 def _is_weighed_enough(plans: Plans, began: float, time_left: float) -> bool:
     return plans.is_over or time.monotonic() - began >= time_left * _WEIGHING_SHARE
+
+
+def _not_all(scales: Scales, expected: float, time_left: float) -> str:
+    return (
+        f"{scales.left:,} candidates may fit, and their {len(scales.groups):,} plans would take {expected:,.0f} s at"
+        f" least; {time_left:.0f} s are for the most usual of them. Fix axes (tp=1 pp=1 cp=1) for fewer, or give more"
+        " --time"
+    )
 
 
 def _planning(result: SearchResult, top: int) -> str:

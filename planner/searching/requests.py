@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import SpecError
-from planner.job import gpu_counts, gpu_names
+from planner.job import gpu_counts
 from planner.job.bundle import bundle
 from planner.job.json_text import canonical_json
-from planner.job.loading import BUNDLE_SCHEMA, load_bundle, load_document
+from planner.job.loading import BUNDLE_SCHEMA, job_on_gpu, load_bundle, load_document
 from planner.job.nearest import did_you_mean
 from planner.job.schema import Job
 from planner.searching.axes import Axis, parse
@@ -55,7 +55,7 @@ class SearchRequest:
                                 place="gpu")  # fmt: skip
             names = names or ((count.name,) if count.name else ())
         if names:
-            job = gpu_names.job_on_gpu(job, names[0], place="gpu")
+            job = job_on_gpu(job, names[0], place="gpu")
         refuse_inapplicable(self.objective, job, "objective")
         stated = global_batch_of(job)
         alone = _count(job) == 1

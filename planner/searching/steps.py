@@ -1,14 +1,19 @@
-"""Changes of a job that need less memory, the cheapest for the training first."""
+"""Changes of a job that need less memory, the cheapest for the training first; last those that train something else, or
+need other machines."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from planner.allocator.rules import Rules
+from planner.hardware import catalog
+from planner.job.gpu_counts import USUAL_NODE
 from planner.job.post_training_schema import PostTraining, Rollout, TrainerOffload
 from planner.job.schema import Job, Optimizer, Recompute
+from planner.searching.changes import apply, fault_of, only_new
 
 Change = dict[str, Any]
 Step = tuple[Change, Job]
@@ -16,6 +21,11 @@ Step = tuple[Change, Job]
 
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 """Optimizers of torch.optim with a fused implementation (torch 2.13, torch/optim)."""
+
+
+_NOTICEABLY = 1.05
+"""A larger GPU has so many times the memory: variants of one differ by less."""
+_MOST_GPUS = 1024
 
 
 def single(job: Job) -> Iterator[Step]:
@@ -48,6 +58,64 @@ def smaller_micro_batches(job: Job) -> Iterator[Step]:
         size, steps = size // 2, steps * 2
         change = {"train.micro_batch_size": size, "train.gradient_accumulation_steps": steps}
         yield change, _with_train(job, micro_batch_size=size, gradient_accumulation_steps=steps)
+
+
+def larger_gpus(job: Job) -> Iterator[Step]:
+    """GPUs of the same vendor with more memory, the smallest first."""
+    own = job.cluster.gpu
+    larger = [gpu for gpu in catalog.gpus().values() if gpu.total_bytes > _NOTICEABLY * own.total_bytes]
+    for gpu in sorted(larger, key=lambda each: each.total_bytes):
+        if gpu.arch[:2] == own.arch[:2]:
+            yield from _steps(job, {"cluster.gpu": gpu.name})
+
+
+def more_gpus(job: Job) -> Iterator[Step]:
+    """Twice the GPUs and so on, with and without recomputation: parameters, gradients and state are sharded over all
+    that have samples of their own. The global batch stays where it can be divided."""
+    cluster, parallel, train = job.cluster, job.parallel, job.train
+    data = parallel.dp_replicate.degree * parallel.dp_shard.degree
+    times = 2
+    while cluster.nodes * cluster.gpus_per_node * times <= _MOST_GPUS:
+        gpus = cluster.nodes * cluster.gpus_per_node * times
+        per_node = min(gpus, max(USUAL_NODE, cluster.gpus_per_node)) if cluster.nodes == 1 else cluster.gpus_per_node
+        if gpus % per_node:
+            per_node = cluster.gpus_per_node
+        change: Change = {"cluster.nodes": gpus // per_node, "cluster.gpus_per_node": per_node}
+        if parallel.deepspeed is not None:
+            change["parallel.dp_replicate.degree"] = parallel.dp_replicate.degree * times
+        else:
+            change |= {"parallel.dp_replicate.degree": 1, "parallel.dp_shard.degree": data * times}
+            if train.precision == "bf16_autocast":
+                change["train.precision"] = "fsdp_mixed"
+        share, left = divmod(train.micro_batch_size * train.gradient_accumulation_steps, times)
+        if not left and parallel.pp.degree == 1:
+            size = math.gcd(share, train.micro_batch_size)
+            change |= {"train.micro_batch_size": size, "train.gradient_accumulation_steps": share // size}
+        yield from _steps(job, change, {**change, "train.recompute": "full"})
+        times *= 2
+
+
+def adapters(job: Job, kind: str, refused: Container[str]) -> Iterator[Step]:
+    """LoRA (`lora`, or `qlora` beside a model in four bits) in the place of training every parameter: by itself, with
+    recomputation, and with all that saves memory."""
+    if job.model.hf_config is None or (job.model.adapter is not None and job.model.adapter.kind in (kind, "qlora")):
+        return
+    half = "float16" if job.train.precision == "fp16_autocast" else "bfloat16"
+    change: Change = {"model.adapter": {"kind": kind, "r": 16, "alpha": 32}, "model.parameter_dtype": half}
+    found = list(_steps(job, change, {**change, "train.recompute": "full"}))
+    yield from found
+    if found:
+        *_, (more, changed) = [({}, found[0][1]), *rows(found[0][1], refused)]
+        yield {**found[0][0], **more}, changed
+
+
+def _steps(job: Job, *wanted: Change) -> Iterator[Step]:
+    """Changes that the rules of a spec allow, without what the job has already; each once."""
+    for order, change in enumerate(wanted):
+        new = only_new(job, change)
+        changed = apply(job, new)
+        if fault_of(changed) is None and new not in [only_new(job, each) for each in wanted[:order]]:
+            yield new, changed
 
 
 def _bucket_view(job: Job) -> Step | None:

@@ -21,7 +21,12 @@ _STOPPED = {"time": "The time was over", "interrupted": "It was interrupted"}
 
 def render_search(result: SearchResult, style: Style) -> str:
     """The candidates, and what was done to find them."""
-    lines = [style.paint(_title(result), "bold"), ""]
+    lines = [style.paint(_title(result), "bold")]
+    if result.stopped:
+        ranks = " and could rank before the last one shown" if result.rows else ""
+        said = f"{result.undecided:,} of {result.scales.left:,} candidates are undecided{ranks}."
+        lines += textwrap.wrap(f"{_STOPPED[result.stopped]}: {said}", style.width)
+    lines.append("")
     if result.rows:
         lines += [*_table(result, style), ""]
     lines += [line for sentence in _sentences(result) for line in textwrap.wrap(sentence, style.width)]
@@ -84,11 +89,6 @@ def _sentences(result: SearchResult) -> Iterator[str]:
         yield f"Rules that were broken: {rules}."
     for reason, count in list(result.refused.items())[:3]:
         yield f"Not planned ({count:,}): {reason}."
-    if result.stopped:
-        yield (
-            f"{_STOPPED[result.stopped]}: {result.undecided:,} candidates that could rank before the last one shown are"
-            " undecided."
-        )
     if not result.rows:
         yield from _closest(result)
     yield f"{result.seconds:.1f} s" + (

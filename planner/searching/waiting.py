@@ -19,8 +19,8 @@ _LATEST = 9
 """Plans that the ratio is the median of."""
 
 _ALIKE = 200
-"""Groups of the best rank of which the one whose plan is quickest is planned first: the roofline tells the best few
-hundred of thousands no further apart than it is wrong by, and so far more is found in the same time."""
+"""Groups of the best rank of which the most usual, and of those the quickest, is planned first: the roofline tells the
+best few hundred of thousands no further apart than it is wrong by."""
 
 Rank = tuple[float, int]
 _Entry = tuple[Rank, list[Weighed]]
@@ -45,14 +45,16 @@ class Waiting:
         are wanted, so that only what could displace them counts."""
         for heap in (self._likely, self._doubtful):
             if heap and (not enough or heap[0][0] < last):
-                return self._quickest(heap, last if enough else None)
+                return self._next(heap, last if enough else None)
         return []
 
-    def _quickest(self, heap: list[_Entry], last: Rank | None) -> list[Weighed]:
-        """Of the best the quickest, and before anything is found the quickest of all: that is an answer soon."""
+    def _next(self, heap: list[_Entry], last: Rank | None) -> list[Weighed]:
+        """Of the best the most usual, and of those the quickest; before anything is found of all of them: that is an
+        answer soon, and one that somebody asked for."""
         alike = heap if not self._is_anything_found else heapq.nsmallest(_ALIKE, heap)
         entry = min(
-            (each for each in alike if last is None or each[0] < last), key=lambda each: (each[1][0].effort, each[0])
+            (each for each in alike if last is None or each[0] < last),
+            key=lambda each: (each[1][0].unusual, each[1][0].effort, each[0]),
         )
         heap.remove(entry)
         heapq.heapify(heap)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from planner.bound.lower_bound import lower_bound
 from planner.errors import SpecError
-from planner.searching.effort import effort_of
+from planner.searching.effort import effort_of, unusual_of
 from planner.searching.objectives import Objective
 from planner.searching.roofline import Cost, cost_of
 from planner.searching.rules import broken_rule
@@ -33,6 +33,8 @@ class Weighed:
     cost: Cost | None
     effort: float = 1.0
     """Of its plan, beside others."""
+    unusual: int = 0
+    """How few people ask for it."""
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -111,6 +113,7 @@ def _weigh_one(space: Space, objective: Objective, number: int, found: Scales) -
         capacity_bytes=bound.capacity_bytes,
         cost=cost,
         effort=effort_of(candidate.job),
+        unusual=unusual_of(candidate.job),
     )
     found.groups.setdefault(_traced_key(space, candidate), []).append(weighed)
 

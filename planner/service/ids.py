@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from planner.calibration.interval import Calibration
 from planner.job.json_text import canonical_json
@@ -60,7 +60,7 @@ def run_order_of(request: RunRequest, calibration: Calibration, settings: Settin
     parts = {
         "files": hashlib.sha256(request.tarball).hexdigest() if request.tarball else request.folder,
         "command": list(request.command),
-        "gpu": request.gpu,
+        "gpu": asdict(request.gpu),
         "ranks": request.ranks,
         "steps": request.steps,
         "strict": request.strict,

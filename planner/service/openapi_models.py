@@ -106,7 +106,8 @@ class Plan(_Answer):
 
 
 class PlanSummary(BaseModel):
-    """A plan in a list. Bytes are sums over all ranks of the job."""
+    """A plan in a list. Requested and predicted bytes are sums over all ranks of the job, the others those of the rank
+    that takes the most, and of its GPU."""
 
     plan_id: str
     trace_id: str
@@ -120,6 +121,8 @@ class PlanSummary(BaseModel):
     ranks: int
     requested_bytes: int
     predicted_bytes: int
+    fullest_bytes: int
+    capacity_bytes: int
 
 
 class PlanList(_Answer):

@@ -25,6 +25,8 @@ class Timeline(BaseModel):
     capacity_bytes: int
     outside_bytes: int
     at: list[int]
+    places: list[float]
+    """Where the moments lie on the width of a picture, from 0 to 1."""
     allocated_bytes: dict[str, list[int]]
     reserved_bytes: list[int]
     phases: list[dict[str, Any]]

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from planner.errors import PlannerError, SpecError
-from planner.job.gpu_names import look_up
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
@@ -73,7 +72,7 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
     """Run ranks of a program behind walls, one after the other, judge them, and answer the statement."""
     asked = order.request
     work = inputs_of(
-        asked.line, asked.command, look_up(asked.gpu), ranks=asked.ranks, steps=asked.steps, strict=asked.strict,
+        asked.line, asked.command, asked.gpu, ranks=asked.ranks, steps=asked.steps, strict=asked.strict,
         limits=order.limits, calibration=order.calibration, walled=order.walled,
         host_memory_bytes=asked.host_memory_bytes,
     )  # fmt: skip

@@ -13,8 +13,9 @@ from starlette.requests import Request
 
 from planner.errors import SpecError
 from planner.importers.shell_words import words_of
-from planner.job.gpu_names import look_up
 from planner.job.host_memory import read_host_memory
+from planner.job.loading import read_gpu
+from planner.job.schema import Gpu
 from planner.planning.program_ranks import choose_ranks
 from planner.running.launch_line import LaunchLine, parse
 from planner.service.bodies import content_of, media_type, unsupported_error
@@ -78,7 +79,7 @@ class RunRequest:
 
     line: LaunchLine
     command: tuple[str, ...]
-    gpu: str
+    gpu: Gpu
     ranks: str
     steps: int
     strict: bool
@@ -138,7 +139,7 @@ def _request(body: RunBody, text_of: Callable[[str], str]) -> RunRequest:
     return RunRequest(
         line=line,
         command=tuple(words),
-        gpu=look_up(body.gpu, place="gpu").name,
+        gpu=read_gpu(body.gpu, "gpu"),
         ranks=body.ranks,
         steps=body.steps,
         strict=body.strict,

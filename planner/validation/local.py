@@ -15,7 +15,7 @@ import ray
 
 from planner.comparing.comparison_text import render
 from planner.hardware import catalog
-from planner.job import gpu_names
+from planner.job.loading import job_on_gpu
 from planner.job.schema import Gpu, Job
 from planner.runtime.limits import Limits
 from planner.tracing.isolation import Isolation
@@ -30,7 +30,7 @@ _OBJECT_STORE_BYTES = 200 * 10**6
 
 def job_on_this_gpu(job: Job, gpu: str) -> Job:
     """The job on the GPU of that name; on its own if the name is empty. Raises SpecError."""
-    return gpu_names.job_on_gpu(job, gpu, place="--gpu") if gpu else job
+    return job_on_gpu(job, gpu, place="--gpu") if gpu else job
 
 
 def validate(request: Request, *, seconds: float, rehearsal: bool) -> Result:

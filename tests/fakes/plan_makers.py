@@ -59,7 +59,7 @@ def ran(order: RunOrder, judged: Plan) -> ProgramStatement:
     """The statement on a program whose ranks hold what those of a plan do."""
     return ProgramStatement(
         plan_id=order.plan_id, trace_id=order.trace_id, metadata=order.request.metadata, command=order.request.command,
-        gpu=order.request.gpu, nodes=order.request.line.nodes, gpus_per_node=order.request.line.processes_per_node,
+        gpu=order.request.gpu.name, nodes=order.request.line.nodes, gpus_per_node=order.request.line.processes_per_node,
         ending="ended", iterations=3, seen={}, unseen=(), allocator_conf="", calibrated=False,
         rank_classes=judged.rank_classes, assumptions=(), out_of_memory=(), provenance=judged.provenance,
     )  # fmt: skip

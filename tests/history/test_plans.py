@@ -45,7 +45,9 @@ def test_storing_again_is_the_same_as_once(history: History, plan: Callable[...,
     assert len(history.plans.rank_classes(plan().plan_id)) == 2
 
 
-def test_a_summary_sums_over_all_ranks(history: History, plan: Callable[..., Plan], clock: Any) -> None:
+def test_a_summary_sums_over_all_ranks_and_has_the_fullest_of_them(
+    history: History, plan: Callable[..., Plan], clock: Any
+) -> None:
     history.plans.put(plan(team="", name="run\nwith\0odd\ud800 name"))
 
     assert history.plans.newest() == (
@@ -53,6 +55,7 @@ def test_a_summary_sums_over_all_ranks(history: History, plan: Callable[..., Pla
             plan_id=plan().plan_id, trace_id=plan().trace_id, stored_at=clock.now, verdict=Verdict.FITS,
             calibrated=False, name="run with odd  name", team="", queue="h100", gpu="H100-SXM-80GB", ranks=8,
             requested_bytes=8 * 80 * GIB, predicted_bytes=(40 + 7 * 30) * GIB,
+            fullest_bytes=40 * GIB, capacity_bytes=80 * GIB,
         ),
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from planner.admission.kubernetes import BUNDLE, CONFIGMAP, ConfigMapKey, Pods, 
 from planner.admission.kubernetes_specs import differences, read
 from planner.errors import SpecError
 from planner.hardware import catalog
-from planner.job.gpu_names import job_on_gpu
+from planner.job.loading import job_on_gpu
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 

@@ -148,6 +148,19 @@ def test_a_moment_of_the_timeline_says_who_holds_what(page: Browser) -> None:
     assert 0.3 * end < middle < 0.7 * end
 
 
+def test_the_peak_is_marked_with_its_bytes_and_wide_enough_to_be_seen(page: Browser) -> None:
+    plan_spec(page, "peak")
+    shown_verdict(page, "peak")
+    drawn = httpx.get(f"{page.url}/v1/plans/{page.text('.about a')}/timeline").json()
+
+    assert page.text(".chart .peak-bytes") == f"peak {size(drawn['peak']['allocated_bytes'])}"
+    at = drawn["at"].index(drawn["peak"]["event"])
+    chart = page.find(".chart").size["width"]
+    assert (drawn["places"][at + 1] - drawn["places"][at]) * chart > 4
+    mark = float(page.find(".chart circle.peak").get_attribute("cx") or 0)
+    assert drawn["places"][at] * chart < mark < drawn["places"][at + 1] * chart + 70
+
+
 def test_a_changed_value_is_planned_again_beside_what_it_was(page: Browser, service: RealService) -> None:
     plan_spec(page, "changed", batch=2)
     shown_verdict(page, "changed")
@@ -193,11 +206,15 @@ def test_what_is_wrong_with_a_spec_is_said_in_three_parts_at_its_line(page: Brow
     assert selected.startswith("micro_batch: 2")
 
 
-def test_an_unknown_model_is_answered_with_the_nearest_at_its_field(page: Browser) -> None:
-    page.fill("#model", "Qwen/Qwen3-9B")
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("Qwen/Qwen3-8", "did you mean `Qwen/Qwen3-8B`?"), ("Qwen/Qwen3-9B", "send the content of its config.json")],
+)
+def test_an_unknown_model_is_answered_with_what_to_give_at_its_field(page: Browser, model: str, said: str) -> None:
+    page.fill("#model", model)
     page.click("button.main")
 
-    assert "Did you mean" in page.text("#plan-problem").replace("did", "Did")
+    assert said in page.text("#plan-problem")
     assert page.focused.get_attribute("id") == "model"
 
 
@@ -281,6 +298,32 @@ def test_history_sets_predicted_beside_measured(page: Browser, service: RealServ
     assert first in names
     jobs.find_element("link text", "measured").click()
     assert shown_verdict(page, "measured") == "It fits measured"
+
+
+def test_history_says_what_the_fullest_rank_takes(page: Browser, service: RealService) -> None:
+    spec = TINY.format(name="uneven", batch=1).replace("gpus_per_node: 1", "gpus_per_node: 2")
+    spec = spec.replace("layers: 2, hidden: 64", "layers: 5, hidden: 512")
+    spec = spec.replace("train: {", "train: {gradient_accumulation_steps: 4, ") + "parallel: {pp: {degree: 2}}\n"
+    plan_spec(page, "uneven", spec=spec)
+    shown_verdict(page, "uneven")
+    classes = service.history.plans.rank_classes(page.text(".about a"))
+    page.click('nav a[href="#history"]')
+
+    rows = page.find("section[aria-label=Plans]").find_elements("css selector", "tbody tr")
+    (row,) = [each.text for each in rows if each.text.startswith("uneven")]
+    taken = {each.device_bytes for each in classes}
+    assert len(taken) == 2
+    assert f"{size(max(taken))} {size(classes[0].capacity_bytes)}" in row
+
+
+def test_what_is_written_into_a_field_is_seen_whole(page: Browser) -> None:
+    page.find("#gpu option[value='T4-16GB']")
+    page.click('nav a[href="#snapshot"]')
+
+    conf = page.find("#snapshot-conf")
+    assert conf.get_attribute("value") == "expandable_segments:True"
+    room = "const it = arguments[0]; it.style.paddingRight = '2.2em'; return it.clientWidth - it.scrollWidth"
+    assert page.run(room, conf) >= 0
 
 
 def test_a_snapshot_that_is_dropped_is_explained(page: Browser, snapshot: Path) -> None:

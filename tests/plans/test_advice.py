@@ -15,11 +15,13 @@ from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, R
 from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
 from planner.planning.pipeline import judge_traces
+from planner.report.plan_text import change_text
 from planner.report.statement import Advice, Verdict
 from planner.searching.advice import Advised, advise
-from planner.searching.answer import plan_and_advise
+from planner.searching.answer import plan_and_advise, what_was_tried
 from planner.searching.exact_groups import PlansHere
-from planner.units import GIB, MIB
+from planner.searching.steps import more_gpus
+from planner.units import GIB, MIB, show_bytes
 
 JobOf = Callable[..., Job]
 Told = Callable[[Job], Any]
@@ -67,7 +69,7 @@ def advice_for(job: Job, told: Told, calibration: Calibration | None = None) -> 
 
 def tried(job: Job, calibration: Calibration | None = None, **named: Any) -> Advised:
     plans = PlansHere() if calibration is None else PlansHere(calibration=calibration)
-    return advise(job, plans, relayout=False, **named)
+    return advise(job, plans, widely=False, **named)
 
 
 def changed(job: Job, change: dict[str, Any]) -> Job:
@@ -286,7 +288,7 @@ def test_what_is_tried_is_told_while_it_goes_on(job_of: JobOf, needs: Needs) -> 
 
     tried(on(job, needs(job) - 4 * MIB), progress=said.append)
 
-    assert "trying parallel.dp_replicate.gradient_as_bucket_view: True" in said
+    assert "trying parallel.dp_replicate.gradient_as_bucket_view: true" in said
     assert "trying train.recompute: full" in said
 
 
@@ -303,10 +305,83 @@ def test_of_what_all_changes_at_once_cannot_mend_only_that_is_tried_and_said(job
 def test_what_came_closest_is_said_with_the_bytes_that_it_lacks(job_of: JobOf, told: Told) -> None:
     job = barely(roomy(job_of, micro_batch_size=2, ddp=None), told)
 
-    found = plan_and_advise(job)
+    found = tried(job)
 
-    plan = found.plan.advice_tried
-    assert plan is not None
-    closest = told(changed(job, dict(plan.closest_change))).planned.plan
-    assert plan.closest_lacks_bytes == -closest.rank_classes[0].headroom_bytes > 0
-    assert "closest came " in found.notes[-1]
+    assert found.closest is not None
+    change, exact = found.closest
+    closest = told(changed(job, dict(change))).planned.plan
+    assert exact.headroom_bytes == closest.rank_classes[0].headroom_bytes < 0
+    assert f"Closest came {change_text(change)}, which lacks {show_bytes(-exact.headroom_bytes)}. Planned: " in (
+        what_was_tried(found, 1.0)
+    )
+
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1024, "vocab_size": 2048,
+}  # fmt: skip
+
+
+def test_larger_gpus_more_of_them_and_adapters_are_said_where_the_state_alone_is_too_much() -> None:
+    spec = {
+        "model": {"hf_config": {**LLAMA, "hidden_size": 2048, "num_hidden_layers": 12, "intermediate_size": 8192}},
+        "train": {"sequence_length": 32, "precision": "bf16_autocast", "iterations": 2},
+        "cluster": {"gpu": {"total_bytes": 10 * GIB, "arch": "sm_90"}},
+    }
+    job = load_document(spec)
+    found = plan_and_advise(job).plan
+
+    assert [list(each.change) for each in found.advice] == [
+        ["cluster.gpu"],
+        ["cluster.gpus_per_node", "parallel.dp_shard.degree", "train.precision"],
+        ["model.adapter", "model.parameter_dtype"],
+        ["model.adapter", "model.parameter_dtype"],
+    ]
+    assert [each.change["model.adapter"]["kind"] for each in found.advice[2:]] == ["lora", "qlora"]
+    for each in found.advice:
+        plan = pipeline.plan(changed(job, dict(each.change)))
+        assert (plan.verdict, plan.rank_classes[0].peak.device_bytes) == (each.verdict, each.device_bytes)
+        assert plan.verdict is not Verdict.EXCEEDS
+
+
+def test_of_changes_that_their_bound_excludes_the_strongest_of_each_kind_is_said() -> None:
+    large = {**LLAMA, "hidden_size": 16384, "num_hidden_layers": 2048, "intermediate_size": 65536}
+    job = on(load_document({"model": {"hf_config": large}, "train": {"sequence_length": 2048},
+                            "cluster": {"gpu": "T4"}}), 16 * GIB)  # fmt: skip
+
+    found = advise(job, PlansHere())
+
+    assert (found.planned, found.advice, found.closest) == (0, (), None)
+    assert [next(reversed(change)) for change, _ in found.excluded] == [
+        "train.recompute", "cluster.gpu", "train.recompute", "train.recompute", "train.recompute",
+    ]  # fmt: skip
+    said = what_was_tried(found, 1.0)
+    assert "Too large at least, by their lower bound: " in said
+    assert "; cluster.gpu: B200-SXM-180GB (" in said
+
+
+@pytest.mark.parametrize(
+    ("parallel", "cluster", "train", "change"),
+    [
+        ({"dp_replicate": 2}, {"gpus_per_node": 2}, {"micro_batch_size": 2, "gradient_accumulation_steps": 2},
+         {"cluster.gpus_per_node": 4, "parallel.dp_replicate.degree": 1, "parallel.dp_shard.degree": 4,
+          "train.gradient_accumulation_steps": 1}),
+        ({"dp_shard": 8}, {"gpus_per_node": 8}, {"micro_batch_size": 4},
+         {"cluster.nodes": 2, "parallel.dp_shard.degree": 16, "train.micro_batch_size": 2}),
+        ({"dp_shard": 4, "tp": 2}, {"nodes": 2, "gpus_per_node": 4}, {"micro_batch_size": 1},
+         {"cluster.nodes": 4, "parallel.dp_shard.degree": 8}),
+    ],
+)  # fmt: skip
+def test_twice_the_gpus_share_the_global_batch_where_it_can_be_divided(
+    parallel: dict[str, int], cluster: dict[str, int], train: dict[str, int], change: dict[str, Any]
+) -> None:
+    spec = {
+        "model": {"hf_config": LLAMA},
+        "train": {"sequence_length": 32, **train},
+        "parallel": parallel,
+        "cluster": {"gpu": "H100-SXM-80GB", **cluster},
+    }
+
+    found, _ = next(more_gpus(load_document(spec)))
+
+    assert found == change

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from planner.events import Phase
+from planner.report.named_moments import NamedMoment
 from planner.report.plan_text import one_line, render
 from planner.report.statement import Plan, Verdict
 from planner.report.style import Style, size, style_of
@@ -98,6 +100,24 @@ def test_a_holder_without_a_module_is_called_by_its_operator_once(plan: Callable
     assert text.count("aten._foreach_sqrt") == 1
 
 
+@pytest.mark.parametrize("step", [2, 100_000])
+@pytest.mark.parametrize("heads", ["phase", "moments when jobs die"])
+def test_figures_stand_below_their_heads_at_any_step(plan: Callable[..., Plan], step: int, heads: str) -> None:
+    whole = plan()
+    (first,) = whole.rank_classes
+    late = tuple(replace(each, iteration=each.iteration and each.iteration + step - 2) for each in first.phases)
+    moment = NamedMoment(
+        name="a save of full_state_dict", phase=Phase.OPTIMIZER_STEP, iteration=step, allocated_bytes=GIB,
+        reserved_bytes=GIB, device_bytes=GIB, sentence="Said.",
+    )  # fmt: skip
+    text = render(replace(whole, rank_classes=(replace(first, phases=late, moments=(moment,)),)), Style())
+
+    head, *rows = text[text.index(f"  {heads} ") :].split("\n\n")[0].splitlines()
+    figures = [[found.end() for found in re.finditer("GiB", row)] for row in rows if "GiB" in row]
+    names = [found.end() for found in re.finditer(r"allocated|reserved|at its end|device", head)]
+    assert figures == [names] * len(figures)
+
+
 def _worded(plan: Plan, **changes: object) -> str:
     changed = replace(plan, rank_classes=(replace(plan.rank_classes[0], **changes),))
     return next(line for line in render(changed, Style(width=120)).splitlines() if line.startswith("It "))
@@ -166,3 +186,19 @@ def test_iterations_that_are_alike_are_shown_once(plan: Callable[..., Plan]) -> 
 
     assert "and so until iteration 40" in text
     assert [number for number in range(1, 42) if f"iteration {number} " in text] == [1, 2, 41]
+
+
+def test_of_many_iterations_the_first_the_last_and_that_of_the_peak_are_shown(plan: Callable[..., Plan]) -> None:
+    whole = plan()
+    (first,) = whole.rank_classes
+    loaded = [each for each in first.phases if not each.iteration]
+    like = next(each for each in first.phases if each.iteration == 2)
+    many = [replace(like, iteration=number, end_allocated_bytes=number) for number in range(1, 31)]
+    grown = replace(first, phases=(*loaded, *many), peak=replace(first.peak, iteration=20))
+
+    lines = render(replace(whole, rank_classes=(grown,)), Style()).splitlines()
+
+    shown = [
+        line.split()[1] if "iteration " in line[:12] else line.strip() for line in lines if "iteration" in line[:35]
+    ]
+    assert shown == ["1", "2", "3", "16 iterations between", "20", "8 iterations between", "29", "30"]

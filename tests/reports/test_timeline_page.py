@@ -18,7 +18,7 @@ from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
 from planner.report.category_colors import STACKED
 from planner.report.class_timeline import ClassTimeline
 from planner.report.rank_class import state_rank_class
-from planner.report.series import thin
+from planner.report.series import Places, thin
 from planner.report.statement import OutsideAllocator, Plan
 from planner.report.timeline_page import render_page
 
@@ -123,3 +123,32 @@ def test_thinning_keeps_the_peak_and_stays_exact(training: list[Event]) -> None:
     assert timeline.peak_allocated_index in series.at
     sums = [sum(sizes) for sizes in zip(*series.allocated_bytes.values(), strict=True)]
     assert sums == [timeline.allocated_bytes[moment] for moment in series.at]
+
+
+def test_places_are_shares_of_the_events_where_no_phase_is_narrow() -> None:
+    places = Places(list(range(100)), [1] * 50 + [2] * 50, [(0, 50), (50, 100)])
+
+    assert [places.of(event) for event in (0, 25, 50, 75, 100)] == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=0.01)
+
+
+def test_a_phase_of_few_events_and_its_peak_are_wide_enough_to_be_seen() -> None:
+    at = list(range(0, 10_000, 10))
+    allocated = [10 if moment < 9_900 else 12 for moment in at]
+    allocated[995] = 100  # at event 9,950, for ten events of 10,000
+    places = Places(at, allocated, [(0, 9_900), (9_900, 10_000)])
+
+    phase = places.of(10_000) - places.of(9_900)
+    peak = places.of(9_960) - places.of(9_950)
+    assert 0.03 < phase < 0.06
+    assert peak == pytest.approx(0.01, abs=0.001)
+    assert [places.of(event) for event in at] == sorted(places.of(event) for event in at)
+
+
+def test_the_phases_and_moments_of_a_page_lie_where_the_places_say(
+    plan: Callable[..., Plan], training: list[Event]
+) -> None:
+    (shown,) = _data(_page(plan(), training))["classes"]
+
+    assert [each["left"] for each in shown["phases"]] == [shown["places"][each["first"]] for each in shown["phases"]]
+    assert [each["right"] for each in shown["phases"]] == [*(each["left"] for each in shown["phases"][1:]), 1]
+    assert shown["places"] == sorted(shown["places"])

@@ -19,8 +19,12 @@ import pytest
 
 from planner import cli
 from planner.bound.lower_bound import lower_bound
+from planner.job.axes import axis_degrees
 from planner.job.schema import Job
-from planner.units import MIB
+from planner.searching.engine import search
+from planner.searching.objectives import Objective
+from planner.searching.space import Space, usual_axes
+from planner.units import GIB, MIB
 
 SPEC = """
 metadata: {name: small}
@@ -117,7 +121,27 @@ def test_a_space_of_a_thousand_million_is_ended_by_the_time_and_says_how_far_it_
     assert ", spread evenly over " in out
     size = int(out.split("spread evenly over ")[1].split()[0].replace(",", ""))
     assert size > 1_000_000_000
-    assert "The time was over" in out
+    assert out.splitlines()[1].startswith("The time was over: ")
+
+
+def test_where_the_time_is_not_enough_that_is_said_before_the_first_plan(run: Run) -> None:
+    _, out, err = run("search", "JOB", "--gpus", "8", "--time", "1", "--objective", "memory")
+
+    assert re.search(r"note: [\d,]+ candidates may fit, and their [\d,]+ plans would take [\d,]+ s at least; 1 s", err)
+    assert "note:" not in run("search", "JOB", "--objective", "memory", "tp=1", "pp=1", "cp=1", "recompute=none")[2]
+    assert out
+
+
+def test_the_most_usual_of_the_best_is_planned_first(small: Any, supposed: Any) -> None:
+    job = small()
+    space = Space(base=job, axes=tuple(usual_axes(job, 8, 8, 64, {})), global_batch=64)
+    plans = supposed(lambda each: (lower_bound(each).least_bytes,) * 2, most=6)
+
+    search(space, plans, objective=Objective.MEMORY)
+
+    degrees = [[degree for degree in axis_degrees(each.parallel).values() if degree > 1] for each in plans.planned]
+    assert degrees == [[8]] * len(degrees)
+    assert {each.train.recompute.mode for each in plans.planned} <= {"none", "full"}
 
 
 def test_max_prints_every_size_that_it_planned(run: Run) -> None:
@@ -134,6 +158,29 @@ def test_max_where_not_even_the_smallest_fits_ends_with_3(run: Run) -> None:
     code, out, _ = run("max", "JOB", "sequence_length", "--step", "64", gpu="{total_bytes: 0.7GiB, arch: sm_90}")
 
     assert (code, out.splitlines()[0]) == (3, "No sequence_length is known to fit, not even 64")
+
+
+def test_the_job_and_its_axis_may_stand_in_either_order(run: Run) -> None:
+    gpu = "{total_bytes: 4GiB, arch: sm_90}"
+
+    assert run("max", "micro_batch_size", "JOB", gpu=gpu) == run("max", "JOB", "micro_batch_size", gpu=gpu)
+    assert run("sweep", "micro_batch_size=1,2", "JOB")[:2] == run("sweep", "JOB", "micro_batch_size=1,2")[:2]
+
+
+def test_min_needs_no_axis_since_there_is_one(run: Run) -> None:
+    assert run("min", "JOB")[:2] == run("min", "JOB", "gpus")[:2] == run("min", "gpus", "JOB")[:2]
+
+
+def test_gpus_given_by_their_figures_are_compared_like_those_with_names(run: Run) -> None:
+    gpus = "{total_bytes: 4GiB, arch: sm_90},{total_bytes: 3GiB, arch: sm_90},H100"
+    code, out, _ = run(
+        "search", "JOB", "--objective", "memory", "--gpu", gpus, "--format", "json", "tp=1", "pp=1", "cp=1",
+        "dp_replicate=2", "recompute=none", "micro_batch_size=1", "allocator=default",
+    )  # fmt: skip
+
+    found = [each["change"].get("cluster.gpu") for each in json.loads(out)["candidates"]]
+    assert code == 0
+    assert sorted(found, key=str) == ["H100-SXM-80GB", None, {"total_bytes": 3 * GIB, "arch": "sm_90"}]
 
 
 def test_min_says_why_fewer_are_not_enough(run: Run) -> None:
@@ -203,6 +250,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a size that is none": (("max", "JOB", "micro_batch"), "planner max does not know 'micro_batch'"),
     "no size": (("max", "JOB"), "planner max takes one axis, and 0 are given"),
+    "two axes": (("min", "JOB", "gpus", "tp"), "planner min takes one axis, and 2 are given"),
+    "an axis without a job": (("max", "micro_batch_size"), "nothing says which job"),
     "something else than GPUs": (("min", "JOB", "gpu"), "planner min does not know 'gpu'"),
 }
 

@@ -92,7 +92,12 @@ def test_programs_are_run_where_the_operator_says_so_and_for_whom(asgi: Asgi, pl
     assert asgi(programs=True, code_token_sha256="0" * 64).post("/v1/runs", **sent).status_code == 401
     assert asgi(programs=True).post("/v1/runs", **sent).status_code == 200
     ((asked, seconds),) = plan_provider.ran
-    assert (asked.line.program, asked.gpu, asked.tarball, seconds) == ("t.py", "H100-SXM-80GB", sent["content"], None)
+    assert (asked.line.program, asked.gpu.name, asked.tarball, seconds) == (
+        "t.py",
+        "H100-SXM-80GB",
+        sent["content"],
+        None,
+    )
 
 
 def test_a_program_in_a_shared_folder_is_named_by_its_path(asgi: Asgi, plan_provider: Any, tmp_path: Path) -> None:

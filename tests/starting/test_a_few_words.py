@@ -19,6 +19,7 @@ from planner.hardware import catalog
 from planner.job import gpu_counts
 from planner.job.gpu_counts import GpuCount
 from planner.job.loading import load_yaml
+from planner.units import GIB
 
 FIRST_LINE = "{} --gpus 4x{} --lora r=16 --seq 4096 --batch 2 --fsdp"
 MODELS = [
@@ -121,6 +122,17 @@ def test_what_nobody_says_is_taken_as_most_people_train_and_said() -> None:
 )  # fmt: skip
 def test_each_option_is_its_keys(line: str, section: str, said: dict[str, Any]) -> None:
     assert spec_of(f"Qwen/Qwen3-0.6B {line}")[section] == said
+
+
+@pytest.mark.parametrize("options", [
+    "--gpu '{total_bytes: 9.5GiB, arch: sm_75}'", "--gpus '1x{total_bytes: 9.5GiB, arch: sm_75}'",
+    "--gpus T4 --set cluster.gpu='{total_bytes: 9.5GiB, arch: sm_75}'",
+])  # fmt: skip
+def test_a_gpu_that_the_catalog_does_not_have_is_given_by_its_figures(options: str) -> None:
+    found = spec_of(f"openai-community/gpt2 {options}")
+
+    assert found["cluster"]["gpu"] == {"total_bytes": 19 * GIB // 2, "arch": "sm_75"}
+    assert found["train"]["precision"] == "fp16_autocast"
 
 
 def test_pictures_need_no_sequence() -> None:

@@ -59,5 +59,49 @@ def test_a_model_is_found_by_its_config() -> None:
     assert [each.config if each else None for each in found] == [model.config for model in MODELS.values()]
 
 
-def test_about_forty_models_and_more_are_known() -> None:
-    assert len(MODELS) >= 40
+@pytest.mark.parametrize(
+    "name",
+    [
+        "google/gemma-3-4b-it", "google/gemma-4-31B-it", "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1",
+        "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-30B-A3B-Instruct-2507",
+        "Qwen/Qwen3.5-27B", "Qwen/QwQ-32B", "meta-llama/Llama-3.3-70B-Instruct",
+        "meta-llama/Llama-3.2-11B-Vision", "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+        "microsoft/Phi-4-mini-instruct", "mistralai/Ministral-8B-Instruct-2410",
+        "mistralai/Ministral-3-8B-Instruct-2512", "mistralai/Mistral-Small-3.2-24B-Instruct-2506",
+        "openai/gpt-oss-120b", "allenai/OLMo-2-0325-32B-Instruct", "allenai/Olmo-3-7B-Think",
+        "HuggingFaceTB/SmolLM3-3B", "zai-org/GLM-4.5-Air", "zai-org/GLM-4.6", "moonshotai/Kimi-K2-Instruct",
+        "MiniMaxAI/MiniMax-M2.5", "ibm-granite/granite-3.3-8b-instruct", "answerdotai/ModernBERT-large",
+    ],
+)  # fmt: skip
+def test_the_families_of_the_last_two_years_are_known(name: str) -> None:
+    assert known_models.by_name(name) is not None
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("qwen3-8", ["Qwen/Qwen3-8B"]),
+        ("Qwen/Qwen2.5-VL-7B", ["Qwen/Qwen2.5-VL-7B-Instruct"]),
+        ("llama-4-scout", ["meta-llama/Llama-4-Scout-17B-16E"]),
+        ("Llama-3.1-8B-Instrct", ["meta-llama/Llama-3.1-8B"]),
+        ("mistrall-7B-v0.1", ["mistralai/Mistral-7B-v0.1"]),
+        ("Mistral-7B", ["mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B-v0.3"]),
+        ("bert-base", ["bert-base-uncased"]),
+    ],
+)
+def test_a_name_that_is_misspelt_or_not_whole_leads_to_models_of_its_own_size_and_kind(
+    written: str, meant: list[str]
+) -> None:
+    assert known_models.near(written) == meant
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Qwen/Qwen3-9B", "google/gemma-3-9b-it", "deepseek-ai/DeepSeek-V4", "Qwen/Qwen2.5-Omni-7B",
+        "Qwen3-Embedding-8B", "meta-llama/Llama-3-7B", "gpt5", "gpt2-xxl", "roberta-large",
+        "Qwen/Qwen3-8B-FP8", "zai-org/GLM-4.7",
+    ],
+)  # fmt: skip
+def test_a_model_of_another_version_size_or_kind_is_never_taken_for_the_one_that_was_written(written: str) -> None:
+    assert known_models.near(written) == []

@@ -84,12 +84,12 @@ function plansView(plans) {
     { name: "team", value: (row) => row.team },
     { name: "queue", value: (row) => row.queue },
     { name: "GPUs", value: (row) => row.gpu, cell: (row) => `${row.ranks} × ${row.gpu}` },
-    { name: "a GPU takes", kind: "number", value: (row) => row.predicted_bytes / row.ranks, cell: (row) => size(row.predicted_bytes / row.ranks) },
-    { name: "it has", kind: "number", value: (row) => row.requested_bytes / row.ranks, cell: (row) => size(row.requested_bytes / row.ranks) },
+    { name: "fullest GPU", kind: "number", value: (row) => row.fullest_bytes, cell: (row) => size(row.fullest_bytes) },
+    { name: "it has", kind: "number", value: (row) => row.capacity_bytes, cell: (row) => size(row.capacity_bytes) },
     { name: "calibrated", value: (row) => (row.calibrated ? "yes" : "no") },
     { name: "stored", value: (row) => row.stored_at, cell: (row) => localTime(row.stored_at) },
   ];
-  return section("Plans", "Bytes are the mean of a plan's ranks.",
+  return section("Plans", "Device bytes of the rank that takes the most, and what its GPU has.",
     sortableTable("Plans, newest first", columns, plans, { empty: "No plan is stored yet." }));
 }
 

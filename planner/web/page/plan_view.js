@@ -47,7 +47,8 @@ function sentenceOf(plan) {
   const who = ranksText(worst.ranks);
   const needs = `${capital(who)} ${who.startsWith("ranks") ? "take" : "takes"} ${size(worst.peak.device_bytes)} of the ${size(worst.capacity_bytes)} there are`;
   const room = worst.headroom_bytes < 0 ? `${size(-worst.headroom_bytes)} too much` : `${size(worst.headroom_bytes)} stay free`;
-  const releases = worst.cache_releases ? ` It fits only after ${worst.cache_releases} cache releases.` : "";
+  const times = worst.cache_releases;
+  const releases = times && plan.verdict !== "exceeds" ? ` It fits only after ${times} cache release${times > 1 ? "s" : ""}.` : "";
   const known = plan.calibrated ? "95 % interval" : "uncalibrated interval";
   return `${needs}: ${room}. The peak is in ${moment(worst.peak.phase, worst.peak.iteration)}; ${known} ${size(low)} to ${size(high)}.${releases}${hostSentence(plan.host)}`;
 }

@@ -18,8 +18,8 @@ export function open(where) {
   const form = html("form", { class: "card drop", id: "snapshot-form" },
     html("p", { id: "snapshot-help" }, "What torch.cuda.memory._dump_snapshot wrote, also as .gz or .xz. Drop the file here, or choose it. It is read by this service and not kept."),
     html("div", { class: "fields" },
-      html("p", {}, html("label", { for: "snapshot-file" }, "Snapshot"), file),
-      html("p", {}, html("label", { for: "snapshot-conf" }, "And with this PYTORCH_ALLOC_CONF"), conf,
+      html("p", { class: "wide" }, html("label", { for: "snapshot-file" }, "Snapshot"), file),
+      html("p", { class: "wide" }, html("label", { for: "snapshot-conf" }, "And with this PYTORCH_ALLOC_CONF"), conf,
         html("datalist", { id: "snapshot-confs" }, CONFS.map((value) => html("option", { value }))))),
     html("p", { class: "actions" }, html("button", { type: "submit", class: "main" }, "Explain")),
     html("div", { id: "snapshot-problem" }), html("p", { id: "snapshot-status", role: "status" }));

@@ -1,7 +1,7 @@
 /** Draws bytes by category over the allocator's events, stacked, with phases, reserved bytes and the capacity. */
 
 import { html, svg } from "./dom.js";
-import { GIB, words } from "./units.js";
+import { GIB, size, words } from "./units.js";
 
 const PAD = { left: 58, right: 12, top: 10, bottom: 38 };
 const HEIGHT = 340;
@@ -42,21 +42,23 @@ export class TimelineChart {
     const box = this.picture.getBoundingClientRect();
     const share = (event.clientX - box.left - PAD.left) / (box.width - PAD.left - PAD.right);
     if (share < 0 || share > 1) return;
-    this.look(this.placeOf(share * this.events));
+    this.look(this.momentAt(share));
   }
 
-  /** The latest moment of the series that is not after this event. */
-  placeOf(event) {
-    let [low, high] = [0, this.found.at.length];
+  /** The latest moment of the series that is not right of this place. */
+  momentAt(place) {
+    let [low, high] = [0, this.found.places.length];
     while (high - low > 1) {
       const middle = (low + high) >> 1;
-      if (this.found.at[middle] <= event) low = middle; else high = middle;
+      if (this.found.places[middle] <= place) low = middle; else high = middle;
     }
     return low;
   }
 
-  get events() {
-    return Math.max(this.found.events, 1);
+  /** The place between which and the next a moment is drawn, in the middle. */
+  middleOf(index) {
+    const { places } = this.found;
+    return (places[index] + (places[index + 1] ?? 1)) / 2;
   }
 
   draw() {
@@ -68,7 +70,7 @@ export class TimelineChart {
     // A capacity far above everything would flatten the picture: then the legend names it, and it is not drawn.
     const near = limit > 0 && limit < highest * 3;
     const top = Math.max(highest, near ? limit : 0) * 1.06;
-    this.x = (event) => PAD.left + (event / this.events) * (width - PAD.left - PAD.right);
+    this.x = (place) => PAD.left + place * (width - PAD.left - PAD.right);
     this.y = (bytes) => HEIGHT - PAD.bottom - (bytes / top) * (HEIGHT - PAD.top - PAD.bottom);
     this.picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.cursor = svg("line", { class: "cursor", y1: PAD.top, y2: HEIGHT - PAD.bottom });
@@ -76,23 +78,34 @@ export class TimelineChart {
       ...this.phases(), ...this.grid(top, width), ...this.layers(),
       svg("path", { class: "reserved", d: this.line(found.reserved_bytes) }),
       ...(near ? [svg("line", { class: "capacity", x1: PAD.left, x2: width - PAD.right, y1: this.y(limit), y2: this.y(limit) })] : []),
-      svg("circle", { class: "peak", cx: this.x(found.peak.event), cy: this.y(found.peak.allocated_bytes), r: 4 }), this.cursor);
+      this.cursor, ...this.peak(width));
     this.placeCursor();
   }
 
   placeCursor() {
     if (!this.cursor) return;
-    const at = this.x(this.found.at[this.index]);
+    const at = this.x(this.middleOf(this.index));
     this.cursor.setAttribute("x1", at);
     this.cursor.setAttribute("x2", at);
+  }
+
+  /** A mark at the peak, its bytes beside it. */
+  peak(width) {
+    const { peak } = this.found;
+    const at = this.x(this.middleOf(peakOf(this.found)));
+    const high = this.y(peak.allocated_bytes);
+    const left = at > width / 2;
+    return [svg("circle", { class: "peak", cx: at, cy: high, r: 4 }),
+      svg("text", { class: "peak-bytes", x: at + (left ? -9 : 9), y: Math.max(high - 6, PAD.top + 11), "text-anchor": left ? "end" : "start" },
+        `peak ${size(peak.allocated_bytes)}`)];
   }
 
   phases() {
     const inner = HEIGHT - PAD.top - PAD.bottom;
     let iteration = 0;
     return this.found.phases.flatMap((each, index) => {
-      const left = this.x(each.first);
-      const wide = this.x(Math.min(each.last, this.events)) - left;
+      const left = this.x(each.left);
+      const wide = this.x(each.right) - left;
       const made = index % 2 ? [svg("rect", { class: "band", x: left, y: PAD.top, width: Math.max(wide, 0), height: inner })] : [];
       const name = words(each.phase);
       if (wide > name.length * 6.6) {
@@ -136,13 +149,18 @@ export class TimelineChart {
 
   /** Each size holds from its event to the next. */
   steps(sizes) {
-    const { at } = this.found;
+    const { places } = this.found;
     return sizes.flatMap((bytes, index) => {
       const y = this.y(bytes).toFixed(1);
-      const next = index + 1 < at.length ? at[index + 1] : this.events;
-      return [[this.x(at[index]).toFixed(1), y], [this.x(next).toFixed(1), y]];
+      return [[this.x(places[index]).toFixed(1), y], [this.x(places[index + 1] ?? 1).toFixed(1), y]];
     });
   }
+}
+
+/** The moment of the series in which most is allocated. */
+export function peakOf(found) {
+  const index = found.at.findIndex((event) => event >= found.peak.event);
+  return index < 0 ? found.at.length - 1 : index;
 }
 
 /** A round number that fits some four times. */

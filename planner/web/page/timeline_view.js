@@ -2,7 +2,7 @@
 
 import { pause, Problem, read } from "./api.js";
 import { fill, html, swatch } from "./dom.js";
-import { TimelineChart } from "./timeline_chart.js";
+import { peakOf, TimelineChart } from "./timeline_chart.js";
 import { moment, size, words } from "./units.js";
 
 const TRIES = 5; // a trace is stored soon after its plan was told
@@ -32,11 +32,10 @@ async function fetchTimeline(planId, rank) {
 export function chartOf(found, heading = "h4") {
   const held = html("div", { class: "held" });
   const chart = new TimelineChart(found, (index) => fill(held, heldAt(found, index)), (index) => textAt(found, index));
-  const peak = found.at.findIndex((event) => event >= found.peak.event);
-  queueMicrotask(() => chart.look(peak < 0 ? found.at.length - 1 : peak));
+  queueMicrotask(() => chart.look(peakOf(found)));
   return [
     html(heading, {}, "Memory over time"),
-    html("p", { class: "quiet" }, "Point at a moment, or move through them with the arrow keys. Time runs in events of the allocator."),
+    html("p", { class: "quiet" }, "Point at a moment, or move through them with the arrow keys. Time runs in events of the allocator; short phases, and the highest moment of each, are drawn wider."),
     chart.node, legend(found), held];
 }
 
