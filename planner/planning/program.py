@@ -10,6 +10,7 @@ from typing import Any
 from planner.allocator.rules import Rules
 from planner.allocator.settled import SettledReplay, replay_until_settled
 from planner.calibration.interval import Calibration, interval
+from planner.errors import ProgramError
 from planner.hardware import catalog
 from planner.hardware.records import GpuRecord
 from planner.job.schema import Gpu, Software
@@ -26,7 +27,7 @@ from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, 
 from planner.report.lives import phase_spans
 from planner.report.program_statement import AssumptionStatement, ProgramStatement, say_unseen
 from planner.report.rank_class import state_rank_class
-from planner.report.statement import OutsideAllocator, RankClassStatement, Seconds
+from planner.report.statement import OutsideAllocator, RankClassStatement, Seconds, Verdict
 from planner.running import rank_process
 from planner.running.launch_line import LaunchLine
 from planner.running.order import Gpu as FoundGpu
@@ -36,6 +37,7 @@ from planner.running.walled_program import WalledProgram
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
 from planner.tracing import garbage_collection
+from planner.units import show_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +230,14 @@ def _judge(work: ProgramInputs, share: RankShare) -> tuple[RankClassStatement, s
         ),
         capacity_bytes=capacity,
     )
+    if run.highest_bytes > room and statement.verdict is not Verdict.EXCEEDS:
+        raise ProgramError(
+            f"rank {run.rank} held {show_bytes(run.highest_bytes)} at one time, outside of the {run.iterations}"
+            f" iterations that are judged, and there are {show_bytes(room)}",
+            allowed="a program that fits whenever it was watched",
+            remedy="judge more of it: steps, or a program without planner's own modules in its hands",
+            place=work.line.program,
+        )
     statement = replace(statement, moments=growth_moments(found.events, found.repeats, statement, rules))
     return statement, _out_of_memory(share, capped)
 

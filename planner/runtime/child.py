@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import json
 import os
-import pickle
 import resource
 import signal
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.runtime.channel import AnswerWriter
-from planner.runtime.task import FAULT, MEMORY, PROBLEM, Task
+from planner.runtime.task import FAULT, MEMORY, PROBLEM, Task, take_request
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """linux/prctl.h"""
@@ -26,8 +25,7 @@ def main() -> None:
     """Of a process that was started anew: the pickled task is on its standard input, its parent's id beside it."""
     die_with_parent(int(sys.argv[2]))
     answer = divert_output()
-    task: Task = pickle.load(sys.stdin.buffer)
-    run(task, answer)
+    run(take_request(), answer)
 
 
 def die_with_parent(parent: int) -> None:
