@@ -47,7 +47,11 @@ def with_size_field(field: bytes) -> bytes:
 
 def files(*names: str, folders: tuple[str, ...] = ()) -> bytes:
     return b"".join(
-        [*(header(each, content=b"pass") for each in names), *(header(each, kind=tarfile.DIRTYPE) for each in folders), END]
+        [
+            *(header(each, content=b"pass") for each in names),
+            *(header(each, kind=tarfile.DIRTYPE) for each in folders),
+            END,
+        ]
     )
 
 

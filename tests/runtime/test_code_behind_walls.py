@@ -16,6 +16,7 @@ import pytest
 from runtime_children import task
 
 from planner.errors import SpecError
+from planner.job.code_rules import CodeRules
 from planner.job.schema import Cluster, Gpu, Input, Job, Model, Train
 from planner.runtime import running, walls
 from planner.runtime.limits import Limit, LimitExceededError, Limits
@@ -225,7 +226,9 @@ def factory_job(folder: Path, name: str) -> Job:
 
 def isolation(folder: Path) -> Isolation:
     limits = Limits(seconds=120, memory_bytes=2 * GIB)
-    return Isolation(limits=limits, walls=Walls(readable=(str(folder),), as_root=True), factories=("shop",))
+    return Isolation(
+        limits=limits, walls=Walls(readable=(str(folder),), as_root=True), code=CodeRules(("shop",), str(folder))
+    )
 
 
 def test_a_factory_is_traced_there_as_anywhere(shop: Path) -> None:
