@@ -33,6 +33,7 @@ USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_b
 _FROZEN = "<frozen"
 _MOST_LINES, _MOST_CHARACTERS = 10, 1000
 """Of a program's own error: its last lines, each whole as long as a person reads it."""
+_MOST_TRACEBACK = 2 * _MOST_LINES * _MOST_CHARACTERS
 _DISCARDED_BYTES = 4 * GIB
 """Of files that the program writes; holes in them do not count."""
 _OFFLINE = {
@@ -220,7 +221,7 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
     crash = rank_answer.read_crash(content)
     return CrashedError(
         f"the program ended with an error of its own on rank {order.rank}: {shorten(crash.said, _MOST_CHARACTERS)}",
-        _last_lines(crash.text),
+        shorten(crash.text, _MOST_TRACEBACK),
         allowed="a program that trains or infers when it is started by this command",
         remedy=_no_room_remedy(order) if crash.no_room else _remedy(crash.said, crash.sought),
         place=crash.place or order.line.program,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from planner.errors import PlannerError, SpecError
+from planner.errors import PlannerError, ProgramError, SpecError
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
@@ -16,6 +17,7 @@ from planner.planning.eager_comparison import add_eager
 from planner.planning.pipeline import PlanningResult
 from planner.planning.program import inputs_of, judge_program
 from planner.planning.trace_source import TraceSource
+from planner.report.program_statement import to_json
 from planner.report.statement import Verdict
 from planner.running.rank_process import CrashedError
 from planner.runtime.channel import AnswerWriter
@@ -23,9 +25,12 @@ from planner.searching.answer import add_advice
 from planner.service.ids import Order, RunOrder
 from planner.tracing import trace_text
 from planner.tracing.isolation import Isolation
+from planner.units import MIB, show_bytes
 
 PLAN, TRACES, FURTHER, UNREADABLE = "plan", "traces", "further", "unreadable"
 """Parts of the answer: a plan, traces as text by rank, ranks to be traced besides, that stored traces are damaged."""
+MOST_STATEMENT_BYTES = MIB
+"""Of a run, which the history keeps and everybody may read: one of 16 ranks and 30 iterations has 300 KiB."""
 RUN, CRASH = "run", "crash"
 """Of a program: its statement, or the error with which it ended, and its traceback."""
 
@@ -82,6 +87,13 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
         answer.write(CRASH, pickle.dumps((crash.problem, crash.text, crash.allowed, crash.remedy, crash.place)))
         return
     named = replace(found, plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
+    if (size := len(json.dumps(to_json(named)))) > MOST_STATEMENT_BYTES:
+        raise ProgramError(
+            f"what is to be said of the program takes {show_bytes(size)}, which is more than is kept",
+            allowed=f"at most {show_bytes(MOST_STATEMENT_BYTES)} for a run",
+            remedy="fewer steps or ranks in one request",
+            place="program",
+        )
     answer.write(RUN, pickle.dumps(named))
 
 

@@ -122,7 +122,7 @@ def _check(member: tarfile.TarInfo) -> None:
         )
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise _refused(
-            f"{member.name[:200]!a} is a link, a device, a pipe or a sparse file",
+            f"{member.name[:200]!a} is a link, a device or a pipe, or has holes",
             "files and folders",
             "tar --dereference",
         )
