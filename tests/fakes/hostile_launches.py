@@ -55,14 +55,14 @@ FOUND_BEFORE: dict[str, HostileLaunch] = {
 """Each ended in a 500, or took more than it may."""
 
 _WORDS = (
-    "torchrun", "accelerate", "launch", "deepspeed", "python", "-m", "torch.distributed.run", "srun", "mpirun", "sbatch",
-    "ray", "job", "submit", "--", "bash", "-c", "run.sh", "t.py", "env", "A=1", "-u", "nice", "-n", "uv", "run", "conda",
-    "exec", "--nproc-per-node", "--nnodes", "1:4", "-np", "-N2", "--map-by", "ppr:8:node", "--config_file", "a.yaml",
-    "--runtime-env", "--runtime-env-json", '{"env_vars": {"A": 1}}', "--wrap", "-H", "a:2,b:x", "--include", "w@x:0,1",
-    "8", "0", "-1", "9" * 30, "\u00b2", "", "-", "--=", "=", "$A", "${A:-$B}", "$((A*9999999999))", "`x`", "'", '"', "\\",
-    "\ue000x\ue001", "\udcff", "\u202e", "x" * 5000, ";", "|", "&&", "(", "{", "if", "for", "[[", "eval", "<<E", ">",
-    "cd", "..", "/", "export", "A=$A$A", "set", "shift", "unset", "#SBATCH --nodes=2", "$@", "$1", "$#", "num_processes: 2",
-    "{a: b}", "- - -", "&a *a", "\t", "\n",
+    "torchrun", "accelerate", "launch", "deepspeed", "python", "-m", "torch.distributed.run", "srun", "mpirun",
+    "sbatch", "ray", "job", "submit", "--", "bash", "-c", "run.sh", "t.py", "env", "A=1", "-u", "nice", "-n", "uv",
+    "run", "conda", "exec", "--nproc-per-node", "--nnodes", "1:4", "-np", "-N2", "--map-by", "ppr:8:node",
+    "--config_file", "a.yaml", "--runtime-env", "--runtime-env-json", '{"env_vars": {"A": 1}}', "--wrap", "-H",
+    "a:2,b:x", "--include", "w@x:0,1", "8", "0", "-1", "9" * 30, "\u00b2", "", "-", "--=", "=", "$A", "${A:-$B}",
+    "$((A*9999999999))", "`x`", "'", '"', "\\", "\ue000x\ue001", "\udcff", "\u202e", "x" * 5000, ";", "|", "&&", "(",
+    "{", "if", "for", "[[", "eval", "<<E", ">", "cd", "..", "/", "export", "A=$A$A", "set", "shift", "unset",
+    "#SBATCH --nodes=2", "$@", "$1", "$#", "num_processes: 2", "{a: b}", "- - -", "&a *a", "\t", "\n",
 )  # fmt: skip
 
 
