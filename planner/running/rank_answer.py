@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from planner.errors import PlannerError, ProgramError
-from planner.job.json_text import read_json
+from planner.job.json_text import is_plain_text, read_json
 from planner.running.order import RankRun
 from planner.tracing import trace_text
 from planner.units import MIB
@@ -151,8 +151,3 @@ def _scalar(kind: type, value: Any, name: str) -> Any:
     if kind is str and type(value) is str and len(value) <= _MOST_TEXT and is_plain_text(value):
         return value
     raise ValueError(f"{name} is no {kind.__name__} within its limits")
-
-
-def is_plain_text(value: str) -> bool:
-    """Whether it can be written as UTF-8 and kept by every database: it has no half of a pair, and no NUL."""
-    return "\0" not in value and (value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value))

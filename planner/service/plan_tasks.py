@@ -86,6 +86,15 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
     except CrashedError as crash:
         answer.write(CRASH, pickle.dumps((crash.problem, crash.text, crash.allowed, crash.remedy, crash.place)))
         return
+    except (PlannerError, MemoryError):
+        raise
+    except Exception as error:  # its allocations are attested, but what it says of them may contradict itself
+        raise ProgramError(
+            f"what the program told of its memory makes no plan: {type(error).__name__}: {error}",
+            allowed="a program that leaves planner's own modules alone",
+            remedy="if it does, report this, and the program if you may",
+            place=asked.line.program,
+        ) from error
     named = replace(found, plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
     if (size := len(json.dumps(to_json(named)))) > MOST_STATEMENT_BYTES:
         raise ProgramError(
