@@ -40,7 +40,7 @@ class SpecError(PlannerError):
     """The job spec, or a file that it names, cannot be used."""
 
 
-class FactoryNotAllowedError(PlannerError):
+class FactoryNotAllowedError(SpecError):
     """The job brings code (`model.factory`), and whoever runs this process has not allowed that."""
 
 

@@ -172,6 +172,13 @@ def test_its_own_variables_and_folder_reach_nothing_outside(is_root: bool, progr
     assert [path.name for path in programs.iterdir()] == ["child_programs.py"]
 
 
+@WHO
+def test_its_standard_input_is_empty_and_no_file_that_it_may_write(run: Any, programs: Path) -> None:
+    answer = run(task("writes_into_its_input", "x" * 10_000), LIMITS, programs)
+
+    assert json.loads(answer.parts["found"]) == {"read": 0}
+
+
 def test_root_runs_no_code_unless_it_is_meant(programs: Path) -> None:
     with pytest.raises(WallsError, match="the service runs as root"):
         running.run(task("echoes"), LIMITS, walls=Walls(readable=(str(programs),)))
