@@ -16,14 +16,16 @@ from planner.events import Event
 from planner.running import attested, rank_answer
 from planner.running.order import ProgramOrder, RankRun
 from planner.running.outside.importers import program_line
+from planner.running.own_code import OwnCode
 from planner.running.rank_answer import ABOUT, CRASH, TRACE, Crash, forged_error
 from planner.running.rank_environment import variables_of
 from planner.running.walled_program import WalledProgram
 from planner.runtime import answers, overlay, running
 from planner.runtime.channel import AnswerWriter
+from planner.runtime.child import problem_text
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
-from planner.runtime.task import MEMORY, Answer, Task
+from planner.runtime.task import MEMORY, PROBLEM, Answer, Task
 from planner.runtime.user_cache import user_cache
 from planner.tracing import trace_text
 from planner.tracing.traced import Trace
@@ -159,7 +161,12 @@ def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
     from planner.running.on_paper import run_program
     from planner.running.outside import stand_ins
 
+    own_code = OwnCode()
+
     def finish(run: RankRun, tail: Callable[[], Sequence[Event]]) -> NoReturn:
+        if key is not None and (changed := own_code.changed()):
+            answer.write(PROBLEM, problem_text(forged_error(f"{changed.partition('#')[0]} is not as it was")))
+            os._exit(1)
         trace, about = trace_text.dumps(run.trace).encode(), rank_answer.about_text(run)
         if key is not None:
             answer.write(attested.SEAL, attested.seal_of(_report_of(trace, about)))

@@ -55,7 +55,7 @@ def run(task: Task, answer: int) -> None:
         task.resolve()(task.argument, writer)
         code = 0
     except PlannerError as error:
-        writer.write(PROBLEM, json.dumps(problem_of(error)).encode())
+        writer.write(PROBLEM, problem_text(error))
     except MemoryError:
         writer.write(MEMORY, b"")
     except SystemExit as leaving:
@@ -70,15 +70,16 @@ def run(task: Task, answer: int) -> None:
         os._exit(code)
 
 
-def problem_of(error: PlannerError) -> dict[str, str]:
-    """The error as plain values; see :func:`planner.runtime.answers.error_of`."""
-    return {
+def problem_text(error: PlannerError) -> bytes:
+    """The error as the part PROBLEM; see :func:`planner.runtime.answers.error_of`."""
+    said = {
         "kind": type(error).__name__,
         "problem": error.problem,
         "allowed": error.allowed,
         "remedy": error.remedy,
         "place": error.place,
     }
+    return json.dumps(said).encode()
 
 
 def _prctl(option: int, value: int) -> Any:

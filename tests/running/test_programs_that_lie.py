@@ -176,7 +176,7 @@ for _ in range(4):
     loss.backward()
     optimizer.step()
     del held
-""", OUTSIDE),
+""", f"{FORGED}|{OUTSIDE}"),
     "it answers from a process beside": (
         HONEST + """
 if ctypes.CDLL(None).fork():
@@ -185,6 +185,21 @@ if ctypes.CDLL(None).fork():
 for _ in range(4):
     step(1)
 """, FORGED),
+    "it says that it meets nobody": (
+        HONEST + """
+from planner.running.peers import World
+World.communicators = lambda self: ()
+step(1)
+step(1)
+step(1)
+""", FORGED),
+    "it says that its GPU has other rules": (
+        HONEST + """
+from planner.running import live_memory
+live_memory.LiveMemory.settle.__code__ = (lambda self, conf=None: self._allocator).__code__
+for _ in range(4):
+    step(1)
+""", "."),
     "it says that it is over": (HONEST + "step(200)\nos._exit(0)\n", "ended its process on rank 0 with exit code 0"),
 }  # fmt: skip
 
