@@ -17,7 +17,7 @@ from planner.planning.eager_comparison import add_eager
 from planner.planning.pipeline import PlanningResult
 from planner.planning.program import inputs_of, judge_program
 from planner.planning.trace_source import TraceSource
-from planner.report.program_statement import to_json
+from planner.report.program_statement import ProgramStatement, to_json
 from planner.report.statement import Verdict
 from planner.running.rank_process import CrashedError
 from planner.runtime.channel import AnswerWriter
@@ -96,14 +96,19 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
             place=asked.line.program,
         ) from error
     named = replace(found, plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
-    if (size := len(json.dumps(to_json(named)))) > MOST_STATEMENT_BYTES:
+    refuse_large(named)
+    answer.write(RUN, pickle.dumps(named))
+
+
+def refuse_large(statement: ProgramStatement) -> None:
+    """Raises ProgramError for a statement that is more than is kept of a run."""
+    if (size := len(json.dumps(to_json(statement)))) > MOST_STATEMENT_BYTES:
         raise ProgramError(
             f"what is to be said of the program takes {show_bytes(size)}, which is more than is kept",
             allowed=f"at most {show_bytes(MOST_STATEMENT_BYTES)} for a run",
             remedy="fewer steps or ranks in one request",
             place="program",
         )
-    answer.write(RUN, pickle.dumps(named))
 
 
 def _answer_plan(order: Order, made: PlanningResult, isolation: Isolation, answer: AnswerWriter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import io
 import json
@@ -17,11 +18,14 @@ from hostile_tarballs import FOUND_BEFORE
 from plan_makers import ServiceStack, StackRunner, when
 from starlette.testclient import TestClient
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, ProgramError
+from planner.report.program_statement import from_json
+from planner.service import plan_tasks
 from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.service.problems import RequestError
 from planner.service.run_requests import RunRequest, read_run
 from planner.service.service_errors import BusyError, ProgramCrashedError
+from planner.units import MIB
 
 Asgi = Callable[..., TestClient]
 GZIP = {"Content-Type": "application/gzip"}
@@ -278,3 +282,16 @@ def test_a_tarball_whose_headers_say_what_no_file_has_is_refused(name: str) -> N
         request(FOUND_BEFORE[name])
 
     assert caught.value.status == 422
+
+
+def test_a_run_of_which_too_much_is_to_be_said_is_not_kept(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        answer = await stack.plan_provider.run(request(tarball({"t.py": b"1"})), seconds=5, keep=False)
+        assert isinstance(answer, PlanAnswer)
+        found = from_json(json.loads(answer.text))
+        plan_tasks.refuse_large(found)
+
+        with pytest.raises(ProgramError, match=r"takes 2\.\d\d MiB, which is more than is kept"):
+            plan_tasks.refuse_large(dataclasses.replace(found, ending="x" * (2 * MIB)))
+
+    run_stack(story)
