@@ -143,5 +143,5 @@ def canonical_json(data: Any) -> str:
 
 
 def is_plain_text(value: str) -> bool:
-    """Whether it can be written as UTF-8 and kept by every database: it has no half of a pair, and no NUL."""
-    return "\0" not in value and (value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value))
+    """Whether it can be written as UTF-8: it has no half of a pair of code units."""
+    return value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)

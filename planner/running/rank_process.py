@@ -161,10 +161,10 @@ def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
     from planner.running.on_paper import run_program
     from planner.running.outside import stand_ins
 
-    own_code = OwnCode()
+    own_code = OwnCode() if key is not None else None
 
     def finish(run: RankRun, tail: Callable[[], Sequence[Event]]) -> NoReturn:
-        if key is not None and (changed := own_code.changed()):
+        if own_code is not None and (changed := own_code.changed()):
             answer.write(PROBLEM, problem_text(forged_error(f"{changed.partition('#')[0]} is not as it was")))
             os._exit(1)
         trace, about = trace_text.dumps(run.trace).encode(), rank_answer.about_text(run)
