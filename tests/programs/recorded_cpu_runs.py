@@ -2,7 +2,8 @@
 
 A recording stands for the runs of the same jobs with the same software. With other software all is measured again where
 it is asked for; other jobs with the same software are an error, or each test run would measure them, unnoticed.
-PLANNER_CPU_RUNS=record measures all and writes what it finds; PLANNER_CPU_RUNS=measure does not look at what is recorded.
+PLANNER_CPU_RUNS=record measures all and writes what it finds; PLANNER_CPU_RUNS=measure does not look at what is
+recorded.
 """
 
 from __future__ import annotations

@@ -59,9 +59,10 @@ def _settled(run: Run) -> list[Alloc]:
 
 
 def _is_of_a_cpu(allocation: Alloc) -> bool:
-    """What no GPU takes: what attention's kernel computes in, the targets that are drawn, and the state of random numbers
-    that a compiler keeps, read and cloned: twice for a graph that it compiles (evaluation's, in the second iteration), and
-    not at all for one that it finds in its cache (torch 2.13, torch/_dynamo/utils.py, preserve_rng_state).
+    """What no GPU takes: what attention's kernel computes in, the targets that are drawn, and random numbers' state.
+
+    A compiler reads and clones that state twice for each graph that it compiles (evaluation's, in the second iteration),
+    and not at all for one in its cache (torch 2.13, torch/_dynamo/utils.py, preserve_rng_state).
     """
     operator = allocation.origin.op if allocation.origin is not None else ""
     drawn = operator in ("aten.randn", "aten.randint")
