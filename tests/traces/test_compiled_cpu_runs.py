@@ -61,7 +61,7 @@ def _settled(run: Run) -> list[Alloc]:
 def _is_of_a_cpu(allocation: Alloc) -> bool:
     """What no GPU takes: what attention's kernel computes in, the targets that are drawn, and random numbers' state.
 
-    A compiler reads and clones that state twice for each graph that it compiles (evaluation's, in the second iteration),
+    A compiler reads and clones it twice for each graph that it compiles (evaluation's, in the second iteration),
     and not at all for one in its cache (torch 2.13, torch/_dynamo/utils.py, preserve_rng_state).
     """
     operator = allocation.origin.op if allocation.origin is not None else ""
