@@ -79,7 +79,7 @@ def test_another_gpu_or_another_code_needs_another(
     planned(JOB, cache)
     older = dataclasses.replace(JOB, cluster=Cluster(gpu=Gpu(total_bytes=80 << 30, arch="sm_80")))
     planned(older, cache)
-    monkeypatch.setattr(identity.code, "trace_code", lambda: "another")
+    monkeypatch.setattr(identity.own(), "trace_code", "another")
     planned(JOB, cache)
 
     assert traced == [JOB, older, JOB]
