@@ -57,8 +57,8 @@ def test_other_code_and_other_facts_are_another_run(monkeypatch: pytest.MonkeyPa
     before = id_of()
     fact = (
         '{"schema": "planner.workspace/1", "kernel": "convolution", "dtype": "float32", "shapes": [[1, 1]],'
-        ' "options": "", "bytes": 1, "first_bytes": 1, "gpu": "T4", "torch": "2.13", "driver": "1", "date": "2026-01-01",'
-        ' "command": "x", "software": {}}'
+        ' "options": "", "bytes": 1, "first_bytes": 1, "gpu": "T4", "torch": "2.13", "driver": "1",'
+        ' "date": "2026-01-01", "command": "x", "software": {}}'
     )
     (tmp_path / "workspaces.jsonl").write_text(fact + "\n")
     monkeypatch.setenv("PLANNER_FACTS", str(tmp_path))
