@@ -28,9 +28,12 @@ def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
 
 @functools.lru_cache(maxsize=64)  # once for all: behind an overlay every folder seems writable
 def _is_usable(folder: Path) -> bool:
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    return writable or any(folder.glob("paper-*"))
+    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
+        return True
+    with contextlib.suppress(OSError):  # in a folder of somebody else
+        return any(folder.glob("paper-*"))
+    return False
 
 
 @functools.cache
