@@ -8,25 +8,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.allocator.rules import Rules
-from planner.allocator.settled import SettledReplay, replay_until_settled
-from planner.calibration.interval import Calibration, interval
+from planner.allocator.settled import SettledReplay
+from planner.calibration.approximations import approximations_of_kernels
+from planner.calibration.interval import Calibration
 from planner.hardware import catalog
 from planner.hardware.records import GpuRecord
 from planner.job.schema import Gpu, Software
 from planner.job.torch_releases import cuda_of
+from planner.layout.rank_classes import RankClass
+from planner.layout.rank_sets import RankSet
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
+from planner.planning.judging import Judge
 from planner.planning.kept_by_mistake import growth_moments
 from planner.planning.measured_calibration import measured_calibration
-from planner.planning.notes import describe_unknown_workspaces, unknown_workspaces_of
+from planner.planning.notes import describe_approximations, describe_unknown_workspaces, unknown_workspaces_of
 from planner.planning.pipeline import Progress
 from planner.planning.program_branches import try_branches
 from planner.planning.program_hosts import state_hosts_of
 from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
 from planner.report.lives import phase_spans
 from planner.report.program_statement import AssumptionStatement, ProgramStatement, say_unseen
-from planner.report.rank_class import state_rank_class
-from planner.report.statement import OutsideAllocator, RankClassStatement, Seconds
+from planner.report.statement import RankClassStatement, Seconds
 from planner.running import rank_process
 from planner.running.launch_line import LaunchLine
 from planner.running.order import Gpu as FoundGpu
@@ -94,7 +97,7 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     replayed = time.perf_counter()
     shares = share_ranks(runs, work.line.world_size)
     with garbage_collection.pause_collection():
-        judged = [_judge(work, each) for each in shares]
+        judged = [judge_run(work, each) for each in shares]
     replayed_seconds = time.perf_counter() - replayed
     if runs[0].branches:
         progress("trying branches the other way")
@@ -102,7 +105,7 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
         runs[0],
         _order(work, runs[0].rank),
         lambda order: rank_process.run_rank(order, replace(work.limits, seconds=order.seconds), walled=work.walled),
-        lambda run: _judge(work, RankShare(run, str(run.rank), untried=False))[0],
+        lambda run: judge_run(work, RankShare(run, str(run.rank), untried=False))[0],
     )
     seconds = Seconds(
         trace=round(sum(each.trace.seconds for each in runs), 3),
@@ -197,37 +200,23 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
     )
 
 
-def _judge(work: ProgramInputs, share: RankShare) -> tuple[RankClassStatement, str]:
+def judge_run(work: ProgramInputs, share: RankShare) -> tuple[RankClassStatement, str]:
     """What the ranks will hold, and where they would run out of memory (empty if they do not)."""
-    run, capacity = share.run, work.gpu.total_bytes
-    held = _outside(work, run)
+    run = share.run
     rules = Rules.from_conf(run.allocator_conf)
     if run.memory_fraction < 1.0:
         rules = replace(rules, per_process_memory_fraction=run.memory_fraction)
-    events, repeats, room = run.trace.events, run.trace.repeats, max(capacity - held.total_bytes, 0)
-    capped = replay_until_settled(events, repeats, rules, room, device_bytes=capacity)
-    # What it would have taken is asked for only where it does not get it.
-    runs_out = capped.timeline.out_of_memory is not None
-    found = replay_until_settled(events, repeats, rules) if runs_out else capped
-    statement = state_rank_class(
-        representative=run.rank,
-        ranks=share.ranks,
-        coordinates={},
-        events=found.events,
-        unlimited=found.timeline,
-        capped=capped.timeline,
-        outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
-        interval=lambda device_bytes: interval(
-            device_bytes,
-            held,
-            work.calibration,
-            unknown_workspaces=bool(run.trace.unknown_workspaces),
-            workspace_margin_bytes=run.trace.workspace_margin_bytes,
-            gpu=work.gpu.name,
-            torch=work.software.torch,
-        ),
-        capacity_bytes=capacity,
+    judge = Judge(
+        rules=rules,
+        gpu=work.gpu,
+        torch=work.software.torch,
+        capacity_bytes=work.gpu.total_bytes,
+        held=_outside(work, run),
+        calibration=work.calibration,
     )
+    found, capped = judge.replay(run.trace)
+    ranks = RankClass(run.rank, RankSet.parse(share.ranks), {})
+    statement = judge.state(ranks, found.events, (found.timeline, capped.timeline), run.trace)
     statement = replace(statement, moments=growth_moments(found.events, found.repeats, statement, rules))
     return statement, _out_of_memory(share, capped)
 
@@ -274,5 +263,7 @@ def _untried(share: RankShare) -> AssumptionStatement:
 
 def _notes(work: ProgramInputs, runs: Sequence[RankRun]) -> tuple[str, ...]:
     notes = outside(work.gpu, work.software, runs[0].communicators).provenance
+    unknown = unknown_workspaces_of(each.trace for each in runs)
     counted = sorted({sentence for each in runs for sentence in each.trace.counted_workspaces})
-    return (*notes, *describe_unknown_workspaces(unknown_workspaces_of(each.trace for each in runs)), *counted)
+    approximated = describe_approximations(approximations_of_kernels(unknown))
+    return (*notes, *describe_unknown_workspaces(unknown), *counted, *approximated)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections import Counter
@@ -23,6 +22,7 @@ from planner.report.statement import (
     Plan,
     RankClassStatement,
     Verdict,
+    change_text,
     worst_verdict,
 )
 from planner.report.style import Style, size
@@ -359,13 +359,6 @@ def _advice(advice: Sequence[Advice], style: Style) -> Iterator[str]:
         first, *more = textwrap.wrap(change_text(each.change), style.width - indent - 2)
         yield f"  {size(each.device_bytes):>{_SIZE - 1}}  {verdict} {first}"
         yield from (f"{'':{indent}}  {line}" for line in more)
-
-
-def change_text(change: Mapping[str, Any]) -> str:
-    """Keys of a spec and their new values, as advice says them."""
-    return ", ".join(
-        f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in change.items()
-    )
 
 
 def _provenance(plan: Judged, notes: Sequence[str], style: Style) -> Iterator[str]:

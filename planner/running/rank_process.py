@@ -23,7 +23,7 @@ from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.task import MEMORY, Answer, Task
-from planner.runtime.user_cache import user_cache
+from planner.runtime.user_cache import kept_folders
 from planner.tracing import trace_text
 from planner.units import GIB, show_bytes
 
@@ -115,7 +115,7 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str], WalledProgram |
         walled.enter()
         _refuse_absent(order)
     elif not order.writes:
-        overlay.discard_writes(_DISCARDED_BYTES, kept=(user_cache(),))
+        overlay.discard_writes(_DISCARDED_BYTES, kept=kept_folders())
     os.chdir(order.line.folder or ".")
     from planner.running.on_paper import run_program
     from planner.running.outside import stand_ins
