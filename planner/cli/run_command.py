@@ -48,7 +48,9 @@ def add(commands: Commands) -> None:
         metavar="VERSION",
         help="the torch that the job runs with, as 2.8 (default: that of here)",
     )
-    parser.add_argument("--ranks", default="auto", help="auto (the first and the last), all, or numbers (0,7)")
+    parser.add_argument(
+        "--ranks", default="auto", help="auto (the first two, one of the middle and the last), all, or numbers (0,7)"
+    )
     parser.add_argument(
         "--steps",
         type=int,

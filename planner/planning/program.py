@@ -21,10 +21,11 @@ from planner.planning.measured_calibration import measured_calibration
 from planner.planning.notes import describe_unknown_workspaces, unknown_workspaces_of
 from planner.planning.pipeline import Progress
 from planner.planning.program_branches import try_branches
+from planner.planning.program_grounds import assumed_by, say_untried, say_why_ranks_differ
 from planner.planning.program_hosts import state_hosts_of
 from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
 from planner.report.lives import phase_spans
-from planner.report.program_statement import AssumptionStatement, ProgramStatement, say_unseen
+from planner.report.program_statement import ProgramStatement, say_unseen
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, RankClassStatement, Seconds
 from planner.running import rank_process
@@ -62,6 +63,15 @@ class ProgramInputs:
     """Of somebody else: run behind walls."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What ranks will hold, and where they would run out of memory (empty if they do not)."""
+
+    share: RankShare
+    statement: RankClassStatement
+    fails: str
+
+
 def inputs_of(
     line: LaunchLine, command: Sequence[str], gpu: Gpu | GpuRecord, torch: str = "", **others: Any
 ) -> ProgramInputs:
@@ -92,9 +102,9 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     runs = _run(work, progress)
     progress("replaying")
     replayed = time.perf_counter()
-    shares = share_ranks(runs, work.line.world_size)
     with garbage_collection.pause_collection():
-        judged = [_judge(work, each) for each in shares]
+        judged = [_judge(work, each) for each in share_ranks(runs, work.line.world_size)]
+    judged.sort(key=lambda each: -each.statement.peak.device_bytes)
     replayed_seconds = time.perf_counter() - replayed
     if runs[0].branches:
         progress("trying branches the other way")
@@ -102,14 +112,14 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
         runs[0],
         _order(work, runs[0].rank),
         lambda order: rank_process.run_rank(order, replace(work.limits, seconds=order.seconds), walled=work.walled),
-        lambda run: _judge(work, RankShare(run, str(run.rank), untried=False))[0],
+        lambda run: _judge(work, RankShare(run, str(run.rank), untried=False)).statement,
     )
     seconds = Seconds(
         trace=round(sum(each.trace.seconds for each in runs), 3),
         replay=round(replayed_seconds, 3),
         total=round(time.perf_counter() - began, 3),
     )
-    return replace(_statement(work, runs, shares, judged, seconds), branches=branches), runs
+    return replace(_statement(work, runs, judged, seconds), branches=branches), runs
 
 
 def _run(work: ProgramInputs, progress: Progress) -> list[RankRun]:
@@ -141,8 +151,7 @@ def _run(work: ProgramInputs, progress: Progress) -> list[RankRun]:
 def _statement(
     work: ProgramInputs,
     runs: Sequence[RankRun],
-    shares: Sequence[RankShare],
-    judged: Sequence[tuple[RankClassStatement, str]],
+    judged: Sequence[_Judged],
     seconds: Seconds,
 ) -> ProgramStatement:
     first = runs[0]
@@ -162,10 +171,14 @@ def _statement(
         allocator_conf=first.allocator_conf,
         communicators=tuple(first.communicators),
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,
-        rank_classes=tuple(statement for statement, _ in judged),
+        rank_classes=tuple(each.statement for each in judged),
         host=host,
-        assumptions=(*_assumptions(runs), *(_untried(each) for each in shares if each.untried)),
-        out_of_memory=tuple(sentence for _, sentence in judged if sentence),
+        assumptions=(
+            *assumed_by(runs),
+            *say_why_ranks_differ([(each.share, each.statement) for each in judged]),
+            *(say_untried(each.share) for each in judged if each.share.untried),
+        ),
+        out_of_memory=tuple(each.fails for each in judged if each.fails),
         provenance=identity.provenance_of(work.calibration),
         notes=(*_notes(work, runs), *(host.assumptions if work.host_memory_bytes else ())),
         seconds=seconds,
@@ -197,8 +210,7 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
     )
 
 
-def _judge(work: ProgramInputs, share: RankShare) -> tuple[RankClassStatement, str]:
-    """What the ranks will hold, and where they would run out of memory (empty if they do not)."""
+def _judge(work: ProgramInputs, share: RankShare) -> _Judged:
     run, capacity = share.run, work.gpu.total_bytes
     held = _outside(work, run)
     rules = Rules.from_conf(run.allocator_conf)
@@ -229,7 +241,7 @@ def _judge(work: ProgramInputs, share: RankShare) -> tuple[RankClassStatement, s
         capacity_bytes=capacity,
     )
     statement = replace(statement, moments=growth_moments(found.events, found.repeats, statement, rules))
-    return statement, _out_of_memory(share, capped)
+    return _Judged(share, statement, _out_of_memory(share, capped))
 
 
 def _out_of_memory(share: RankShare, capped: SettledReplay) -> str:
@@ -238,9 +250,8 @@ def _out_of_memory(share: RankShare, capped: SettledReplay) -> str:
         return ""
     where = next(each for each in phase_spans(capped.events) if failed.event_index < each.last)
     phase = where.phase.value.replace("_", " ")
-    ranks = f"rank {share.ranks}" if share.ranks.isdigit() else f"ranks {share.ranks}"
     return (
-        f"The first allocation that fails on {ranks} is in iteration {where.iteration}, {phase} "
+        f"The first allocation that fails on {share.named} is in iteration {where.iteration}, {phase} "
         f"(the program is not told, and goes on): {failed.message()}"
     )
 
@@ -248,28 +259,6 @@ def _out_of_memory(share: RankShare, capped: SettledReplay) -> str:
 def _outside(work: ProgramInputs, run: RankRun) -> OutsideEstimate:
     applied = work.calibration.applied_to(work.gpu.name, work.software.torch)
     return applied.correct_outside(outside(work.gpu, work.software, run.communicators))
-
-
-def _assumptions(runs: Sequence[RankRun]) -> tuple[AssumptionStatement, ...]:
-    """Those of all ranks that were run; what several of them assume is said once, as often as one does."""
-    found: dict[tuple[str, str, str], int] = {}
-    for run in runs:
-        for each in run.assumptions:
-            key = (each.about.value, each.text, each.place)
-            found[key] = max(found.get(key, 0), each.count)
-    return tuple(
-        AssumptionStatement(about=about, text=text, place=place, count=count)
-        for (about, text, place), count in found.items()
-    )
-
-
-def _untried(share: RankShare) -> AssumptionStatement:
-    staged = "each as the one of its pipeline's stage that was run"
-    why = staged if share.run.talkers else "only collectives travel between them"
-    return AssumptionStatement(
-        about="ranks",
-        text=f"not every rank was run: {share.ranks} are taken to do as rank {share.run.rank} does ({why})",
-    )
 
 
 def _notes(work: ProgramInputs, runs: Sequence[RankRun]) -> tuple[str, ...]:

@@ -28,6 +28,20 @@ while True:
     model(torch.zeros(2, 65536, device="cuda")).sum().backward()
     optimizer.step()
 """
+READS_ON_THE_FIRST = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+weight = torch.zeros(8 << 20, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(4):
+    loss = (weight * 2).sum()
+    loss.backward()
+    dist.all_reduce(weight.grad, async_op=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        print(loss.item())
+"""
 
 
 def planner(*words: str) -> subprocess.CompletedProcess[str]:
@@ -95,6 +109,23 @@ def test_a_program_that_does_not_fit(tmp_path: Path) -> None:
     assert "The first allocation that fails on rank 0 is in iteration 1, backward" in said
     assert "CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of" in said
     assert "What this rests on, besides the program" in ended.stdout
+
+
+def test_the_first_rank_is_not_taken_for_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "reads.py"
+    path.write_text(READS_ON_THE_FIRST)
+
+    ended = planner("run", "--allow-writes", "--", "torchrun", "--nproc-per-node", "4", str(path))
+
+    assert ended.returncode == 0, ended.stderr
+    heads = [line for line in ended.stdout.splitlines() if line.startswith("rank")]
+    assert heads == ["ranks 1-3, like rank 1", "rank 0, like rank 0"]  # the fullest first
+    said = " ".join(ended.stdout.split())
+    assert (
+        "with the same allocations ranks 1-3 hold 64.00 MiB more at the peak than rank 0: there the host reads" in said
+    )
+    assert f"reads values of the GPU ({tmp_path.name}/reads.py:13), waits for it by that" in said
+    assert "not every rank was run: 1-3 are taken to do as rank 1 does" in said
 
 
 def test_the_traceback_of_a_program_is_marked_as_its_own(tmp_path: Path) -> None:
