@@ -63,7 +63,7 @@ def add(commands: Commands) -> None:
         type=float,
         metavar="S",
         help="seconds of a processor for which a steady program is watched "
-        "for evaluations and checkpoints (default: as long as it took to be steady, 5 to 60)",
+        "for evaluations and checkpoints (default: twice the iterations that it took to be steady, at most 60 s)",
     )
     parser.add_argument("--seconds", type=float, default=0.0, help="how long each rank may take (default: 1800)")
     parser.add_argument(

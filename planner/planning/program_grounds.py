@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from planner.events import Alloc, Event
+from planner.events import Alloc
 from planner.planning.program_ranks import RankShare
 from planner.report.program_statement import AssumptionStatement
 from planner.report.statement import RankClassStatement
@@ -73,15 +73,5 @@ def _reads(run: RankRun) -> Counter[str]:
 
 
 def _requests(trace: Trace) -> list[int]:
-    """The bytes of all allocations in their order, repeated ones written out."""
-    found: list[int] = []
-    written = 0
-    for each in trace.repeats:
-        found += _sizes(trace.events[written : each.first])
-        found += _sizes(trace.events[each.first : each.after]) * (1 + each.times)
-        written = each.after
-    return found + _sizes(trace.events[written:])
-
-
-def _sizes(events: Iterable[Event]) -> list[int]:
-    return [each.requested_bytes for each in events if isinstance(each, Alloc)]
+    """The bytes of all allocations in their order."""
+    return [each.requested_bytes for each in trace.written_out() if isinstance(each, Alloc)]

@@ -18,7 +18,7 @@ class Run(Protocol):
         steps: int = 0,
         strict: bool = False,
         seconds: float = 120,
-        patience: float = 0,
+        patience: float | None = 0,
         packages: tuple[str, ...] = (),
         kernels: str = "",
         otherwise: str = "",

@@ -34,7 +34,7 @@ def run(server: ForkServer) -> Run:
 
     def run_command(
         command: str, *, rank: int = 0, steps: int = 0, strict: bool = False, seconds: float = 120,
-        patience: float = 0, packages: tuple[str, ...] = (), kernels: str = "", otherwise: str = "",
+        patience: float | None = 0, packages: tuple[str, ...] = (), kernels: str = "", otherwise: str = "",
         heard: tuple[Announced, ...] = (), numbers: tuple[BroadcastNumber, ...] = (), torch: str = "",
         target: str = "", is_known: bool = False,
     ) -> RankRun:  # fmt: skip
