@@ -167,7 +167,10 @@ def _statement(
         counted=first.counted,
         seen=seen,
         repeated=sum(each.times * each.iterations for each in first.trace.repeats),
-        unseen=say_unseen(seen, min(each.idle_optimizers for each in runs), infers=all(each.infers for each in runs)),
+        unseen=(
+            *say_unseen(seen, min(each.idle_optimizers for each in runs), infers=all(each.infers for each in runs)),
+            *first.schedules,
+        ),
         allocator_conf=first.allocator_conf,
         communicators=tuple(first.communicators),
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,

@@ -30,6 +30,7 @@ from planner.running import (
     nvidia_smi,
     program_files,
     program_host,
+    size_schedules,
     storages,
     unwritten_host,
     vision_operators,
@@ -62,6 +63,9 @@ _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _LIBRARIES = ("transformers",)
 """Of those whose size in a process is known (planner.host.processes)."""
 
+_MOST_SEARCHED = 40
+"""Files of a program that are searched for schedules, which takes a second."""
+
 _COLLECTED = (
     "Cyclic garbage is collected before the first forward and at the end of every optimizer step, not in between."
 )
@@ -84,6 +88,7 @@ class ProgramRun:
 
     def __init__(self, order: ProgramOrder, gpu: Paper, finish: Callable[[RankRun], NoReturn]) -> None:
         self._order, self._gpu, self._finish = order, gpu, finish
+        self._started_in = Path.cwd()
         self._began = time.perf_counter()
         self.assumptions = Assumptions()
         self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
@@ -159,7 +164,12 @@ class ProgramRun:
 
     @cached_property
     def _speaks_of_training(self) -> bool:
-        return program_files.speak_of_training(program_files.own_files(self._order.line))
+        return program_files.speak_of_training(program_files.own_files(self._order.line, self._started_in))
+
+    def _schedules(self) -> tuple[str, ...]:
+        """What later steps may have that were not seen."""
+        files = program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
+        return size_schedules.say_schedules(files)
 
     def _seen(self) -> Seen:
         moments = self.watcher.moments
@@ -223,6 +233,7 @@ class ProgramRun:
                 memory_fraction=self.memory.fraction,
                 announced=self.neighbours.announced(),
                 numbers=self.numbers.said(),
+                schedules=() if is_whole or moments.infers else self._schedules(),
                 outline=self.outline.found(),
                 libraries=tuple(name for name in _LIBRARIES if name in sys.modules),
             )

@@ -93,6 +93,8 @@ class RankRun:
     """Evaluations (`eval`), and how often it saved and loaded."""
     idle_optimizers: int = 0
     """That have not stepped twice."""
+    schedules: tuple[str, ...] = ()
+    """Sentences on where sizes depend on the step, of a program that was not run to its end."""
     assumptions: tuple[Assumption, ...] = ()
     communicators: tuple[int, ...] = ()
     """Sizes of the process groups over which tensors of the device travelled."""

@@ -187,6 +187,7 @@ def _read_run(parts: Mapping[str, bytes]) -> RankRun:
         about["numbers"] = tuple(_read_number(each) for each in about["numbers"])
         about["communicators"] = tuple(map(int, about["communicators"]))
         about["branches"] = tuple(Branch(str(each["place"]), bool(each["answer"])) for each in about["branches"])
+        about["schedules"] = tuple(str(each) for each in about["schedules"])
         about["libraries"] = tuple(str(each) for each in about["libraries"])
         about["talkers"] = tuple(tuple(map(int, each)) for each in about["talkers"])
         return RankRun(trace=trace_text.loads(parts[_TRACE].decode()), **about)
