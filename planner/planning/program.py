@@ -21,11 +21,11 @@ from planner.planning.measured_calibration import measured_calibration
 from planner.planning.notes import describe_unknown_workspaces, unknown_workspaces_of
 from planner.planning.pipeline import Progress
 from planner.planning.program_branches import try_branches
-from planner.planning.program_grounds import assumed_by, say_untried, say_why_ranks_differ
+from planner.planning.program_grounds import assumed_by, say_later_steps, say_untried, say_why_ranks_differ
 from planner.planning.program_hosts import state_hosts_of
 from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
 from planner.report.lives import phase_spans
-from planner.report.program_statement import ProgramStatement, say_unseen
+from planner.report.program_statement import ProgramStatement, StepStatement, say_unseen
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, RankClassStatement, Seconds
 from planner.running import rank_process
@@ -50,6 +50,7 @@ class ProgramInputs:
     software: Software
     ranks: str = "auto"
     steps: int = 0
+    steps_at: tuple[int, ...] = ()
     patience_seconds: float | None = None
     strict: bool = False
     writes: bool = False
@@ -169,12 +170,15 @@ def _statement(
         repeated=sum(each.times * each.iterations for each in first.trace.repeats),
         unseen=(
             *say_unseen(seen, min(each.idle_optimizers for each in runs), infers=all(each.infers for each in runs)),
-            *first.schedules,
+            *say_later_steps(first, work.steps_at),
         ),
         allocator_conf=first.allocator_conf,
         communicators=tuple(first.communicators),
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,
         rank_classes=tuple(each.statement for each in judged),
+        steps_at=tuple(
+            StepStatement(each.step, each.allocated_bytes, each.reserved_bytes) for each in judged[0].share.run.steps_at
+        ),
         host=host,
         assumptions=(
             *assumed_by(runs),
@@ -204,6 +208,7 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
         cuda=work.software.cuda,
         torch=work.software.torch,
         steps=ended[0] if ended else work.steps,
+        steps_at=work.steps_at,
         patience_seconds=work.patience_seconds,
         seconds=work.limits.seconds,
         strict=work.strict,

@@ -41,6 +41,16 @@ def say_untried(share: RankShare) -> AssumptionStatement:
     )
 
 
+def say_later_steps(run: RankRun, asked: Sequence[int]) -> Iterator[str]:
+    """Which steps of a schedule were not run, as far as that is known."""
+    yield from run.schedules
+    if run.schedules:
+        yield "what later steps take is in no figure (--steps-at 0,900 runs steps that are named)"
+    missed = set(asked) - {each.step for each in run.steps_at}
+    if missed:
+        yield f"the program did not come to step {', '.join(map(str, sorted(missed)))}"
+
+
 def say_why_ranks_differ(
     judged: Sequence[tuple[RankShare, RankClassStatement]],
 ) -> Iterator[AssumptionStatement]:

@@ -114,7 +114,7 @@ class Stopping:
         if not self._steady:
             return False
         self._reset_patience(seen)
-        if not self._has_waited(seen, evaluates) and self.passed() - self._began < _OF_ALL_TIME * self.seconds:
+        if not self._has_waited(seen, evaluates) and not self.is_late():
             return False
         waited = count(seen.iterations - self._waits_from)
         how = f"nothing new came in {waited} (--patience watches longer)"
@@ -122,6 +122,10 @@ class Stopping:
             how = f"nothing new came in {self.worked() - self._waits_since:.0f} s"
         self.reason = f"ended after {count(seen.iterations)}: {self._since()}, and {how}"
         return True
+
+    def is_late(self) -> bool:
+        """Whether what is left of the time is for writing down what was seen."""
+        return self.passed() - self._began >= _OF_ALL_TIME * self.seconds
 
     def _has_waited(self, seen: Seen, evaluates: bool) -> bool:
         waited, patience = self.worked() - self._waits_since, self.patience

@@ -27,4 +27,5 @@ class Run(Protocol):
         torch: str = "",
         target: str = "",
         is_known: bool = False,
+        steps_at: tuple[int, ...] = (),
     ) -> RankRun: ...
