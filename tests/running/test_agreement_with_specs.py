@@ -100,7 +100,7 @@ def test_one_trace_is_judged_alike(run: Run, program: Callable[[str], str], mode
     work = inputs_of(parse(command.split()), command.split(), gpu, calibration=none)
     job = Job(model=Model(), cluster=Cluster(gpu=work.gpu), software=work.software)
 
-    as_program = judge_run(work, RankShare(found, "0", untried=False))[0]
+    as_program = judge_run(work, RankShare(found, "0", untried=False)).statement
     as_spec = judge_trace(job, RankTrace(RankClass(0, RankSet.world(1), {}), found.trace), none).statement
 
     assert as_program.peak == as_spec.peak
