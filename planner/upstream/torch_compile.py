@@ -48,7 +48,7 @@ PATCHES = (
     ),
     Entry(
         target="torch._dynamo.backends.distributed:SubmodCompiler.compile_submod", kind=Kind.PATCH, group="inductor",
-        has_source=False, test=_COMPILED, why="compiles each part of a graph that DDP splits, also those that are equal",
+        has_source=False, test=_COMPILED, why="compiles each part of a graph that DDP splits, the equal ones too",
     ),
     Entry(
         target="torch._dynamo.backends.distributed:deepcopy_to_fake_tensor", kind=Kind.PATCH, group="inductor",
