@@ -17,20 +17,21 @@ from planner.running.branches import Branch
 from planner.running.order import Announced, BroadcastNumber, ProgramOrder, RankRun
 from planner.running.outside.importers import program_line
 from planner.running.rank_environment import variables_of
+from planner.running.steps_at import PeaksAt
 from planner.running.walled_program import WalledProgram
 from planner.runtime import answers, overlay, running
 from planner.runtime.channel import AnswerWriter
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.task import MEMORY, Answer, Task
-from planner.runtime.user_cache import user_cache
+from planner.runtime.user_cache import kept_folders
 from planner.tracing import trace_text
 from planner.units import GIB, show_bytes
 
 USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_bytes=2 * GIB)
 _ABOUT, _TRACE, _CRASH = "about", "trace", "crash"
 _FROZEN = "<frozen"
-_LISTED = ("assumptions", "branches", "announced", "numbers")
+_LISTED = ("assumptions", "branches", "announced", "numbers", "steps_at")
 _MOST_LINES, _MOST_CHARACTERS = 10, 1000
 """Of a program's own error: its last lines, each whole as long as a person reads it."""
 _DISCARDED_BYTES = 4 * GIB
@@ -115,7 +116,7 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str], WalledProgram |
         walled.enter()
         _refuse_absent(order)
     elif not order.writes:
-        overlay.discard_writes(_DISCARDED_BYTES, kept=(user_cache(),))
+        overlay.discard_writes(_DISCARDED_BYTES, kept=kept_folders())
     os.chdir(order.line.folder or ".")
     from planner.running.on_paper import run_program
     from planner.running.outside import stand_ins
@@ -187,6 +188,11 @@ def _read_run(parts: Mapping[str, bytes]) -> RankRun:
         about["numbers"] = tuple(_read_number(each) for each in about["numbers"])
         about["communicators"] = tuple(map(int, about["communicators"]))
         about["branches"] = tuple(Branch(str(each["place"]), bool(each["answer"])) for each in about["branches"])
+        about["steps_at"] = tuple(
+            PeaksAt(*(int(each[name]) for name in ("step", "allocated_bytes", "reserved_bytes")))
+            for each in about["steps_at"]
+        )
+        about["schedules"] = tuple(str(each) for each in about["schedules"])
         about["libraries"] = tuple(str(each) for each in about["libraries"])
         about["talkers"] = tuple(tuple(map(int, each)) for each in about["talkers"])
         return RankRun(trace=trace_text.loads(parts[_TRACE].decode()), **about)

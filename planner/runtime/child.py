@@ -57,7 +57,7 @@ def run(task: Task, answer: int) -> None:
         task.resolve()(task.argument, writer)
         code = 0
     except PlannerError as error:
-        writer.write(PROBLEM, json.dumps(problem_of(error)).encode())
+        writer.write(PROBLEM, json.dumps(problem_of(error), default=str).encode())
     except MemoryError:
         writer.write(MEMORY, b"")
     except SystemExit as leaving:
@@ -72,15 +72,11 @@ def run(task: Task, answer: int) -> None:
         os._exit(code)
 
 
-def problem_of(error: PlannerError) -> dict[str, str]:
-    """The error as plain values; see :func:`planner.runtime.answers.error_of`."""
-    return {
-        "kind": type(error).__name__,
-        "problem": error.problem,
-        "allowed": error.allowed,
-        "remedy": error.remedy,
-        "place": error.place,
-    }
+def problem_of(error: PlannerError) -> dict[str, Any]:
+    """The error as plain values: its class and the classes from which that is derived, each `module:name`, and its
+    fields; see :func:`planner.runtime.answers.error_of`."""
+    kinds = [f"{each.__module__}:{each.__qualname__}" for each in type(error).__mro__ if issubclass(each, PlannerError)]
+    return {"kinds": kinds, "fields": dict(vars(error))}
 
 
 def _prctl(option: int, value: int) -> Any:

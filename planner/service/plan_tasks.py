@@ -17,7 +17,6 @@ from planner.planning.pipeline import PlanningResult
 from planner.planning.program import inputs_of, judge_program
 from planner.planning.trace_source import TraceSource
 from planner.report.statement import Verdict
-from planner.running.rank_process import CrashedError
 from planner.runtime.channel import AnswerWriter
 from planner.searching.answer import add_advice
 from planner.service.ids import Order, RunOrder
@@ -26,8 +25,8 @@ from planner.tracing.isolation import Isolation
 
 PLAN, TRACES, FURTHER, UNREADABLE = "plan", "traces", "further", "unreadable"
 """Parts of the answer: a plan, traces as text by rank, ranks to be traced besides, that stored traces are damaged."""
-RUN, CRASH = "run", "crash"
-"""Of a program: its statement, or the error with which it ended, and its traceback."""
+RUN = "run"
+"""The statement on a program."""
 
 
 def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
@@ -76,12 +75,7 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
         limits=order.limits, calibration=order.calibration, walled=order.walled,
         host_memory_bytes=asked.host_memory_bytes,
     )  # fmt: skip
-    try:
-        found = judge_program(work)
-    except CrashedError as crash:
-        answer.write(CRASH, pickle.dumps((crash.problem, crash.text, crash.allowed, crash.remedy, crash.place)))
-        return
-    named = replace(found, plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
+    named = replace(judge_program(work), plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
     answer.write(RUN, pickle.dumps(named))
 
 
