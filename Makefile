@@ -31,9 +31,9 @@ COMPUTED := $(addprefix tests/,bound calibrations importers layouts long_run opi
 test: test-timed ## the tests that CI runs
 	@$(MAKE) --no-print-directory --jobs 2 test-computed test-clusters
 test-timed: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(COMPUTED:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(COMPUTED:%=--ignore=%) $(ELSEWHERE:%=--ignore=%)
 test-computed: $(READY)
-	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -m "not cluster and not soak" $(COMPUTED)
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -m "not cluster and not soak" $(filter-out $(ELSEWHERE),$(COMPUTED)) $(ELSEWHERE:%=--ignore=%)
 test-clusters: $(READY)
 	@$(BIN)/python -m pytest -m "cluster and not soak" >$(VENV)/clusters.log 2>&1; code=$$?; cat $(VENV)/clusters.log; exit $$code
 
@@ -44,10 +44,10 @@ ON_CUDA := $(addprefix tests/,installed replays running/test_readme.py running/t
 $(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
 	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
-	.ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest hypothesis httpx peft" $(WHEEL) newest
+	.ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest hypothesis httpx peft deepspeed" $(WHEEL) newest
 	@touch $@
 test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel and the newest torch as the index has it
-	OMP_NUM_THREADS=1 $(WHEEL)/bin/pytest -p no:cacheprovider -m "not soak" $(ON_CUDA)
+	OMP_NUM_THREADS=1 nice -n 19 $(WHEEL)/bin/pytest -p no:cacheprovider -m "not soak" $(ON_CUDA)
 
 soak: $(READY) ## the rest of the tests, and all cases of those of which CI takes a share (half an hour)
 	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "soak and not cluster"
@@ -98,8 +98,9 @@ lint: $(READY) ## style, types, and the house's layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: test-timed ## what CI runs: the tests, and lint beside those that wait
-	@$(MAKE) --no-print-directory --jobs 3 lint test-computed test-clusters
+check: ELSEWHERE := $(ON_CUDA)
+check: test-timed ## what CI runs: the tests, some with the wheel and the index's torch, and lint beside those that wait
+	@$(MAKE) --no-print-directory --jobs 3 ELSEWHERE="$(ON_CUDA)" lint test-computed test-clusters test-wheel
 
 bench: $(READY) ## speeds, as ratios within one run
 	$(BIN)/python benchmarks/run.py

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 _LONGEST = {"problem": 2000, "allowed": 2000, "remedy": 1000, "place": 500}
 """Characters of each part of a message. Every one of planner's own is shorter: what is longer quotes what arrived."""
 
@@ -34,6 +37,17 @@ class PlannerError(Exception):
         if self.remedy:
             lines.append(f"  change:  {self.remedy}")
         return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restored, (type(self), dict(vars(self)))
+
+
+def restored(kind: type[PlannerError], fields: Mapping[str, Any]) -> PlannerError:
+    """The error of this class with these fields, as it was in another process."""
+    error = kind.__new__(kind)
+    vars(error).update(fields)
+    error.args = (error._message(),)
+    return error
 
 
 class SpecError(PlannerError):

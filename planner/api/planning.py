@@ -150,7 +150,7 @@ def check(job: JobSource, *, settings: Mapping[str, Any] | None = None, **words:
     """
     given = read_job(job, settings, **words)
     bound = lower_bound(given.job)
-    if bound.least_bytes > bound.capacity_bytes:
+    if bound.exceeds:
         return Check(Verdict.EXCEEDS, bound_line(bundle(given.job), bound), None)
     found, notes = call("planner.api.work:make_plan", given.job, False)
     return Check(found.verdict, one_line(found), Plan(given.job, found, (*given.taken, *notes)))

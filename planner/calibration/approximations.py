@@ -60,11 +60,15 @@ ANOTHER_IMPLEMENTATION = Approximation(
 EVERY_APPROXIMATION = (CONVOLUTIONS, FOUR_BITS, HELD_COLLECTIVES, ANOTHER_IMPLEMENTATION)
 
 
-def approximations_of(job: Job, unknown_workspaces: Sequence[str] = ()) -> tuple[Approximation, ...]:
-    """Those of the job; `unknown_workspaces` are the kernels of its trace whose scratch memory nobody knows."""
+def approximations_of_kernels(unknown_workspaces: Sequence[str]) -> tuple[Approximation, ...]:
+    """Those of a trace, of a spec or of a program, with these kernels whose scratch memory nobody knows."""
+    found = any(name.startswith("cuDNN") and "convolution" in name for name in unknown_workspaces)
+    return (CONVOLUTIONS,) if found else ()
+
+
+def approximations_of_spec(job: Job) -> tuple[Approximation, ...]:
+    """Those of a job as it is described, which a program that is run does not have."""
     found = []
-    if any(name.startswith("cuDNN") and "convolution" in name for name in unknown_workspaces):
-        found.append(CONVOLUTIONS)
     adapter = job.model.adapter
     if adapter is not None and adapter.kind == "qlora" and adapter.load == "layers":
         found.append(FOUR_BITS)

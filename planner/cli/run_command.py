@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _GPU = "H100-SXM-80GB"
 _VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
 _MOST_STEPS, _MOST_SECONDS = 100_000, 86_400.0
+_MOST_STEPS_AT, _MOST_DIGITS = 16, 10
 
 
 def add(commands: Commands) -> None:
@@ -48,7 +49,9 @@ def add(commands: Commands) -> None:
         metavar="VERSION",
         help="the torch that the job runs with, as 2.8 (default: that of here)",
     )
-    parser.add_argument("--ranks", default="auto", help="auto (the first and the last), all, or numbers (0,7)")
+    parser.add_argument(
+        "--ranks", default="auto", help="auto (the first two, one of the middle and the last), all, or numbers (0,7)"
+    )
     parser.add_argument(
         "--steps",
         type=int,
@@ -57,11 +60,15 @@ def add(commands: Commands) -> None:
         help="iterations (default: until it is steady and was seen to evaluate twice and to save, within --patience)",
     )
     parser.add_argument(
+        "--steps-at", default="", metavar="STEPS", help="let the program's loop count to these steps (0,900,1800), and "
+        "say what each takes: for sizes that depend on the step",
+    )  # fmt: skip
+    parser.add_argument(
         "--patience",
         type=float,
         metavar="S",
         help="seconds of a processor for which a steady program is watched "
-        "for evaluations and checkpoints (default: as long as it took to be steady, 5 to 60)",
+        "for evaluations and checkpoints (default: twice the iterations that it took to be steady, at most 60 s)",
     )
     parser.add_argument("--seconds", type=float, default=0.0, help="how long each rank may take (default: 1800)")
     parser.add_argument(
@@ -141,6 +148,7 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
         torch=arguments.torch,
         ranks=arguments.ranks,
         steps=arguments.steps,
+        steps_at=_read_steps(arguments),
         patience_seconds=arguments.patience,
         strict=arguments.strict,
         writes=arguments.allow_writes,
@@ -149,6 +157,20 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
         limits=replace(USUAL_LIMITS, seconds=seconds),
         host_memory_bytes=read_host_memory(arguments.host_memory, "--host-memory"),
     )
+
+
+def _read_steps(arguments: argparse.Namespace) -> tuple[int, ...]:
+    parts = arguments.steps_at.split(",") if arguments.steps_at else []
+    numbers = tuple(int(each) for each in parts if each.isascii() and each.isdigit() and len(each) < _MOST_DIGITS)
+    if len(numbers) < len(parts) or list(numbers) != sorted(set(numbers)) or len(numbers) > _MOST_STEPS_AT:
+        raise SpecError(
+            f"--steps-at is {arguments.steps_at[:80]!a}",
+            allowed=f"at most {_MOST_STEPS_AT} steps in their order between commas (0,900,1800)",
+            place="--steps-at",
+        )
+    if numbers and arguments.steps:
+        raise SpecError("--steps and --steps-at were both given", allowed="one of them", place="--steps-at")
+    return numbers
 
 
 def _check_count(name: str, value: float, most: float) -> None:

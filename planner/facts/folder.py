@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,12 @@ def facts_folder(environment: Mapping[str, str] = os.environ) -> Path:
 def workspace_table(gpu: str, torch: str, folder: Path | None = None) -> WorkspaceTable:
     """What is known of workspaces on this GPU (catalog name) with this torch; empty where nothing was measured."""
     return WorkspaceTable(_workspaces(state_of(folder or facts_folder(), WORKSPACES)), gpu, torch)
+
+
+def workspaces_digest(folder: Path | None = None) -> str:
+    """Names all that is known of workspaces, on every GPU; empty where nothing is."""
+    facts = _workspaces(state_of(folder or facts_folder(), WORKSPACES))
+    return hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
 
 
 FolderState = tuple[tuple[Path, int, int], ...]

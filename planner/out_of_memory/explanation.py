@@ -5,7 +5,6 @@ The JSON object is `planner.out_of_memory/1`; all figures are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,8 +110,3 @@ def snapshot_to_json(failure: SnapshotFailure) -> dict[str, Any]:
     told["state"]["holders"] = [fields_to_json(each) for each in failure.state.holders]
     told["remedies"] = [fields_to_json(each) for each in failure.remedies]
     return told
-
-
-def named(causes: Sequence[Cause]) -> str:
-    """Causes as people read them."""
-    return ", ".join(each.value.replace("_", " ") for each in causes)

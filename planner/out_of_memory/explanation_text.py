@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.out_of_memory.causes import Judgement
-from planner.out_of_memory.explanation import Explanation, named
+from planner.out_of_memory.explanation import Explanation
 from planner.out_of_memory.failure import Cause, Form, GpuFailure
 from planner.out_of_memory.host_words import HostFailure
 from planner.out_of_memory.remedies import Remedy
 from planner.out_of_memory.snapshot_failure import SnapshotFailure
 from planner.out_of_memory.traceback_lines import innermost_own
 from planner.report.plan_text import join_lines, sentence_lines
+from planner.report.recorded_frames import short_path
 from planner.report.style import Style, size
 
 _LABEL = 34
@@ -26,6 +27,13 @@ _HELD = {
     "not_listed": "not listed by the driver",
     "not_pytorch": "not PyTorch's",
     "not_told": "not told by this form",
+}
+_GIVEN_UP = {
+    Cause.FRAGMENTATION: "what PyTorch had reserved in no tensor",
+    Cause.PRIVATE_POOLS: "what CUDA graphs keep for themselves",
+    Cause.OTHER_PROCESS: "what other processes held",
+    Cause.OUTSIDE_ALLOCATOR: "what this process held outside of PyTorch",
+    Cause.NOT_PYTORCH: "what is not PyTorch's",
 }
 _IN_WORDS = {
     Cause.SINGLE_REQUEST: "One request was larger than all that the process may have.",
@@ -85,14 +93,27 @@ def _message(failure: GpuFailure, judged: Judgement, style: Style) -> Iterator[s
         yield _row("missing", size(judged.missing_bytes))
     own = innermost_own(failure.frames)
     if own is not None:
-        yield _row("raised at", f"{'/'.join(own.file.split('/')[-3:])}:{own.line} {own.function}")
+        yield _row("raised at", f"{short_path(own.file)}:{own.line} {own.function}")
     yield from _held(judged, style)
-    if len(judged.alone) > 1:
-        yield from (f"  {line}" for line in sentence_lines([f"Each alone sufficed: {named(judged.alone)}."], style))
+    if said := _alone(judged):
+        yield from (f"  {line}" for line in sentence_lines([said], style))
     for each in judged.contradictions:
         yield from (style.paint(f"  {line}", "yellow") for line in sentence_lines([f"Does not add up: {each}."], style))
     for each in judged.notes:
         yield from (f"  {line}" for line in sentence_lines([each], style))
+
+
+def _alone(judged: Judgement) -> str:
+    """What would have covered what was missing, where that is more than the cause, or too little to be called one."""
+    each = "; ".join(_GIVEN_UP[cause] for cause in judged.alone)
+    if judged.cause in judged.alone:
+        return f"Each alone would have sufficed: {each}." if len(judged.alone) > 1 else ""
+    if not judged.alone or judged.cause is Cause.SINGLE_REQUEST:
+        return ""
+    return (
+        f"So little was missing that this would have covered it: {each}. It is less than a tenth of the GPU, and no "
+        "cause: the next request would have failed."
+    )
 
 
 def _held(judged: Judgement, style: Style) -> Iterator[str]:

@@ -10,18 +10,37 @@ from collections.abc import Mapping
 
 from planner import distribution
 from planner.calibration.interval import Calibration
-from planner.facts.folder import workspace_table
+from planner.facts.folder import workspace_table, workspaces_digest
 from planner.job import bundle
 from planner.job.json_text import canonical_json
 from planner.job.schema import Job
-from planner.planning import provenance as code
+from planner.planning.provenance import own
 from planner.report.statement import Provenance
+
+_LIBRARIES = ("deepspeed", "peft")
+"""Those whose own code some traces run."""
 
 
 def trace_id_of(job: Job) -> str:
     """What the traces of this job are stored under, with the software of this process; metadata do not matter."""
-    parts = {**software(), "code": code.trace_code(), **_libraries_of(job), **_facts_for(job)}
+    parts = {**software(), "code": own().trace_code, **_libraries_of(job), **_facts_for(job)}
     return bundle.trace_id(job, parts)
+
+
+def run_scope() -> Mapping[str, str]:
+    """What decides the run of a program besides what is asked for."""
+    return {**software(), "code": own().run_code, "workspaces": workspaces_digest()}
+
+
+def search_scope(calibration: Calibration) -> str:
+    """What decides the answer of a search besides what is asked for."""
+    parts = {
+        **software(),
+        **{name: _version(name) for name in _LIBRARIES},
+        "code": f"{own().trace_code} {own().search_code}",
+        "workspaces": workspaces_digest(),
+    }
+    return plan_id(canonical_json(parts), provenance_of(calibration))
 
 
 def provenance_of(calibration: Calibration) -> Provenance:
@@ -30,8 +49,8 @@ def provenance_of(calibration: Calibration) -> Provenance:
     return Provenance(
         planner=versions["planner"],
         torch=versions["torch"],
-        allocator_rules=code.allocator_rules(),
-        catalog=code.catalog(),
+        allocator_rules=own().allocator_rules,
+        catalog=own().catalog,
         calibration=calibration.id,
     )
 
@@ -63,7 +82,7 @@ def _facts_for(job: Job) -> Mapping[str, str]:
 def _libraries_of(job: Job) -> Mapping[str, str]:
     """The libraries whose own code this job's trace runs, besides those of every job."""
     by_deepspeed = job.parallel.deepspeed is not None
-    used = (("deepspeed", by_deepspeed), ("peft", job.model.adapter is not None))
+    used = zip(_LIBRARIES, (by_deepspeed, job.model.adapter is not None), strict=True)
     return {name: _version(name) for name, is_used in used if is_used}
 
 

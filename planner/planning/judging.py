@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.allocator.rules import Rules
-from planner.allocator.settled import replay_until_settled
+from planner.allocator.settled import SettledReplay, replay_until_settled
 from planner.allocator.timeline import Timeline
-from planner.calibration.approximations import approximations_of
+from planner.calibration.approximations import Approximation, approximations_of_kernels, approximations_of_spec
 from planner.calibration.correction import AppliedCorrection
 from planner.calibration.interval import Calibration, interval
 from planner.events import Event
-from planner.job.schema import Job
+from planner.job.schema import Gpu, Job
 from planner.layout.rank_classes import RankClass
 from planner.overhead.estimate import OutsideEstimate
 from planner.overhead.outside_of_job import communicators_of, outside_of
@@ -48,30 +48,90 @@ class JudgedTrace:
     timeline: Timeline
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """What a process is judged by, of a spec or of a program: the allocator's rules, what it may use of its GPU, what
+    it holds outside the allocator, and how far off such figures are."""
+
+    rules: Rules
+    gpu: Gpu
+    torch: str
+    capacity_bytes: int
+    held: OutsideEstimate
+    calibration: Calibration
+    approximations: tuple[Approximation, ...] = ()
+    """Besides those of the kernels of a trace."""
+
+    @property
+    def room_bytes(self) -> int:
+        """What the allocator may reserve."""
+        return max(self.capacity_bytes - self.held.total_bytes, 0)
+
+    def replay(self, trace: Trace) -> tuple[SettledReplay, SettledReplay]:
+        """Without a limit, and on the GPU. What it would have taken is asked for only where it does not get it."""
+        capped = replay_until_settled(
+            trace.events, trace.repeats, self.rules, self.room_bytes, device_bytes=self.gpu.total_bytes
+        )
+        runs_out = capped.timeline.out_of_memory is not None
+        return replay_until_settled(trace.events, trace.repeats, self.rules) if runs_out else capped, capped
+
+    def state(
+        self, rank_class: RankClass, events: Sequence[Event], timelines: tuple[Timeline, Timeline], trace: Trace
+    ) -> RankClassStatement:
+        """The statement of ranks that do as this trace does; `timelines` are those without a limit and on the GPU."""
+        unlimited, capped = timelines
+        return state_rank_class(
+            representative=rank_class.representative,
+            ranks=str(rank_class.ranks),
+            coordinates=rank_class.coordinates,
+            events=events,
+            unlimited=unlimited,
+            capped=capped,
+            outside=OutsideAllocator(cuda_context_bytes=self.held.cuda_context_bytes, nccl_bytes=self.held.nccl_bytes),
+            interval=self.interval_of(trace),
+            capacity_bytes=self.capacity_bytes,
+        )
+
+    def interval_of(self, trace: Trace) -> Callable[[int], tuple[int, int]]:
+        """The interval of device bytes of a process that does as this trace does."""
+        return lambda device_bytes: interval(
+            device_bytes,
+            self.held,
+            self.calibration,
+            unknown_workspaces=bool(trace.unknown_workspaces),
+            workspace_margin_bytes=trace.workspace_margin_bytes,
+            approximations=(*approximations_of_kernels(trace.unknown_workspaces), *self.approximations),
+            gpu=self.gpu.name,
+            torch=self.torch,
+        )
+
+
 def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
     """One trace's replay and what follows from it."""
+    judge = Judge(
+        rules=Rules.from_conf(job.allocator.conf),
+        gpu=job.cluster.gpu,
+        torch=job.software.torch,
+        capacity_bytes=job.cluster.capacity_bytes,
+        held=calibration_of(job, calibration).correct_outside(outside_of(job)),
+        calibration=calibration,
+        approximations=approximations_of_spec(job),
+    )
     with garbage_collection.pause_collection():
-        return _judge(job, rank_trace, calibration)
+        if rank_trace.trace.engine is not None:
+            return _judge_shared(job, rank_trace, rank_trace.trace.engine, judge)
+        return _judge(job, rank_trace, judge)
 
 
-def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
-    if rank_trace.trace.engine is not None:
-        return _judge_shared(job, rank_trace, rank_trace.trace.engine, calibration)
-    rules = Rules.from_conf(job.allocator.conf)
-    held = calibration_of(job, calibration).correct_outside(outside_of(job))
-    trace, room = rank_trace.trace, max(job.cluster.capacity_bytes - held.total_bytes, 0)
-    run = replay_run(job, trace, room) if job.train.lengths is not None else None
+def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
+    trace = rank_trace.trace
+    run = replay_run(job, trace, judge.room_bytes) if job.train.lengths is not None else None
     trace = run.worst_step if run is not None else trace
-    capped = replay_until_settled(trace.events, trace.repeats, rules, room, device_bytes=job.cluster.gpu.total_bytes)
-    # What it would have taken is asked for only where it does not get it.
-    runs_out = capped.timeline.out_of_memory is not None
-    found = replay_until_settled(trace.events, trace.repeats, rules) if runs_out else capped
-
-    interval_of = _interval_of(job, trace, held, calibration)
-    statement = _state(job, rank_trace.rank_class, found.events, (found.timeline, capped.timeline), held, interval_of)
+    found, capped = judge.replay(trace)
+    statement = judge.state(rank_trace.rank_class, found.events, (found.timeline, capped.timeline), trace)
     if run is not None:
-        statement = run.judge(statement, interval_of)
-    moments = growth_moments(found.events, found.repeats, statement, rules)
+        statement = run.judge(statement, judge.interval_of(trace))
+    moments = growth_moments(found.events, found.repeats, statement, judge.rules)
     statement = replace(statement, moments=(*statement.moments, *evaluation_moments(job, found, statement), *moments))
     if is_planned_as_eager(job) and statement.verdict is Verdict.EXCEEDS:
         statement = replace(statement, verdict=Verdict.TIGHT)
@@ -79,48 +139,12 @@ def _judge(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedT
     return JudgedTrace(replace(rank_trace, trace=settled), statement, found.timeline)
 
 
-def _state(
-    job: Job, rank_class: RankClass, events: Sequence[Event], timelines: tuple[Timeline, Timeline],
-    held: OutsideEstimate, interval_of: Callable[[int], tuple[int, int]],
-) -> RankClassStatement:  # fmt: skip
-    """The statement of a class; `timelines` are those without a limit and on the GPU."""
-    unlimited, capped = timelines
-    return state_rank_class(
-        representative=rank_class.representative,
-        ranks=str(rank_class.ranks),
-        coordinates=rank_class.coordinates,
-        events=events,
-        unlimited=unlimited,
-        capped=capped,
-        outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
-        interval=interval_of,
-        capacity_bytes=job.cluster.capacity_bytes,
-    )
-
-
-def _interval_of(
-    job: Job, trace: Trace, held: OutsideEstimate, calibration: Calibration
-) -> Callable[[int], tuple[int, int]]:
-    """The interval of device bytes of a process that holds this outside of its allocator."""
-    return lambda device_bytes: interval(
-        device_bytes,
-        held,
-        calibration,
-        unknown_workspaces=bool(trace.unknown_workspaces),
-        workspace_margin_bytes=trace.workspace_margin_bytes,
-        approximations=approximations_of(job, trace.unknown_workspaces),
-        gpu=job.cluster.gpu.name,
-        torch=job.software.torch,
-    )
-
-
-def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, calibration: Calibration) -> JudgedTrace:
+def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, judge: Judge) -> JudgedTrace:
     """As `_judge`, of a trainer that shares its GPU with an engine."""
     trace, events = rank_trace.trace, rank_trace.trace.written_out()
-    held = calibration_of(job, calibration).correct_outside(outside_of(job))
-    said = _interval_of(job, trace, held, calibration)
-    found = post_training.SharedGpuJudge.of(job, events, engine, held, communicators_of(job), said).judge()
-    alone = _state(job, rank_trace.rank_class, events, (found.timeline, found.timeline), held, said)
+    said = judge.interval_of(trace)
+    found = post_training.SharedGpuJudge.of(job, events, engine, judge.held, communicators_of(job), said).judge()
+    alone = judge.state(rank_trace.rank_class, events, (found.timeline, found.timeline), trace)
     rows = found.shared.phases
     together = (max(row.interval_bytes[0] for row in rows), max(row.interval_bytes[1] for row in rows))
     peak = replace(alone.peak, device_bytes=found.shared.fullest().total_bytes, interval_bytes=together)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner.calibration.approximations import approximations_of
+from planner.calibration.approximations import (
+    Approximation,
+    approximations_of_kernels,
+    approximations_of_spec,
+)
 from planner.job.schema import Compile, Job
 from planner.overhead.outside_of_job import outside_of
 from planner.planning import identity, post_training
@@ -21,9 +25,7 @@ def notes_of(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
     notes += sorted({sentence for each in rank_traces for sentence in each.trace.counted_workspaces})
     notes += assumptions_of(job)
     notes += _describe_engine(rank_traces, job)
-    if approximated := approximations_of(job, unknown):
-        said = "; ".join(each.sentence for each in approximated)
-        notes.append(f"Approximated, and the interval is wider for it: {said}.")
+    notes += describe_approximations((*approximations_of_kernels(unknown), *approximations_of_spec(job)))
     if job.train.compile is not None:
         notes.append(_describe_compiling(job.train.compile, rank_traces))
     traced = _traced_with()
@@ -40,6 +42,12 @@ def unknown_workspaces_of(traces: Iterable[Trace]) -> list[str]:
 def describe_unknown_workspaces(names: Sequence[str]) -> list[str]:
     """The note on them for people; none without any."""
     return [f"Workspaces of unknown size, not counted: {'; '.join(names)}."] if names else []
+
+
+def describe_approximations(approximations: Sequence[Approximation]) -> list[str]:
+    """The note on them for people; none without any."""
+    said = "; ".join(each.sentence for each in approximations)
+    return [f"Approximated, and the interval is wider for it: {said}."] if said else []
 
 
 def _describe_engine(rank_traces: Sequence[RankTrace], job: Job) -> list[str]:

@@ -8,26 +8,30 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.allocator.rules import Rules
-from planner.allocator.settled import SettledReplay, replay_until_settled
-from planner.calibration.interval import Calibration, interval
+from planner.allocator.settled import SettledReplay
+from planner.calibration.approximations import approximations_of_kernels
+from planner.calibration.interval import Calibration
 from planner.errors import ProgramError
 from planner.hardware import catalog
 from planner.hardware.records import GpuRecord
 from planner.job.schema import Gpu, Software
 from planner.job.torch_releases import cuda_of
+from planner.layout.rank_classes import RankClass
+from planner.layout.rank_sets import RankSet
 from planner.overhead.estimate import OutsideEstimate, outside
 from planner.planning import identity
+from planner.planning.judging import Judge
 from planner.planning.kept_by_mistake import growth_moments
 from planner.planning.measured_calibration import measured_calibration
-from planner.planning.notes import describe_unknown_workspaces, unknown_workspaces_of
+from planner.planning.notes import describe_approximations, describe_unknown_workspaces, unknown_workspaces_of
 from planner.planning.pipeline import Progress
 from planner.planning.program_branches import try_branches
+from planner.planning.program_grounds import assumed_by, say_later_steps, say_untried, say_why_ranks_differ
 from planner.planning.program_hosts import state_hosts_of
 from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
 from planner.report.lives import phase_spans
-from planner.report.program_statement import AssumptionStatement, ProgramStatement, say_unseen
-from planner.report.rank_class import state_rank_class
-from planner.report.statement import OutsideAllocator, RankClassStatement, Seconds, Verdict
+from planner.report.program_statement import ProgramStatement, StepStatement, say_unseen
+from planner.report.statement import RankClassStatement, Seconds, Verdict
 from planner.running import rank_process
 from planner.running.launch_line import LaunchLine
 from planner.running.order import Gpu as FoundGpu
@@ -51,6 +55,7 @@ class ProgramInputs:
     software: Software
     ranks: str = "auto"
     steps: int = 0
+    steps_at: tuple[int, ...] = ()
     patience_seconds: float | None = None
     strict: bool = False
     writes: bool = False
@@ -62,6 +67,15 @@ class ProgramInputs:
     calibration: Calibration = field(default_factory=measured_calibration)
     walled: WalledProgram | None = None
     """Of somebody else: run behind walls."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """What ranks will hold, and where they would run out of memory (empty if they do not)."""
+
+    share: RankShare
+    statement: RankClassStatement
+    fails: str
 
 
 def inputs_of(
@@ -94,9 +108,9 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     runs = _run(work, progress)
     progress("replaying")
     replayed = time.perf_counter()
-    shares = share_ranks(runs, work.line.world_size)
     with garbage_collection.pause_collection():
-        judged = [_judge(work, each) for each in shares]
+        judged = [judge_run(work, each) for each in share_ranks(runs, work.line.world_size)]
+    judged.sort(key=lambda each: -each.statement.peak.device_bytes)
     replayed_seconds = time.perf_counter() - replayed
     if runs[0].branches:
         progress("trying branches the other way")
@@ -104,14 +118,14 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
         runs[0],
         _order(work, runs[0].rank),
         lambda order: rank_process.run_rank(order, replace(work.limits, seconds=order.seconds), walled=work.walled),
-        lambda run: _judge(work, RankShare(run, str(run.rank), untried=False))[0],
+        lambda run: judge_run(work, RankShare(run, str(run.rank), untried=False)).statement,
     )
     seconds = Seconds(
         trace=round(sum(each.trace.seconds for each in runs), 3),
         replay=round(replayed_seconds, 3),
         total=round(time.perf_counter() - began, 3),
     )
-    return replace(_statement(work, runs, shares, judged, seconds), branches=branches), runs
+    return replace(_statement(work, runs, judged, seconds), branches=branches), runs
 
 
 def _run(work: ProgramInputs, progress: Progress) -> list[RankRun]:
@@ -143,8 +157,7 @@ def _run(work: ProgramInputs, progress: Progress) -> list[RankRun]:
 def _statement(
     work: ProgramInputs,
     runs: Sequence[RankRun],
-    shares: Sequence[RankShare],
-    judged: Sequence[tuple[RankClassStatement, str]],
+    judged: Sequence[JudgedRun],
     seconds: Seconds,
 ) -> ProgramStatement:
     first = runs[0]
@@ -160,14 +173,24 @@ def _statement(
         counted=first.counted,
         seen=seen,
         repeated=sum(each.times * each.iterations for each in first.trace.repeats),
-        unseen=say_unseen(seen, min(each.idle_optimizers for each in runs), infers=all(each.infers for each in runs)),
+        unseen=(
+            *say_unseen(seen, min(each.idle_optimizers for each in runs), infers=all(each.infers for each in runs)),
+            *say_later_steps(first, work.steps_at),
+        ),
         allocator_conf=first.allocator_conf,
         communicators=tuple(first.communicators),
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,
-        rank_classes=tuple(statement for statement, _ in judged),
+        rank_classes=tuple(each.statement for each in judged),
+        steps_at=tuple(
+            StepStatement(each.step, each.allocated_bytes, each.reserved_bytes) for each in judged[0].share.run.steps_at
+        ),
         host=host,
-        assumptions=(*_assumptions(runs), *(_untried(each) for each in shares if each.untried)),
-        out_of_memory=tuple(sentence for _, sentence in judged if sentence),
+        assumptions=(
+            *assumed_by(runs),
+            *say_why_ranks_differ([(each.share, each.statement) for each in judged]),
+            *(say_untried(each.share) for each in judged if each.share.untried),
+        ),
+        out_of_memory=tuple(each.fails for each in judged if each.fails),
         provenance=identity.provenance_of(work.calibration),
         notes=(*_notes(work, runs), *(host.assumptions if work.host_memory_bytes else ())),
         seconds=seconds,
@@ -190,6 +213,7 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
         cuda=work.software.cuda,
         torch=work.software.torch,
         steps=ended[0] if ended else work.steps,
+        steps_at=work.steps_at,
         patience_seconds=work.patience_seconds,
         seconds=work.limits.seconds,
         strict=work.strict,
@@ -199,37 +223,24 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
     )
 
 
-def _judge(work: ProgramInputs, share: RankShare) -> tuple[RankClassStatement, str]:
-    """What the ranks will hold, and where they would run out of memory (empty if they do not)."""
-    run, capacity = share.run, work.gpu.total_bytes
-    held = _outside(work, run)
+def judge_run(work: ProgramInputs, share: RankShare) -> JudgedRun:
+    """What the ranks will hold, and where they would run out of memory."""
+    run = share.run
     rules = Rules.from_conf(run.allocator_conf)
     if run.memory_fraction < 1.0:
         rules = replace(rules, per_process_memory_fraction=run.memory_fraction)
-    events, repeats, room = run.trace.events, run.trace.repeats, max(capacity - held.total_bytes, 0)
-    capped = replay_until_settled(events, repeats, rules, room, device_bytes=capacity)
-    # What it would have taken is asked for only where it does not get it.
-    runs_out = capped.timeline.out_of_memory is not None
-    found = replay_until_settled(events, repeats, rules) if runs_out else capped
-    statement = state_rank_class(
-        representative=run.rank,
-        ranks=share.ranks,
-        coordinates={},
-        events=found.events,
-        unlimited=found.timeline,
-        capped=capped.timeline,
-        outside=OutsideAllocator(cuda_context_bytes=held.cuda_context_bytes, nccl_bytes=held.nccl_bytes),
-        interval=lambda device_bytes: interval(
-            device_bytes,
-            held,
-            work.calibration,
-            unknown_workspaces=bool(run.trace.unknown_workspaces),
-            workspace_margin_bytes=run.trace.workspace_margin_bytes,
-            gpu=work.gpu.name,
-            torch=work.software.torch,
-        ),
-        capacity_bytes=capacity,
+    judge = Judge(
+        rules=rules,
+        gpu=work.gpu,
+        torch=work.software.torch,
+        capacity_bytes=work.gpu.total_bytes,
+        held=_outside(work, run),
+        calibration=work.calibration,
     )
+    found, capped = judge.replay(run.trace)
+    ranks = RankClass(run.rank, RankSet.parse(share.ranks), {})
+    statement = judge.state(ranks, found.events, (found.timeline, capped.timeline), run.trace)
+    room = max(judge.capacity_bytes - judge.held.total_bytes, 0)
     if run.highest_bytes > room and statement.verdict is not Verdict.EXCEEDS:
         raise ProgramError(
             f"rank {run.rank} held {show_bytes(run.highest_bytes)} at one time, outside of the {run.iterations}"
@@ -239,7 +250,7 @@ def _judge(work: ProgramInputs, share: RankShare) -> tuple[RankClassStatement, s
             place=work.line.program,
         )
     statement = replace(statement, moments=growth_moments(found.events, found.repeats, statement, rules))
-    return statement, _out_of_memory(share, capped)
+    return JudgedRun(share, statement, _out_of_memory(share, capped))
 
 
 def _out_of_memory(share: RankShare, capped: SettledReplay) -> str:
@@ -248,9 +259,8 @@ def _out_of_memory(share: RankShare, capped: SettledReplay) -> str:
         return ""
     where = next(each for each in phase_spans(capped.events) if failed.event_index < each.last)
     phase = where.phase.value.replace("_", " ")
-    ranks = f"rank {share.ranks}" if share.ranks.isdigit() else f"ranks {share.ranks}"
     return (
-        f"The first allocation that fails on {ranks} is in iteration {where.iteration}, {phase} "
+        f"The first allocation that fails on {share.named} is in iteration {where.iteration}, {phase} "
         f"(the program is not told, and goes on): {failed.message()}"
     )
 
@@ -260,29 +270,9 @@ def _outside(work: ProgramInputs, run: RankRun) -> OutsideEstimate:
     return applied.correct_outside(outside(work.gpu, work.software, run.communicators))
 
 
-def _assumptions(runs: Sequence[RankRun]) -> tuple[AssumptionStatement, ...]:
-    """Those of all ranks that were run; what several of them assume is said once, as often as one does."""
-    found: dict[tuple[str, str, str], int] = {}
-    for run in runs:
-        for each in run.assumptions:
-            key = (each.about.value, each.text, each.place)
-            found[key] = max(found.get(key, 0), each.count)
-    return tuple(
-        AssumptionStatement(about=about, text=text, place=place, count=count)
-        for (about, text, place), count in found.items()
-    )
-
-
-def _untried(share: RankShare) -> AssumptionStatement:
-    staged = "each as the one of its pipeline's stage that was run"
-    why = staged if share.run.talkers else "only collectives travel between them"
-    return AssumptionStatement(
-        about="ranks",
-        text=f"not every rank was run: {share.ranks} are taken to do as rank {share.run.rank} does ({why})",
-    )
-
-
 def _notes(work: ProgramInputs, runs: Sequence[RankRun]) -> tuple[str, ...]:
     notes = outside(work.gpu, work.software, runs[0].communicators).provenance
+    unknown = unknown_workspaces_of(each.trace for each in runs)
     counted = sorted({sentence for each in runs for sentence in each.trace.counted_workspaces})
-    return (*notes, *describe_unknown_workspaces(unknown_workspaces_of(each.trace for each in runs)), *counted)
+    approximated = describe_approximations(approximations_of_kernels(unknown))
+    return (*notes, *describe_unknown_workspaces(unknown), *counted, *approximated)

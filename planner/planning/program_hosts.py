@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from planner.host.state_program_hosts import ProgramHost, state_program_hosts
 from planner.host.statement import HostStatement
-from planner.planning.program_ranks import speakers_on_host
+from planner.planning.program_ranks import rank_set, speakers
 from planner.running.launch_line import LaunchLine
 from planner.running.order import RankRun
 
 
 def state_hosts_of(runs: Sequence[RankRun], line: LaunchLine, capacity_bytes: int) -> HostStatement:
     """The statement about the nodes; `capacity_bytes` is what the program may use of each, 0 where nobody has said."""
-    speakers = speakers_on_host(runs, line.world_size)
+    spoken = [(run, rank_set(ranks)) for run, ranks in speakers(runs, line.world_size)]
     found = state_program_hosts(
         [
             ProgramHost(
@@ -24,7 +24,7 @@ def state_hosts_of(runs: Sequence[RankRun], line: LaunchLine, capacity_bytes: in
                 transformers="transformers" in run.libraries,
                 assumed=run.trace.host_assumed,
             )
-            for run, ranks in speakers
+            for run, ranks in spoken
         ],
         ranks_per_node=line.processes_per_node,
         capacity_bytes=capacity_bytes,
@@ -33,7 +33,7 @@ def state_hosts_of(runs: Sequence[RankRun], line: LaunchLine, capacity_bytes: in
     untried = [
         f"Of ranks {ranks} rank {run.rank} was run, and the others are taken to hold on the host what it does: what"
         " only some rank does there (the first of a node, say) is not seen."
-        for run, ranks in speakers
+        for run, ranks in spoken
         if len(ranks) > 1
     ]
     return replace(found, assumptions=(*found.assumptions, *untried))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect, bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -26,6 +25,11 @@ class RankShare:
     run: RankRun
     ranks: str
     untried: bool
+
+    @property
+    def named(self) -> str:
+        """`rank 3`, or `ranks 0-6`."""
+        return f"rank {self.ranks}" if self.ranks.isdigit() else f"ranks {self.ranks}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,15 @@ class Stages:
 
 
 def choose_ranks(wanted: str, world_size: int) -> list[int]:
-    """`auto`: the first and the last, which differ first where ranks differ; `all`; or numbers between commas.
+    """`auto`: the first (which often does more: it prints, it saves), the second, one of the middle and the last;
+    `all`; or numbers between commas.
 
     Raises SpecError for anything else, and for ranks that the world does not have.
     """
     if wanted == "auto":
-        return sorted({0, world_size - 1})
+        # The middle of an even number of nodes is the first rank of one, which may do what only such ranks do.
+        middle = world_size // 2 + 1
+        return sorted({each for each in (0, 1, middle, world_size - 1) if each < world_size})
     if wanted == "all":
         return list(range(world_size))
     parts = wanted.split(",")
@@ -85,49 +92,38 @@ def more_ranks(wanted: str, world_size: int, first: RankRun) -> list[int]:
 
 
 def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
-    """Runs whose events are equal speak together; a rank that was not run is taken to do as the next lower one of its
-    stage that was, or the next higher one."""
+    """Runs whose events are equal speak together; a rank that was not run is taken to do as its speaker."""
     heads: list[RankRun] = []
     spoken: list[list[int]] = []
-    speakers = _speakers(runs, world_size, lambda near, rank: max(bisect(near, rank) - 1, 0))
-    for run in runs:
+    for run, ranks in speakers(runs, world_size):
         alike = next((at for at, each in enumerate(heads) if are_alike(each.trace, run.trace)), None)
         if alike is None:
             heads.append(run)
-            spoken.append(speakers[run.rank])
+            spoken.append([*ranks])
         else:
-            spoken[alike] += speakers[run.rank]
+            spoken[alike] += ranks
     ran = {each.rank for each in runs}
     return [
-        RankShare(head, str(_rank_set(each)), not ran.issuperset(each))
-        for head, each in zip(heads, spoken, strict=True)
+        RankShare(head, str(rank_set(each)), not ran.issuperset(each)) for head, each in zip(heads, spoken, strict=True)
     ]
 
 
-def speakers_on_host(runs: Sequence[RankRun], world_size: int) -> list[tuple[RankRun, RankSet]]:
-    """Each run with the ranks for which it speaks on the host: there the first rank does what no other one does (it
-    gathers what is saved), so that a rank that was not run is like the next higher one of its stage that was."""
-    found = _speakers(runs, world_size, lambda near, rank: min(bisect_left(near, rank), len(near) - 1))
-    return [(run, _rank_set(found[run.rank])) for run in runs]
-
-
-def _speakers(
-    runs: Sequence[RankRun], world_size: int, chosen: Callable[[Sequence[int], int], int]
-) -> dict[int, list[int]]:
-    """By each rank that was run the ranks that it speaks for; `chosen` gives the place, among those of its stage that
-    were run, of the one that speaks for a rank."""
+def speakers(runs: Sequence[RankRun], world_size: int) -> list[tuple[RankRun, list[int]]]:
+    """Each run with the ranks for which it speaks. A rank that was not run is taken to do as the middle one of those of
+    its stage that were: the first rank does what no other one does (it reads the loss, it gathers what is saved)."""
     ran, stages = [each.rank for each in runs], Stages.of(runs[0].talkers)
     of_stage: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in ran:
         of_stage[stages.of_rank(rank)].append(rank)
-    found: dict[int, list[int]] = {rank: [] for rank in ran}
-    for rank in range(world_size):
+    found: dict[int, list[int]] = {rank: [rank] for rank in ran}
+    for rank in sorted(set(range(world_size)).difference(ran)):
         near = of_stage.get(stages.of_rank(rank)) or ran
-        found[near[chosen(near, rank)]].append(rank)
-    return found
+        found[near[len(near) // 2]].append(rank)
+    return [(run, found[run.rank]) for run in runs]
 
 
-def _rank_set(ranks: Iterable[int]) -> RankSet:
+def rank_set(ranks: Iterable[int]) -> RankSet:
+    """The set of ranks that come one by one."""
     return RankSet.of((rank, rank) for rank in ranks)
 
 

@@ -1,95 +1,160 @@
-"""Digests the source files that make a plan, so that other code never serves its plans.
+"""Digests the source files that make an answer, so that other code never serves it from a store.
 
-A trace's id takes in the digest of what decides a trace, a plan's id besides those of what judges and of the tables.
-Each is made once per process; it is the same on every machine: names are sorted and lines end in one way.
+Each digest is walked from where the work begins, along every import of planner's own modules. It is made once per
+process; it is the same on every machine: names are sorted and lines end in one way.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 
 from planner.distribution import version
 
-TRACE = (
-    "events", "facts", "hardware.architectures", "host_events", "job", "layout", "long_run", "paper",
-    "rollout.engine_figures", "rollout.kv_cache",
-    "tracing.absent_host", "tracing.compile_failures", "tracing.compiled_on_paper", "tracing.deepspeed_on_paper",
-    "tracing.engine", "tracing.garbage_collection", "tracing.host_ledger", "tracing.host_tensors",
-    "tracing.host_text", "tracing.quiet_libraries", "tracing.shortened_phases", "tracing.stepped_on_meta",
-    "tracing.trace", "tracing.trace_failures", "tracing.trace_text", "tracing.traced",
-    "tracing.unwritten_checkpoints",
-    "training", "units", "upstream",
-)  # fmt: skip
-"""What decides the events of a rank: packages and modules, `tracing` without the processes that it runs in."""
+TRACE = ("planner.tracing.trace", "planner.tracing.trace_text")
+"""Where the events of a rank are made, and the text as which they are kept."""
 
-JUDGEMENT = (
-    "allocator", "calibration.correction", "calibration.estimate", "calibration.interval", "calibration.observation",
-    "bound", "calibration.quarantine", "host", "long_run", "planning", "report.attribution", "report.lives",
-    "report.named_moments", "report.phase_holders", "report.phase_table", "report.rank_class", "report.shared_gpu",
-    "report.statement", "report.verdict", "rollout", "searching",
-)  # fmt: skip
-"""What makes figures, a verdict and advice of events; how they are shown is no part of it."""
-
-CATALOG = ("hardware", "overhead")
+CATALOG = ("planner.hardware.catalog", "planner.hardware.speeds", "planner.overhead.outside_of_job")
 """What is known of GPUs and of what lives outside the allocator."""
 
-KINDS = (".py", ".cpp", ".h", ".yaml", ".json")
-"""Files that are read: sources and tables."""
+JUDGEMENT = ("planner.searching.answer",)
+"""What makes figures, a verdict and advice of events; how they are shown is no part of it."""
+
+RUN = ("planner.planning.program", "planner.running.on_paper")
+"""What runs a program, and judges it."""
+
+SEARCH = ("planner.searching.requests", "planner.searching.known_answers")
+"""What weighs the candidates of a search, besides their plans."""
+
+OF_NO_FIGURE = (
+    "planner.distribution", "planner.errors", "planner.planning.provenance", "planner.runtime",
+    "planner.tracing.isolated", "planner.tracing.isolation",
+)  # fmt: skip
+"""What all of these import and what decides no figure: texts for people, processes, places of files."""
+
+TABLES = (".cpp", ".h", ".yaml", ".json")
+"""Files besides modules that are read: with any module of their package."""
 
 _DIGITS = 12
+_IMPORT = re.compile(
+    rb"^[ \t]*(?:from[ \t]+(planner[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+(planner[^\n]*))",
+    re.MULTILINE,
+)
+_NAMED = re.compile(rb"[\"'](planner(?:\.\w+){2,})(?::\w+)?[\"']")
+"""A module that is imported by its name (`importlib`), or a function that a child process calls (`module:function`)."""
 
 
 @functools.cache
-def trace_code() -> str:
-    """The digest of the code that decides a trace."""
-    return source_digest(resources.files("planner"), TRACE)
+def own() -> Sources:
+    """Those of this process."""
+    return Sources(resources.files("planner"))
 
 
-@functools.cache
-def allocator_rules() -> str:
-    """The digest of the allocator's rules, as code, and of what judges by them."""
-    return source_digest(resources.files("planner"), JUDGEMENT)
+class Sources:
+    """The modules of planner in a folder or an archive, and which of them import which."""
 
+    def __init__(self, root: Traversable) -> None:
+        self._modules: dict[str, tuple[str, Traversable]] = {}
+        self._tables: dict[str, list[tuple[str, Traversable]]] = {}
+        self._contents: dict[str, bytes] = {}
+        self._imports: dict[str, tuple[str, ...]] = {}
+        self._list(root, "planner", "planner", "")
+        self._modules.pop("planner", None)  # its Python API is for others
 
-@functools.cache
-def catalog() -> str:
-    """The digest of the facts about GPUs, and of how they are looked up."""
-    return source_digest(resources.files("planner"), CATALOG)
+    @functools.cached_property
+    def trace_code(self) -> str:
+        """The digest of the code that decides a trace."""
+        return self.digest(TRACE)
 
+    @functools.cached_property
+    def catalog(self) -> str:
+        """The digest of the facts about GPUs, and of how they are looked up."""
+        return self.digest(CATALOG, besides=TRACE)
 
-def source_digest(root: Traversable, packages: Sequence[str]) -> str:
-    """Twelve hexadecimal digits for the sources of these packages and modules; the version where no sources are."""
-    digest = hashlib.sha256()
-    try:
-        for path, content in sources(root, packages):
+    @functools.cached_property
+    def allocator_rules(self) -> str:
+        """The digest of the allocator's rules, as code, and of what judges by them."""
+        return self.digest(JUDGEMENT, besides=(*TRACE, *CATALOG))
+
+    @functools.cached_property
+    def run_code(self) -> str:
+        """The digest of the code that runs a program, and judges what it did."""
+        return self.digest(RUN)
+
+    @functools.cached_property
+    def search_code(self) -> str:
+        """The digest of the code that decides the answer of a search."""
+        return self.digest((*SEARCH, *JUDGEMENT))
+
+    def digest(self, entries: Sequence[str], besides: Sequence[str] = ()) -> str:
+        """Twelve hexadecimal digits for what is reached from these modules and not from those `besides`; the version
+        of planner where no sources are, as in an installation that has compiled files only."""
+        found = self.reached(entries) - self.reached(besides)
+        if not found:
+            return f"version {version()}"
+        digest = hashlib.sha256()
+        for path, content in sorted(self._files(found)):
             digest.update(f"{path} {hashlib.sha256(content).hexdigest()}\n".encode())
-    except OSError:  # an installation that has compiled files only
-        return f"version {version()}"
-    return digest.hexdigest()[:_DIGITS]
+        return digest.hexdigest()[:_DIGITS]
+
+    def reached(self, entries: Iterable[str]) -> set[str]:
+        """These modules and all that they import, wherever in them they do, with the packages in which they lie."""
+        found: set[str] = set()
+        left = list(entries)
+        while left:
+            module = left.pop()
+            if module in found or module not in self._modules or _decides_nothing(module):
+                continue
+            found.add(module)
+            if module not in self._imports:
+                self._imports[module] = tuple(_imported(self._content(module)))
+            left += (module.rpartition(".")[0], *self._imports[module])
+        return found
+
+    def _list(self, folder: Traversable, package: str, module: str, prefix: str) -> None:
+        """Modules by name, tables by the package to which they belong."""
+        for each in folder.iterdir():
+            name, path = each.name, prefix + each.name
+            if name == "__init__.py":
+                self._modules[module] = (path, each)
+            elif name.endswith(".py"):
+                self._modules[f"{module}.{name.removesuffix('.py')}"] = (path, each)
+            elif name.endswith(TABLES):
+                self._tables.setdefault(package, []).append((path, each))
+            elif "." not in name and name != "__pycache__" and each.is_dir():
+                inner = f"{module}.{name}"
+                is_package = each.joinpath("__init__.py").is_file()
+                self._list(each, inner if is_package else package, inner, f"{path}/")
+
+    def _files(self, modules: set[str]) -> Iterator[tuple[str, bytes]]:
+        for module in modules:
+            yield self._modules[module][0], self._content(module)
+            for path, file in self._tables.get(module, ()):
+                yield path, _content(file)
+
+    def _content(self, module: str) -> bytes:
+        if module not in self._contents:
+            self._contents[module] = _content(self._modules[module][1])
+        return self._contents[module]
 
 
-def sources(root: Traversable, packages: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """The path, from the package's root, and the content of each source file. Raises OSError if a package has none."""
-    for package in sorted(packages):
-        *folders, name = package.split(".")
-        where = root.joinpath(*folders) if folders else root
-        prefix = "".join(f"{each}/" for each in folders)
-        if where.joinpath(name).is_dir():
-            yield from _files(where.joinpath(name), f"{prefix}{name}/")
-        else:
-            yield f"{prefix}{name}.py", _content(where.joinpath(f"{name}.py"))
+def _decides_nothing(module: str) -> bool:
+    return any(module == each or module.startswith(f"{each}.") for each in OF_NO_FIGURE)
 
 
-def _files(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
-    for each in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if each.is_dir():
-            yield from _files(each, f"{prefix}{each.name}/")
-        elif each.name.endswith(KINDS):
-            yield prefix + each.name, _content(each)
+def _imported(source: bytes) -> Iterator[str]:
+    """What may be modules among the names of its imports. Reading them so is ten times faster than parsing."""
+    for origin, names, modules in _IMPORT.findall(source):
+        if origin:
+            yield origin.decode()
+        for each in re.findall(rb"[\w.]+", names or modules):
+            yield (b"%s.%s" % (origin, each) if origin else each).decode()
+    for each in _NAMED.findall(source):
+        yield each.decode()
 
 
 def _content(file: Traversable) -> bytes:

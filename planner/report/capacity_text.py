@@ -11,6 +11,12 @@ MOST_ROWS = 20
 """Of each table; what is cut is counted."""
 
 Document = Mapping[str, Any]
+_NO_JOBS = """\
+no job is bound to a plan (those that have ended are counted with --since 30d); a job is bound by
+  planner check JOB.yaml --server $PLANNER_SERVER -- COMMAND    which starts it too
+  the hooks of Slurm, Ray and Kubernetes                        docs/admission.md
+  PUT $PLANNER_SERVER/v1/jobs/SYSTEM/ID                         {"plan_id": "pl-..."}, of POST /v1/plans or /v1/runs\
+"""
 
 
 def render_capacity(document: Document) -> str:
@@ -25,7 +31,7 @@ def _lines(document: Document) -> Iterator[str]:
         _group(row, row["team"] or "-", row["queue"] or "-", row["gpu"]) for row in document["rows"]
     ]
     if not rows:
-        yield "no job is bound to a plan"
+        yield _NO_JOBS
     else:
         shown = rows[:MOST_ROWS]
         if len(rows) > MOST_ROWS:

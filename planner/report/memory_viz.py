@@ -19,6 +19,7 @@ from planner.allocator.device import Device
 from planner.allocator.rules import Rules
 from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Mark, Synchronize, Use
 from planner.report.lives import Life, lives
+from planner.report.recorded_frames import ORIGIN, PHASE, PLANNED, ROLE
 
 
 def write_snapshot(path: Path, events: Sequence[Event], conf: str = "", capacity_bytes: int | None = None) -> None:
@@ -196,13 +197,11 @@ class _History:
 
     def _frames_of(self, life: Life) -> list[dict[str, Any]]:
         role, phase = life.role_at(life.birth), self._phase
-        frames = [
-            {"filename": life.origin.module or "(no module)", "line": 0, "name": life.origin.op or "(no operator)"}
-        ]
+        frames = [_frame(ORIGIN, life.origin.module or "(no module)", life.origin.op or "(no operator)")]
         if role and role.name:
-            frames.append({"filename": role.category.value, "line": 0, "name": role.name})
+            frames.append(_frame(ROLE, role.category.value, role.name))
         if phase is not None:
-            frames.append({"filename": f"iteration {phase.iteration}", "line": 0, "name": phase.phase.value})
+            frames.append(_frame(PHASE, f"iteration {phase.iteration}", phase.phase.value))
         return frames
 
     def _segment(self, block: Block) -> dict[str, Any]:
@@ -233,3 +232,7 @@ class _History:
             "state": state,
             "frames": [] if block.free else self._frames.get(name, []),
         }
+
+
+def _frame(about: str, place: str, name: str) -> dict[str, Any]:
+    return {"filename": place, "line": 0, "name": name, PLANNED: about}

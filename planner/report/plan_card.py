@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from planner.report.category_colors import LIGHT, STACKED
-from planner.report.plan_text import change_text, verdict_sentence
-from planner.report.statement import Plan, RankClassStatement, Verdict
+from planner.report.plan_text import verdict_sentence
+from planner.report.statement import Plan, RankClassStatement, Verdict, change_text
 from planner.report.style import Style, size
 from planner.report.title import describe, name_of
 

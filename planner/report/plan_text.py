@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections import Counter
@@ -23,6 +22,7 @@ from planner.report.statement import (
     Plan,
     RankClassStatement,
     Verdict,
+    change_text,
     worst_verdict,
 )
 from planner.report.style import Style, size
@@ -86,7 +86,7 @@ def one_line(plan: Plan) -> str:
     calibrated = "" if plan.calibrated else ", uncalibrated"
     return (
         f"{plan.verdict.value}: {name_of(plan.job)} takes {needs} on {gpu_of(plan.job)} "
-        f"({_ranks_of(worst)}, {_moment(worst)}{calibrated})"
+        f"({ranks_of(worst)}, {_moment(worst)}{calibrated})"
     )
 
 
@@ -116,9 +116,9 @@ def _rank_class(statement: RankClassStatement, plan: Judged, style: Style, large
 
 def _ranks(statement: RankClassStatement, plan: Judged) -> str:
     if len(plan.rank_classes) == 1:
-        return _ranks_of(statement)
+        return ranks_of(statement)
     where = ", ".join(f"{axis} {at}" for axis, at in statement.coordinates.items())
-    return f"{_ranks_of(statement)}, like rank {statement.representative}" + (f" ({where})" if where else "")
+    return f"{ranks_of(statement)}, like rank {statement.representative}" + (f" ({where})" if where else "")
 
 
 def _phases(statement: RankClassStatement, style: Style) -> Iterator[str]:
@@ -323,7 +323,7 @@ def verdict_sentence(plan: Judged) -> str:
 
 def _gpu_sentence(plan: Judged) -> str:
     worst, verdict = deciding(plan), worst_verdict(plan.rank_classes)
-    ranks = _ranks_of(worst)
+    ranks = ranks_of(worst)
     capacity, device, high = worst.capacity_bytes, worst.peak.device_bytes, worst.peak.interval_bytes[1]
     if verdict is Verdict.FITS:
         return f"It fits: {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}."
@@ -361,13 +361,6 @@ def _advice(advice: Sequence[Advice], style: Style) -> Iterator[str]:
         yield from (f"{'':{indent}}  {line}" for line in more)
 
 
-def change_text(change: Mapping[str, Any]) -> str:
-    """Keys of a spec and their new values, as advice says them."""
-    return ", ".join(
-        f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in change.items()
-    )
-
-
 def _provenance(plan: Judged, notes: Sequence[str], style: Style) -> Iterator[str]:
     made = plan.provenance
     parts = [
@@ -390,7 +383,8 @@ def _where(holder: Holder) -> str:
     return holder.module or holder.op or "(no module)"
 
 
-def _ranks_of(statement: RankClassStatement) -> str:
+def ranks_of(statement: RankClassStatement) -> str:
+    """`rank 3`, or `ranks 0-6`."""
     return ("rank " if statement.ranks.isdigit() else "ranks ") + statement.ranks
 
 

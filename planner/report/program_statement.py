@@ -47,6 +47,15 @@ class BranchStatement:
     other_reserved_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StepStatement:
+    """The highest bytes of the fullest ranks at a step of the program to which its loop was made to count."""
+
+    step: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramStatement:
     """What a program was seen to do, and what its ranks will hold. Ranks without a run of their own are like the
@@ -79,6 +88,8 @@ class ProgramStatement:
     """Sizes of the groups of a rank over which tensors of the device travelled."""
     calibrated: bool
     rank_classes: tuple[RankClassStatement, ...]
+    """The fullest first."""
+    steps_at: tuple[StepStatement, ...] = ()
     host: HostStatement | None = None
     """What the nodes hold; None of runs that were made before it was counted."""
     assumptions: tuple[AssumptionStatement, ...]
@@ -117,6 +128,7 @@ def to_json(found: ProgramStatement) -> dict[str, Any]:
         "allocator_conf": found.allocator_conf,
         "communicators": list(found.communicators),
         "rank_classes": [rank_class_to_json(each) for each in found.rank_classes],
+        **({"steps_at": [fields_to_json(each) for each in found.steps_at]} if found.steps_at else {}),
         **({} if found.host is None else {"host": host_to_json(found.host)}),
         "out_of_memory": list(found.out_of_memory),
         "assumptions": [fields_to_json(each) for each in found.assumptions],
@@ -145,6 +157,7 @@ def from_json(document: Mapping[str, Any]) -> ProgramStatement:
         return ProgramStatement(
             **fields,
             rank_classes=tuple(read_rank_class(each) for each in document["rank_classes"]),
+            steps_at=tuple(StepStatement(**each) for each in document.get("steps_at", ())),
             host=host_from_json(document["host"]) if "host" in document else None,
             assumptions=tuple(AssumptionStatement(**each) for each in document["assumptions"]),
             branches=tuple(BranchStatement(**each) for each in document["branches"]),

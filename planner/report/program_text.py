@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from planner.report.plan_text import join_lines, judgement_lines, provenance_lines, sentence_lines, title_lines
+from planner.report.plan_text import (
+    join_lines,
+    judgement_lines,
+    provenance_lines,
+    ranks_of,
+    sentence_lines,
+    title_lines,
+)
 from planner.report.program_statement import AssumptionStatement, ProgramStatement
 from planner.report.style import Style, size
 
@@ -22,6 +29,7 @@ def render(found: ProgramStatement, style: Style, *, largest: int = 8, every_ass
     return join_lines([
         *title_lines(" ".join(found.command), parts, style),
         *judgement_lines(found, style, largest, host_asked_by="--host-memory"),
+        *sentence_lines([*_steps_at(found)], style),
         *(line for sentence in found.out_of_memory for line in sentence_lines([sentence], style)),
         "",
         *_assumptions(found, shown, style),
@@ -34,6 +42,15 @@ def render(found: ProgramStatement, style: Style, *, largest: int = 8, every_ass
 def _ended(found: ProgramStatement) -> str:
     repeated = [f"{found.repeated} of these repeat others"] if found.repeated else []
     return "; ".join([found.ending, *repeated, *found.unseen])
+
+
+def _steps_at(found: ProgramStatement) -> Iterator[str]:
+    if found.steps_at:
+        fullest = ranks_of(found.rank_classes[0])
+        hold = "hold" if fullest.startswith("ranks") else "holds"
+        yield f"Where its loop was made to count to these steps, {fullest} {hold} at most:"
+    for each in found.steps_at:
+        yield f"- step {each.step:,}: {size(each.allocated_bytes)} allocated, {size(each.reserved_bytes)} reserved"
 
 
 def _most_frequent(assumptions: Sequence[AssumptionStatement]) -> list[AssumptionStatement]:

@@ -5,6 +5,7 @@ All sizes are bytes. Stored plans come back through :func:`from_json`, equal to 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -115,6 +116,13 @@ class Advice:
     change: Mapping[str, Any]
     device_bytes: int
     verdict: Verdict
+
+
+def change_text(change: Mapping[str, Any]) -> str:
+    """Keys of a spec and their new values, as advice says them."""
+    return ", ".join(
+        f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in change.items()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

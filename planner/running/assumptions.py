@@ -53,11 +53,11 @@ def place_of(frames: Sequence[FrameType]) -> str:
     for frame in frames:
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] not in _LIBRARIES and not frame.f_code.co_filename.startswith("<"):
-            return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+            return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
     return ""
 
 
-def _short(path: str) -> str:
+def short_path(path: str) -> str:
     """From the folder of packages on, or the last two parts."""
     parts = PurePath(path).parts
     if "site-packages" in parts:

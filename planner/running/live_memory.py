@@ -60,6 +60,7 @@ class LiveMemory:
         self._statistics = {(name, pool): _Statistic() for name in _FOLLOWED for pool in _POOLS}
         self._highest_inactive: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._ever = {"allocated_bytes": 0, "reserved_bytes": 0}
+        self._lately = dict(self._ever)
         self._resets = 0
 
     def settle(self, conf: str | None = None) -> CachingAllocator:
@@ -76,6 +77,13 @@ class LiveMemory:
         """The highest allocated and reserved bytes ever."""
         self._catch_up()
         return self._ever["allocated_bytes"], self._ever["reserved_bytes"]
+
+    def highest_since(self) -> tuple[int, int]:
+        """The highest allocated and reserved bytes since this was asked last."""
+        self._catch_up()
+        found = self._lately["allocated_bytes"], self._lately["reserved_bytes"]
+        self._lately = {name: self._statistics[name, "all"].current for name in self._ever}
+        return found
 
     def counted(self) -> dict[str, int]:
         """The peaks in bytes that the program would print now, since it last reset them, and how often it did."""
@@ -204,7 +212,9 @@ class LiveMemory:
             if small is not None:
                 self._statistics[name, _pool(small=small)].change(change)
         for name in self._ever:
-            self._ever[name] = max(self._ever[name], self._statistics[name, "all"].current)
+            current = self._statistics[name, "all"].current
+            self._ever[name] = max(self._ever[name], current)
+            self._lately[name] = max(self._lately[name], current)
 
 
 def _pool(*, small: bool) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import importlib
 import os
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,7 @@ from planner.running import (
     nvidia_smi,
     program_files,
     program_host,
+    size_schedules,
     storages,
     unwritten_host,
     vision_operators,
@@ -51,6 +53,7 @@ from planner.running.outside.surroundings import Surroundings
 from planner.running.peers import World, is_waiting
 from planner.running.pipeline_stages import PipelineNeighbours
 from planner.running.rank_environment import extra_arguments
+from planner.running.steps_at import StepsAt, counted_anew, counting, run_changed
 from planner.running.stopping import FORWARDS, Seen, Stopping
 from planner.running.unwaited_collectives import Clock, seconds_of_products
 from planner.running.value_answers import AnswersByTable
@@ -63,6 +66,9 @@ _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 _LIBRARIES = ("transformers",)
 """Of those whose size in a process is known (planner.host.processes)."""
+
+_MOST_SEARCHED = 40
+"""Files of a program that are searched for schedules, which takes a second."""
 
 _COLLECTED = (
     "Cyclic garbage is collected before the first forward and at the end of every optimizer step, not in between."
@@ -90,6 +96,7 @@ class ProgramRun:
 
     def __init__(self, order: ProgramOrder, gpu: Paper, finish: Finish) -> None:
         self._order, self._gpu, self._finish = order, gpu, finish
+        self._started_in = Path.cwd()
         self._began = time.perf_counter()
         self.assumptions = Assumptions()
         self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
@@ -102,6 +109,9 @@ class ProgramRun:
         begins = self.surroundings.compiling_begins
         self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, begins, order.seconds)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
+        self.steps_at = StepsAt(
+            order.steps_at, lambda: self._rounds(), self.memory.highest_since, lambda: self._report_steps_at()
+        )
         self.outline = JobOutline()
         self.host = HostMemory()
         self.host_watcher = HostWatcher(self.host)
@@ -118,6 +128,8 @@ class ProgramRun:
     def end_whole(self, how: str) -> NoReturn:
         """The program has come to its own end. Raises ProgramError if it has neither trained nor inferred."""
         self.watcher.notice_step_by_hand()
+        if self._order.steps_at:
+            self.steps_at.check()
         if not self.watcher.moments.ends() and self.watcher.moments.seen(Kind.BACKWARD):
             self.assumptions.add(
                 About.HOST,
@@ -137,13 +149,17 @@ class ProgramRun:
 
     def _look(self) -> None:
         """A forward, a backward or a step is about to begin: it may be enough."""
+        if self._order.steps_at:
+            if self._stopping.is_late():
+                self._report("ended because its time is over (--seconds)", None)
+            return
         seen = self._seen()
         if seen.iterations and self._stopping.is_over(seen, self.memory.highest):
             self._report(self._stopping.reason, self.watcher.moments.moment_after(seen.iterations))
 
     def _look_at_the_time(self) -> None:
         """An evaluation is at work, and may be a long one."""
-        if self._stopping.is_out_of_patience(self._seen(), evaluates=True):
+        if not self._order.steps_at and self._stopping.is_out_of_patience(self._seen(), evaluates=True):
             self._report(f"{self._stopping.reason}, within an evaluation", None)
 
     def _look_at_forwards(self) -> None:
@@ -165,7 +181,22 @@ class ProgramRun:
 
     @cached_property
     def _speaks_of_training(self) -> bool:
-        return program_files.speak_of_training(program_files.own_files(self._order.line))
+        return program_files.speak_of_training(program_files.own_files(self._order.line, self._started_in))
+
+    def own_files(self) -> dict[Path, ast.Module]:
+        """The program's, as far as they are searched for schedules."""
+        return program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
+
+    def _rounds(self) -> int:
+        self.watcher.notice_step_by_hand()
+        return self.watcher.moments.rounds
+
+    def _report_steps_at(self) -> NoReturn:
+        self._report("ended after the steps that were asked for", None)
+
+    def _schedules(self) -> tuple[str, ...]:
+        """What later steps may have that were not seen."""
+        return size_schedules.say_schedules(self.own_files())
 
     def _seen(self) -> Seen:
         moments = self.watcher.moments
@@ -229,6 +260,8 @@ class ProgramRun:
                 memory_fraction=self.memory.fraction,
                 announced=self.neighbours.announced(),
                 numbers=self.numbers.said(),
+                schedules=() if is_whole or moments.infers or self._order.steps_at else self._schedules(),
+                steps_at=self.steps_at.found(),
                 outline=self.outline.found(),
                 libraries=tuple(name for name in _LIBRARIES if name in sys.modules),
             ),
@@ -265,8 +298,11 @@ def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = Non
         gc.set_threshold(0)  # never by itself; whether it is enabled is the program's own affair
         if order.line.launcher is Launcher.ACCELERATE:
             os.environ.update(accelerate_environment.variables_of(order.line))
+        changed = counted_anew(run.own_files(), run.steps_at) if order.steps_at else {}
+        if changed:
+            stack.enter_context(counting(run.steps_at, changed))
         try:
-            _run_main(order)
+            _run_main(order, changed)
         except SystemExit as leaving:
             if leaving.code not in (None, 0):
                 raise
@@ -320,7 +356,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         yield
 
 
-def _run_main(order: ProgramOrder) -> None:
+def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module]) -> None:
     """As `python` would: the program is `__main__`, its folder (of a module: this one) first in the path."""
     line = order.line
     arguments = [*extra_arguments(line, order.rank), *line.arguments]
@@ -330,4 +366,7 @@ def _run_main(order: ProgramOrder) -> None:
         runpy.run_module(line.program, run_name="__main__", alter_sys=True)
         return
     sys.path.insert(0, str(Path(line.program).resolve().parent))
-    runpy.run_path(line.program, run_name="__main__")
+    if (tree := changed.get(Path.cwd() / line.program)) is not None:
+        run_changed(line.program, tree)
+    else:
+        runpy.run_path(line.program, run_name="__main__")

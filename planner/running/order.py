@@ -9,6 +9,7 @@ from typing import Any
 from planner.running.assumptions import Assumption
 from planner.running.branches import Branch
 from planner.running.launch_line import LaunchLine
+from planner.running.steps_at import PeaksAt
 from planner.tracing.traced import Trace
 
 
@@ -55,6 +56,8 @@ class ProgramOrder:
     target: str = ""
     """Whose kernels are chosen, if not the GPU's: `cpu`, to stand beside runs on a CPU."""
     steps: int = 0
+    steps_at: tuple[int, ...] = ()
+    """To which steps its loop counts instead (planner.running.steps_at)."""
     patience_seconds: float | None = None
     """How long it is watched when it is steady; None: as `planner.running.stopping` has it."""
     seconds: float = float("inf")
@@ -93,6 +96,9 @@ class RankRun:
     """Evaluations (`eval`), and how often it saved and loaded."""
     idle_optimizers: int = 0
     """That have not stepped twice."""
+    schedules: tuple[str, ...] = ()
+    """Sentences on where sizes depend on the step, of a program that was not run to its end."""
+    steps_at: tuple[PeaksAt, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
     communicators: tuple[int, ...] = ()
     """Sizes of the process groups over which tensors of the device travelled."""

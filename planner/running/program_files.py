@@ -27,14 +27,15 @@ class Import:
     deferred: bool
 
 
-def own_files(line: LaunchLine) -> dict[Path, ast.Module]:
-    """The program and the files beside it, or in this folder, where it starts, that it imports from, by their paths."""
-    here = Path.cwd()
+def own_files(line: LaunchLine, here: Path | None = None, most: int = _MOST_FILES) -> dict[Path, ast.Module]:
+    """The program and the files beside it, or in the folder where it starts (`here`; default: this one), that it
+    imports from, by their paths: those that are nearest by imports, if there are more than `most`."""
+    here = here or Path.cwd()
     first = _file_of_module(line.program) if line.is_module else here / line.program
     found: dict[Path, ast.Module] = {}
     waiting = [] if first is None else [first]
     folders = [here] if first is None or line.is_module else [first.parent, here]
-    while waiting and len(found) < _MOST_FILES:
+    while waiting and len(found) < most:
         path = waiting.pop(0)
         if path in found or (tree := _parse(path)) is None:
             continue

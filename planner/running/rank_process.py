@@ -26,7 +26,7 @@ from planner.runtime.child import problem_text
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.task import MEMORY, PROBLEM, Answer, Task
-from planner.runtime.user_cache import user_cache
+from planner.runtime.user_cache import kept_folders
 from planner.tracing import trace_text
 from planner.tracing.traced import Trace
 from planner.units import GIB, show_bytes
@@ -93,6 +93,9 @@ def run_rank(
             remedy="if it does, report this line, and the program if you may",
             place=order.line.program,
         )
+    told = answers.error_of(answer, is_foreign=True)
+    if told is not None and answer.exceeded is None:
+        raise told
     run = _result_of(answer, limits, order)
     return replace(run, highest_bytes=_check(answer, run, key))
 
@@ -156,7 +159,7 @@ def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
         walled.enter()
         _refuse_absent(order)
     elif not order.writes:
-        overlay.discard_writes(_DISCARDED_BYTES, kept=(user_cache(),))
+        overlay.discard_writes(_DISCARDED_BYTES, kept=kept_folders())
     os.chdir(order.line.folder or ".")
     from planner.running.on_paper import run_program
     from planner.running.outside import stand_ins

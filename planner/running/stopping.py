@@ -15,10 +15,12 @@ FORWARDS = 5
 """Of a program that only infers: so many at least."""
 EVALUATIONS = 2
 """The second finds the cache as training has left it, in pieces; the first mostly does not."""
+_PATIENCE = 2
+"""A steady program is watched for what it has not done yet: so many times the iterations that it took to be steady."""
 _PATIENCE_SECONDS = (5.0, 60.0)
-"""A steady program is watched as long again as it took to be so, within these, for what it has not done yet."""
-_FOR_THE_SECOND, _FOR_THE_SECOND_SECONDS = 15, 300.0
-"""Who evaluates once does it again: that is waited for so many times longer, up to so long."""
+"""But no longer than the second; one that only infers as long again as it took so far, within these."""
+_EVALUATING, _EVALUATING_SECONDS = 15, 300.0
+"""The end of an evaluation that has begun is waited for so many times longer, up to so long."""
 _OF_ALL_TIME = 0.7
 """The rest of a rank's time is for writing down what it did."""
 
@@ -40,8 +42,8 @@ class Seen:
 @dataclass(slots=True)
 class Stopping:
     """`steps` 0: once it is steady (from the third iteration on one changes neither peak), until everything was seen,
-    or until patience ends (None: by how long it took until then). `seconds` is all the time that there is; the clocks
-    are asked for seconds, of a processor and of the day."""
+    or until patience ends (None: by how many iterations it took until then). `seconds` is all the time that there is;
+    the clocks are asked for seconds, of a processor and of the day."""
 
     steps: int = 0
     patience_seconds: float | None = None
@@ -53,8 +55,11 @@ class Stopping:
     _peaks: list[tuple[int, int]] = field(default_factory=list)
     _steady: int = 0
     """The first iteration that changed no peak."""
-    _last: Seen | None = None
+    _most: tuple[int, ...] = ()
+    """What was seen so far of what is waited for."""
     _waits_since: float = 0.0
+    _waits_from: int = 0
+    """The iterations that were over then."""
     _took: float = 0.0
     """Seconds of a processor until it was steady, or had inferred for the first time as often as is looked for."""
     _inferred: tuple[int, int] | None = None
@@ -66,7 +71,7 @@ class Stopping:
 
     @property
     def patience(self) -> float:
-        """How long a program is watched that does nothing new, in seconds of a processor."""
+        """How long a program is watched that only infers, or evaluates, in seconds of a processor."""
         shortest, longest = _PATIENCE_SECONDS
         given = self.patience_seconds
         return min(max(self._took, shortest), longest) if given is None else given
@@ -109,13 +114,26 @@ class Stopping:
         if not self._steady:
             return False
         self._reset_patience(seen)
-        waited, patience = self.worked() - self._waits_since, self.patience
-        if evaluates or seen.evaluations == 1:
-            patience = max(patience, min(_FOR_THE_SECOND * patience, _FOR_THE_SECOND_SECONDS))
-        if waited < patience and self.passed() - self._began < _OF_ALL_TIME * self.seconds:
+        if not self._has_waited(seen, evaluates) and not self.is_late():
             return False
-        self.reason = f"ended after {count(seen.iterations)}: {self._since()}, and nothing new came in {waited:.0f} s"
+        waited = count(seen.iterations - self._waits_from)
+        how = f"nothing new came in {waited} (--patience watches longer)"
+        if self.patience_seconds is not None:
+            how = f"nothing new came in {self.worked() - self._waits_since:.0f} s"
+        self.reason = f"ended after {count(seen.iterations)}: {self._since()}, and {how}"
         return True
+
+    def is_late(self) -> bool:
+        """Whether what is left of the time is for writing down what was seen."""
+        return self.passed() - self._began >= _OF_ALL_TIME * self.seconds
+
+    def _has_waited(self, seen: Seen, evaluates: bool) -> bool:
+        waited, patience = self.worked() - self._waits_since, self.patience
+        if evaluates:
+            return waited >= max(patience, min(_EVALUATING * patience, _EVALUATING_SECONDS))
+        if self.patience_seconds is not None:
+            return waited >= patience
+        return seen.iterations - self._waits_from >= _PATIENCE * self._steady or waited >= _PATIENCE_SECONDS[1]
 
     def _settles(self, iterations: int, highest: Callable[[], tuple[int, int]]) -> bool:
         """Whether it is steady from this iteration on; each is looked at once."""
@@ -131,11 +149,10 @@ class Stopping:
 
     def _reset_patience(self, seen: Seen) -> None:
         """What is new makes it worth to wait for more."""
-        last, self._last = self._last, seen
-        if last is None or (last.evaluations, last.checkpoints, last.idle) != (
-            seen.evaluations, seen.checkpoints, seen.idle,
-        ):  # fmt: skip
-            self._waits_since = self.worked()
+        found = (min(seen.evaluations, EVALUATIONS), min(seen.checkpoints, 1), -seen.idle)
+        if not self._most or any(now > before for now, before in zip(found, self._most, strict=True)):
+            self._most = tuple(map(max, found, self._most or found))
+            self._waits_since, self._waits_from = self.worked(), seen.iterations
 
     def _since(self) -> str:
         return f"training is steady since iteration {self._steady}"

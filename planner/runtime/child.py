@@ -71,15 +71,10 @@ def run(task: Task, answer: int) -> None:
 
 
 def problem_text(error: PlannerError) -> bytes:
-    """The error as the part PROBLEM; see :func:`planner.runtime.answers.error_of`."""
-    said = {
-        "kind": type(error).__name__,
-        "problem": error.problem,
-        "allowed": error.allowed,
-        "remedy": error.remedy,
-        "place": error.place,
-    }
-    return json.dumps(said).encode()
+    """The error as the part PROBLEM: its class and the classes from which that is derived, each `module:name`, and its
+    fields; see :func:`planner.runtime.answers.error_of`."""
+    kinds = [f"{each.__module__}:{each.__qualname__}" for each in type(error).__mro__ if issubclass(each, PlannerError)]
+    return json.dumps({"kinds": kinds, "fields": dict(vars(error))}, default=str).encode()
 
 
 def _prctl(option: int, value: int) -> Any:

@@ -15,8 +15,7 @@ from planner.bound.lower_bound import lower_bound
 from planner.errors import SpecError
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
-from planner.report.plan_text import change_text
-from planner.report.statement import Advice
+from planner.report.statement import Advice, change_text
 from planner.searching.axes import axis_of
 from planner.searching.engine import search
 from planner.searching.exact import Answer, Exact, OutOfTimeError, Plans, Refused

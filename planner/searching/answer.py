@@ -11,8 +11,7 @@ from planner.planning.eager_comparison import add_eager
 from planner.planning.measured_calibration import measured_calibration
 from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, Progress, plan_by, plan_here
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
-from planner.report.plan_text import change_text
-from planner.report.statement import AdviceTried, Verdict
+from planner.report.statement import AdviceTried, Verdict, change_text
 from planner.searching.advice import USUAL_SECONDS, Advised, advise
 from planner.searching.exact_groups import PlansHere
 from planner.searching.remembered import RememberedTraces

@@ -57,6 +57,7 @@ class RunOrder:
 
 def run_order_of(request: RunRequest, calibration: Calibration, settings: Settings) -> RunOrder:
     """The program as it is ordered. What lies in a folder may be another program tomorrow, under the same name."""
+    limits = program_limits(settings)
     parts = {
         "files": hashlib.sha256(request.tarball).hexdigest() if request.tarball else request.folder,
         "command": list(request.command),
@@ -64,7 +65,9 @@ def run_order_of(request: RunRequest, calibration: Calibration, settings: Settin
         "ranks": request.ranks,
         "steps": request.steps,
         "strict": request.strict,
-        "software": dict(identity.software()),
+        "limits": asdict(limits),
+        "readable": settings.program_data,
+        **identity.run_scope(),
         **({"host_memory": request.host_memory_bytes} if request.host_memory_bytes else {}),
     }
     trace_id = "run-" + hashlib.sha256(canonical_json(parts).encode()).hexdigest()
@@ -72,7 +75,7 @@ def run_order_of(request: RunRequest, calibration: Calibration, settings: Settin
     return RunOrder(
         request=request,
         walled=walled_program(request, settings),
-        limits=program_limits(settings),
+        limits=limits,
         calibration=calibration,
         trace_id=trace_id,
         plan_id=plan_id,

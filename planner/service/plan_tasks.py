@@ -19,7 +19,6 @@ from planner.planning.program import inputs_of, judge_program
 from planner.planning.trace_source import TraceSource
 from planner.report.program_statement import ProgramStatement, to_json
 from planner.report.statement import Verdict
-from planner.running.rank_process import CrashedError
 from planner.runtime.channel import AnswerWriter
 from planner.searching.answer import add_advice
 from planner.service.ids import Order, RunOrder
@@ -31,8 +30,8 @@ PLAN, TRACES, FURTHER, UNREADABLE = "plan", "traces", "further", "unreadable"
 """Parts of the answer: a plan, traces as text by rank, ranks to be traced besides, that stored traces are damaged."""
 MOST_STATEMENT_BYTES = MIB
 """Of a run, which the history keeps and everybody may read: one of 16 ranks and 30 iterations has 300 KiB."""
-RUN, CRASH = "run", "crash"
-"""Of a program: its statement, or the error with which it ended, and its traceback."""
+RUN = "run"
+"""The statement on a program."""
 
 
 def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
@@ -83,9 +82,6 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
     )  # fmt: skip
     try:
         found = judge_program(work)
-    except CrashedError as crash:
-        answer.write(CRASH, pickle.dumps((crash.problem, crash.text, crash.allowed, crash.remedy, crash.place)))
-        return
     except (PlannerError, MemoryError):
         raise
     except Exception as error:  # its allocations are attested, but what it says of them may contradict itself

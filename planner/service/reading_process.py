@@ -18,7 +18,7 @@ from planner.units import GIB
 
 LIMITS = Limits(seconds=10.0, memory_bytes=2 * GIB, tasks=16)
 """For one body. What is allowed in a body is read within a second on a machine that is not busy."""
-_RESULT, _REFUSED = "result", "refused"
+_RESULT = "result"
 _REMEDY = "send a bundle, as planner spec --bundle prints it"
 
 
@@ -43,13 +43,8 @@ async def read_beside(function: str, body: bytes, kind: str, remedy: str = _REME
 def answer_reading(argument: tuple[str, bytes, str], answer: AnswerWriter) -> None:
     """The child's side."""
     function, body, kind = argument
-    try:
-        result = Task(function).resolve()(body, kind)  # type: ignore[arg-type]  # a reader, with its own arguments
-    except RequestError as refused:
-        fields = (refused.status, refused.problem, refused.allowed, refused.remedy, refused.place)
-        answer.write(_REFUSED, pickle.dumps(fields))
-    else:
-        answer.write(_RESULT, pickle.dumps(result))
+    result = Task(function).resolve()(body, kind)  # type: ignore[arg-type]  # a reader, with its own arguments
+    answer.write(_RESULT, pickle.dumps(result))
 
 
 def load() -> None:
@@ -78,9 +73,6 @@ def _result(answer: Answer, remedy: str) -> Any:
             place="the body",
         )
     answers.raise_failure(answer)
-    if _REFUSED in answer.parts:
-        status, problem, allowed, remedy, place = pickle.loads(answer.parts[_REFUSED])
-        raise RequestError(status, problem, allowed=allowed, remedy=remedy, place=place)
     if _RESULT not in answer.parts:
         raise RuntimeError(f"a body was not read: {answers.ending(answer)}")
     return pickle.loads(answer.parts[_RESULT])

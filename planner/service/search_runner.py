@@ -81,7 +81,7 @@ class SearchRunner:
         """
         calibration = self._calibration.current()
         space = request.space()
-        search_id = request.search_id(identity.plan_id("", identity.provenance_of(calibration)))
+        search_id = request.search_id(identity.search_scope(calibration))
         with self._lock:
             found = self._history.searches.get(search_id)
             is_code = bool(request.job.model.factory)

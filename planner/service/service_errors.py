@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from planner.errors import PlannerError
 from planner.runtime.limits import Limit, LimitExceededError
 from planner.units import show_bytes
@@ -46,14 +43,6 @@ class ProgramCrashedError(ServiceError):
     def __init__(self, problem: str, traceback: str, **said: str) -> None:
         super().__init__(problem, **said)
         self.traceback = traceback
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        said = {"allowed": self.allowed, "remedy": self.remedy, "place": self.place}
-        return _crashed, (self.problem, self.traceback, said)
-
-
-def _crashed(problem: str, traceback: str, said: Mapping[str, str]) -> ProgramCrashedError:
-    return ProgramCrashedError(problem, traceback, **said)
 
 
 _REMEDY = (

@@ -12,6 +12,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.job.schema import Job
 from planner.planning.trace_source import TraceSource
+from planner.running.rank_process import CrashedError
 from planner.runtime import answers, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
@@ -22,7 +23,7 @@ from planner.searching.exact_groups import Group, answers_of
 from planner.searching.preload import PRELOAD
 from planner.service.ids import Order, RunOrder
 from planner.service.outcomes import PlanRefused, WorkerResult
-from planner.service.plan_tasks import CRASH, FURTHER, PLAN, RUN, TRACES, UNREADABLE
+from planner.service.plan_tasks import FURTHER, PLAN, RUN, TRACES, UNREADABLE
 from planner.service.service_errors import ProgramCrashedError, trace_limit_error
 from planner.tracing.isolation import Isolation
 
@@ -108,11 +109,11 @@ class TracingWorker:
         answer = running.run(task, limits, server=self._server, stopped=lambda: work <= self._stopped)
         try:
             answers.raise_failure(answer)
+        except CrashedError as crash:
+            said = {"allowed": crash.allowed, "remedy": crash.remedy, "place": crash.place}
+            return PlanRefused(ProgramCrashedError(crash.problem, crash.text, **said))
         except PlannerError as error:
             return PlanRefused(error)
-        if CRASH in answer.parts:
-            problem, text, allowed, remedy, place = pickle.loads(answer.parts[CRASH])
-            return PlanRefused(ProgramCrashedError(problem, text, allowed=allowed, remedy=remedy, place=place))
         return _read_result(answer, limits)
 
     def _limits_of(self, job: Job, seconds: float) -> Limits:

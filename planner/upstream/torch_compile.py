@@ -46,6 +46,19 @@ PATCHES = (
         target=f"{_INDUCTOR}.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value", kind=Kind.PATCH,
         group="inductor", test=_COMPILED, why="computes constants of a graph on its device, where they have no values",
     ),
+    Entry(
+        target="torch._dynamo.backends.distributed:SubmodCompiler.compile_submod", kind=Kind.PATCH, group="inductor",
+        has_source=False, test=_COMPILED, why="compiles each part of a graph that DDP splits, the equal ones too",
+    ),
+    Entry(
+        target="torch._dynamo.backends.distributed:deepcopy_to_fake_tensor", kind=Kind.PATCH, group="inductor",
+        has_source=False, test=_COMPILED, why="copies with each part what is known of the whole graph",
+    ),
+    Entry(
+        target="torch._functorch._aot_autograd.runtime_wrappers:FakifiedOutWrapper.post_compile", kind=Kind.PATCH,
+        group="inductor", has_source=False, test=_COMPILED,
+        why="a compiled part answers without running once; where equal parts share it, once for each",
+    ),
     *entries(
         "torch._dynamo.variables.ctx_manager", "CUDADeviceVariable._exchange_fn",
         "CUDADeviceVariable._maybe_exchange_fn",

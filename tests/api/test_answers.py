@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,14 @@ def test_a_job_that_cannot_fit_is_refused_without_pytorch() -> None:
 
     assert ended.stdout.splitlines()[0] == "False None False"
     assert ended.stdout.splitlines()[1].startswith("exceeds: qwen3-8b takes at least ")
+
+
+@pytest.mark.parametrize("ask", [planner.check, planner.plan])
+def test_a_job_without_a_gpu_is_refused_with_what_to_name(ask: Callable[[Any], object]) -> None:
+    with pytest.raises(SpecError, match="the job names no GPU") as refused:
+        ask({**SPEC, "cluster": {"gpu": None}})
+
+    assert (refused.value.place, "a name of the catalog" in refused.value.allowed) == ("cluster.gpu", True)
 
 
 def test_a_job_that_may_fit_is_checked_by_its_plan(plan: planner.Plan) -> None:

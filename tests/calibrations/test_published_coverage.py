@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from planner.calibration.approximations import EVERY_APPROXIMATION, Approximation, approximations_of
+from planner.calibration.approximations import (
+    EVERY_APPROXIMATION,
+    Approximation,
+    approximations_of_kernels,
+    approximations_of_spec,
+)
 from planner.calibration.interval import PRIOR_RESERVED_ERROR, reserved_band
 from planner.job.loading import load_document
 
@@ -72,7 +77,8 @@ def test_a_job_has_the_approximations_of_its_features() -> None:
             "cluster": {"gpus_per_node": 2 if "parallel" in parts else 1, "gpu": "H100-SXM-80GB"},
             **parts,
         }
-        return [each.name for each in approximations_of(load_document(document), kernels)]
+        found = (*approximations_of_kernels(kernels), *approximations_of_spec(load_document(document)))
+        return [each.name for each in found]
 
     packed = {"hf_config": {"model_type": "llama"}, "adapter": {"kind": "qlora"}}
     split = {"tp": 2}

@@ -144,4 +144,7 @@ def test_an_empty_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         serving(history, counters) as port,
     ):
         assert main(["capacity", "--server", f"http://127.0.0.1:{port}"]) == 0
-    assert capsys.readouterr().out == "no job is bound to a plan\n"
+    shown = capsys.readouterr().out
+    assert shown.startswith("no job is bound to a plan")
+    assert "planner check JOB.yaml --server $PLANNER_SERVER -- COMMAND" in shown
+    assert "PUT $PLANNER_SERVER/v1/jobs/SYSTEM/ID" in shown

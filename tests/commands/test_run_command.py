@@ -15,6 +15,9 @@ from planner.job.gpu_names import look_up
 from planner.job.loading import load_job
 from planner.job.schema import Gpu, Software
 from planner.planning.program import inputs_of
+from planner.report.program_statement import from_json, to_json
+from planner.report.program_text import render
+from planner.report.style import Style
 from planner.running.launch_line import parse
 from planner.units import GIB
 
@@ -27,6 +30,30 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 while True:
     model(torch.zeros(2, 65536, device="cuda")).sum().backward()
     optimizer.step()
+"""
+READS_ON_THE_FIRST = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+weight = torch.zeros(8 << 20, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(4):
+    loss = (weight * 2).sum()
+    loss.backward()
+    dist.all_reduce(weight.grad, async_op=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        print(loss.item())
+"""
+GROWS = """
+import torch
+model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2000):
+    batch_size = 1024 if step < 900 else 8192
+    model(torch.zeros(batch_size, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 """
 
 
@@ -97,6 +124,44 @@ def test_a_program_that_does_not_fit(tmp_path: Path) -> None:
     assert "What this rests on, besides the program" in ended.stdout
 
 
+def test_the_first_rank_is_not_taken_for_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "reads.py"
+    path.write_text(READS_ON_THE_FIRST)
+
+    ended = planner("run", "--allow-writes", "--", "torchrun", "--nproc-per-node", "4", str(path))
+
+    assert ended.returncode == 0, ended.stderr
+    heads = [line for line in ended.stdout.splitlines() if line.startswith("rank")]
+    assert heads == ["ranks 1-3, like rank 1", "rank 0, like rank 0"]  # the fullest first
+    said = " ".join(ended.stdout.split())
+    assert (
+        "with the same allocations ranks 1-3 hold 64.00 MiB more at the peak than rank 0: there the host reads" in said
+    )
+    assert f"reads values of the GPU ({tmp_path.name}/reads.py:13), waits for it by that" in said
+    assert "not every rank was run: 1-3 are taken to do as rank 1 does" in said
+
+
+def test_a_schedule_is_said_and_its_steps_are_run(tmp_path: Path) -> None:
+    path = tmp_path / "grows.py"
+    path.write_text(GROWS)
+
+    short = planner("run", "--allow-writes", "--", "python", str(path))
+    told = planner("run", "--allow-writes", "--steps-at", "0,900", "--format", "json", "--", "python", str(path))
+
+    said = " ".join(short.stdout.split())
+    line = f"{tmp_path.name}/grows.py:6 (batch_size = 1024 if step < 900 else 8192)"
+    assert f"the size of the batch depends on the step at {line}; what later steps take is in no figure" in said
+    found = json.loads(told.stdout)
+    assert [each["step"] for each in found["steps_at"]] == [0, 900]
+    at_first, later = (each["allocated_bytes"] for each in found["steps_at"])
+    assert later == found["rank_classes"][0]["peak"]["allocated_bytes"]
+    assert later - at_first == 2 * 7168 * 4096
+    again = from_json(found)
+    assert to_json(again) == found
+    printed = render(again, Style())
+    assert "Where its loop was made to count to these steps, rank 0 holds at most:\n- step 0: 0." in printed
+
+
 def test_the_traceback_of_a_program_is_marked_as_its_own(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("raise KeyError('data')\n")
@@ -117,6 +182,12 @@ def test_the_traceback_of_a_program_is_marked_as_its_own(tmp_path: Path) -> None
         (["run", "--gpu", "H1000", "--", "python", "t.py"], "there is no GPU `H1000`"),
         (["run", "--ranks", "9", "--", "torchrun", "--nproc-per-node", "8", "t.py"], "there is no rank 9"),
         (["run", "--steps", "-1", "--", "python", "t.py"], "--steps is -1"),
+        (["run", "--steps-at", "0,x", "--", "python", "t.py"], "--steps-at is '0,x'"),
+        (["run", "--steps-at", "900,0", "--", "python", "t.py"], "--steps-at is '900,0'"),
+        (
+            ["run", "--steps-at", "0,900", "--steps", "3", "--", "python", "t.py"],
+            "--steps and --steps-at were both given",
+        ),
         (["run", "--patience", "-1", "--", "python", "t.py"], "--patience is -1"),
         (["run", "--", "python", "/nowhere/t.py"], "there is no such program"),
     ],

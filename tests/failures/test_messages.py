@@ -10,8 +10,10 @@ from torch_messages import processes, reserved
 from planner.errors import PlannerError
 from planner.out_of_memory.causes import judge
 from planner.out_of_memory.explanation import explain
+from planner.out_of_memory.explanation_text import render
 from planner.out_of_memory.failure import Cause, Form, Frame, ProcessBytes
 from planner.out_of_memory.messages import find_messages
+from planner.report.style import Style
 from planner.units import GIB, MIB
 
 Message = Callable[..., str]
@@ -166,6 +168,52 @@ def test_the_traceback_above_a_message_says_where_it_was_raised(message: Message
     from planner.out_of_memory.explanation import to_json
 
     assert to_json(found)["messages"][0]["raised_at"] == {"file": "/job/model.py", "line": 34, "function": "forward"}
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("/srv/job/model.py", "/srv/job/model.py:34 forward"),
+        ("/job/model.py", "/job/model.py:34 forward"),
+        ("/home/someone/job/models/model.py", "job/models/model.py:34 forward"),
+        ("models/model.py", "models/model.py:34 forward"),
+    ],
+)
+def test_a_path_is_shown_whole_or_by_its_last_three_parts(message: Message, file: str, shown: str) -> None:
+    log = f'Traceback (most recent call last):\n  File "{file}", line 34, in forward\n{message()}\n'
+
+    (line,) = [each for each in render("train.log", explain(log), Style()).splitlines() if "raised at" in each]
+    assert line.split("raised at")[1].strip() == shown
+
+
+OLD = {"device": 0, "tried": "20.00 MiB", "total": "15.78 GiB", "free": "2.00 MiB", "allocated": "14.20 GiB"}
+
+
+@pytest.mark.parametrize(
+    ("figures", "cause", "said"),
+    [
+        (
+            {**OLD, "reserved": "14.40 GiB"},
+            Cause.FULL,
+            "So little was missing that this would have covered it: what is not PyTorch's; what PyTorch had reserved "
+            "in no tensor. It is less than a tenth of the GPU, and no cause: the next request would have failed.",
+        ),
+        (
+            {**OLD, "allocated": "10.00 GiB", "reserved": "12.00 GiB"},
+            Cause.NOT_PYTORCH,
+            "Each alone would have sufficed: what is not PyTorch's; what PyTorch had reserved in no tensor.",
+        ),
+    ],
+)
+def test_what_would_have_covered_it_does_not_contradict_the_cause(
+    figures: dict[str, str], cause: Cause, said: str
+) -> None:
+    found = explain(reserved(figures))
+    shown = " ".join(render("train.log", found, Style()).split())
+
+    assert (found.cause, said in shown, "alone would have sufficed" in shown) == (
+        cause, True, cause is not Cause.FULL,
+    )  # fmt: skip
 
 
 def test_lines_that_a_terminal_broke_are_read(message: Message) -> None:

@@ -14,7 +14,7 @@ from planner.allocator.recording import recordings
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import snapshot_of_bytes
 from planner.errors import SnapshotError
-from planner.events import Alloc, EmptyCache, Event, Free, Phase
+from planner.events import Alloc, Category, EmptyCache, Event, Free, Mark, Origin, Phase, Role
 from planner.out_of_memory.explanation import explain
 from planner.out_of_memory.explanation_text import render
 from planner.out_of_memory.failure import Cause
@@ -71,10 +71,24 @@ def test_frames_say_which_line_module_and_phase_it_was(failed: Failed) -> None:
     found = only(failed(FULL, GIB, frames=FORWARD))
 
     assert (found.line, found.module, found.phase) == (
-        "job/models/mlp.py:34 forward", "job/models/mlp.py:34 forward", Phase.FORWARD,
+        "/job/models/mlp.py:34 forward", "/job/models/mlp.py:34 forward", Phase.FORWARD,
     )  # fmt: skip
     (holder,) = found.state.holders
-    assert (holder.line, holder.bytes, holder.count) == ("job/models/mlp.py:34 forward", 900 * MIB, 2)
+    assert (holder.line, holder.bytes, holder.count) == ("/job/models/mlp.py:34 forward", 900 * MIB, 2)
+
+
+def test_a_snapshot_of_planners_own_names_parameters_modules_and_phases() -> None:
+    linear, used = Origin("aten.empty", "layers.0", (256, 1024), "float32"), Origin("aten.mm", "layers.1", (), "")
+    events: list[Event] = [
+        Mark(Phase.LOAD, 0), Alloc(0, 600 * MIB, 0, linear), Role(0, Category.PARAMETER, "layers.0.weight"),
+        Mark(Phase.FORWARD, 1), Alloc(1, 300 * MIB, 0, used), Alloc(2, 500 * MIB, 0, used),
+    ]  # fmt: skip
+
+    found = only(pickle.dumps(snapshot(events, capacity_bytes=GIB), protocol=4))
+
+    assert [(each.line, each.module, each.phase) for each in found.state.holders] == [
+        ("parameter layers.0.weight", "layers.0", Phase.LOAD), ("layers.1 aten.mm", "layers.1", Phase.FORWARD),
+    ]  # fmt: skip
 
 
 def test_an_allocation_of_autograds_engine_is_of_the_backward(failed: Failed) -> None:
@@ -84,7 +98,7 @@ def test_an_allocation_of_autograds_engine_is_of_the_backward(failed: Failed) ->
 @pytest.mark.parametrize(
     ("frames", "line"),
     [
-        (PATTERN_LIBRARY + FORWARD, "job/models/mlp.py:34 forward"),
+        (PATTERN_LIBRARY + FORWARD, "/job/models/mlp.py:34 forward"),
         (PATTERN_LIBRARY + MODEL_LIBRARY + FORWARD[1:], "site-packages/einops/einops.py:916 einsum"),
         (PATTERN_LIBRARY + FORWARD[2:], "site-packages/einops/einops.py:916 einsum"),
         (({**FORWARD[0], "filename": "D:\\job\\models\\mlp.py"}, *FORWARD[1:]), "job/models/mlp.py:34 forward"),

@@ -60,6 +60,18 @@ def refuses(problem: str, _: AnswerWriter) -> None:
     raise SpecError(problem, allowed="something else", remedy="change it", place="there")
 
 
+class DerivedError(SpecError):
+    """With a field of its own."""
+
+    def __init__(self, problem: str, steps: int, **said: str) -> None:
+        super().__init__(problem, **said)
+        self.steps = steps
+
+
+def refuses_by_its_own_error(steps: int, _: AnswerWriter) -> None:
+    raise DerivedError("it is wrong", steps, place="there")
+
+
 def breaks(_: Any, __: AnswerWriter) -> None:
     raise LookupError("a fault")
 

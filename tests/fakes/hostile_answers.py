@@ -91,14 +91,9 @@ def _with_bytes(chosen: random.Random) -> Answer:
 
 
 def _of_other_parts(chosen: random.Random) -> Answer:
-    kind = chosen.choice(("TraceError", "ProgramError", "CrashedError", "object", "PlannerError", "\ud800"))
-    problem = {
-        "kind": kind,
-        "problem": chosen.choice(("x" * 10**5, "\ud800", "")),
-        "allowed": "",
-        "remedy": "",
-        "place": "",
-    }
+    kind = chosen.choice(("planner.errors:TraceError", "planner.service.problems:RequestError", "x:y", "\ud800", ""))
+    said = {"problem": chosen.choice(("x" * 10**5, "\ud800", "")), "allowed": "", "remedy": "", "place": ""}
+    problem = {"kinds": [kind, "planner.errors:PlannerError"], "fields": {**said, "status": 599, "headers": {}}}
     others = {
         PROBLEM: json.dumps(problem).encode(), FAULT: b"Traceback\nKeyError: 1", MEMORY: b"",
         rank_answer.CRASH: chosen.choice((b"{}", b"null", b"\xff", json.dumps({"said": "\ud800", "text": 1}).encode())),

@@ -177,6 +177,16 @@ class ServiceStack:
     history: History
     clock: list[float]
 
+    async def asked(self) -> None:
+        """Until a worker was asked."""
+        while not self.pool.asked:
+            await asyncio.sleep(0.005)
+
+    async def waited_for_by(self, callers: int) -> None:
+        """Until so many callers wait for what is being made."""
+        while sum(entry.waiting for entry in self.tracers._entries.values()) < callers:
+            await asyncio.sleep(0.005)
+
     async def settled(self) -> None:
         """Until nothing is being made."""
         while self.tracers.entry_count or self.tracers.state()["busy"]:

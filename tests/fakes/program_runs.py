@@ -18,7 +18,7 @@ class Run(Protocol):
         steps: int = 0,
         strict: bool = False,
         seconds: float = 120,
-        patience: float = 0,
+        patience: float | None = 0,
         packages: tuple[str, ...] = (),
         kernels: str = "",
         otherwise: str = "",
@@ -27,4 +27,5 @@ class Run(Protocol):
         torch: str = "",
         target: str = "",
         is_known: bool = False,
+        steps_at: tuple[int, ...] = (),
     ) -> RankRun: ...

@@ -22,6 +22,7 @@ from planner.running import attested, rank_process
 from planner.running.launch_line import parse
 from planner.running.order import Gpu, ProgramOrder, RankRun
 from planner.running.rank_process import USUAL_LIMITS
+from planner.runtime import answers
 from planner.runtime.task import Answer
 from planner.service.problems import problem
 from planner.service.run_requests import read_run
@@ -89,6 +90,8 @@ def test_hostile_answers_of_programs_are_refused_soon() -> None:
 def read_answer(answer: Answer) -> RankRun:
     if "fault" in answer.parts:  # as run_rank says it of a walled program
         raise ProgramError("a fault")
+    if (told := answers.error_of(answer, is_foreign=True)) is not None:
+        raise told
     found = rank_process._result_of(answer, USUAL_LIMITS, ORDER)
     with pytest.raises(ProgramError):  # no events are attested by anybody here
         attested.check_events(found.trace, (), attested.Attested(bytes(32), 100, 0))

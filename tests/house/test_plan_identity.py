@@ -7,8 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from importlib import resources
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,149 +21,257 @@ NAMES = """
 from planner.planning import identity
 from planner.calibration.interval import Calibration
 from planner.job.schema import Decoder, Job, Model
+none = Calibration.none()
 decoder = Decoder(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=64)
 trace_id = identity.trace_id_of(Job(model=Model(decoder=decoder)))
-print(trace_id, identity.plan_id(trace_id, identity.provenance_of(Calibration.none())))
+print(trace_id, identity.plan_id(trace_id, identity.provenance_of(none)))
+print(identity.run_scope()["code"], identity.search_scope(none))
 """
-OF_NO_FIGURE = {
-    "planner", "planner.calibration", "planner.distribution", "planner.errors", "planner.planning.provenance",
-    "planner.report", "planner.runtime", "planner.runtime.user_cache", "planner.tracing", "planner.tracing.isolated",
-    "planner.tracing.isolation",
-}  # fmt: skip
-"""What planning imports and what decides nothing: package docstrings, texts for people, processes, places of files."""
+PLAN_AND_ADVISE = """
+import sys
+from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Train
+from planner.planning.trace_source import TraceSource
+from planner.searching.answer import plan_and_advise
+decoder = Decoder(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=64)
+job = Job(model=Model(decoder=decoder), train=Train(micro_batch_size=1, sequence_length=8),
+          cluster=Cluster(gpus_per_node=1, gpu=Gpu(name="", total_bytes=1 << 20, arch="sm_80")))
+found = plan_and_advise(job, source=TraceSource(), advice_seconds=1.0)
+assert found.plan.verdict.value == "exceeds"
+print(*sorted(each for each in sys.modules if each.startswith("planner.")))
+"""
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A copy of the package, to be changed."""
-    return shutil.copytree(PACKAGE, tmp_path / "planner", ignore=shutil.ignore_patterns("__pycache__"))
+DIGESTS = ("trace_code", "allocator_rules", "catalog", "run_code", "search_code")
 
 
 @pytest.fixture(scope="module")
-def unchanged() -> tuple[str, str]:
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("copy") / "planner"
+    return shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+@pytest.fixture
+def package(copied: Path) -> Iterator[Path]:
+    """A copy of the package, to be changed; what is changed is as before afterwards."""
+    before = {path: path.read_bytes() for path in files(copied)}
+    yield copied
+    for path in set(files(copied)) - set(before):
+        path.unlink()
+    for path, content in before.items():
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def unchanged() -> dict[str, str]:
+    return digests(PACKAGE)
+
+
+@pytest.fixture(scope="module")
+def own_ids() -> dict[str, str]:
     return ids(REPOSITORY)
 
 
-def ids(where: Path) -> tuple[str, str]:
-    """The ids of a trace and its plan, by the package in that folder or archive."""
+def digests(package: Path) -> dict[str, str]:
+    sources = provenance.Sources(package)
+    return {name: getattr(sources, name) for name in DIGESTS}
+
+
+def differing(after: Mapping[str, str], before: Mapping[str, str]) -> set[str]:
+    return {name for name, value in after.items() if value != before[name]}
+
+
+def ids(where: Path) -> dict[str, str]:
+    """Those that planner gives, by the package in that folder or archive."""
+    return dict(zip(("trace", "plan", "run", "search"), output_of(NAMES, where), strict=True))
+
+
+def output_of(code: str, where: Path) -> list[str]:
+    """The words that it prints, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(where), "PYTHONDONTWRITEBYTECODE": "1"}
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", NAMES], env=environment, cwd="/", capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", code], env=environment, cwd="/", capture_output=True, text=True, check=True
     )
-    trace_id, plan_id = ended.stdout.split()
-    return trace_id, plan_id
+    return ended.stdout.split()
 
 
-def append(path: Path) -> None:
+def append(path: Path, text: str = "\n") -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.write("\n")
+        file.write(text)
 
 
 @pytest.mark.parametrize(
     "changed", ["paper/kernels/loss.py", "paper/native/kernels.cpp", "training/step.py", "job/schema.py", "events.py"]
 )
-def test_a_changed_step_or_kernel_is_another_trace_and_another_plan(
-    package: Path, unchanged: tuple[str, str], changed: str
+def test_a_changed_step_or_kernel_is_another_trace_plan_run_and_search(
+    package: Path, unchanged: dict[str, str], changed: str
 ) -> None:
     append(package / changed)
-    after = ids(package.parent)
 
-    assert (after[0] == unchanged[0], after[1] == unchanged[1]) == (False, False)
+    assert differing(digests(package), unchanged) == {"trace_code", "run_code", "search_code"}
 
 
-@pytest.mark.parametrize("changed", ["allocator/caching.py", "report/rank_class.py", "overhead/table.py"])
-def test_a_changed_rule_or_fact_is_another_plan_of_the_same_trace(
-    package: Path, unchanged: tuple[str, str], changed: str
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "allocator/caching.py", "report/rank_class.py", "calibration/approximations.py", "calibration/learning.py",
+        "report/style.py",
+    ],
+)  # fmt: skip
+def test_a_changed_rule_is_another_plan_of_the_same_trace(
+    package: Path, unchanged: dict[str, str], changed: str
 ) -> None:
     append(package / changed)
-    after = ids(package.parent)
 
-    assert (after[0] == unchanged[0], after[1] == unchanged[1]) == (True, False)
+    assert differing(digests(package), unchanged) == {"allocator_rules", "run_code", "search_code"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "running/stopping.py", "running/outside/hub_kernels.py", "paper/outside/apex_optimizers.py",
+        "planning/program.py", "report/program_statement.py",
+    ],
+)  # fmt: skip
+def test_what_only_programs_use_is_another_run_and_no_other_trace(
+    package: Path, unchanged: dict[str, str], changed: str
+) -> None:
+    append(package / changed)
+
+    assert differing(digests(package), unchanged) == {"run_code"}
+
+
+def test_what_only_searches_use_is_another_search(package: Path, unchanged: dict[str, str]) -> None:
+    append(package / "searching/usual_space.py")
+
+    assert differing(digests(package), unchanged) == {"search_code"}
 
 
 @pytest.mark.parametrize(
     "changed", ["report/plan_text.py", "cli/plan_command.py", "service/app.py", "tracing/isolated.py"]
 )
 def test_how_a_plan_is_shown_served_and_run_is_no_part_of_it(
-    package: Path, unchanged: tuple[str, str], changed: str
+    package: Path, unchanged: dict[str, str], changed: str
 ) -> None:
     append(package / changed)
 
-    assert ids(package.parent) == unchanged
+    assert digests(package) == unchanged
 
 
-def test_an_archive_of_the_package_gives_the_same_names(
-    package: Path, unchanged: tuple[str, str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("importer", "other"),
+    [
+        ("tracing/garbage_collection.py", {"trace_code", "run_code", "search_code"}),
+        ("calibration/approximations.py", {"allocator_rules", "run_code", "search_code"}),
+        ("running/stopping.py", {"run_code"}),
+    ],
+)
+def test_a_module_is_part_of_the_names_from_the_day_on_which_it_is_imported(
+    package: Path, importer: str, other: set[str]
 ) -> None:
+    (package / "layout/fresh.py").write_text("FIGURE = 1\n")
+    append(package / importer, "\n\ndef later() -> None:\n    from planner.layout import fresh  # noqa\n")
+    before = digests(package)
+    append(package / "layout/fresh.py")
+
+    assert differing(digests(package), before) == other
+
+
+def test_a_module_that_is_imported_by_its_name_is_part_of_the_run(package: Path, unchanged: dict[str, str]) -> None:
+    append(package / "paper/outside/flash_attention_padding.py")
+
+    assert differing(digests(package), unchanged) == {"run_code"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "other"),
+    [
+        ("paper/kernels/loss.py", {"trace", "plan", "run", "search"}),
+        ("calibration/approximations.py", {"plan", "run", "search"}),
+        ("overhead/table.py", {"plan", "run", "search"}),
+        ("running/stopping.py", {"run"}),
+        ("searching/usual_space.py", {"search"}),
+    ],
+)
+def test_ids_are_made_of_these_digests(package: Path, own_ids: dict[str, str], changed: str, other: set[str]) -> None:
+    append(package / changed)
+
+    assert differing(ids(package.parent), own_ids) == other
+
+
+def test_an_archive_of_the_package_gives_the_same_ids(package: Path, own_ids: dict[str, str], tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "packed"), "zip", package.parent, "planner")
 
-    assert ids(Path(archive)) == unchanged
+    assert ids(Path(archive)) == own_ids
 
 
 def test_names_hinge_neither_on_line_endings_nor_on_compiled_files(package: Path) -> None:
-    before = provenance.source_digest(package, provenance.TRACE)
+    before = digests(package)
     for path in package.rglob("*.py"):
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     (package / "paper/kernels/__pycache__").mkdir()
     (package / "paper/kernels/__pycache__/loss.cpython-311.pyc").write_bytes(b"compiled")
 
-    assert provenance.source_digest(package, provenance.TRACE) == before
+    assert digests(package) == before
 
 
 def test_a_file_moved_to_another_name_is_other_code(package: Path) -> None:
-    before = provenance.source_digest(package, provenance.TRACE)
-    (package / "paper/kernels/loss.py").rename(package / "paper/kernels/losses.py")
+    before = digests(package)
+    (package / "paper/native/device.cpp").rename(package / "paper/native/devices.cpp")
 
-    assert provenance.source_digest(package, provenance.TRACE) != before
+    assert digests(package) != before
 
 
 def test_a_package_without_sources_is_named_by_its_version(tmp_path: Path) -> None:
-    assert provenance.source_digest(tmp_path, provenance.TRACE) == f"version {distribution.version()}"
+    assert set(digests(tmp_path).values()) == {f"version {distribution.version()}"}
 
 
-def test_every_module_that_decides_a_trace_is_part_of_its_name() -> None:
-    assert imported("planner.tracing.trace") - OF_NO_FIGURE <= named(provenance.TRACE)
+def test_every_module_that_a_plan_with_advice_loads_is_part_of_its_name() -> None:
+    loaded = set(output_of(PLAN_AND_ADVISE, REPOSITORY))
+    named = provenance.Sources(PACKAGE).reached((*provenance.TRACE, *provenance.CATALOG, *provenance.JUDGEMENT))
+
+    assert {each for each in loaded - named if not is_of_no_figure(each)} == set()
+    assert loaded & named >= {"planner.tracing.trace", "planner.calibration.approximations", "planner.searching.engine"}
 
 
-def test_every_module_that_decides_a_plan_is_part_of_its_name() -> None:
-    whole = (*provenance.TRACE, *provenance.JUDGEMENT, *provenance.CATALOG)
+def test_imports_are_read_as_python_reads_them() -> None:
+    sources = provenance.Sources(PACKAGE)
+    paths = {module_of(path): path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem[0] != "_"}
+    missed = {}
+    for module, path in paths.items():
+        parsed = ast.parse(path.read_text(encoding="utf-8"))
+        named = {each for each in imports_of(parsed) if each in paths and not is_of_no_figure(each)}
+        if not is_of_no_figure(module) and (left := named - sources.reached([module])):
+            missed[module] = left
 
-    deciding = {
-        each for each in imported("planner.planning", "planner.advice") if not each.startswith("planner.runtime")
-    }
-    assert deciding - OF_NO_FIGURE <= named(whole)
+    assert missed == {}
+
+
+@pytest.mark.parametrize("each", provenance.OF_NO_FIGURE)
+def test_what_is_left_out_of_the_names_is_there(each: str) -> None:
+    path = REPOSITORY.joinpath(*each.split("."))
+
+    assert path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def test_every_file_of_the_packages_named_is_read() -> None:
     """But for charts and compiled files: a new kind of source would be left out of the names otherwise."""
     kinds = {path.suffix for room in ("paper", "training", "allocator", "overhead") for path in files(PACKAGE / room)}
 
-    assert kinds <= set(provenance.KINDS)
+    assert kinds <= {".py", *provenance.TABLES}
+
+
+def is_of_no_figure(module: str) -> bool:
+    return any(f"{module}.".startswith(f"{each}.") for each in provenance.OF_NO_FIGURE)
 
 
 def files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
-def named(packages: tuple[str, ...]) -> set[str]:
-    root = resources.files("planner")
-    paths = (path for path, _ in provenance.sources(root, packages) if path.endswith(".py"))
-    return {"planner." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths}
-
-
-def imported(*entries: str) -> set[str]:
-    """The modules of planner that these import, wherever in them they do, and what those import."""
-    found: set[str] = set()
-    left = list(entries)
-    while left:
-        module = left.pop()
-        if module in found or (path := path_of(module)) is None:
-            continue
-        found.add(module)
-        if module == "planner":  # its Python API is for others
-            continue
-        left += imports_of(ast.parse(path.read_text(encoding="utf-8")))
-    return found
+def module_of(path: Path) -> str:
+    parts = path.relative_to(REPOSITORY).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports_of(tree: ast.AST) -> Iterator[str]:
@@ -174,8 +281,3 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def path_of(module: str) -> Path | None:
-    path = REPOSITORY.joinpath(*module.split("."))
-    return next((each for each in (path / "__init__.py", path.with_suffix(".py")) if each.exists()), None)

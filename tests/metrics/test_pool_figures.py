@@ -61,8 +61,16 @@ def test_it_is_told_again_and_again(history: History) -> None:
     states = iter([STATE, LATER])
 
     async def tell() -> None:
-        telling = asyncio.create_task(PoolFigures(counters).keep_publishing(lambda: next(states, LATER), every=0.001))
-        await asyncio.sleep(0.05)
+        told = asyncio.Event()
+
+        def state() -> dict[str, int]:
+            following = next(states, None)
+            if following is None:
+                told.set()
+            return following or LATER
+
+        telling = asyncio.create_task(PoolFigures(counters).keep_publishing(state, every=0.001))
+        await told.wait()
         telling.cancel()
 
     asyncio.run(tell())

@@ -337,7 +337,7 @@ def test_a_snapshot_that_is_dropped_is_explained(page: Browser, snapshot: Path) 
     assert "With expandable_segments:True it would have reserved" in said
     assert "train.py:7 forward" in page.text(".held tbody tr")
     assert page.find(".chart").get_attribute("aria-valuetext") == (
-        "event 1: allocated 0.02 GiB, reserved 0.02 GiB; most in other work/job/train.py:7 forward"
+        "event 1: allocated 0.02 GiB, reserved 0.02 GiB; most in other /work/job/train.py:7 forward"
     )
 
 

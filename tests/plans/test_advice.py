@@ -15,8 +15,7 @@ from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, R
 from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
 from planner.planning.pipeline import judge_traces
-from planner.report.plan_text import change_text
-from planner.report.statement import Advice, Verdict
+from planner.report.statement import Advice, Verdict, change_text
 from planner.searching.advice import Advised, advise
 from planner.searching.answer import plan_and_advise, what_was_tried
 from planner.searching.exact_groups import PlansHere

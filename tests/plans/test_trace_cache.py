@@ -79,7 +79,7 @@ def test_another_gpu_or_another_code_needs_another(
     planned(JOB, cache)
     older = dataclasses.replace(JOB, cluster=Cluster(gpu=Gpu(total_bytes=80 << 30, arch="sm_80")))
     planned(older, cache)
-    monkeypatch.setattr(identity.code, "trace_code", lambda: "another")
+    monkeypatch.setattr(identity.own(), "trace_code", "another")
     planned(JOB, cache)
 
     assert traced == [JOB, older, JOB]
@@ -136,13 +136,13 @@ def test_several_may_write_and_read_it_at_a_time(cache: TraceCache) -> None:
     assert len(list(cache.folder.iterdir())) == 1
 
 
-def test_the_users_own_is_where_caches_are_or_nowhere() -> None:
-    assert TraceCache.of_user({"XDG_CACHE_HOME": "/cache"}) == TraceCache(Path("/cache/planner/traces"))
+def test_the_users_own_is_where_caches_are_or_nowhere(tmp_path: Path) -> None:
+    assert TraceCache.of_user({"XDG_CACHE_HOME": str(tmp_path)}) == TraceCache(tmp_path / "planner/traces")
     assert TraceCache.of_user({"PLANNER_CACHE": "/scratch/traces"}) == TraceCache(Path("/scratch/traces"))
     assert TraceCache.of_user({"PLANNER_CACHE": NONE}) is None
 
 
-def test_what_inductor_compiled_lies_below_the_folder_that_is_named_for_traces() -> None:
-    assert inductor_folder({"XDG_CACHE_HOME": "/cache"}) == Path("/cache/planner/inductor")
+def test_what_inductor_compiled_lies_below_the_folder_that_is_named_for_traces(tmp_path: Path) -> None:
+    assert inductor_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "planner/inductor"
     assert inductor_folder({"PLANNER_CACHE": "/scratch/traces"}) == Path("/scratch/traces/inductor")
     assert inductor_folder({"PLANNER_CACHE": NONE}) is None

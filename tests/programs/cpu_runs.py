@@ -82,7 +82,14 @@ def _launch(kind: str, path: Path, asked: Sequence[Any]) -> Callable[[], Path]:
     questions, answers = path.with_suffix(".jobs"), path.with_suffix(".answers")
     questions.write_bytes(pickle.dumps(list(asked)))
     command = [sys.executable, str(_HERE / "cpu_runs_worker.py"), kind, str(questions), str(answers)]
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(_ROOT),
+        "KINETO_LOG_LEVEL": "99",
+        "OMP_NUM_THREADS": "1",
+        # What a compiler takes hinges on what it finds compiled already.
+        "TORCHINDUCTOR_CACHE_DIR": str(path.with_suffix(".compiled")),
+    }
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
     def finish() -> Path:

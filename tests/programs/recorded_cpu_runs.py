@@ -1,8 +1,9 @@
 """Real runs on a CPU, kept beside the tests: measured once, with the software that they were measured with.
 
-A recording stands for the runs of the same jobs with the same software. Other jobs or other software are measured again
-where they are asked for. PLANNER_CPU_RUNS=record measures all and writes what it finds; PLANNER_CPU_RUNS=measure does
-not look at what is recorded.
+A recording stands for the runs of the same jobs with the same software. With other software all is measured again where
+it is asked for; other jobs with the same software are an error, or each test run would measure them, unnoticed.
+PLANNER_CPU_RUNS=record measures all and writes what it finds; PLANNER_CPU_RUNS=measure does not look at what is
+recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ Answers = dict[tuple[str, int], dict[str, Any]]
 
 
 def read(name: str, worlds: Worlds) -> Answers | None:
-    """What was recorded of these jobs under this name; None if one was not measured, or not with this software."""
+    """What was recorded of these jobs under this name; None if nothing was, or with other software.
+
+    Raises AssertionError where a job is not as it was when it was recorded.
+    """
     path = _path(name)
     if MODE or not path.exists():
         return None
@@ -51,7 +55,12 @@ def read(name: str, worlds: Worlds) -> Answers | None:
             "events": list(trace.events), "ddp": about["ddp"], "measurement": from_json(about["measurement"]),
         }  # fmt: skip
     asked = _digests(worlds)
-    return {which: found[which] for which in asked} if asked.items() <= digests.items() else None
+    stale = sorted({job for (job, rank), digest in asked.items() if digests.get((job, rank)) != digest})
+    assert not stale, (
+        f"{path.name} has no run of {', '.join(stale)} as the jobs are now: record them (make cpu-runs), or set "
+        "PLANNER_CPU_RUNS=measure to run them now"
+    )
+    return {which: found[which] for which in asked}
 
 
 def write(name: str, worlds: Worlds, answers: Answers) -> None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from program_runs import Run
 
 from planner.allocator.replay import replay
+from planner.calibration.approximations import approximations_of_kernels
+from planner.calibration.interval import Calibration
+from planner.job.gpu_names import look_up
 from planner.job.loading import load_job
+from planner.job.schema import Cluster, Job, Model
+from planner.layout.rank_classes import RankClass
+from planner.layout.rank_sets import RankSet
+from planner.planning.judging import RankTrace, judge_trace
 from planner.planning.pipeline import plan
+from planner.planning.program import inputs_of, judge_run
+from planner.planning.program_ranks import RankShare
+from planner.running.launch_line import parse
 
 SPEC = """
 model:
@@ -25,6 +36,15 @@ parallel: {{{parallel}}}
 cluster: {{gpu: H100-SXM-80GB, gpus_per_node: {gpus}}}
 """
 AS_USUAL = {"dtype": "float32", "clipping": "1.0", "loss": "{name: model}"}
+STEPS = """
+import torch
+model = {model}.cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.randn(64, 3, 32, 32).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 SMALL = {"vocabulary": 512, "width": 128, "hidden": 256, "length": 64, "precision": "bf16_autocast"}
 LARGER = {"vocabulary": 2048, "width": 256, "hidden": 512, "length": 128, "gpus": 4}
 
@@ -66,3 +86,22 @@ def test_they_agree(run: Run, tmp_path: Path, command: str, spec: dict[str, obje
 
     assert ran.peak_allocated_bytes == pytest.approx(planned.allocated_bytes, rel=0.001)
     assert ran.peak_reserved_bytes == pytest.approx(planned.reserved_bytes, abs=2 << 20)
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [("torch.nn.Conv2d(3, 8, 3)", {"convolutions"}), ("torch.nn.Linear(32, 8)", set())],
+    ids=["convolutions", "no convolutions"],
+)
+def test_one_trace_is_judged_alike(run: Run, program: Callable[[str], str], model: str, names: set[str]) -> None:
+    """As a program and as a spec: with the same interval, that of published runs with such kernels."""
+    command, gpu, none = f"python {program(STEPS.format(model=model))}", look_up("H100-SXM-80GB"), Calibration.none()
+    found = run(command, steps=2)
+    work = inputs_of(parse(command.split()), command.split(), gpu, calibration=none)
+    job = Job(model=Model(), cluster=Cluster(gpu=work.gpu), software=work.software)
+
+    as_program = judge_run(work, RankShare(found, "0", untried=False)).statement
+    as_spec = judge_trace(job, RankTrace(RankClass(0, RankSet.world(1), {}), found.trace), none).statement
+
+    assert as_program.peak == as_spec.peak
+    assert {each.name for each in approximations_of_kernels(found.trace.unknown_workspaces)} == names

@@ -17,7 +17,15 @@ def ran(rank: int, size: int, talkers: tuple[tuple[int, ...], ...] = ()) -> Rank
 
 @pytest.mark.parametrize(
     ("wanted", "world", "chosen"),
-    [("auto", 1, [0]), ("auto", 8, [0, 7]), ("all", 3, [0, 1, 2]), ("5,0,5", 8, [0, 5])],
+    [
+        ("auto", 1, [0]),
+        ("auto", 2, [0, 1]),
+        ("auto", 3, [0, 1, 2]),
+        ("auto", 4, [0, 1, 3]),
+        ("auto", 16, [0, 1, 9, 15]),
+        ("all", 3, [0, 1, 2]),
+        ("5,0,5", 8, [0, 5]),
+    ],
 )
 def test_ranks_are_chosen(wanted: str, world: int, chosen: list[int]) -> None:
     assert choose_ranks(wanted, world) == chosen
@@ -38,7 +46,15 @@ def test_ranks_of_equal_events_are_one_class() -> None:
 def test_ranks_of_other_events_are_another() -> None:
     first, last = share_ranks([ran(0, 10), ran(7, 11)], 8)
 
-    assert (first.ranks, first.untried, last.ranks, last.untried) == ("0-6", True, "7", False)
+    assert (first.ranks, first.untried, last.ranks, last.untried) == ("0", False, "1-7", True)
+
+
+def test_a_rank_that_was_not_run_does_as_the_middle_one() -> None:
+    runs = [ran(0, 10), ran(1, 11), ran(5, 12), ran(7, 13)]
+
+    assert [(each.run.rank, each.ranks, each.untried) for each in share_ranks(runs, 8)] == [
+        (0, "0", False), (1, "1", False), (5, "2-6", True), (7, "7", False),
+    ]  # fmt: skip
 
 
 def test_neighbouring_frees_may_come_in_another_order() -> None:
@@ -62,10 +78,10 @@ PIPELINE = ((0, 2, 4, 6),)
 @pytest.mark.parametrize(
     ("wanted", "talkers", "more"),
     [
-        ("auto", (), [7]),
-        ("auto", PIPELINE, [2, 4, 6, 7]),
-        ("auto", ((0, 4), (0, 1)), [1, 4, 5, 7]),
-        ("auto", ((0, 3, 4),), [7]),
+        ("auto", (), [1, 5, 7]),
+        ("auto", PIPELINE, [1, 2, 4, 5, 6, 7]),
+        ("auto", ((0, 4), (0, 2)), [1, 2, 4, 5, 6, 7]),
+        ("auto", ((0, 3, 4),), [1, 5, 7]),
         ("0,3", PIPELINE, [3]),
     ],
 )
@@ -74,7 +90,7 @@ def test_one_rank_of_each_stage_is_run(wanted: str, talkers: tuple[tuple[int, ..
 
 
 def test_a_pipeline_of_very_many_stages_is_not_run_unasked() -> None:
-    assert more_ranks("auto", 64, ran(0, 10, (tuple(range(64)),))) == [63]
+    assert more_ranks("auto", 64, ran(0, 10, (tuple(range(64)),))) == [1, 33, 63]
 
 
 def test_a_rank_does_as_the_one_of_its_stage() -> None:
@@ -85,7 +101,7 @@ def test_a_rank_does_as_the_one_of_its_stage() -> None:
     ]  # fmt: skip
 
 
-def test_a_lower_rank_does_as_the_first_that_was_run() -> None:
+def test_a_lower_rank_does_as_the_one_that_was_run() -> None:
     (share,) = share_ranks([ran(5, 10)], 8)
 
     assert (share.ranks, share.untried) == ("0-7", True)

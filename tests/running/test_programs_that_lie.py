@@ -208,7 +208,7 @@ def verdict(run: RankRun) -> Verdict:
     known = catalog.by_name("H100-SXM-80GB")
     assert known is not None
     work = programs.inputs_of(parse(["python", "program.py"]), ["python", "program.py"], known)
-    return programs._judge(work, RankShare(run, "0", untried=False))[0].verdict
+    return programs.judge_run(work, RankShare(run, "0", untried=False)).statement.verdict
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from planner.running.stopping import MOST, Seen, Stopping
@@ -99,17 +101,47 @@ def ends_after(stopping: Stopping, worked: Clock, seen: Seen, *, evaluates: bool
     return worked.now - began
 
 
-@pytest.mark.parametrize(("patience", "waited"), [(None, 8.0), (20.0, 20.0)])
-def test_a_steady_program_is_watched_as_long_again(worked: Clock, patience: float | None, waited: float) -> None:
-    stopping = steady(worked, patience)
+def iterations_after(stopping: Stopping, seen: Seen, worked: Clock, seconds: float = 0.0) -> int:
+    """How many more iterations of so many seconds it does after this one without anything new."""
+    now = seen
+    while not stopping.is_over(now, lambda: (1, 1)):
+        now, worked.now = replace(now, iterations=now.iterations + 1), worked.now + seconds
+    return now.iterations - seen.iterations
 
-    assert ends_after(stopping, worked, Seen(iterations=4)) == waited
-    assert stopping.reason.endswith(f"training is steady since iteration 3, and nothing new came in {waited:.0f} s")
+
+@pytest.mark.parametrize(("steady_at", "waited"), [(3, 6), (7, 14)])
+def test_a_steady_program_is_watched_for_twice_the_iterations_that_it_took(
+    worked: Clock, steady_at: int, waited: int
+) -> None:
+    stopping = Stopping(worked=worked)
+    rising = [(number, number) for number in range(1, steady_at)]
+
+    assert over(stopping, rising + rising[-1:] * (1 + waited)) == [steady_at + waited]
+    assert stopping.reason.startswith(
+        f"ended after {steady_at + waited} iterations: training is steady since iteration"
+    )
+    assert f"nothing new came in {waited} iterations (--patience" in stopping.reason
 
 
-def test_the_second_evaluation_is_waited_for_much_longer(worked: Clock) -> None:
-    assert ends_after(steady(worked, None), worked, Seen(iterations=4, evaluations=1)) == 15 * 8
-    assert ends_after(steady(worked, 60.0), worked, Seen(iterations=4, evaluations=1)) == 300
+def test_iterations_that_take_long_are_watched_for_a_minute(worked: Clock) -> None:
+    assert iterations_after(steady(worked, None), Seen(iterations=3), worked, seconds=25.0) == 3
+
+
+def test_patience_that_was_asked_for_is_kept_whatever_the_iterations(worked: Clock) -> None:
+    stopping = steady(worked, 20.0)
+
+    assert iterations_after(stopping, Seen(iterations=4), worked, seconds=0.1) == 200
+    assert stopping.reason.endswith("training is steady since iteration 3, and nothing new came in 20 s")
+
+
+def test_who_evaluated_at_its_start_is_not_waited_for_longer(worked: Clock) -> None:
+    stopping = Stopping(worked=worked)
+
+    ends = [
+        number for number in range(1, 30) if stopping.is_over(Seen(iterations=number, evaluations=1), lambda: (1, 1))
+    ]
+
+    assert ends[0] == 3 + 2 * 3
 
 
 def test_an_evaluation_at_work_is_waited_for(worked: Clock) -> None:
@@ -117,12 +149,25 @@ def test_an_evaluation_at_work_is_waited_for(worked: Clock) -> None:
 
 
 def test_what_is_new_makes_it_worth_to_wait_again(worked: Clock) -> None:
-    stopping = steady(worked, 10.0)
-    assert ends_after(stopping, worked, Seen(iterations=4)) == 10
+    stopping = steady(worked, None)
+    assert not stopping.is_over(Seen(iterations=8), lambda: (1, 1))
+    assert not stopping.is_over(Seen(iterations=9, checkpoints=1), lambda: (1, 1))
 
-    assert not stopping.is_over(Seen(iterations=5, checkpoints=1), lambda: (1, 1))
-    assert ends_after(stopping, worked, Seen(iterations=5, checkpoints=1)) == 10
+    assert iterations_after(stopping, Seen(iterations=9, checkpoints=1), worked) == 6
+
+
+def test_what_was_seen_before_is_not_new(worked: Clock) -> None:
+    """Checkpoints, say, and optimizers that are made for every batch."""
+    stopping = steady(worked, None)
+
+    ends = [
+        number
+        for number in range(4, 40)
+        if stopping.is_over(Seen(iterations=number, checkpoints=number, idle=number % 2), lambda: (1, 1))
+    ]
+
+    assert ends[0] == 4 + 6
 
 
 def test_a_rank_has_time_left_to_write_down_what_it_did(worked: Clock) -> None:
-    assert ends_after(steady(worked, None, seconds=20.0), worked, Seen(iterations=4, evaluations=1)) == 0.7 * 20 - 8
+    assert ends_after(steady(worked, None, seconds=20.0), worked, Seen(iterations=4), evaluates=True) == 0.7 * 20 - 8

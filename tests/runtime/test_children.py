@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,14 +15,20 @@ import time
 from pathlib import Path
 
 import pytest
+from child_programs import DerivedError
 from runtime_children import all_end, task, wait_for
 
+from planner.admission.kubernetes_api import ApiError
 from planner.errors import SpecError
+from planner.running.rank_process import CrashedError
 from planner.runtime import answers, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
+from planner.runtime.overlay import OverlayError
 from planner.runtime.supervision import StoppedError
 from planner.runtime.task import FAULT, PROBLEM, Answer
+from planner.service.problems import RequestError
+from planner.service.service_errors import BusyError, ProgramCrashedError
 from planner.units import MIB
 
 LIMITS = Limits(seconds=60, memory_bytes=1024 * MIB, tasks=40, answer_bytes=8 * MIB)
@@ -55,6 +63,38 @@ def test_what_is_wrong_with_its_input_comes_back_as_the_error_that_it_is(server:
     assert (error.problem, error.allowed, error.remedy, error.place) == (
         "it is\ud800wrong", "something else", "change it", "there",
     )  # fmt: skip
+
+
+def test_an_error_comes_back_with_its_class_and_fields_wherever_that_is_defined(
+    server: ForkServer | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = run(server, "refuses_by_its_own_error", 7)
+
+    error = answers.error_of(answer)
+    assert isinstance(error, DerivedError)
+    assert (error.problem, error.place, error.steps) == ("it is wrong", "there", 7)
+    monkeypatch.delitem(sys.modules, DerivedError.__module__)  # as where nobody has loaded it
+    assert type(answers.error_of(answer)) is SpecError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DerivedError("it is wrong", 7, remedy="change it"),
+        SpecError("x" * 5000, place="y" * 5000),
+        RequestError(413, "too large", headers={"Connection": "close"}),
+        ApiError(409, "changed meanwhile"),
+        CrashedError("it ended", "Traceback", place="train.py:2"),
+        ProgramCrashedError("it ended", "Traceback"),
+        BusyError("later", retry_after_seconds=9),
+        OverlayError("no namespaces", allowed="Linux"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_the_same_after_it_was_pickled(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_a_fault_comes_back_with_its_place(server: ForkServer | None) -> None:
@@ -165,11 +205,24 @@ def test_when_its_owner_is_killed_nothing_stays(at_hand: Path, tmp_path: Path, f
 
 
 def test_an_error_that_a_program_made_up_is_cut_and_of_a_known_kind() -> None:
-    text = b'{"kind": "os.system", "problem": "' + b"x" * 100_000 + b'", "allowed": "", "remedy": "", "place": ""}'
+    kinds = ["os:system", "os:_Environ", "planner.errors:SpecError"]
+    said = {"problem": "x" * 100_000, "allowed": "", "remedy": "", "place": ""}
 
-    error = answers.error_of(Answer(parts={PROBLEM: text}))
-    assert error is not None
-    assert type(error).__name__ == "PlannerError"
-    assert 1000 < len(error.problem) <= 8000
-    for other in (b"[" * 500_000, b"{}", b'{"kind": 1}', b"\xff", b"null", b'{"kind":"SpecError","problem":[]}'):
+    error = answers.error_of(reported(kinds=kinds, fields={**said, "status": 200}))
+    assert (type(error), vars(error)) == (SpecError, {**said, "problem": "x" * 8000})
+    for other in (b"[" * 500_000, b"{}", b'{"kinds": 1}', b"\xff", b"null"):
         assert answers.error_of(Answer(parts={PROBLEM: other})) is None
+    for kinds, fields in (
+        (["os:system"], said),
+        ([], said),
+        ([["planner.errors:SpecError"]], said),
+        (["planner.errors:SpecError"], {**said, "problem": []}),
+        (["planner.errors:SpecError"], {**said, "more": 1}),
+        ([f"{DerivedError.__module__}:DerivedError"], said),
+        (["planner:SpecError"], said),
+    ):
+        assert answers.error_of(reported(kinds=kinds, fields=fields)) is None
+
+
+def reported(**document: object) -> Answer:
+    return Answer(parts={PROBLEM: json.dumps(document).encode()})

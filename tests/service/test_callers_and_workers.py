@@ -58,7 +58,7 @@ def test_a_caller_that_goes_frees_the_worker(run_stack: StackRunner) -> None:
     async def story(stack: ServiceStack) -> None:
         stack.pool.does = never
         caller = asyncio.create_task(stack.plan_provider.plan(JOB))
-        await asyncio.sleep(0.1)
+        await stack.asked()
         caller.cancel()
         await stack.settled()
         stack.pool.does = None
@@ -74,7 +74,7 @@ def test_a_caller_that_goes_takes_nothing_from_another(run_stack: StackRunner) -
         go = asyncio.Event()
         stack.pool.does = lambda _: when(go)
         gone, stays = (asyncio.create_task(stack.plan_provider.plan(named(name))) for name in ("gone", "stays"))
-        await asyncio.sleep(0.1)
+        await stack.waited_for_by(2)
         gone.cancel()
         await asyncio.sleep(0.05)
         go.set()
@@ -105,7 +105,7 @@ def test_a_check_that_is_pending_goes_on_and_is_stored(run_stack: StackRunner) -
         still = await stack.plan_provider.check(JOB, seconds=0.05)
         go.set()
         await stack.settled()
-        found = await stack.plan_provider.check(JOB, seconds=0.05)
+        found = await stack.plan_provider.check(JOB, seconds=5)
 
         assert isinstance(pending, PlanPending)
         assert still == pending
@@ -171,7 +171,8 @@ def test_a_worker_that_dies_idle_is_replaced(run_stack: StackRunner) -> None:
         await stack.plan_provider.plan(JOB)
         await stack.settled()
         stack.pool.workers[0].gone.set()
-        await asyncio.sleep(0.05)
+        while stack.pool.hired < 2:
+            await asyncio.sleep(0.005)
 
         assert (stack.pool.hired, stack.tracers.state()["workers"]) == (2, 1)
 

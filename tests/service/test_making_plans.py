@@ -98,7 +98,7 @@ def test_a_new_calibration_makes_a_new_plan_from_the_stored_trace(run_stack: Sta
 def test_two_calibrations_of_a_job_in_flight_trace_it_once(run_stack: StackRunner) -> None:
     async def story(stack: ServiceStack) -> None:
         first = asyncio.create_task(stack.plan_provider.plan(JOB))
-        await asyncio.sleep(0.05)
+        await stack.asked()
         learnt = Calibration(id="by hand", reserved_error=0.01)
         stack.history.calibrations.put(learnt.id, document.to_json(learnt))
         stack.clock[0] += LOOK_SECONDS
@@ -135,19 +135,14 @@ def test_a_plan_that_exceeds_comes_with_advice(run_stack: StackRunner) -> None:
 
 def test_rank_classes_are_traced_at_once_and_judged_together(run_stack: StackRunner) -> None:
     async def story(stack: ServiceStack) -> None:
-        at_once = 0
+        async def neither_without_the_other(method: str) -> None:
+            while method == "trace" and stack.pool.asked.count("trace") < 2:
+                await asyncio.sleep(0.005)
 
-        async def both(method: str) -> None:
-            nonlocal at_once
-            if method == "trace":
-                at_once = max(at_once, stack.tracers.state()["busy"])
-                await asyncio.sleep(0.05)
-
-        stack.pool.does = both
+        stack.pool.does = neither_without_the_other
         found = await stack.plan_provider.plan(STAGES)
         await stack.settled()
 
-        assert at_once == 2
         assert stack.pool.asked == ["trace", "trace", "judge"]
         assert [each["representative"] for each in json.loads(found.text)["rank_classes"]] == [0, 1]
         assert stack.history.traces.get(found.trace_id) == {0: trace_of(0), 1: trace_of(1)}

@@ -59,8 +59,12 @@ def _settled(run: Run) -> list[Alloc]:
 
 
 def _is_of_a_cpu(allocation: Alloc) -> bool:
-    """What no GPU takes: what attention's kernel computes in, random numbers' state, the targets that are drawn."""
+    """What no GPU takes: what attention's kernel computes in, the targets that are drawn, and random numbers' state.
+
+    A compiler reads and clones it twice for each graph that it compiles (evaluation's, in the second iteration),
+    and not at all for one in its cache (torch 2.13, torch/_dynamo/utils.py, preserve_rng_state).
+    """
     operator = allocation.origin.op if allocation.origin is not None else ""
     drawn = operator in ("aten.randn", "aten.randint")
-    is_state = operator == "" and allocation.requested_bytes == _RANDOM_STATE_BYTES
+    is_state = operator in ("", "aten.clone") and allocation.requested_bytes == _RANDOM_STATE_BYTES
     return operator.startswith("aten._scaled_dot_product_flash_attention_for_cpu") or drawn or is_state

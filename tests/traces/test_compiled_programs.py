@@ -13,7 +13,7 @@ import pytest
 
 from planner import paper  # before torch
 from planner.errors import TraceError
-from planner.events import Alloc
+from planner.events import Alloc, Event
 from planner.job.schema import (
     Cluster,
     Compile,
@@ -30,12 +30,13 @@ from planner.job.schema import (
     Train,
 )
 from planner.paper import compiled
-from planner.paper.compiled import Compiling
+from planner.paper.compiled import Compiling, equal_parts
 from planner.tracing.trace import trace
 from planner.training.compiling import compiled_backward
 
 import torch  # isort: skip
 from torch import nn  # isort: skip
+from torch._dynamo.backends.distributed import SubmodCompiler  # isort: skip
 
 _GPU = Gpu(name="H100", total_bytes=80 << 30, arch="sm_90")
 _PROGRAMS = str(Path(__file__).parents[1] / "programs")
@@ -268,6 +269,41 @@ def test_distributed_data_parallel_splits_the_graph_at_its_buckets() -> None:
         return sum(isinstance(each, Alloc) and bool(each.origin and each.origin.module) for each in events)
 
     assert bucketed(2) > bucketed(1000)
+
+
+def test_parts_that_are_equal_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is allocated, and when, is what it is where each is compiled; on the way back they come in other turns."""
+    monkeypatch.setenv("PLANNER_CACHE", "none")
+    compiled_parts: list[object] = []
+    real = SubmodCompiler.compile_submod
+
+    def counted(self: SubmodCompiler, *arguments: Any) -> Any:
+        compiled_parts.append(arguments)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(SubmodCompiler, "compile_submod", counted)
+    replicated = replace(
+        job("model"),
+        model=Model(factory="layers_in_turn:InTurn", factory_path=_PROGRAMS),
+        train=Train(
+            compile=Compile(scope=("model",)), inputs={"x": Input(shape=(520,))}, micro_batch_size=16,
+            loss=Loss(name="sum"), iterations=2,
+        ),
+        parallel=Parallel(dp_replicate=DpReplicate(degree=8, bucket_cap_mb=1)),
+        cluster=Cluster(gpu=_GPU, gpus_per_node=8),
+    )  # fmt: skip
+
+    def planned() -> tuple[list[Event], int]:
+        compiled_parts.clear()
+        events = trace(replicated).events
+        bare = [replace(each, origin=None) if isinstance(each, Alloc) else each for each in events]
+        return bare, len(compiled_parts)
+
+    once, few = planned()
+    monkeypatch.setattr(equal_parts, "_content", lambda *_: None)
+    each_time, many = planned()
+    assert once == each_time
+    assert (few, many) == (4, 9)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import mixture_cases
@@ -80,3 +81,12 @@ def test_every_recording_is_of_the_tested_software() -> None:
     for path in recorded_cpu_runs.FOLDER.iterdir():
         software = recorded_cpu_runs.software_of(path)
         assert software == {name: pinned[name] for name in software}, path.name
+
+
+def test_a_job_that_is_not_as_it_was_recorded_is_an_error(recorded: dict[str, dict[tuple[str, int], Run]]) -> None:
+    if recorded_cpu_runs.MODE or "sharded" not in recorded:
+        pytest.skip("nothing is recorded of this software: all runs are made now")
+    first, *others = sharded_cases.PAIRS
+    longer = replace(first, train=replace(first.train, micro_batch_size=first.train.micro_batch_size + 1))
+    with pytest.raises(AssertionError, match=f"has no run of {first.metadata.name} as the jobs are now"):
+        recorded_cpu_runs.read("sharded", [([longer, *others], 2)])

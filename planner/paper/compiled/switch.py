@@ -99,9 +99,12 @@ def _replaced() -> dict[str, Any]:
 def _wrapped() -> dict[str, Any]:
     from torch.utils._triton import has_triton_package
 
-    from planner.paper.compiled import folding, timed, unloaded
+    from planner.paper.compiled import equal_parts, folding, timed, unloaded
 
     return {
+        "torch._dynamo.backends.distributed:SubmodCompiler.compile_submod": equal_parts.compile_once,
+        "torch._dynamo.backends.distributed:deepcopy_to_fake_tensor": equal_parts.copied_without_sources,
+        "torch._functorch._aot_autograd.runtime_wrappers:FakifiedOutWrapper.post_compile": equal_parts.results_again,
         "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": folding.on_host,
         "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": timed.choose_kernel,
         "torch._inductor.template_heuristics.triton:TritonConfig": lambda real: (

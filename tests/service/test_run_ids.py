@@ -1,0 +1,72 @@
+"""The run of a program is named by everything that decides its answer, and by nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.calibration.interval import Calibration
+from planner.job.schema import Gpu
+from planner.planning.provenance import own
+from planner.running.launch_line import parse
+from planner.service.ids import run_order_of
+from planner.service.run_requests import RunRequest
+from planner.settings import Settings
+
+COMMAND = ("python", "train.py")
+REQUEST = RunRequest(
+    line=parse(COMMAND), command=COMMAND, gpu=Gpu(name="", total_bytes=1 << 30, arch="sm_80"), ranks="auto", steps=0,
+    strict=False, metadata={"team": "nlp"}, tarball=b"files",
+)  # fmt: skip
+SETTINGS = Settings()
+
+
+def id_of(request: RunRequest = REQUEST, settings: Settings = SETTINGS) -> str:
+    return run_order_of(request, Calibration.none(), settings).plan_id
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"command": ("python", "train.py", "--layers", "2")},
+        {"gpu": Gpu(name="", total_bytes=1 << 31, arch="sm_80")},
+        {"ranks": "all"},
+        {"steps": 3},
+        {"strict": True},
+        {"host_memory_bytes": 1 << 30},
+        {"tarball": b"other files"},
+        {"tarball": b"", "folder": "/shared/nlp"},
+    ],
+    ids=lambda changed: ", ".join(changed),
+)
+def test_another_request_is_another_run(changed: dict[str, Any]) -> None:
+    assert id_of(replace(REQUEST, **changed)) != id_of()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"program_seconds": 7.0}, {"trace_memory_bytes": 1 << 30}, {"program_data": "/shared/data"}]
+)
+def test_other_limits_and_other_data_are_another_run(changed: dict[str, Any]) -> None:
+    assert id_of(settings=replace(SETTINGS, **changed)) != id_of()
+
+
+def test_other_code_and_other_facts_are_another_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = id_of()
+    fact = (
+        '{"schema": "planner.workspace/1", "kernel": "convolution", "dtype": "float32", "shapes": [[1, 1]],'
+        ' "options": "", "bytes": 1, "first_bytes": 1, "gpu": "T4", "torch": "2.13", "driver": "1",'
+        ' "date": "2026-01-01", "command": "x", "software": {}}'
+    )
+    (tmp_path / "workspaces.jsonl").write_text(fact + "\n")
+    monkeypatch.setenv("PLANNER_FACTS", str(tmp_path))
+    with_facts = id_of()
+    monkeypatch.setattr(own(), "run_code", "another")
+
+    assert len({before, with_facts, id_of()}) == 3
+
+
+def test_who_asks_is_no_part_of_a_run() -> None:
+    assert id_of(replace(REQUEST, metadata={"team": "vision"})) == id_of()
