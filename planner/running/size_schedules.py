@@ -135,10 +135,11 @@ class _Flow:
     def _statement(self, node: ast.stmt, scope: _Scope, *, conditional: bool, function: str) -> None:
         if isinstance(node, _Function):
             inner = self._scope(node, scope)
-            for place, each in enumerate(_arguments(node)):
-                first = bool(node.args.args) and node.args.args[0].arg in ("self", "cls")
-                if {place - first, each.arg} & self._parameters[node.name]:
-                    inner.depending.add(each.arg)
+            names = [each.arg for each in _arguments(node)]
+            first = names[:1] in (["self"], ["cls"])
+            for place, name in enumerate(names):
+                if {place - first, name} & self._parameters[node.name]:
+                    inner.depending.add(name)
             self._walk(node.body, inner, conditional=False, function=node.name)
             return
         if isinstance(node, ast.ClassDef):
