@@ -9,7 +9,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +20,14 @@ from planner import (
     upstream,
 )
 from planner.errors import ProgramError
+from planner.events import Event
 from planner.facts.folder import workspace_table
 from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.running import (
     accelerate_environment,
+    attested,
     checkpoint_files,
     cuda_face,
     nvidia_smi,
@@ -85,10 +87,14 @@ _COLLECTED_OFTEN = (
 _NOT_COLLECTED = "The program has switched garbage collection off: cycles stay until it collects them itself."
 
 
-class ProgramRun:
-    """One program at work; `finish` is called once, with what it did, and must not return."""
+Finish = Callable[[RankRun, Callable[[], Sequence[Event]]], NoReturn]
+"""Is called once, with what the program did, and what gives the events after those of its trace."""
 
-    def __init__(self, order: ProgramOrder, gpu: Paper, finish: Callable[[RankRun], NoReturn]) -> None:
+
+class ProgramRun:
+    """One program at work; `finish` must not return."""
+
+    def __init__(self, order: ProgramOrder, gpu: Paper, finish: Finish) -> None:
         self._order, self._gpu, self._finish = order, gpu, finish
         self._started_in = Path.cwd()
         self._began = time.perf_counter()
@@ -253,7 +259,8 @@ class ProgramRun:
                 steps_at=self.steps_at.found(),
                 outline=self.outline.found(),
                 libraries=tuple(name for name in _LIBRARIES if name in sys.modules),
-            )
+            ),
+            lambda: recorder.later_events(last),
         )
 
 
@@ -266,12 +273,15 @@ def _read_conf() -> str:
     return next((os.environ[name] for name in _CONFS if os.environ.get(name)), "")
 
 
-def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> NoReturn:
-    """Run it. Whatever the program raises leaves this function as it is."""
+def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = None) -> NoReturn:
+    """Run it; with a `key`, under which its events are attested. Whatever the program raises leaves this function as
+    it is."""
     _load_dynamo()
     target, known = order.target or order.gpu.arch, workspace_table(order.gpu.name, order.torch)
     on_paper = paper.gpu(target, order.line.gpus, cuda=order.cuda, torch_version=order.torch, known=known)
     with on_paper as gpu, ExitStack() as stack:
+        if key is not None:
+            attested.begin(key)
         run = ProgramRun(order, gpu, finish)
         stack.enter_context(_surrounded(order, run))
         for note in order.line.notes:
