@@ -240,11 +240,10 @@ def judge_run(work: ProgramInputs, share: RankShare) -> JudgedRun:
     found, capped = judge.replay(run.trace)
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {})
     statement = judge.state(ranks, found.events, (found.timeline, capped.timeline), run.trace)
-    room = max(judge.capacity_bytes - judge.held.total_bytes, 0)
-    if run.highest_bytes > room and statement.verdict is not Verdict.EXCEEDS:
+    if run.highest_bytes > judge.room_bytes and statement.verdict is not Verdict.EXCEEDS:
         raise ProgramError(
             f"rank {run.rank} held {show_bytes(run.highest_bytes)} at one time, outside of the {run.iterations}"
-            f" iterations that are judged, and there are {show_bytes(room)}",
+            f" iterations that are judged, and there are {show_bytes(judge.room_bytes)}",
             allowed="a program that fits whenever it was watched",
             remedy="judge more of it: steps, or a program without planner's own modules in its hands",
             place=work.line.program,

@@ -109,9 +109,7 @@ class ProgramRun:
         begins = self.surroundings.compiling_begins
         self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, begins, order.seconds)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
-        self.steps_at = StepsAt(
-            order.steps_at, lambda: self._rounds(), self.memory.highest_since, lambda: self._report_steps_at()
-        )
+        self.steps_at = StepsAt(order.steps_at, self._rounds, self.memory.highest_since, self._report_steps_at)
         self.outline = JobOutline()
         self.host = HostMemory()
         self.host_watcher = HostWatcher(self.host)
@@ -183,10 +181,6 @@ class ProgramRun:
     def _speaks_of_training(self) -> bool:
         return program_files.speak_of_training(program_files.own_files(self._order.line, self._started_in))
 
-    def own_files(self) -> dict[Path, ast.Module]:
-        """The program's, as far as they are searched for schedules."""
-        return program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
-
     def _rounds(self) -> int:
         self.watcher.notice_step_by_hand()
         return self.watcher.moments.rounds
@@ -196,7 +190,8 @@ class ProgramRun:
 
     def _schedules(self) -> tuple[str, ...]:
         """What later steps may have that were not seen."""
-        return size_schedules.say_schedules(self.own_files())
+        files = program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
+        return size_schedules.say_schedules(files)
 
     def _seen(self) -> Seen:
         moments = self.watcher.moments
@@ -298,7 +293,7 @@ def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = Non
         gc.set_threshold(0)  # never by itself; whether it is enabled is the program's own affair
         if order.line.launcher is Launcher.ACCELERATE:
             os.environ.update(accelerate_environment.variables_of(order.line))
-        changed = counted_anew(run.own_files(), run.steps_at) if order.steps_at else {}
+        changed = counted_anew(program_files.own_files(order.line), run.steps_at) if order.steps_at else {}
         if changed:
             stack.enter_context(counting(run.steps_at, changed))
         try:

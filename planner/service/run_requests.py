@@ -62,7 +62,7 @@ class RunBody(BaseModel):
     """The folder in which the command is started; only in a JSON body."""
     gpu: str = "H100-SXM-80GB"
     ranks: str = "auto"
-    """auto (the first and the last), all, or numbers between commas."""
+    """auto (the first two, one of the middle and the last), all, or numbers between commas."""
     steps: Annotated[int, Field(ge=0, le=MOST_STEPS)] = 0
     """Iterations; 0: until its memory is steady."""
     strict: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -9,7 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.errors import PlannerError
+from planner.runtime import answers
 from planner.runtime.channel import AnswerWriter, BrokenAnswerError, parts_of
+from planner.runtime.task import PROBLEM, Answer
+from planner.service.problems import RequestError
 
 NAMES = st.text(st.characters(max_codepoint=127), max_size=255)
 PARTS = st.lists(st.tuples(NAMES, st.binary(max_size=500)), max_size=6)
@@ -65,3 +70,12 @@ def test_any_bytes_are_parts_or_said_to_be_none(answer: bytes) -> None:
     except BrokenAnswerError:
         return
     assert written(found) == answer
+
+
+def test_code_of_users_says_nothing_of_a_request_or_a_service() -> None:
+    fields = {"problem": "x", "allowed": "", "remedy": "", "place": "", "status": 599, "headers": {"A": "b"}}
+    kinds = [f"{RequestError.__module__}:RequestError", "planner.errors:PlannerError"]
+    answer = Answer(parts={PROBLEM: json.dumps({"kinds": kinds, "fields": fields}).encode()})
+
+    assert type(answers.error_of(answer)) is RequestError
+    assert type(answers.error_of(answer, is_foreign=True)) is PlannerError
