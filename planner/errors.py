@@ -54,6 +54,10 @@ class SpecError(PlannerError):
     """The job spec, or a file that it names, cannot be used."""
 
 
+class FactoryNotAllowedError(SpecError):
+    """The job brings code (`model.factory`), and whoever runs this process has not allowed that."""
+
+
 class SnapshotError(PlannerError):
     """A file that should be a snapshot of CUDA memory is not one, or not one that can be replayed."""
 

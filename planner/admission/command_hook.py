@@ -14,7 +14,7 @@ from typing import Any
 
 from planner.admission import supervising
 from planner.admission.decision import Decision
-from planner.admission.policy import Policy
+from planner.admission.policy import Answer, Policy
 from planner.admission.service_query import bind, client_of
 from planner.errors import PlannerError
 from planner.measuring.job_reports import job_of
@@ -26,8 +26,9 @@ LEASE_SECONDS = 300
 """How long a job counts as running after the last word of a launcher that was killed."""
 RENEW_SECONDS = 100.0
 """Two of three words may be lost."""
-USUAL = {"refuse_uncalibrated": True}
-"""Whoever puts this hook in front of a command asks for a refusal; an operator's file may say otherwise."""
+USUAL: Mapping[str, Any] = {"refuse_uncalibrated": True, "unreachable": Answer.REFUSE}
+"""Whoever puts this hook in front of a command asks for a refusal, also where nobody answers; an operator's file may
+say otherwise."""
 
 
 def environment_of(decision: Decision, policy: Policy, given: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.errors import SpecError
@@ -24,6 +24,12 @@ BUNDLE, CONFIGMAP, PLAN, JOB, RUN = (
 """Annotations: the bundle or a self-contained spec as text, or where it stands; what a hook leaves on pods; and the
 folder, shared with the service, in which the job's own command is run on paper."""
 GPU = "nvidia.com/gpu"
+_ANY_GPU = re.compile(r"[^/]+/(.*[-.])?(gpu.*|mig-.*|i915.*|xe)")
+"""Resources that are GPUs or parts of them: `amd.com/gpu`, `nvidia.com/mig-1g.10gb`, `nvidia.com/gpu.shared`."""
+_ASKING = ("limits", "requests")
+_MOST_PARTS = 100_000
+_OWNED = "Pod"
+"""Of this kind those that a controller makes are its own: it was asked about what they are of."""
 USUAL_KEY = "job.yaml"
 _MOST_GPUS = 2**24
 _DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -47,6 +53,8 @@ class Pods:
     product: str
     command: tuple[str, ...] = ()
     """Of the container that asks for GPUs, as far as it says one."""
+    asks: bool = field(default=False, compare=False)
+    """For a GPU of any kind, also one that is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +67,8 @@ class Submission:
     uid: str
     annotations: Mapping[str, Any]
     pods: tuple[Pods, ...]
+    asks_for_gpus: bool = False
+    """Of any kind, anywhere in it: also of a kind of job that is not known here."""
 
     @property
     def carries_spec(self) -> bool:
@@ -108,7 +118,34 @@ def read_submission(job: Mapping[str, Any], namespace: str = "") -> Submission:
         uid=_text(metadata.get("uid")),
         annotations=_mapping(metadata.get("annotations")),
         pods=tuple(known.pods(_mapping(job.get("spec")))) if known else (),
+        asks_for_gpus=not (kind == _OWNED and _is_controlled(metadata)) and asks_for_gpus(job.get("spec")),
     )
+
+
+def asks_for_gpus(part: Any) -> bool:
+    """Whether anything in it limits or requests a GPU, or a part of one. What is too large to be looked at does."""
+    waiting, looked = [part], 0
+    while waiting:
+        each = waiting.pop()
+        looked += 1
+        if looked > _MOST_PARTS:
+            return True
+        if isinstance(each, dict):
+            asked = (_mapping(each.get(name)) for name in _ASKING)
+            if any(
+                _ANY_GPU.fullmatch(str(name)[:200]) and str(much) != "0"
+                for found in asked
+                for name, much in found.items()
+            ):
+                return True
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+    return False
+
+
+def _is_controlled(metadata: Mapping[str, Any]) -> bool:
+    return any(_mapping(each).get("controller") is True for each in _list(metadata.get("ownerReferences")))
 
 
 def carries_spec(annotations: Mapping[str, Any]) -> bool:
@@ -150,6 +187,7 @@ def pods_of(template: Mapping[str, Any], count: int) -> Pods:
         gpus=min(sum(_gpus(_mapping(each.get("resources"))) for each in containers), _MOST_GPUS),
         product=_text(_mapping(spec.get("nodeSelector")).get(catalog.PRODUCT_LABEL)),
         command=_command(containers),
+        asks=asks_for_gpus(spec),
     )
 
 

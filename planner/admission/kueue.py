@@ -281,9 +281,8 @@ class _Workloads:
 
 
 def _without_spec(workload: Workload, policy: Policy) -> Decision:
-    gpus = sum(each.count * each.gpus for each in workload.pods)
     reason = f"the job carries no spec: annotate it, or its pods, with {kubernetes.BUNDLE}"
-    if gpus and policy.unplanned is Answer.REFUSE:
+    if any(each.asks for each in workload.pods) and policy.unplanned is Answer.REFUSE:
         return decide_without_verdict("unplanned", policy.unplanned, reason)
     return Decision(action=Action.ADMIT, reason=f"not checked; {reason}", verdict="unplanned")
 

@@ -119,7 +119,7 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
             kubernetes.SYSTEM,
         ), []
     if not submitted.carries_spec:
-        if policy.unplanned is Answer.ADMIT or not submitted.gpus:
+        if policy.unplanned is Answer.ADMIT or not submitted.asks_for_gpus:
             return None, []
         reason = f"the job asks for GPUs and carries no spec: annotate it with {kubernetes.BUNDLE}"
         return decide_without_verdict("unplanned", policy.unplanned, reason), []

@@ -30,12 +30,16 @@ def add(commands: Commands) -> None:
         "check",
         parents=[common_options(), tracing_options(), job_options()],
         help="say in one line whether a job fits, and run a command only if it does",
-        usage="planner check [-h] [--server URL] [--policy FILE.ini] [--format text|json] [options of the job]"
-        " JOB [-- COMMAND ...]",
+        usage="planner check [-h] [--server URL] [--run-unchecked] [--policy FILE.ini] [--format text|json]"
+        " [options of the job] JOB [-- COMMAND ...]",
         description="Plans a job, here or by a planner service, and prints the verdict in one line. Exit code as for "
         "plan. With a command it runs that command if the job may run; else it ends with 3.",
     )
     parser.add_argument("--server", metavar="URL", help="ask the planner service there; PyTorch is not needed then")
+    parser.add_argument(
+        "--run-unchecked", action="store_true",
+        help="run the command also where the service cannot be reached, unless the operator's file refuses that",
+    )  # fmt: skip
     parser.add_argument("--policy", type=Path, metavar="FILE.ini", help="the operator's (default: docs/admission.md)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
     parser.set_defaults(run=run, name="check")
@@ -76,12 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _policy(arguments: argparse.Namespace) -> Policy:
     from planner.admission import command_hook
-    from planner.admission.policy import Policy
+    from planner.admission.policy import Answer, Policy
 
     environment = dict(os.environ)
     if arguments.server is not None:
         environment["PLANNER_SERVER"] = arguments.server
-    policy = Policy.read(environment, arguments.policy, command_hook.USUAL)
+    usual = {**command_hook.USUAL, **({"unreachable": Answer.ADMIT} if arguments.run_unchecked else {})}
+    policy = Policy.read(environment, arguments.policy, usual)
     # Only who names a server asks one: the environment's is for the callback, and for hooks.
     return policy if arguments.server is not None else dataclasses.replace(policy, server="")
 

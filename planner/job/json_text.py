@@ -140,3 +140,8 @@ def without_floats(data: Any) -> Any:
 def canonical_json(data: Any) -> str:
     """The one text of plain data for hashing: sorted keys, no spaces, ASCII."""
     return json.dumps(without_floats(data), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def is_plain_text(value: str) -> bool:
+    """Whether it can be written as UTF-8: it has no half of a pair of code units."""
+    return value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)

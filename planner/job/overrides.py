@@ -8,6 +8,7 @@ from pathlib import Path
 from planner.errors import SpecError
 from planner.job import deepspeed_config, hf_config, short_forms, spec_keys
 from planner.job.nodes import Node, below, node_from_data, placed
+from planner.job.size_limits import MOST_DEPTH
 from planner.job.yaml_text import read_yaml
 
 _INLINED = {"model.hf_config": hf_config.read, "parallel.deepspeed": deepspeed_config.read}
@@ -47,6 +48,12 @@ def with_settings(document: Node, settings: list[Setting], folder: Path | None) 
     `folder`. Raises SpecError for a key below a value that has none."""
     document.mapping("a mapping with model, train, parallel, cluster, ...")
     for each in settings:
+        if each.path.count(".") > MOST_DEPTH:
+            raise SpecError(
+                f"{each.path[:80]!a}... has {each.path.count('.') + 1} parts",
+                allowed=f"a key of the spec, at most {MOST_DEPTH} deep",
+                place=each.node.place,
+            )
         path = "cluster.gpu" if each.path == "cluster.gpu.name" else each.path  # its figures change with the name
         document = _with(document, path.split("."), each.node, folder)
     return document

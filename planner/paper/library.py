@@ -147,6 +147,8 @@ def _write_units(sources: list[Path], folder: Path) -> list[Path]:
 def _declare(native: ctypes.CDLL) -> None:
     """ctypes takes every result for an int unless told otherwise."""
     native.paper_count.restype = ctypes.c_int64
+    native.paper_attest.argtypes = [ctypes.c_char_p, ctypes.c_int64]
+    native.paper_seal.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p]
     native.paper_cudnn_version.restype = ctypes.c_int64
     native.paper_kind.argtypes = [ctypes.c_char_p]
     native.paper_record_format.restype = ctypes.c_char_p

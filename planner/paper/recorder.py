@@ -100,6 +100,13 @@ class Recorder:
         numbers them."""
         return [event_of(record, self._kinds, None, None) for record in self._records(since)]
 
+    def later_events(self, since: int) -> list[Event]:
+        """As `plain_events`; blocks are numbered by their births since `start`."""
+        records = self._records()
+        born = (record[4] for record in records if record[0] == self._kinds.alloc)
+        numbers = {block: number for number, block in enumerate(born)}
+        return [event_of(record, self._kinds, None, numbers) for record in records[since:]]
+
     def settle(self) -> None:
         """Wait until autograd's device thread has given up the graph of every backward that has ended."""
         self._native.paper_settle_backward()

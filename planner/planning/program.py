@@ -11,6 +11,7 @@ from planner.allocator.rules import Rules
 from planner.allocator.settled import SettledReplay
 from planner.calibration.approximations import approximations_of_kernels
 from planner.calibration.interval import Calibration
+from planner.errors import ProgramError
 from planner.hardware import catalog
 from planner.hardware.records import GpuRecord
 from planner.job.schema import Gpu, Software
@@ -30,7 +31,7 @@ from planner.planning.program_hosts import state_hosts_of
 from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
 from planner.report.lives import phase_spans
 from planner.report.program_statement import ProgramStatement, StepStatement, say_unseen
-from planner.report.statement import RankClassStatement, Seconds
+from planner.report.statement import RankClassStatement, Seconds, Verdict
 from planner.running import rank_process
 from planner.running.launch_line import LaunchLine
 from planner.running.order import Gpu as FoundGpu
@@ -40,6 +41,7 @@ from planner.running.walled_program import WalledProgram
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
 from planner.tracing import garbage_collection
+from planner.units import show_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +240,14 @@ def judge_run(work: ProgramInputs, share: RankShare) -> JudgedRun:
     found, capped = judge.replay(run.trace)
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {})
     statement = judge.state(ranks, found.events, (found.timeline, capped.timeline), run.trace)
+    if run.highest_bytes > judge.room_bytes and statement.verdict is not Verdict.EXCEEDS:
+        raise ProgramError(
+            f"rank {run.rank} held {show_bytes(run.highest_bytes)} at one time, outside of the {run.iterations}"
+            f" iterations that are judged, and there are {show_bytes(judge.room_bytes)}",
+            allowed="a program that fits whenever it was watched",
+            remedy="judge more of it: steps, or a program without planner's own modules in its hands",
+            place=work.line.program,
+        )
     statement = replace(statement, moments=growth_moments(found.events, found.repeats, statement, rules))
     return JudgedRun(share, statement, _out_of_memory(share, capped))
 

@@ -23,6 +23,7 @@ from planner.importers.launch_options import (
     read_options,
     refused,
 )
+from planner.job.size_limits import MOST_RANKS
 from planner.job.yaml_text import read_yaml
 from planner.running.launch_wrappers import unwrap
 from planner.running.task_launch import Starter, Tasks
@@ -94,8 +95,10 @@ def parse(
     Raises SpecError for a launcher or an option that is not known, and for a world whose size only the machine says.
     """
     found = unwrap(words, text_of, inherited or {})
-    line = _launcher(list(found.words), found.environment, text_of)
-    return replace(_within(line, found.tasks), folder=found.folder, notes=found.notes)
+    line = _within(_launcher(list(found.words), found.environment, text_of), found.tasks)
+    if line.world_size > MOST_RANKS:
+        raise refused(f"it starts {line.world_size} ranks", f"up to {MOST_RANKS:,}")
+    return replace(line, folder=found.folder, notes=found.notes)
 
 
 def _launcher(command: list[str], environment: Mapping[str, str], text_of: Callable[[str], str]) -> LaunchLine:

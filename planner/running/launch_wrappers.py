@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ _SHELLS = ("bash", "sh", "dash", "zsh")
 _RUNNERS = ("torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "orterun")
 _BARE = ("exec", "nohup", "time", "setsid", "command")
 _MOST_LAYERS = 20
+_LONGEST_VALUE = 120_000
+"""Bytes: Linux starts nothing with a word or a variable of 128 KiB (execve(2), MAX_ARG_STRLEN)."""
+_MOST_VARIABLES = 1000
 _UV_WITH_VALUE = frozenset({
     "with", "with_editable", "with_requirements", "python", "p", "extra", "group", "only_group", "no_group", "package",
     "project", "directory", "env_file", "index", "default_index", "index_url", "i", "extra_index_url", "find_links",
@@ -77,7 +81,7 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str]) 
 
     Raises SpecError for what only a shell or the job's machine decides, and for options that are not known.
     """
-    layers = _Layers(list(words), text_of, inherited=inherited)
+    layers = _Layers([UNKNOWN.sub("", each) for each in words], text_of, inherited=inherited)
     for _ in range(_MOST_LAYERS):
         if not _peel(layers):
             break
@@ -93,8 +97,10 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str]) 
                 place=PLACE,
             )
     for name, value in layers.environment.items():
-        if not re.fullmatch(r"[A-Za-z_]\w*", name) or "\0" in value:
-            raise refused(f"{name[:80]!a} is no variable", "NAME=value")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or not _can_be_started(value):
+            raise refused(f"{name[:80]!a} is no variable, or too long", f"NAME=value, of {_LONGEST_VALUE} characters")
+    if not all(map(_can_be_started, (*layers.words, layers.folder))) or len(layers.environment) > _MOST_VARIABLES:
+        raise refused("the command cannot be started", f"{_MOST_VARIABLES} variables, and words as a system has them")
     environment = {name: value for name, value in layers.environment.items() if not UNKNOWN.search(value)}
     layers.notes += [
         f"${name} comes from {said(value)}, which is not known here: the program runs without it"
@@ -278,15 +284,29 @@ def _launches(words: Sequence[str]) -> bool:
     words = [each for each in words if not re.match(r"[A-Za-z_]\w*=", each)]
     if not words:
         return False
+    wraps = PurePosixPath(words[0]).name in (*_BARE, "env", "nice", "numactl", "stdbuf", "timeout", "taskset")
+    return _launches_ranks(words) or any(
+        _starts_program(words[at : at + 3]) for at in (range(len(words)) if wraps else (0,))
+    )
+
+
+def _starts_program(words: Sequence[str]) -> bool:
+    """Of a command's first three words."""
     name = PurePosixPath(words[0]).name
-    if name in (*_BARE, "env", "nice", "numactl", "stdbuf", "timeout", "taskset"):
-        return any(_launches(words[start:]) for start in range(1, len(words)))
     if re.fullmatch(r"python[0-9.]*", name):
         beside = words[1:2] == ["-m"] and words[2:3] in (["pip"], ["venv"], ["ensurepip"])
         return words[1:2] not in (["-c"], ["-V"], ["--version"]) and not beside
     if name in ("uv", "conda", "mamba", "micromamba", "poetry", "pdm", "pixi"):
         return words[1:2] == ["run"]
-    return _launches_ranks(words) or name.endswith((".py", ".sh")) or (name in _SHELLS and len(words) > 1)
+    return name.endswith((".py", ".sh")) or (name in _SHELLS and len(words) > 1)
+
+
+def _can_be_started(text: str) -> bool:
+    """Whether a system takes it as a word or a value (execve(2))."""
+    try:
+        return "\0" not in text and len(os.fsencode(text)) <= _LONGEST_VALUE
+    except UnicodeEncodeError:
+        return False
 
 
 def _launches_ranks(words: Sequence[str]) -> bool:

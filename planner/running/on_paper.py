@@ -9,7 +9,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +20,14 @@ from planner import (
     upstream,
 )
 from planner.errors import ProgramError
+from planner.events import Event
 from planner.facts.folder import workspace_table
 from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.running import (
     accelerate_environment,
+    attested,
     checkpoint_files,
     cuda_face,
     nvidia_smi,
@@ -85,10 +87,14 @@ _COLLECTED_OFTEN = (
 _NOT_COLLECTED = "The program has switched garbage collection off: cycles stay until it collects them itself."
 
 
-class ProgramRun:
-    """One program at work; `finish` is called once, with what it did, and must not return."""
+Finish = Callable[[RankRun, Callable[[], Sequence[Event]]], NoReturn]
+"""Is called once, with what the program did, and what gives the events after those of its trace."""
 
-    def __init__(self, order: ProgramOrder, gpu: Paper, finish: Callable[[RankRun], NoReturn]) -> None:
+
+class ProgramRun:
+    """One program at work; `finish` must not return."""
+
+    def __init__(self, order: ProgramOrder, gpu: Paper, finish: Finish) -> None:
         self._order, self._gpu, self._finish = order, gpu, finish
         self._started_in = Path.cwd()
         self._began = time.perf_counter()
@@ -103,9 +109,7 @@ class ProgramRun:
         begins = self.surroundings.compiling_begins
         self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, begins, order.seconds)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
-        self.steps_at = StepsAt(
-            order.steps_at, lambda: self._rounds(), self.memory.highest_since, lambda: self._report_steps_at()
-        )
+        self.steps_at = StepsAt(order.steps_at, self._rounds, self.memory.highest_since, self._report_steps_at)
         self.outline = JobOutline()
         self.host = HostMemory()
         self.host_watcher = HostWatcher(self.host)
@@ -177,10 +181,6 @@ class ProgramRun:
     def _speaks_of_training(self) -> bool:
         return program_files.speak_of_training(program_files.own_files(self._order.line, self._started_in))
 
-    def own_files(self) -> dict[Path, ast.Module]:
-        """The program's, as far as they are searched for schedules."""
-        return program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
-
     def _rounds(self) -> int:
         self.watcher.notice_step_by_hand()
         return self.watcher.moments.rounds
@@ -190,7 +190,8 @@ class ProgramRun:
 
     def _schedules(self) -> tuple[str, ...]:
         """What later steps may have that were not seen."""
-        return size_schedules.say_schedules(self.own_files())
+        files = program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
+        return size_schedules.say_schedules(files)
 
     def _seen(self) -> Seen:
         moments = self.watcher.moments
@@ -258,7 +259,8 @@ class ProgramRun:
                 steps_at=self.steps_at.found(),
                 outline=self.outline.found(),
                 libraries=tuple(name for name in _LIBRARIES if name in sys.modules),
-            )
+            ),
+            lambda: recorder.later_events(last),
         )
 
 
@@ -271,12 +273,15 @@ def _read_conf() -> str:
     return next((os.environ[name] for name in _CONFS if os.environ.get(name)), "")
 
 
-def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> NoReturn:
-    """Run it. Whatever the program raises leaves this function as it is."""
+def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = None) -> NoReturn:
+    """Run it; with a `key`, under which its events are attested. Whatever the program raises leaves this function as
+    it is."""
     _load_dynamo()
     target, known = order.target or order.gpu.arch, workspace_table(order.gpu.name, order.torch)
     on_paper = paper.gpu(target, order.line.gpus, cuda=order.cuda, torch_version=order.torch, known=known)
     with on_paper as gpu, ExitStack() as stack:
+        if key is not None:
+            attested.begin(key)
         run = ProgramRun(order, gpu, finish)
         stack.enter_context(_surrounded(order, run))
         for note in order.line.notes:
@@ -288,7 +293,7 @@ def run_program(order: ProgramOrder, finish: Callable[[RankRun], NoReturn]) -> N
         gc.set_threshold(0)  # never by itself; whether it is enabled is the program's own affair
         if order.line.launcher is Launcher.ACCELERATE:
             os.environ.update(accelerate_environment.variables_of(order.line))
-        changed = counted_anew(run.own_files(), run.steps_at) if order.steps_at else {}
+        changed = counted_anew(program_files.own_files(order.line), run.steps_at) if order.steps_at else {}
         if changed:
             stack.enter_context(counting(run.steps_at, changed))
         try:

@@ -116,3 +116,6 @@ class RankRun:
     seconds: float = 0.0
     announced: tuple[Announced, ...] = ()
     numbers: tuple[BroadcastNumber, ...] = ()
+    highest_bytes: int = 0
+    """The most that was held at one time, as it was asked for and as the paper GPU attests it; 0 of a run that nothing
+    attests."""

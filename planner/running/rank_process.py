@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import errno
-import json
+import hashlib
 import os
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from planner.errors import PlannerError, ProgramError, shorten
-from planner.running.assumptions import About, Assumption
-from planner.running.branches import Branch
-from planner.running.order import Announced, BroadcastNumber, ProgramOrder, RankRun
+from planner.events import Event
+from planner.running import attested, rank_answer
+from planner.running.order import ProgramOrder, RankRun
 from planner.running.outside.importers import program_line
+from planner.running.own_code import OwnCode
+from planner.running.rank_answer import ABOUT, CRASH, TRACE, Crash, forged_error
 from planner.running.rank_environment import variables_of
-from planner.running.steps_at import PeaksAt
 from planner.running.walled_program import WalledProgram
 from planner.runtime import answers, overlay, running
 from planner.runtime.channel import AnswerWriter
+from planner.runtime.child import problem_text
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
-from planner.runtime.task import MEMORY, Answer, Task
+from planner.runtime.task import MEMORY, PROBLEM, Answer, Task
 from planner.runtime.user_cache import kept_folders
 from planner.tracing import trace_text
+from planner.tracing.traced import Trace
 from planner.units import GIB, show_bytes
 
 USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_bytes=2 * GIB)
-_ABOUT, _TRACE, _CRASH = "about", "trace", "crash"
 _FROZEN = "<frozen"
-_LISTED = ("assumptions", "branches", "announced", "numbers", "steps_at")
 _MOST_LINES, _MOST_CHARACTERS = 10, 1000
 """Of a program's own error: its last lines, each whole as long as a person reads it."""
+_MOST_TRACEBACK = 2 * _MOST_LINES * _MOST_CHARACTERS
 _DISCARDED_BYTES = 4 * GIB
 """Of files that the program writes; holes in them do not count."""
 _OFFLINE = {
@@ -62,23 +64,37 @@ def run_rank(
     limits: Limits = USUAL_LIMITS,
     server: ForkServer | None = None,
     walled: WalledProgram | None = None,
+    *,
+    attests: bool = False,
 ) -> RankRun:
-    """One rank's run, in a fresh interpreter or in one that the `server` forks; behind walls if it is `walled`.
+    """One rank's run, in a fresh interpreter or in one that the `server` forks; behind walls if it is `walled`, and
+    then, or if it `attests`, nothing is taken that its paper GPU does not attest (planner.running.attested).
 
     Raises CrashedError for an error of the program, ProgramError for one that exceeds its limits, ends its process or
     neither trains nor infers, TraceError for what the paper GPU cannot do, WallsError where there are no walls.
     """
     own = {**order.line.environment, **variables_of(order.line, order.rank)}
+    key = attested.new_key() if walled is not None or attests else None
     if walled is None:
         _refuse_absent(order)
         environment = {**_OFFLINE, **os.environ, **own}
-        task = Task("planner.running.rank_process:answer_rank", (order, environment, None))
+        task = Task("planner.running.rank_process:answer_rank", (order, environment, None, key))
         answer = running.run(task, limits, environment=environment, server=server)
     else:
         environment = {**_OFFLINE, **own}
-        task = Task("planner.running.rank_process:answer_rank", (order, environment, walled))
+        task = Task("planner.running.rank_process:answer_rank", (order, environment, walled, key))
         answer = running.run(task, limits, walls=walled.walls_with(environment))
-    return _result_of(answer, limits, order)
+    if key is None:
+        return _result_of(answer, limits, order)
+    if answers.is_fault(answer):
+        raise ProgramError(
+            f"the program's process ended with a fault in planner's own code: {answers.fault_line(answer)}",
+            allowed="a program that leaves planner's own modules alone",
+            remedy="if it does, report this line, and the program if you may",
+            place=order.line.program,
+        )
+    run = _result_of(answer, limits, order)
+    return replace(run, highest_bytes=_check(answer, run, key))
 
 
 def _refuse_absent(order: ProgramOrder) -> None:
@@ -100,17 +116,41 @@ def _result_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
     error = answers.error_of(answer)
     if error is not None:
         raise error
-    if _CRASH in answer.parts:
-        raise _crash_error(answer.parts[_CRASH], order)
+    if CRASH in answer.parts:
+        raise _crash_error(answer.parts[CRASH], order)
     answers.raise_failure(answer)
-    if answer.exit_code or _TRACE not in answer.parts or _ABOUT not in answer.parts:
+    if answer.exit_code == 0 and not answer.whole:
+        raise forged_error("what came is no answer")
+    if answer.exit_code or TRACE not in answer.parts or ABOUT not in answer.parts:
         raise _ended_error(answer, order)
-    return _read_run(answer.parts)
+    return rank_answer.read_run(answer.parts, order.rank)
 
 
-def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str], WalledProgram | None], answer: AnswerWriter) -> None:
-    """The child's side: what the run was, and its trace, as two parts; the traceback of a program that crashes."""
-    order, environment, walled = argument
+def _check(answer: Answer, run: RankRun, key: bytearray) -> int:
+    """The most bytes that were held at one time. Raises ProgramError for an answer that is not attested."""
+    if answer.is_repeated:
+        raise forged_error("it answered twice")
+    report = _report_of(answer.parts[TRACE], answer.parts[ABOUT])
+    found = attested.open_seal(answer.parts.get(attested.SEAL, b""), key, report)
+    try:
+        tail = trace_text.loads(answer.parts[attested.TAIL].decode()).events
+    except (KeyError, ValueError) as error:
+        raise forged_error(f"what came after its trace: {error}") from None
+    attested.check_events(run.trace, tail, found)
+    return found.highest_bytes
+
+
+def _report_of(trace: bytes, about: bytes) -> bytes:
+    return b"".join(hashlib.sha256(each).digest() for each in (trace, about))
+
+
+Argument = tuple[ProgramOrder, Mapping[str, str], WalledProgram | None, bytearray | None]
+
+
+def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
+    """The child's side: what the run was, and its trace, as two parts, and what attests them; the traceback of a
+    program that crashes."""
+    order, environment, walled, key = argument
     os.environ.update(environment)
     if walled is not None:  # what it writes there is gone with it
         walled.enter()
@@ -121,34 +161,35 @@ def answer_rank(argument: tuple[ProgramOrder, Mapping[str, str], WalledProgram |
     from planner.running.on_paper import run_program
     from planner.running.outside import stand_ins
 
-    def finish(run: RankRun) -> NoReturn:
-        answer.write(_TRACE, trace_text.dumps(run.trace).encode())
-        about = {name: value for name, value in _fields_of(run).items() if name != "trace"}
-        answer.write(_ABOUT, json.dumps(about).encode())
+    own_code = OwnCode() if key is not None else None
+
+    def finish(run: RankRun, tail: Callable[[], Sequence[Event]]) -> NoReturn:
+        if own_code is not None and (changed := own_code.changed()):
+            answer.write(PROBLEM, problem_text(forged_error(f"{changed.partition('#')[0]} is not as it was")))
+            os._exit(1)
+        trace, about = trace_text.dumps(run.trace).encode(), rank_answer.about_text(run)
+        if key is not None:
+            answer.write(attested.SEAL, attested.seal_of(_report_of(trace, about)))
+            answer.write(attested.TAIL, trace_text.dumps(Trace(tuple(tail()))).encode())
+        answer.write(TRACE, trace)
+        answer.write(ABOUT, about)
         os._exit(0)
 
     try:
-        run_program(order, finish)
+        run_program(order, finish, key)
     except (PlannerError, MemoryError, SystemExit):
         raise
     except BaseException as error:
         if _is_our_fault(error):
             raise
-        crash = {
-            "said": _first_line(error),
-            "place": program_line(error),
-            "sought": stand_ins.SOUGHT if isinstance(error, ImportError) else [],
-            "no_room": isinstance(error, OSError) and error.errno == errno.ENOSPC,
-            "text": _last_lines(_own_traceback(error)),
-        }
-        answer.write(_CRASH, json.dumps(crash).encode())
-
-
-def _fields_of(run: RankRun) -> dict[str, Any]:
-    """The fields of a run as plain values, its trace as it is."""
-    found = {name: getattr(run, name) for name in run.__dataclass_fields__}
-    listed = {name: [asdict(each) for each in found[name]] for name in _LISTED}
-    return {**found, **listed}
+        crash = Crash(
+            said=_first_line(error),
+            place=program_line(error),
+            sought=tuple(stand_ins.SOUGHT) if isinstance(error, ImportError) else (),
+            no_room=isinstance(error, OSError) and error.errno == errno.ENOSPC,
+            text=_last_lines(_own_traceback(error)),
+        )
+        answer.write(CRASH, rank_answer.crash_text(crash))
 
 
 def _first_line(error: BaseException) -> str:
@@ -176,36 +217,6 @@ def _is_ours(path: str) -> bool:
     return path.startswith((str(Path(__file__).parents[1]), _FROZEN))
 
 
-def _read_run(parts: Mapping[str, bytes]) -> RankRun:
-    try:
-        about = json.loads(parts[_ABOUT])
-        about["assumptions"] = tuple(
-            Assumption(About(each["about"]), str(each["text"]), str(each["place"]), int(each["count"]))
-            for each in about["assumptions"]
-        )
-        about["counted"] = {str(name): int(value) for name, value in about["counted"].items()}
-        about["announced"] = tuple(Announced(int(each["stage"]), str(each["content"])) for each in about["announced"])
-        about["numbers"] = tuple(_read_number(each) for each in about["numbers"])
-        about["communicators"] = tuple(map(int, about["communicators"]))
-        about["branches"] = tuple(Branch(str(each["place"]), bool(each["answer"])) for each in about["branches"])
-        about["steps_at"] = tuple(
-            PeaksAt(*(int(each[name]) for name in ("step", "allocated_bytes", "reserved_bytes")))
-            for each in about["steps_at"]
-        )
-        about["schedules"] = tuple(str(each) for each in about["schedules"])
-        about["libraries"] = tuple(str(each) for each in about["libraries"])
-        about["talkers"] = tuple(tuple(map(int, each)) for each in about["talkers"])
-        return RankRun(trace=trace_text.loads(parts[_TRACE].decode()), **about)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        # The program could write there itself: nothing is believed of what came.
-        raise ProgramError(f"the program's process brought no trace: {error}") from None
-
-
-def _read_number(each: Mapping[str, Any]) -> BroadcastNumber:
-    ranks, values = (tuple(map(int, each[name])) for name in ("ranks", "values"))
-    return BroadcastNumber(ranks, int(each["source"]), int(each["number"]), values)
-
-
 def _is_our_fault(error: BaseException) -> bool:
     """Whether it was raised in planner's own code; what Python's frozen modules raise is their caller's."""
     paths = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -214,19 +225,13 @@ def _is_our_fault(error: BaseException) -> bool:
 
 
 def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
-    try:
-        crash = json.loads(content)
-        said, text, place = (str(crash[name]) for name in ("said", "text", "place"))
-        sought = [str(each) for each in crash["sought"]]
-        no_room = bool(crash["no_room"])
-    except (ValueError, KeyError, TypeError):
-        return ProgramError("the program ended with an error that cannot be read", place=order.line.program)
+    crash = rank_answer.read_crash(content)
     return CrashedError(
-        f"the program ended with an error of its own on rank {order.rank}: {said}",
-        text,
+        f"the program ended with an error of its own on rank {order.rank}: {shorten(crash.said, _MOST_CHARACTERS)}",
+        shorten(crash.text, _MOST_TRACEBACK),
         allowed="a program that trains or infers when it is started by this command",
-        remedy=_no_room_remedy(order) if no_room else _remedy(said, sought),
-        place=place or order.line.program,
+        remedy=_no_room_remedy(order) if crash.no_room else _remedy(crash.said, crash.sought),
+        place=crash.place or order.line.program,
     )
 
 

@@ -5,7 +5,6 @@ Options are those of Ray 2.60 (dashboard/modules/job/cli.py). The entrypoint is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +56,6 @@ def submission_of(entrypoint: Sequence[str], runtime: Mapping[str, Any], folder:
 
 def _mapping(found: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
-        shown = json.dumps(found, default=str)[:40]
-        raise SpecError(f"is {shown}, and no mapping", allowed="a runtime environment of Ray", place=place)
+        said = f"is a {type(found).__name__}, and no mapping"
+        raise SpecError(said, allowed="a runtime environment of Ray", place=place)
     return found

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from planner.errors import SpecError
 
-UNKNOWN = re.compile("\ue000([^\ue001]*)\ue001")
-"""A value that is not known here, by what would have given it."""
+UNKNOWN = re.compile("\ue000([^\ue000\ue001]*)\ue001")
+"""A value that is not known here, by what would have given it; the marks are no characters of any script."""
+_MARKS = str.maketrans("", "", "\ue000\ue001")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _BRANCHES = frozenset({
@@ -25,6 +26,10 @@ _BRANCHES = frozenset({
 _DECLARATIONS = ("export", "declare", "typeset", "readonly", "local")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
 _MOST_CHARACTERS = 1 << 20
+_MOST_COMMANDS, _MOST_WORDS, _MOST_VARIABLES = 10_000, 4096, 1000
+_LONGEST_WORD = 1 << 16
+"""Characters, after expansion: half of what Linux starts a program with (execve(2), MAX_ARG_STRLEN)."""
+_PLAIN = re.compile(r"[^\\'\"$`#\s<>&;|()]+")
 
 
 @dataclass(slots=True)
@@ -53,7 +58,13 @@ def commands_of(text: str, shell: Shell) -> list[Statement]:
     """The commands of a script, in order, besides those of the shell itself. Raises SpecError for what is not read."""
     if len(text) > _MOST_CHARACTERS:
         raise _refused(f"the script has {len(text)} characters", shell, f"up to {_MOST_CHARACTERS}")
-    return [each for words in _Reader(text, shell).statements() if (each := _follow(words, shell)) is not None]
+    found: list[Statement] = []
+    for words in _Reader(text.translate(_MARKS), shell).statements():
+        if (statement := _follow(words, shell)) is not None:
+            found.append(statement)
+        if len(found) > _MOST_COMMANDS or len(shell.variables) > _MOST_VARIABLES:
+            raise _refused("the script has too many commands or variables", shell, f"up to {_MOST_COMMANDS} commands")
+    return found
 
 
 def _follow(words: list[str], shell: Shell) -> Statement | None:
@@ -72,7 +83,7 @@ def _follow(words: list[str], shell: Shell) -> Statement | None:
         case "set", ["--", *given]:
             shell.positional[:] = given
         case "shift", _:
-            del shell.positional[: int(words[1]) if len(words) > 1 and words[1].isdigit() else 1]
+            del shell.positional[: int(words[1]) if re.fullmatch("[0-9]{1,6}", "".join(words[1:2])) else 1]
         case "unset", names:
             for name in names:
                 shell.variables.pop(name, None)
@@ -97,7 +108,9 @@ class _Reader:
     def __init__(self, text: str, shell: Shell) -> None:
         self._text, self._at, self._shell = text.replace("\r\n", "\n"), 0, shell
         self._words: list[str] = []
-        self._word: str | None = None
+        self._word: list[str] | None = None
+        """The parts of one, until it ends."""
+        self._length = 0
         self._drops_next = False
 
     def statements(self) -> Iterator[list[str]]:
@@ -139,12 +152,12 @@ class _Reader:
             elif character in "()":
                 raise _refused("the script has a subshell, a function or a list", self._shell, "plain commands")
             else:
-                self._add(character)
+                self._add(character + self._plain())
         self._end_word()
         return "\n"
 
     def _redirection(self, character: str) -> None:
-        if self._word is not None and self._word.isdigit():
+        if self._word is not None and "".join(self._word).isdigit():
             self._word = None
         self._end_word()
         written = character
@@ -165,7 +178,7 @@ class _Reader:
             elif character == "`":
                 self._add(_unknown(f"`{self._until('`')[:40]}`"))
             else:
-                self._add(character)
+                self._add(character + self._plain())
 
     def _expand(self, *, is_quoted: bool) -> None:
         if self._text.startswith("@", self._at) or (self._text.startswith("*", self._at) and not is_quoted):
@@ -174,7 +187,7 @@ class _Reader:
                 if number:
                     self._end_word()
                 self._add(each)
-            if is_quoted and not self._shell.positional and self._word == "":
+            if is_quoted and not self._shell.positional and self._word == [""]:
                 self._word = None
             return
         value = self._value()
@@ -270,15 +283,26 @@ class _Reader:
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
 
+    def _plain(self) -> str:
+        """What follows and means nothing but itself."""
+        match = _PLAIN.match(self._text, self._at)
+        self._at = self._at if match is None else match.end()
+        return "" if match is None else match[0]
+
     def _add(self, text: str) -> None:
-        self._word = (self._word or "") + text
+        self._length += len(text)
+        if self._length > _LONGEST_WORD or len(self._words) > _MOST_WORDS:
+            raise _refused("the script has a word or a command that is too long", self._shell, "what can be started")
+        if self._word is None:
+            self._word = []
+        self._word.append(text)
 
     def _end_word(self) -> None:
         if self._word is not None:
             if not self._drops_next:
-                self._words.append(self._word)
+                self._words.append("".join(self._word))
             self._drops_next = False
-        self._word = None
+        self._word, self._length = None, 0
 
 
 def said(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,10 +47,10 @@ class SizeByStep:
 
 @dataclass(slots=True)
 class _Scope:
-    """A file, or a function in it: the names that it binds, and those that depend on the step."""
+    """A file, or a function in it: the names that it binds, how often, and those that depend on the step."""
 
     outer: _Scope | None = None
-    bound: set[str] = field(default_factory=set)
+    bound: Counter[str] = field(default_factory=Counter)
     depending: set[str] = field(default_factory=set)
 
     def depends(self, name: str) -> bool:
@@ -118,13 +118,14 @@ class _Flow:
 
     def _scope(self, node: ast.AST, outer: _Scope | None) -> _Scope:
         if id(node) not in self._scopes:
-            made = self._scopes[id(node)] = _Scope(outer)
-            if isinstance(node, _Function):
-                made.bound |= {each.arg for each in _arguments(node)}
-                made.bound |= {
-                    each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-                }
-                made.bound -= {name for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names}
+            arguments = _arguments(node) if isinstance(node, _Function) else []
+            names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+            stored = (each.id for each in names if isinstance(each.ctx, ast.Store))
+            bound = Counter([*(each.arg for each in arguments), *stored])
+            for each in ast.walk(node):
+                for name in each.names if isinstance(each, ast.Global) else ():
+                    del bound[name]
+            self._scopes[id(node)] = _Scope(outer, bound)
         return self._scopes[id(node)]
 
     def _walk(self, body: list[ast.stmt], scope: _Scope, *, conditional: bool, function: str) -> None:
@@ -135,10 +136,11 @@ class _Flow:
     def _statement(self, node: ast.stmt, scope: _Scope, *, conditional: bool, function: str) -> None:
         if isinstance(node, _Function):
             inner = self._scope(node, scope)
-            for place, each in enumerate(_arguments(node)):
-                first = bool(node.args.args) and node.args.args[0].arg in ("self", "cls")
-                if {place - first, each.arg} & self._parameters[node.name]:
-                    inner.depending.add(each.arg)
+            names = [each.arg for each in _arguments(node)]
+            first = names[:1] in (["self"], ["cls"])
+            for place, name in enumerate(names):
+                if {place - first, name} & self._parameters[node.name]:
+                    inner.depending.add(name)
             self._walk(node.body, inner, conditional=False, function=node.name)
             return
         if isinstance(node, ast.ClassDef):
@@ -166,8 +168,8 @@ class _Flow:
                 self._results.add(function)
         for name in ("body", "orelse", "finalbody"):
             self._walk(getattr(node, name, []), scope, conditional=under, function=function)
-        for handler in getattr(node, "handlers", []):
-            self._walk(handler.body, scope, conditional=under, function=function)
+        for each in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
+            self._walk(each.body, scope, conditional=under, function=function)
 
     def _counters(self, loop: TrainingLoop, scope: _Scope) -> None:
         if loop.target():
@@ -179,8 +181,11 @@ class _Flow:
     def _assign(
         self, targets: list[ast.expr], value: ast.expr, scope: _Scope, node: ast.stmt, conditional: bool
     ) -> None:
-        if conditional or self._depends(value, scope):
+        depends = self._depends(value, scope)
+        if depends or conditional:
             for target in targets:
+                if not depends and scope.bound[last_name(target)] == 1:
+                    continue  # it has one value, wherever it has one
                 if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and not conditional:
                     for one, its in zip(target.elts, value.elts, strict=False):
                         self._assign([one], its, scope, node, conditional)

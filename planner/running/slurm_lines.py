@@ -95,11 +95,12 @@ def _shrunk(options: dict[str, str | None], own: Mapping[str, str | None]) -> di
     """A step of fewer processes than the allocation has: srun fills nodes with as many as were asked for on each."""
     per_node = options.get("ntasks_per_node")
     nodes = options.get("nodes")
-    if per_node and own["ntasks"] and nodes and per_node.isdigit() and own["ntasks"].isdigit():
-        needed = -(-int(own["ntasks"]) // max(int(per_node), 1))
-        if needed < int(nodes):
+    if per_node and own["ntasks"] and nodes:
+        there = _nodes(nodes) or 1
+        needed = -(-count_of("--ntasks", own["ntasks"]) // count_of("--ntasks-per-node", per_node))
+        if needed < there:
             return {**options, "nodes": str(needed), "ntasks_per_node": None}
-        if needed == int(nodes):
+        if needed == there:
             return {name: value for name, value in options.items() if name != "ntasks_per_node"}
     return {name: value for name, value in options.items() if name != "ntasks_per_node"}
 

@@ -148,8 +148,7 @@ def counted_anew(files: Mapping[Path, ast.Module], steps: StepsAt) -> dict[Path,
         changes.take(loop)
     for path, tree in files.items():
         for node in ast.walk(tree):
-            is_kept = isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute) and adds_one(node)
-            if is_kept and _COUNTER.search(last_name(node.target)):
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute) and adds_one(node):
                 changes.follow(path, node)
     steps.drivers = changes.drivers
     if not steps.drivers:
@@ -190,7 +189,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.origin not in self._changed:
+        if spec is None or spec.origin is None or spec.origin not in self._changed:
             return None
         spec.loader = _Loader(name, spec.origin, self._changed[spec.origin])
         return spec
@@ -233,7 +232,7 @@ class _Changes(ast.NodeTransformer):
 
     def follow(self, path: Path, node: ast.AugAssign) -> None:
         """A counter somewhere else: it drives if no loop does."""
-        if id(node) not in self._increments:
+        if _COUNTER.search(last_name(node.target)) and id(node) not in self._increments:
             drives = not self._calls and not self._firsts
             self._increments[id(node)] = (self._place(path, node), drives)
             self.drivers += drives

@@ -136,8 +136,9 @@ def _reaching(names: Collection[str], functions: Mapping[str, list[ast.Call]]) -
 
 def _functions_around(tree: ast.Module, loops: Collection[int]) -> Iterator[str]:
     for node in ast.walk(tree):
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_function and any(id(each) in loops for each in ast.walk(node)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if any(id(each) in loops for each in ast.walk(node)):
             yield node.name
 
 

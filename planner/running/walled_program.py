@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from planner.errors import ProgramError
 from planner.runtime.walls import Walls
 
 _UNPACKED = Path("/tmp/program")
@@ -33,6 +34,11 @@ class WalledProgram:
             return
         _UNPACKED.mkdir()
         # Whoever took it in has looked through its names (planner.service.tarballs).
-        with tarfile.open(fileobj=io.BytesIO(self.tarball)) as packed:
-            packed.extractall(_UNPACKED, filter="data")
+        try:
+            with tarfile.open(fileobj=io.BytesIO(self.tarball)) as packed:
+                packed.extractall(_UNPACKED, filter="data")
+        except (tarfile.TarError, OSError, ValueError) as error:
+            raise ProgramError(
+                f"the tarball cannot be unpacked: {error}", allowed="files and folders", place="the tarball"
+            ) from None
         os.chdir(_UNPACKED)

@@ -65,6 +65,11 @@ def raise_failure(answer: Answer) -> None:
         raise RuntimeError(answer.parts[FAULT].decode(errors="replace"))
 
 
+def is_fault(answer: Answer) -> bool:
+    """Whether the child's function raised something else than a PlannerError."""
+    return FAULT in answer.parts and error_of(answer) is None
+
+
 def fault_line(answer: Answer) -> str | None:
     """The last line of the traceback of a fault in the child's function; None if it reports none."""
     if FAULT not in answer.parts:

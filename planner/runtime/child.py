@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import json
 import os
-import pickle
 import resource
 import signal
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.runtime.channel import AnswerWriter
-from planner.runtime.task import FAULT, MEMORY, PROBLEM, Task
+from planner.runtime.task import FAULT, MEMORY, PROBLEM, Task, take_request
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """linux/prctl.h"""
@@ -26,8 +25,7 @@ def main() -> None:
     """Of a process that was started anew: the pickled task is on its standard input, its parent's id beside it."""
     die_with_parent(int(sys.argv[2]))
     answer = divert_output()
-    task: Task = pickle.load(sys.stdin.buffer)
-    run(task, answer)
+    run(take_request(), answer)
 
 
 def die_with_parent(parent: int) -> None:
@@ -57,7 +55,7 @@ def run(task: Task, answer: int) -> None:
         task.resolve()(task.argument, writer)
         code = 0
     except PlannerError as error:
-        writer.write(PROBLEM, json.dumps(problem_of(error), default=str).encode())
+        writer.write(PROBLEM, problem_text(error))
     except MemoryError:
         writer.write(MEMORY, b"")
     except SystemExit as leaving:
@@ -72,11 +70,11 @@ def run(task: Task, answer: int) -> None:
         os._exit(code)
 
 
-def problem_of(error: PlannerError) -> dict[str, Any]:
-    """The error as plain values: its class and the classes from which that is derived, each `module:name`, and its
+def problem_text(error: PlannerError) -> bytes:
+    """The error as the part PROBLEM: its class and the classes from which that is derived, each `module:name`, and its
     fields; see :func:`planner.runtime.answers.error_of`."""
     kinds = [f"{each.__module__}:{each.__qualname__}" for each in type(error).__mro__ if issubclass(each, PlannerError)]
-    return {"kinds": kinds, "fields": dict(vars(error))}
+    return json.dumps({"kinds": kinds, "fields": dict(vars(error))}, default=str).encode()
 
 
 def _prctl(option: int, value: int) -> Any:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import pickle
 import selectors
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
 from planner.runtime import child, process_tree
-from planner.runtime.task import Task
+from planner.runtime.task import Task, request_of, take_request
 
 _ROOT = Path(__file__).parents[2]
 _SERVER = "import sys; sys.path.append(sys.argv[1]); from planner.runtime import fork_server; fork_server.serve()"
@@ -121,11 +119,8 @@ class ForkServer:
         errors, errors_end = os.pipe()
         control, control_end = socket.socketpair()
         try:
-            with tempfile.TemporaryFile() as request:
-                pickle.dump(task, request)
-                request.flush()
-                request.seek(0)
-                handed = [request.fileno(), answer_end, errors_end, control_end.fileno()]
+            with request_of(task) as request:
+                handed = [request, answer_end, errors_end, control_end.fileno()]
                 socket.send_fds(self._socket, [_FORK], handed)
             pid = _NUMBER.unpack(control.recv(_NUMBER.size, socket.MSG_WAITALL))[0]
         except (OSError, struct.error):
@@ -223,9 +218,7 @@ class _Server:
             os.dup2(errors, 2)
             os.closerange(3, 4096)
             child.die_with_parent(server)
-            with os.fdopen(os.dup(0), "rb") as file:
-                task: Task = pickle.load(file)
-            child.run(task, child.divert_output())
+            child.run(take_request(), child.divert_output())
         finally:
             os._exit(1)
 

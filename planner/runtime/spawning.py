@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from planner.runtime.task import Task
+from planner.runtime.task import Task, request_of
 
 _ROOT = Path(__file__).parents[2]
 _CHILD = "import sys; sys.path.append(sys.argv[1]); from planner.runtime import child; child.main()"
@@ -51,9 +49,7 @@ def spawn(
     """
     parent = 0 if front else os.getpid()
     command = [*front, sys.executable, "-P", "-c", _CHILD, str(_ROOT), str(parent)]
-    with tempfile.TemporaryFile() as request:
-        pickle.dump(task, request)
-        request.seek(0)
+    with request_of(task) as request:
         child = subprocess.Popen(
             command,
             stdin=request,

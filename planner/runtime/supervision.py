@@ -164,9 +164,14 @@ def _readable(descriptor: int) -> bool:
 
 def _answer(output: _Output, code: int, exceeded: Exception | None) -> Answer:
     parts: dict[str, bytes] = {}
-    whole = True
+    whole, is_repeated = True, False
     try:
-        parts.update(parts_of(bytes(output.answer)))
+        for name, content in parts_of(bytes(output.answer)):
+            is_repeated |= name in parts
+            parts[name] = content
     except BrokenAnswerError:
         whole = False
-    return Answer(parts=parts, whole=whole, exit_code=code, last_line=output.last_line(), exceeded=exceeded)
+    return Answer(
+        parts=parts, whole=whole, is_repeated=is_repeated, exit_code=code, last_line=output.last_line(),
+        exceeded=exceeded,
+    )  # fmt: skip

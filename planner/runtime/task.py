@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
-from collections.abc import Callable, Mapping
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +35,32 @@ class Task:
         return found
 
 
+@contextmanager
+def request_of(task: Task) -> Iterator[int]:
+    """A file in memory with the task, to be a child's standard input; no file of the host, which code of users could
+    write into."""
+    descriptor = os.memfd_create("task", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            pickle.dump(task, file)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def take_request() -> Task:
+    """The child's side: the task on standard input, of which nothing is left there, to be read or written."""
+    with os.fdopen(os.dup(0), "rb") as file:
+        task: Task = pickle.load(file)
+    os.ftruncate(0, 0)
+    fcntl.fcntl(0, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return task
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What a child left. Nothing in it is believed: code of users may have written it."""
@@ -39,6 +69,8 @@ class Answer:
     """By name; of parts with one name, the last."""
     whole: bool = True
     """False: the bytes were cut off, or no answer at all."""
+    is_repeated: bool = False
+    """Whether several parts have one name."""
     exit_code: int = 0
     """As `subprocess` has it: negative for a signal."""
     last_line: str = ""

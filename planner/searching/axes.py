@@ -68,7 +68,8 @@ def known_name(written: str) -> str:
     by_path = {path: known for known, path in _PATHS.items()}
     if name in by_path:
         return by_path[name]
-    if (key := spec_keys.by_path().get(name)) is not None and key.check is not None:
+    key = spec_keys.by_path().get(name)
+    if key is not None and key.check is not None and not spec_keys.takes_a_mapping(key):
         return name
     places = [by_path.get(path, path) for path in spec_keys.places_of(name)]
     remedy = f"write {places[0]}" if places else did_you_mean(name, (*NAMES, *_ALIASES))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from planner.errors import PlannerError, SpecError
+from planner.errors import PlannerError, ProgramError, SpecError
 from planner.job.schema import Job
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
@@ -16,15 +17,19 @@ from planner.planning.eager_comparison import add_eager
 from planner.planning.pipeline import PlanningResult
 from planner.planning.program import inputs_of, judge_program
 from planner.planning.trace_source import TraceSource
+from planner.report.program_statement import ProgramStatement, to_json
 from planner.report.statement import Verdict
 from planner.runtime.channel import AnswerWriter
 from planner.searching.answer import add_advice
 from planner.service.ids import Order, RunOrder
 from planner.tracing import trace_text
 from planner.tracing.isolation import Isolation
+from planner.units import MIB, show_bytes
 
 PLAN, TRACES, FURTHER, UNREADABLE = "plan", "traces", "further", "unreadable"
 """Parts of the answer: a plan, traces as text by rank, ranks to be traced besides, that stored traces are damaged."""
+MOST_STATEMENT_BYTES = MIB
+"""Of a run, which the history keeps and everybody may read: one of 16 ranks and 30 iterations has 300 KiB."""
 RUN = "run"
 """The statement on a program."""
 
@@ -75,8 +80,31 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
         limits=order.limits, calibration=order.calibration, walled=order.walled,
         host_memory_bytes=asked.host_memory_bytes,
     )  # fmt: skip
-    named = replace(judge_program(work), plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
+    try:
+        found = judge_program(work)
+    except (PlannerError, MemoryError):
+        raise
+    except Exception as error:  # its allocations are attested, but what it says of them may contradict itself
+        raise ProgramError(
+            f"what the program told of its memory makes no plan: {type(error).__name__}: {error}",
+            allowed="a program that leaves planner's own modules alone",
+            remedy="if it does, report this, and the program if you may",
+            place=asked.line.program,
+        ) from error
+    named = replace(found, plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
+    refuse_large(named)
     answer.write(RUN, pickle.dumps(named))
+
+
+def refuse_large(statement: ProgramStatement) -> None:
+    """Raises ProgramError for a statement that is more than is kept of a run."""
+    if (size := len(json.dumps(to_json(statement)))) > MOST_STATEMENT_BYTES:
+        raise ProgramError(
+            f"what is to be said of the program takes {show_bytes(size)}, which is more than is kept",
+            allowed=f"at most {show_bytes(MOST_STATEMENT_BYTES)} for a run",
+            remedy="fewer steps or ranks in one request",
+            place="program",
+        )
 
 
 def _answer_plan(order: Order, made: PlanningResult, isolation: Isolation, answer: AnswerWriter) -> None:

@@ -14,12 +14,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from planner.errors import PlannerError, shorten
+from planner.errors import FactoryNotAllowedError, PlannerError, shorten
 from planner.history.history_errors import HistoryUnavailableError
 from planner.service.service_errors import (
     BusyError,
     DeadlineError,
-    FactoryNotAllowedError,
     ProgramNotAllowedError,
     TraceLimitError,
     WorkerLostError,

@@ -41,6 +41,7 @@ _MOST_WORDS = 4096
 _LONGEST_COMMAND = 64 * 1024
 """Characters; Linux starts nothing with much more (execve(2), MAX_ARG_STRLEN)."""
 _LONGEST_LABEL = 253
+_REMEDY = "a shorter script or config, or a tarball of fewer files"
 EXAMPLE: dict[str, Any] = {
     "path": "/shared/nlp/llama-sft",
     "command": "torchrun --nproc-per-node 8 train.py --config sft.toml",
@@ -61,7 +62,7 @@ class RunBody(BaseModel):
     """The folder in which the command is started; only in a JSON body."""
     gpu: str = "H100-SXM-80GB"
     ranks: str = "auto"
-    """auto (the first and the last), all, or numbers between commas."""
+    """auto (the first two, one of the middle and the last), all, or numbers between commas."""
     steps: Annotated[int, Field(ge=0, le=MOST_STEPS)] = 0
     """Iterations; 0: until its memory is steady."""
     strict: bool = False
@@ -101,7 +102,7 @@ async def run_of(request: Request, settings: Settings) -> RunRequest:
         raise RequestError(422, "the query names something twice", allowed="each once", place="query")
     content = await content_of(request)
     about = json.dumps({"kind": kind, "query": dict(query), "folders": split_list(settings.program_folders)})
-    found: RunRequest = await read_beside("planner.service.run_requests:read_run", content, about)
+    found: RunRequest = await read_beside("planner.service.run_requests:read_run", content, about, _REMEDY)
     return found if kind == JSON else dataclasses.replace(found, tarball=content)
 
 

@@ -33,10 +33,6 @@ class WorkerLostError(ServiceError):
     """The process that traced the job died, twice, or none can be started: the same job may succeed later."""
 
 
-class FactoryNotAllowedError(ServiceError):
-    """The job brings code (`model.factory`), and whoever runs this service has not allowed that."""
-
-
 class ProgramNotAllowedError(ServiceError):
     """Whoever runs this service has not allowed programs, or not from that folder."""
 

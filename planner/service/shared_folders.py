@@ -12,6 +12,8 @@ from planner.service.problems import RequestError
 from planner.service.tarballs import MOST_TEXT_BYTES
 from planner.units import show_bytes
 
+_REMEDY = "chmod -R o+rX the folder of the program"
+
 
 class SharedFolder:
     """A folder within one of those that the operator named. Raises RequestError (403) for any other."""
@@ -29,8 +31,14 @@ class SharedFolder:
                 remedy="send a tarball, or ask the operator to name the folder in PLANNER_PROGRAM_FOLDERS",
                 place="path",
             )
-        if not found.is_dir():
-            raise SpecError(f"there is no folder {written!r:.200}", allowed="the folder of a program", place="path")
+        root = next(root for root in roots if found.is_relative_to(root))
+        if not found.is_dir() or not _is_open(root, found):
+            raise SpecError(
+                f"there is no folder {written!r:.200} that everybody may read",
+                allowed="the folder of a program",
+                remedy=_REMEDY,
+                place="path",
+            )
         self.path = str(found)
 
     def text_of(self, written: str) -> str:
@@ -42,8 +50,17 @@ class SharedFolder:
         with os.fdopen(descriptor, "rb") as file:
             # Of what is open: a link that is changed meanwhile leads nowhere else.
             real = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-            if not real.is_relative_to(self.path) or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            mode = os.fstat(descriptor).st_mode
+            if not real.is_relative_to(self.path) or not stat.S_ISREG(mode):
                 raise SpecError("is not in the folder of the program", allowed="a file there", place=written)
+            # The service may be able to read what its caller is not.
+            if not mode & stat.S_IROTH or not _is_open(Path(self.path), real.parent):
+                raise SpecError(
+                    "is a file that not everybody may read",
+                    allowed="what the program itself can read, which runs as nobody",
+                    remedy=_REMEDY,
+                    place=written,
+                )
             content = file.read(MOST_TEXT_BYTES + 1)
         if len(content) > MOST_TEXT_BYTES:
             raise SpecError("is too large to be read", allowed=f"up to {show_bytes(MOST_TEXT_BYTES)}", place=written)
@@ -51,3 +68,14 @@ class SharedFolder:
             return content.decode()
         except UnicodeDecodeError:
             raise SpecError("is no UTF-8 text", place=written) from None
+
+
+def _is_open(root: Path, folder: Path) -> bool:
+    """Whether everybody may enter each folder below the root on the way to this one, and list this one."""
+    way = [folder, *(each for each in folder.parents if each != root and each.is_relative_to(root))]
+    try:
+        return all(os.stat(each).st_mode & stat.S_IXOTH for each in way if each != root) and (
+            folder == root or bool(os.stat(folder).st_mode & stat.S_IROTH)
+        )
+    except OSError:
+        return False

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from pathlib import Path
 
+from planner.job.code_rules import CodeRules
 from planner.job.schema import Job
 from planner.running.rank_process import USUAL_LIMITS
 from planner.running.walled_program import WalledProgram
 from planner.runtime.limits import Limits
 from planner.runtime.walls import Walls
 from planner.service.run_requests import RunRequest
-from planner.service.service_errors import FactoryNotAllowedError, ProgramNotAllowedError
+from planner.service.service_errors import ProgramNotAllowedError
 from planner.settings import Settings, split_list
 from planner.tracing.isolation import Isolation
 
 
 def refuse_code(job: Job, settings: Settings) -> None:
     """Raises FactoryNotAllowedError for a factory that the settings do not name, or in a folder that they do not."""
-    if not job.model.factory:
-        return
-    patterns = settings.factory_patterns
-    if not patterns:
-        raise FactoryNotAllowedError(
-            "this service runs no code of its users",
-            allowed="model.hf_config or model.decoder",
-            remedy="plan it with the command line, or ask the operator to name it in PLANNER_FACTORIES",
-            place="model.factory",
-        )
-    if not any(_matches(job.model.factory, pattern) for pattern in patterns):
-        raise FactoryNotAllowedError(
-            f"{job.model.factory:.200} is not among the factories that this service runs",
-            allowed=", ".join(patterns),
-            remedy="plan it with the command line, or ask the operator to name it in PLANNER_FACTORIES",
-            place="model.factory",
-        )
-    folder, allowed = job.model.factory_path, settings.factory_folder
-    if folder and not (allowed and Path(folder).resolve().is_relative_to(Path(allowed).resolve())):
-        raise FactoryNotAllowedError(
-            f"{folder!r:.200} is no folder in which this service looks for code",
-            allowed=allowed or "no folder; modules that are installed",
-            remedy="leave it out, or ask the operator to set PLANNER_FACTORY_FOLDER",
-            place="model.factory_path",
-        )
+    if job.model.factory:
+        _code_rules(settings).refuse_name(job.model.factory, job.model.factory_path)
 
 
 def refuse_programs(settings: Settings) -> None:
@@ -78,11 +55,9 @@ def code_isolation(settings: Settings) -> Isolation:
     return Isolation(
         limits=Limits(seconds=settings.trace_seconds, memory_bytes=settings.trace_memory_bytes),
         walls=Walls(readable=readable, as_root=settings.factories_as_root),
-        factories=settings.factory_patterns,
+        code=_code_rules(settings),
     )
 
 
-def _matches(factory: str, pattern: str) -> bool:
-    """A pattern without a colon is one of modules."""
-    name = factory if ":" in pattern else factory.partition(":")[0]
-    return fnmatchcase(name, pattern)
+def _code_rules(settings: Settings) -> CodeRules:
+    return CodeRules(settings.factory_patterns, settings.factory_folder)

@@ -17,6 +17,7 @@ from planner.host_events import (
     LoaderEnded,
     LoaderStarted,
 )
+from planner.job.json_text import is_plain_text
 
 _MOST_NUMBER = 2**62
 _MOST_TEXT = 10_000
@@ -62,7 +63,7 @@ def read_rows(rows: Iterable[Sequence[Any]]) -> Iterator[HostEvent]:
 
 
 def _alloc(block: Any, size: Any, category: Any, pinned: Any, backing: Any, name: Any, count: Any) -> HostEvent:
-    if type(pinned) is not bool or type(name) is not str or len(name) > _MOST_TEXT:
+    if type(pinned) is not bool or type(name) is not str or len(name) > _MOST_TEXT or not is_plain_text(name):
         raise ValueError("no block of the host")
     held = HostBlock(
         bytes=_number(size), category=HostCategory(category), pinned=pinned, backing=Backing(backing), name=name,

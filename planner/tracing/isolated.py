@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.errors import SpecError
+from planner.job.code_rules import CodeRules
 from planner.job.schema import Job
 from planner.runtime import answers, running
 from planner.runtime.channel import AnswerWriter
@@ -32,10 +33,13 @@ def trace_isolated(
 ) -> Trace:
     """As `trace.trace`, in a child process: one that the `server` forks, or a fresh one.
 
-    Raises SpecError for a program that takes more than its limits or ends its process, and what `trace` raises.
+    Raises FactoryNotAllowedError for code that may not be called, SpecError for a program that takes more than its
+    limits or ends its process, and what `trace` raises.
     """
     limits = isolation.limits
-    task = Task("planner.tracing.isolated:answer_trace", (job, rank, target, isolation.factories))
+    if job.model.factory:
+        isolation.code.refuse_name(job.model.factory, job.model.factory_path)
+    task = Task("planner.tracing.isolated:answer_trace", (job, rank, target, isolation.code))
     answer = running.run(task, limits, walls=isolation.walls, server=server)
     if isinstance(answer.exceeded, LimitExceededError):
         raise _limit_error(answer.exceeded, job)
@@ -54,14 +58,13 @@ def trace_isolated(
         raise _error(f"{_subject(job)} ended its process with {how}") from None
 
 
-def answer_trace(argument: tuple[Job, int, str, tuple[str, ...]], answer: AnswerWriter) -> None:
+def answer_trace(argument: tuple[Job, int, str, CodeRules], answer: AnswerWriter) -> None:
     """The child's side: the trace as its one part. Raises what `trace` raises."""
     from planner.tracing.trace import trace
-    from planner.training.models.factory import refuse_foreign
+    from planner.training.models import factory
 
-    job, rank, target, factories = argument
-    if job.model.factory:
-        refuse_foreign(job.model.factory, job.model.factory_path, factories)
+    job, rank, target, rules = argument
+    factory.allow(rules)
     answer.write(_TRACE, trace_text.dumps(trace(job, rank, target)).encode())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from planner.job.code_rules import ANY_CODE, CodeRules
 from planner.runtime.limits import Limits
 from planner.runtime.walls import Walls
 
@@ -14,8 +15,8 @@ class Isolation:
 
     limits: Limits = field(default_factory=Limits)
     walls: Walls | None = None
-    factories: tuple[str, ...] = ()
-    """Patterns of which one must match the module in which the callable was defined; empty: any."""
+    code: CodeRules = ANY_CODE
+    """Which factories may be called there."""
 
 
 USUAL_ISOLATION = Isolation()

@@ -27,6 +27,7 @@ from planner.events import (
     Synchronize,
     Use,
 )
+from planner.job.json_text import is_plain_text
 from planner.rollout.engine_figures import EngineFigures
 from planner.tracing.host_text import read_rows, rows_of
 from planner.tracing.traced import Trace
@@ -106,7 +107,7 @@ def _read(text: str) -> Trace:
         repeats=_repeats(about.get("repeats", ()), len(events)),
         host=host,
         host_assumed=tuple(_text(each) for each in about.get("host_assumed", ())),
-        seconds=float(about["seconds"]),
+        seconds=_seconds(about["seconds"]),
         engine=_engine(about["engine"]) if "engine" in about else None,
     )
 
@@ -205,9 +206,15 @@ def _repeat(first: Any, after: Any, times: Any, iterations: Any = 0, heirs: Sequ
 
 
 def _buckets(value: Any) -> dict[str, Any]:
-    if not all(isinstance(each, str | int | float | bool) for each in value.values()):
+    if not all(isinstance(each, str | int | float | bool) and each == each for each in value.values()):
         raise ValueError("no account of buckets")
-    return dict(value)
+    return {_text(name): _text(each) if isinstance(each, str) else each for name, each in value.items()}
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= _MOST_NUMBER:
+        raise ValueError("no time")
+    return float(value)
 
 
 def _engine(about: dict[str, Any]) -> EngineFigures:
@@ -226,6 +233,6 @@ def _number(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    if type(value) is not str or len(value) > _MOST_TEXT:
+    if type(value) is not str or len(value) > _MOST_TEXT or not is_plain_text(value):
         raise ValueError("no name")
     return value

@@ -31,15 +31,15 @@ def answer_request(request: Mapping[str, Any], answer: AnswerWriter) -> None:
 
 
 def _measure_rank(request: Mapping[str, Any]) -> dict[str, Any]:
+    from planner.job.code_rules import CodeRules
     from planner.job.loading import load_bundle
 
     job = load_bundle(request["job"])
     import torch
 
-    from planner.training.models.factory import refuse_foreign
+    from planner.training.models import factory
 
-    if job.model.factory:
-        refuse_foreign(job.model.factory, job.model.factory_path, request.get("factories", ()))
+    factory.allow(CodeRules(**request["code"]))
 
     from planner.measuring import measurement
     from planner.measuring.measure import measure

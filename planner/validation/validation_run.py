@@ -149,9 +149,8 @@ def _measure_ranks(
         "job": bundle(request.job),
         "device": "cpu" if on_cpu(request, conditions) else "cuda",
         "world_size": request.world_size,
+        "code": dataclasses.asdict(conditions.isolation.code),
     }
-    if request.job.model.factory:
-        told["factories"] = conditions.isolation.factories
     walls = None if conditions.bare else isolation_of(request.job, conditions.isolation).walls
     real = setting.mode is Mode.REAL_PEERS and request.world_size > 1
     meeting = measuring_workers.meeting_of(workers)

@@ -70,9 +70,20 @@ def test_an_operators_file_may_only_warn_of_uncalibrated_plans(service: Any, job
     assert "planner: warning: large does not fit" in ended.stderr
 
 
-@pytest.mark.parametrize(("unreachable", "code", "out"), [("admit", 0, "ran \n"), ("refuse", 3, ""), ("hold", 3, "")])
-def test_a_service_that_is_down(job_file: JobFile, unreachable: str, code: int, out: str) -> None:
-    ended = check(job_file(), "--server", "http://127.0.0.1:1", *launch(), PLANNER_ADMISSION_UNREACHABLE=unreachable)
+@pytest.mark.parametrize(
+    ("options", "policy", "code", "out"),
+    [
+        ((), {}, 3, ""),
+        (("--run-unchecked",), {}, 0, "ran \n"),
+        (("--run-unchecked",), {"PLANNER_ADMISSION_UNREACHABLE": "hold"}, 3, ""),
+        ((), {"PLANNER_ADMISSION_UNREACHABLE": "admit"}, 0, "ran \n"),
+    ],
+    ids=["nobody says more", "to be run all the same", "the operator refuses", "the operator admits"],
+)
+def test_a_service_that_is_down(
+    job_file: JobFile, options: tuple[str, ...], policy: dict[str, str], code: int, out: str
+) -> None:
+    ended = check(job_file(), "--server", "http://127.0.0.1:1", *options, *launch(), **policy)
 
     assert (ended.returncode, ended.stdout) == (code, out)
     assert "the planner service at http://127.0.0.1:1 cannot be reached" in ended.stderr

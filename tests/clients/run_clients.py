@@ -32,6 +32,8 @@ from planner.runtime.fork_server import ForkServer
 
 _HERE = Path(__file__).parent
 _SECONDS = 600.0
+_PATIENCE = 60.0
+"""Until they have evaluated and saved, which most do after some tens of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def run(client: Client, server: ForkServer) -> Row:
     ).split()  # fmt: skip
     line = parse(words)
     gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes)
-    order = ProgramOrder(line=line, rank=0, gpu=gpu, cuda="13.0")
+    order = ProgramOrder(line=line, rank=0, gpu=gpu, cuda="13.0", patience_seconds=_PATIENCE)
     before = _seconds_of_children()
     try:
         found = run_rank(order, replace(USUAL_LIMITS, seconds=_SECONDS), None if line.environment else server)

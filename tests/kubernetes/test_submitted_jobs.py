@@ -83,6 +83,44 @@ def test_gpus_are_a_quantity_or_a_number_in_limits_or_requests() -> None:
         assert read_submission(job).pods == (Pods(count=1, gpus=4, product=""),)
 
 
+def container_of(name: str, count: Any = 1) -> dict[str, Any]:
+    return {"containers": [{"name": "main", "resources": {"limits": {name: count}}}]}
+
+
+ASKING = {
+    "a pod": {"kind": "Pod", "spec": container_of("nvidia.com/gpu")},
+    "a part of a GPU": {"kind": "Job", "spec": {"template": {"spec": container_of("nvidia.com/mig-1g.10gb")}}},
+    "another vendor's": {"kind": "Job", "spec": {"template": {"spec": container_of("amd.com/gpu")}}},
+    "a shared one": {"kind": "Job", "spec": {"template": {"spec": container_of("nvidia.com/gpu.shared", "2")}}},
+    "Intel's": {"kind": "Job", "spec": {"template": {"spec": container_of("gpu.intel.com/i915")}}},
+    "a TrainJob": {
+        "kind": "TrainJob",
+        "spec": {"trainer": {"resourcesPerNode": {"requests": {"nvidia.com/gpu": "8"}}}},
+    },
+    "an MPIJob": {
+        "kind": "MPIJob",
+        "spec": {"mpiReplicaSpecs": {"Worker": {"template": {"spec": container_of("nvidia.com/gpu", 8)}}}},
+    },
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_whatever_asks_for_any_gpu_is_known_to_ask(name: str) -> None:
+    assert read_submission(ASKING[name]).asks_for_gpus
+
+
+def test_none_no_gpu_and_a_controllers_pod_ask_for_nothing() -> None:
+    owned = {"ownerReferences": [{"kind": "Job", "name": "x", "controller": True}]}
+
+    for job in (
+        {"kind": "Pod", "spec": container_of("nvidia.com/gpu", "0")},
+        {"kind": "Pod", "spec": container_of("example.com/gpus-of-the-mind", 0)},
+        {"kind": "Pod", "spec": container_of("cpu", 4)},
+        {"kind": "Pod", "metadata": owned, "spec": container_of("nvidia.com/gpu", 8)},
+    ):
+        assert not read_submission(job).asks_for_gpus
+
+
 @pytest.mark.parametrize("odd", [None, 3, "x", [], {}, [None], [3], {"a": 3}, -1, "1e9", True])
 def test_a_shape_that_the_api_would_not_have_asks_for_nothing(odd: Any) -> None:
     for job in (

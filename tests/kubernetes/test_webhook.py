@@ -316,6 +316,9 @@ def test_a_job_without_a_spec_goes_its_way_unless_the_site_insists_on_one(
     assert insists.review(make_review(none)) == {"allowed": True}
     refused = insists.review(make_review(gpus))
     assert (refused["allowed"], refused["auditAnnotations"]["verdict"]) == (False, "unplanned")
+    other = {**make_job("PyTorchJob", gpus=0), "kind": "TrainJob"}
+    other["spec"] = {"trainer": {"resourcesPerNode": {"limits": {"amd.com/gpu": 8}}}}
+    assert insists.review(make_review(other))["auditAnnotations"]["verdict"] == "unplanned"
 
 
 def test_only_what_is_created_is_asked_about(

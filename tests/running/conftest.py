@@ -27,7 +27,7 @@ def server() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def run(server: ForkServer) -> Run:
-    """On an H100; what the programs write stays, in folders of the tests."""
+    """On an H100; what the programs write stays, in folders of the tests. Every run is attested, as behind walls."""
     known = catalog.by_name("H100-SXM-80GB")
     assert known is not None
     gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes, outside_bytes=2**30)
@@ -44,7 +44,7 @@ def run(server: ForkServer) -> Run:
             patience_seconds=patience, strict=strict, writes=True, packages=packages, kernels=kernels,
             otherwise=otherwise, heard=heard, numbers=numbers, torch=torch, target=target, steps_at=steps_at,
         )  # fmt: skip
-        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), server)
+        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), server, attests=True)
 
     return run_command
 

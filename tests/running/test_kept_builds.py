@@ -29,11 +29,11 @@ if [ "$links" ]; then cp {built}/$name/libpaper.so $out; else touch $out; fi
 def test_in_a_folder_that_is_new_it_is_built_once(
     run: Run, program: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = program("open('written', 'w').close()\n1 / 0\n")
+    path = program("open(__file__ + '.written', 'w').close()\n1 / 0\n")
+    written = Path(f"{path}.written")
     with pytest.raises(CrashedError):
         run(f"python {path}")  # now it is built in the usual folder
-    Path("written").unlink()
+    written.unlink()
     compiler = tmp_path / "compiler"
     compiler.write_text(COMPILER.replace("{built}", str(user_cache())))
     compiler.chmod(0o755)
@@ -45,7 +45,7 @@ def test_in_a_folder_that_is_new_it_is_built_once(
     end_by_own_error(path, "no compiler", monkeypatch)
 
     assert built.stat().st_mtime_ns == first
-    assert not Path("written").exists()
+    assert not written.exists()
 
 
 def end_by_own_error(path: str, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:

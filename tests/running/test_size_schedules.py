@@ -77,6 +77,7 @@ def test_other_sizes_are_named_as_what_they_are(batch: str, what: str) -> None:
         ("if step % 100 == 0:\n    batch_size = 64\n    evaluate(batch_size)", ""),
         ("bs = get_bs(0)\nx = batch", "def get_bs(step):\n    return table[step]\nfirst = get_bs(9)"),
         ("x = batch\nprint(step, seq_len)", "seq_len = 128"),
+        ("if step == 0:\n    max_len = longest(batch)\nx = batch", ""),
     ],
 )
 def test_what_does_not_change_with_the_step_is_not_named(batch: str, before: str) -> None:

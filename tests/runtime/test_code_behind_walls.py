@@ -16,6 +16,7 @@ import pytest
 from runtime_children import task
 
 from planner.errors import SpecError
+from planner.job.code_rules import CodeRules
 from planner.job.schema import Cluster, Gpu, Input, Job, Model, Train
 from planner.runtime import running, walls
 from planner.runtime.limits import Limit, LimitExceededError, Limits
@@ -171,6 +172,13 @@ def test_its_own_variables_and_folder_reach_nothing_outside(is_root: bool, progr
     assert [path.name for path in programs.iterdir()] == ["child_programs.py"]
 
 
+@WHO
+def test_its_standard_input_is_empty_and_no_file_that_it_may_write(run: Any, programs: Path) -> None:
+    answer = run(task("writes_into_its_input", "x" * 10_000), LIMITS, programs)
+
+    assert json.loads(answer.parts["found"]) == {"read": 0}
+
+
 def test_root_runs_no_code_unless_it_is_meant(programs: Path) -> None:
     with pytest.raises(WallsError, match="the service runs as root"):
         running.run(task("echoes"), LIMITS, walls=Walls(readable=(str(programs),)))
@@ -225,7 +233,9 @@ def factory_job(folder: Path, name: str) -> Job:
 
 def isolation(folder: Path) -> Isolation:
     limits = Limits(seconds=120, memory_bytes=2 * GIB)
-    return Isolation(limits=limits, walls=Walls(readable=(str(folder),), as_root=True), factories=("shop",))
+    return Isolation(
+        limits=limits, walls=Walls(readable=(str(folder),), as_root=True), code=CodeRules(("shop",), str(folder))
+    )
 
 
 def test_a_factory_is_traced_there_as_anywhere(shop: Path) -> None:

@@ -13,14 +13,16 @@ import pytest
 from plan_makers import CODE, ServiceStack, StackRunner
 from starlette.testclient import TestClient
 
-from planner.errors import SettingError
+from planner.calibration.interval import Calibration
+from planner.errors import FactoryNotAllowedError, SettingError
+from planner.planning.trace_source import TraceSource
+from planner.searching.exact import Refused
+from planner.searching.exact_groups import Group, plan_here
 from planner.service.openapi_models import EXAMPLE_JOB
 from planner.service.plan_provider import PlanAnswer, PlanPending
-from planner.service.service_errors import (
-    FactoryNotAllowedError,
-)
-from planner.service.user_code import refuse_code
+from planner.service.user_code import code_isolation, refuse_code
 from planner.settings import Settings
+from planner.training.models import factory as factory_models
 
 Asgi = Callable[..., TestClient]
 
@@ -112,3 +114,31 @@ def test_a_validation_of_code_follows_the_rule_of_plans_and_needs_its_own_token(
     assert answers({"factory": "shop:model"}, {}) == 401
     assert answers({"factory": "shop:model"}, token) == 501  # taken; here is nobody who measures
     assert answers(EXAMPLE_JOB["model"], {}) == 501
+
+
+@pytest.mark.parametrize("patterns", [(), ("shop",)], ids=["none", "another"])
+@pytest.mark.parametrize("factory", ["os:getcwd", "shop.hidden:build"])
+def test_whatever_named_a_factory_it_is_asked_for_where_it_would_be_called(
+    factory: str, patterns: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an axis of a search names one, past the check of the job that came in."""
+    isolation = code_isolation(Settings(factories=",".join(patterns), factories_as_root=True))
+    job = dataclasses.replace(CODE, model=dataclasses.replace(CODE.model, factory=factory))
+
+    (found,) = plan_here(Group((job,), Calibration.none(), TraceSource(isolation)))
+    assert isinstance(found, Refused)
+    monkeypatch.setattr(factory_models, "_rules", isolation.code)
+    with pytest.raises(FactoryNotAllowedError) as caught:
+        factory_models.from_factory(factory, {})
+
+    assert found.reason == caught.value.problem
+
+
+def test_a_folder_that_a_search_names_is_asked_for_there_too(tmp_path: Path) -> None:
+    isolation = code_isolation(Settings(factories="shop", factory_folder=str(tmp_path / "a"), factories_as_root=True))
+    model = dataclasses.replace(CODE.model, factory="shop:model", factory_path=str(tmp_path))
+
+    (found,) = plan_here(Group((dataclasses.replace(CODE, model=model),), Calibration.none(), TraceSource(isolation)))
+
+    assert isinstance(found, Refused)
+    assert "is no folder in which this service looks for code" in found.reason

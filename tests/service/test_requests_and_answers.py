@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from planner.bound.lower_bound import lower_bound
-from planner.errors import TraceError
+from planner.errors import FactoryNotAllowedError, TraceError
 from planner.history.store import History
 from planner.job.bundle import bundle
 from planner.job.gpu_names import look_up
@@ -23,7 +23,6 @@ from planner.service.openapi_models import EXAMPLE_JOB, EXAMPLE_YAML
 from planner.service.service_errors import (
     BusyError,
     DeadlineError,
-    FactoryNotAllowedError,
     TraceLimitError,
     WorkerLostError,
 )

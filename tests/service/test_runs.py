@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import io
 import json
@@ -13,13 +14,18 @@ from typing import Any
 
 import httpx
 import pytest
+from hostile_tarballs import FOUND_BEFORE
 from plan_makers import ServiceStack, StackRunner, when
 from starlette.testclient import TestClient
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, ProgramError
+from planner.report.program_statement import from_json
+from planner.service import plan_tasks
 from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.problems import RequestError
 from planner.service.run_requests import RunRequest, read_run
 from planner.service.service_errors import BusyError, ProgramCrashedError
+from planner.units import MIB
 
 Asgi = Callable[..., TestClient]
 GZIP = {"Content-Type": "application/gzip"}
@@ -240,3 +246,52 @@ def test_more_runs_than_may_wait_are_told_to_come_again(run_stack: StackRunner) 
         go.set()
 
     run_stack(story, trace_queue=1)
+
+
+def test_what_not_everybody_may_read_is_not_read_for_a_caller(tmp_path: Path) -> None:
+    """The service may be root; the program that it runs is nobody."""
+    job = tmp_path / "job"
+    for folder in (job / "closed", job / "sub"):
+        folder.mkdir(parents=True)
+    for path in ("run.sh", "closed/run.sh", "sub/run.sh", "env.yaml"):
+        (job / path).write_text("export SECRET=canary\npython t.py")
+    (job / "closed").chmod(0o700)
+
+    def read(command: str, folder: Path = job) -> RunRequest:
+        about = json.dumps({"kind": "application/json", "query": {}, "folders": [str(tmp_path)]})
+        return read_run(json.dumps({"command": command, "path": str(folder)}).encode(), about)
+
+    assert read("bash sub/run.sh").line.environment == {"SECRET": "canary"}
+    for path in ("run.sh", "env.yaml"):
+        (job / path).chmod(0o640)
+    asked = ("bash run.sh", "bash closed/run.sh", "ray job submit --runtime-env env.yaml -- python t.py")
+    for command in asked:
+        with pytest.raises(PlannerError, match="is a file that not everybody may read") as caught:
+            read(command)
+        assert "canary" not in str(caught.value)
+    with pytest.raises(PlannerError, match="that everybody may read"):
+        read("python t.py", job / "closed")
+    (job / "env.yaml").chmod(0o644)
+    with pytest.raises(PlannerError, match=r"env.yaml: is a str, and no mapping"):
+        read("ray job submit --runtime-env env.yaml -- python t.py")
+
+
+@pytest.mark.parametrize("name", FOUND_BEFORE)
+def test_a_tarball_whose_headers_say_what_no_file_has_is_refused(name: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        request(FOUND_BEFORE[name])
+
+    assert caught.value.status == 422
+
+
+def test_a_run_of_which_too_much_is_to_be_said_is_not_kept(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        answer = await stack.plan_provider.run(request(tarball({"t.py": b"1"})), seconds=5, keep=False)
+        assert isinstance(answer, PlanAnswer)
+        found = from_json(json.loads(answer.text))
+        plan_tasks.refuse_large(found)
+
+        with pytest.raises(ProgramError, match=r"takes 2\.\d\d MiB, which is more than is kept"):
+            plan_tasks.refuse_large(dataclasses.replace(found, ending="x" * (2 * MIB)))
+
+    run_stack(story)

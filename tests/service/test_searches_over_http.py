@@ -292,6 +292,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "more time than is allowed": ({"job": JOB, "seconds": 601}, "seconds: seconds is 601"),
     "a batch that is none": ({"job": JOB, "global_batch": -4}, "global_batch: global_batch is -4"),
     "a job that is none": ({"job": 7}, "job: the job is no object"),
+    "a config as an axis": ({"job": JOB, "axes": ["model.hf_config=null"]}, "there is no axis 'model.hf_config'"),
+    "a config in a text": ({"job": JOB, "axes": ["model.hf_config=x"]}, "there is no axis 'model.hf_config'"),
     "code of users": (
         {"job": {**JOB, "model": {"factory": "shop.nets:build"}}},
         "model.factory: this service runs no code of its users",

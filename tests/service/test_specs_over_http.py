@@ -72,6 +72,14 @@ def test_what_is_wrong_is_said_with_its_place(asgi: Asgi, body: dict[str, Any], 
     assert said.get("place", "") == place
 
 
+def test_a_key_of_thousands_of_parts_is_refused(asgi: Asgi) -> None:
+    body = {"model": "Qwen/Qwen3-8B", "words": {"gpus": "4xH100"}, "set": {"a." * 5000 + "b": 1}}
+
+    answer = asgi().post("/v1/specs", json=body)
+
+    assert (answer.status_code, answer.json()["allowed"]) == (422, "a key of the spec, at most 100 deep")
+
+
 def test_what_may_be_named_is_listed(asgi: Asgi) -> None:
     client = asgi()
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def measured(job: Job, *, seconds: float = 60.0, memory_bytes: int = 4 * GIB) -> dict[str, Any]:
-    request = {"job": bundle(job), "rank": 0, "world_size": 1, "device": "cpu"}
+    request = {"job": bundle(job), "rank": 0, "world_size": 1, "device": "cpu", "code": {"patterns": None}}
     return measuring_process.run(request, Limits(seconds=seconds, memory_bytes=memory_bytes))
 
 
@@ -119,7 +119,7 @@ def test_a_step_that_eats_the_hosts_memory_is_ended(strange: MakeJob) -> None:
 def test_what_torch_lacks_of_a_job_is_said_as_everywhere(strange: MakeJob) -> None:
     missing = bundle(strange("nothing"))
     missing["model"] = {**missing["model"], "factory": "strange_models:Missing"}
-    request = {"job": missing, "rank": 0, "world_size": 1, "device": "cpu"}
+    request = {"job": missing, "rank": 0, "world_size": 1, "device": "cpu", "code": {"patterns": None}}
     found = measuring_process.run(request, Limits(seconds=60))
     assert found["place"] == "model.factory"
     assert "Missing" in found["problem"]
@@ -145,7 +145,7 @@ def test_it_ends_when_the_one_that_watches_is_killed(strange: MakeJob, tmp_path:
             """
         )
     )
-    request = {"job": bundle(strange("sleep")), "rank": 0, "world_size": 1, "device": "cpu"}
+    request = {"job": bundle(strange("sleep")), "rank": 0, "world_size": 1, "device": "cpu", "code": {"patterns": None}}
     watcher = subprocess.Popen([sys.executable, str(program)], stdin=subprocess.PIPE, text=True)
     assert watcher.stdin is not None
     watcher.stdin.write(json.dumps(request))

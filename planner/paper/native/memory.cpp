@@ -81,6 +81,7 @@ bool once_pooled = false;
 
 std::unordered_map<const void*, Held> blocks;
 size_t requested = 0;
+size_t highest_requested = 0;
 
 void release(void* address) {
   forget(address);
@@ -104,6 +105,7 @@ void* taken(size_t bytes) {
   void* address = space.take(bytes);
   blocks[address] = {-1, bytes};  // in use, before it is known as what
   requested += bytes;
+  highest_requested = std::max(highest_requested, requested);
   return address;
 }
 
@@ -137,6 +139,11 @@ int64_t block_at(const void* address) {
   std::lock_guard<std::mutex> lock(block_mutex);
   auto found = blocks.find(address);
   return found == blocks.end() ? -1 : found->second.block;
+}
+
+size_t highest_requested_bytes() {
+  std::lock_guard<std::mutex> lock(block_mutex);
+  return highest_requested;
 }
 
 size_t requested_bytes() {

@@ -13,6 +13,8 @@ void install_allocator();
 int64_t block_at(const void* address);
 // What is in use now, as it was asked for.
 size_t requested_bytes();
+// The most that ever was, whether anybody wrote it down or not.
+size_t highest_requested_bytes();
 
 int32_t current_stream();
 c10::DeviceIndex current_device();

@@ -1,6 +1,7 @@
 #include "trace.h"
 
 #include "autograd.h"
+#include "witness.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
@@ -38,6 +39,12 @@ thread_local int32_t backward_depth = 0;
 std::unordered_map<uint64_t, int32_t> scope_of_node;
 
 uint64_t node_key(uint64_t thread, int64_t sequence) { return (thread << 40) ^ static_cast<uint64_t>(sequence); }
+
+// With the lock held.
+void write_down(const Record& record) {
+  records.push_back(record);
+  witness(record);
+}
 
 int32_t index_of(const std::string& name) {
   auto [found, inserted] = name_index.try_emplace(name, static_cast<int32_t>(names.size()));
@@ -111,9 +118,12 @@ int64_t record_alloc(size_t bytes, int32_t stream, int64_t pool) {
   alloc_position.push_back(written ? static_cast<int64_t>(records.size()) : recording ? kUnwritten : -1);
   if (!recording) return block;
   const int32_t op = owner >= 0 ? owner : index_of(kernel == nullptr ? unknown : *kernel);
-  (written ? records : unwritten)
-      .push_back({static_cast<int32_t>(Kind::Alloc), op, module_scope, stream, block, static_cast<int64_t>(bytes), -1, -1,
-                  backward_depth > 0, pool});
+  const Record record{static_cast<int32_t>(Kind::Alloc), op, module_scope, stream, block, static_cast<int64_t>(bytes), -1,
+                      -1, backward_depth > 0, pool};
+  if (written)
+    write_down(record);
+  else
+    unwritten.push_back(record);
   return block;
 }
 
@@ -121,7 +131,7 @@ void record_free(int64_t block) {
   std::lock_guard<std::mutex> lock(trace_mutex);
   if (!recording) return;
   if (alloc_position[block] >= 0) {
-    records.push_back({static_cast<int32_t>(Kind::Free), 0, 0, 0, block, 0, -1, -1, 0});
+    write_down({static_cast<int32_t>(Kind::Free), 0, 0, 0, block, 0, -1, -1, 0});
   } else if (const auto* record = record_of(block)) {
     unwritten.erase(unwritten.begin() + (record - unwritten.data()));
     alloc_position[block] = -1;
@@ -131,7 +141,7 @@ void record_free(int64_t block) {
 void record_use(int64_t block, int32_t stream) {
   std::lock_guard<std::mutex> lock(trace_mutex);
   if (recording && block >= 0 && alloc_position[block] >= 0)
-    records.push_back({static_cast<int32_t>(Kind::Use), 0, 0, stream, block, 0, -1, -1, 0});
+    write_down({static_cast<int32_t>(Kind::Use), 0, 0, stream, block, 0, -1, -1, 0});
 }
 
 void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype) {
@@ -193,6 +203,7 @@ int32_t paper_kind(const char* name) {
 
 void paper_start() {
   std::lock_guard<std::mutex> lock(paper::trace_mutex);
+  paper::witness_interrupted();
   paper::records.clear();
   paper::shapes.clear();
   paper::scope_of_node.clear();
@@ -202,7 +213,17 @@ void paper_start() {
   paper::recording = true;
 }
 
-void paper_stop() { paper::recording = false; }
+void paper_stop() {
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
+  paper::witness_interrupted();
+  paper::recording = false;
+}
+
+// Nothing is written down any more.
+void paper_stop_recording() {
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
+  paper::recording = false;
+}
 
 void paper_begin_compiling() {
   std::lock_guard<std::mutex> lock(paper::trace_mutex);
@@ -215,7 +236,7 @@ void paper_end_compiling() {
   if (paper::compiling == 0 || --paper::compiling > 0) return;
   for (const auto& record : paper::unwritten) {
     paper::alloc_position[record.block] = static_cast<int64_t>(paper::records.size());
-    paper::records.push_back(record);
+    paper::write_down(record);
   }
   paper::unwritten.clear();
 }
@@ -272,13 +293,13 @@ int32_t paper_enter_scope(int32_t scope) {
 void paper_synchronize() {
   std::lock_guard<std::mutex> lock(paper::trace_mutex);
   if (paper::recording)
-    paper::records.push_back({static_cast<int32_t>(paper::Kind::Synchronize), 0, 0, 0, -1, 0, -1, -1, 0});
+    paper::write_down({static_cast<int32_t>(paper::Kind::Synchronize), 0, 0, 0, -1, 0, -1, -1, 0});
 }
 
 void paper_empty_cache() {
   std::lock_guard<std::mutex> lock(paper::trace_mutex);
   if (paper::recording)
-    paper::records.push_back({static_cast<int32_t>(paper::Kind::EmptyCache), 0, 0, 0, -1, 0, -1, -1, 0});
+    paper::write_down({static_cast<int32_t>(paper::Kind::EmptyCache), 0, 0, 0, -1, 0, -1, -1, 0});
 }
 
 }  // extern "C"

@@ -9,27 +9,37 @@ import difflib
 import importlib
 import importlib.machinery
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
 from planner.errors import SpecError
+from planner.job.code_rules import ANY_CODE, CodeRules
 
 _PLACE = "model.factory"
+_rules = ANY_CODE
+
+
+def allow(rules: CodeRules) -> None:
+    """From here on this process calls no factory but those; until then it calls any."""
+    global _rules
+    _rules = rules
 
 
 def from_factory(factory: str, arguments: Mapping[str, Any], path: str = "") -> nn.Module:
     """The module that `factory` returns, on whichever device and in whichever dtype it made it.
 
     `path` is put in front of `sys.path` for the import and the call, and taken off again. Raises SpecError if the
-    factory is missing, raises, or returns something else than an nn.Module.
+    factory is missing, raises, or returns something else than an nn.Module, FactoryNotAllowedError for one that this
+    process may not call (`allow`).
     """
+    _rules.refuse_name(factory, path)
     with _importable(path):
         _forget_namesake(factory.partition(":")[0], path)
         build = _find(factory)
+        _rules.refuse_foreign(factory, build)
         try:
             module = build(**arguments)
         except (SpecError, MemoryError):
@@ -47,26 +57,6 @@ def from_factory(factory: str, arguments: Mapping[str, Any], path: str = "") -> 
             place=_PLACE,
         )
     return module
-
-
-def refuse_foreign(factory: str, path: str, patterns: Sequence[str]) -> None:
-    """Raises SpecError for a callable that an allowed module has only imported: `models:os.system` is none of its own.
-
-    `patterns` are of module names, or of `module:callable`; without any, every callable may be called.
-    """
-    if not patterns:
-        return
-    with _importable(path):
-        _forget_namesake(factory.partition(":")[0], path)
-        found = _find(factory)
-    home = str(getattr(found, "__module__", "") or type(found).__module__)
-    if not any(fnmatchcase(home, pattern.partition(":")[0]) for pattern in patterns):
-        raise SpecError(
-            f"the factory {factory} is defined in {home[:200]}",
-            allowed=", ".join(patterns),
-            remedy="name a callable of the module itself",
-            place=_PLACE,
-        )
 
 
 @contextmanager

@@ -1,0 +1,120 @@
+"""Proves from outside that the events of a rank are those that its paper GPU was told.
+
+The native recorder keeps a digest of every allocation and release as it happens, in memory that no object of Python
+leads to, and signs it once under a key that it was given before the program's first line (native/witness.cpp). Whoever
+has started the process works the same digest out of the trace that came back. A program that changes planner's modules,
+its records or its answer is found out by that; one that searches the native memory of its process for the key is not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import hmac
+import secrets
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from planner.events import Alloc, EmptyCache, Event, Free, Synchronize, Use, write_out_repeats
+from planner.running.rank_answer import forged_error
+from planner.tracing.traced import Trace
+
+TAIL, SEAL = "tail", "seal"
+"""Parts of the answer: events after those of the trace, and what attests both."""
+_KEY_BYTES = 32
+_ROW = struct.Struct("<5q")
+_SEAL = struct.Struct("<32sqq32s")
+_ALLOC, _FREE, _USE, _SYNCHRONIZE, _EMPTY_CACHE = range(5)
+"""As native/trace.h has them."""
+
+
+def new_key() -> bytearray:
+    """For one process."""
+    return bytearray(secrets.token_bytes(_KEY_BYTES))
+
+
+def begin(key: bytearray) -> None:
+    """In the process, before the program: from here on events are attested. The key is wiped out."""
+    from planner.paper import library
+
+    if not library.load().paper_attest(bytes(key), len(key)):
+        raise RuntimeError("the paper GPU attests nothing: it has been at work before")
+    key[:] = bytes(len(key))
+
+
+def seal_of(report: bytes) -> bytes:
+    """In the process, at its end: what attests its events and this report; empty if the recording was interrupted."""
+    from planner.paper import library
+
+    found = ctypes.create_string_buffer(_SEAL.size)
+    written: int = library.load().paper_seal(report, len(report), found)
+    return found.raw[:written]
+
+
+@dataclass(frozen=True, slots=True)
+class Attested:
+    """What the recorder says of its process."""
+
+    digest: bytes
+    rows: int
+    highest_bytes: int
+    """The most that was held at one time, as it was asked for, whether it was written down or not."""
+
+
+def open_seal(seal: bytes, key: bytearray, report: bytes) -> Attested:
+    """Raises ProgramError for a seal that is not this key's, or that of another report."""
+    if len(seal) != _SEAL.size:
+        raise forged_error("its recording was interrupted")
+    digest, rows, highest, code = _SEAL.unpack(seal)
+    told = seal[: _SEAL.size - len(code)] + report
+    if not hmac.compare_digest(code, hmac.digest(bytes(key), told, "sha256")):
+        raise forged_error("the report is not that of its recorder")
+    return Attested(digest, rows, highest)
+
+
+def check_events(trace: Trace, tail: Sequence[Event], attested: Attested) -> None:
+    """Raises ProgramError where the trace and what came after it are not what was attested."""
+    digest, rows = hashlib.sha256(), 0
+    for row in _rows(chain(write_out_repeats(trace.events, trace.repeats), tail)):
+        rows += 1
+        if rows > attested.rows:
+            break
+        digest.update(row)
+    if rows != attested.rows or digest.digest() != attested.digest:
+        raise forged_error("its events are not those that its recorder was told")
+
+
+def _rows(events: Iterable[Event]) -> Iterator[bytes]:
+    """What an allocator would be told, with blocks numbered by their births. Of what is given up one directly after the
+    other the order is that of the threads of a process."""
+    births: dict[int, int] = {}
+    freed: list[int] = []
+    last = b""
+    for event in events:
+        kind = type(event)
+        if kind is Free:
+            freed.append(births.get(event.block, -1))  # type: ignore[union-attr]
+            continue
+        if kind is Alloc:
+            number = births[event.block] = len(births)  # type: ignore[union-attr]
+            row = _ROW.pack(_ALLOC, number, event.requested_bytes, event.stream, event.pool)  # type: ignore[union-attr]
+        elif kind is Use:
+            row = _ROW.pack(_USE, births.get(event.block, -1), 0, event.stream, 0)  # type: ignore[union-attr]
+        elif kind is Synchronize or kind is EmptyCache:
+            row = _ROW.pack(_SYNCHRONIZE if kind is Synchronize else _EMPTY_CACHE, 0, 0, 0, 0)
+        else:
+            continue
+        if freed:
+            yield from map(_freed, sorted(freed))
+            freed.clear()
+            last = b""
+        if kind is not Use or row != last:
+            yield row
+        last = row
+    yield from map(_freed, sorted(freed))
+
+
+def _freed(number: int) -> bytes:
+    return _ROW.pack(_FREE, number, 0, 0, 0)
