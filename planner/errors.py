@@ -40,6 +40,10 @@ class SpecError(PlannerError):
     """The job spec, or a file that it names, cannot be used."""
 
 
+class TorchVersionError(SpecError):
+    """The job needs of torch what the version that plans it does not have."""
+
+
 class SnapshotError(PlannerError):
     """A file that should be a snapshot of CUDA memory is not one, or not one that can be replayed."""
 

@@ -132,8 +132,7 @@ def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
 
 
 def _flags_of(torch_folder: Path) -> list[str]:
-    """What torch's own CMake package tells whoever links with it: builds of 2.6 for CUDA 12.4 have an older `std::string`
-    (`-D_GLIBCXX_USE_CXX11_ABI=0`)."""
+    """What torch's CMake package tells whoever links with it: 2.6 for CUDA 12.4 has the older `std::string`."""
     told = torch_folder / "share/cmake/Torch/TorchConfig.cmake"
     return re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", told.read_text()) if told.exists() else []
 

@@ -26,7 +26,7 @@ ABSENT_PEERS = (
     ),
     Entry(
         target="torch._C._distributed_c10d:FakeProcessGroup._create_internal", kind=Kind.PRIVATE, has_source=False,
-        optional=True, test=_ABSENT, why="gathers and scatters are torch's own fake group's (up to 2.9 its constructor)",
+        optional=True, test=_ABSENT, why="gathers are torch's own fake group's (by its constructor up to 2.9)",
     ),
     Entry(
         target="torch._C._distributed_c10d:_create_work_from_future", kind=Kind.PRIVATE, has_source=False,
