@@ -1,7 +1,7 @@
 """`python -m planner.upstream`: the digests of a package's sources, and what changed between two versions.
 
-`write PACKAGE VERSION FOLDER` writes them down; `changed PACKAGE OLD NEW` shows which sources that planner relies on are
-others. FOLDER is an unpacked package, as OLD and NEW may be too: then the sources are shown, line by line.
+`write PACKAGE VERSION FOLDER` writes them down; `changed PACKAGE OLD NEW` shows which sources that planner relies on
+are others. FOLDER is an unpacked package, as OLD and NEW may be too: then the sources are shown, line by line.
 """
 
 from __future__ import annotations

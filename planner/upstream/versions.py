@@ -8,7 +8,8 @@ from functools import cache
 
 from planner.errors import TorchVersionError
 
-OLDEST, NEWEST = (2, 6), (2, 15)
+CUDNN_ATTENTION = (2, 9)
+"""The first that takes cuDNN's attention by itself, and has rules for it in DTensor."""
 
 
 @dataclass(frozen=True, slots=True)

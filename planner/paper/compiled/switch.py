@@ -83,10 +83,11 @@ def enable(
 def _replaced() -> dict[str, Any]:
     from planner.paper.compiled import timed, unloaded
 
+    # They came with torch 2.13; what stands for them with 2.8.
     chosen = "torch._dynamo.variables.ctx_manager:CUDADeviceVariable"
     return {
-        f"{chosen}._exchange_fn": staticmethod(torch._C._accelerator_exchangeDevice),
-        f"{chosen}._maybe_exchange_fn": staticmethod(torch._C._accelerator_maybeExchangeDevice),
+        f"{chosen}._exchange_fn": staticmethod(getattr(torch._C, "_accelerator_exchangeDevice", None)),
+        f"{chosen}._maybe_exchange_fn": staticmethod(getattr(torch._C, "_accelerator_maybeExchangeDevice", None)),
         "torch._inductor.codecache:PyCodeCache.load": unloaded.write_down,
         "torch._inductor.scheduler:has_triton": lambda: True,
         "torch._inductor.fx_passes.pad_mm:has_triton": lambda: True,

@@ -27,11 +27,11 @@ class PaperWrapper(PythonWrapperCodegen):
 
     @classmethod
     def create(
-        cls, is_subgraph: bool, subgraph_name: str | None, parent_wrapper: Any, partition_signatures: Any = None
+        cls, is_subgraph: bool, subgraph_name: str | None, parent_wrapper: Any, *partition_signatures: Any
     ) -> PythonWrapperCodegen:
         if is_subgraph:
             assert subgraph_name is not None
-            return PaperSubgraph(subgraph_name, parent_wrapper, partition_signatures)
+            return PaperSubgraph(subgraph_name, parent_wrapper, *partition_signatures)  # which came with torch 2.7
         return cls()
 
     def write_header(self) -> None:
