@@ -14,19 +14,33 @@ CUDNN_ATTENTION = (2, 9)
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Something that planner needs of torch, or follows in it, and that older versions do not have."""
+    """Something that planner needs of torch, or follows in it, and that not all versions have."""
 
     name: str
     since: tuple[int, int]
     why: str
-    """What stands in the way before, with torch's file."""
+    """What stands in the way in other versions, with torch's file."""
+    until: tuple[int, int] | None = None
+    """The last that has it as planner follows it; none: the newest."""
+
+    @property
+    def versions(self) -> str:
+        """`torch 2.7 and newer`, `torch 2.13 to 2.14`."""
+        first = "{}.{}".format(*self.since)
+        return f"torch {first} and newer" if self.until is None else "torch {} to {}.{}".format(first, *self.until)
 
 
 _FEATURES = (
     Feature("init_sync of DistributedDataParallel", (2, 7), "its constructor has no such argument"),
     Feature("Muon", (2, 9), "torch.optim has no such optimizer"),
     Feature("checkpoints saved in the background", (2, 9), "others stage them (checkpoint/staging.py)"),
-    Feature("pipelines", (2, 13), "stages agree on shapes during the first step (pipelining/stage.py)"),
+    Feature(
+        "pipelines",
+        (2, 13),
+        "before, stages agree on shapes during the first step; after, they receive without standing buffers and keep "
+        "what micro-batches left elsewhere (distributed/pipelining/stage.py)",
+        until=(2, 14),
+    ),
 )
 FEATURES = {feature.name: feature for feature in _FEATURES}
 
@@ -45,7 +59,8 @@ def since(major: int, minor: int) -> bool:
 
 def has(name: str) -> bool:
     """Whether the torch of this process has a feature of the table."""
-    return installed() >= FEATURES[name].since
+    feature = FEATURES[name]
+    return feature.since <= installed() <= (feature.until or installed())
 
 
 def require(name: str, *, place: str = "") -> None:
@@ -53,10 +68,9 @@ def require(name: str, *, place: str = "") -> None:
     if has(name):
         return
     feature = FEATURES[name]
-    known = "{}.{}".format(*feature.since)
     raise TorchVersionError(
         f"{name}: not with torch {importlib.metadata.version('torch')}: {feature.why}",
-        allowed=f"torch {known} and newer",
-        remedy=f"plan with torch {known}, whichever the job runs: software.torch says which",
+        allowed=feature.versions,
+        remedy="plan with one of these, whichever the job runs: software.torch says which",
         place=place,
     )
