@@ -50,8 +50,8 @@ def _uncompiled(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 _KEY = "CPU" if versions.since(2, 9) else "BackendSelect"
-"""Where these operators are entered. Before torch 2.9 a kernel that another one replaces cannot be called any more: there
-they are entered one key above, for every device."""
+"""Where these operators are entered. Before torch 2.9 a kernel that another one replaces cannot be called any more:
+there they are entered one key above, for every device."""
 
 
 def _real(name: str) -> Callable[..., Tensor]:
