@@ -36,8 +36,9 @@ def changed(package: str, old: str, new: str) -> Iterator[str]:
         word = "changed" if was and now else "new" if now else "gone"
         yield f"{word:8} {entry.target} ({entry.kind}, {entry.change}): {entry.why} [{entry.test}]"
         if Path(old).is_dir() and Path(new).is_dir():
-            texts = (sources.source(entry, Path(folder)).splitlines() for folder in (old, new))
-            yield from (f"    {line}" for line in list(difflib.unified_diff(*texts, n=2, lineterm=""))[2:])
+            was, now = (sources.source(entry, Path(folder)) for folder in (old, new))
+            lines = difflib.unified_diff(was.splitlines(), now.splitlines(), n=2, lineterm="")
+            yield from (f"    {line}" for line in list(lines)[2:])
 
 
 def _entries(package: str) -> list[Entry]:
