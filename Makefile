@@ -54,8 +54,8 @@ soak: $(READY) ## the rest of the tests, and all cases of those of which CI take
 	PLANNER_SOAK=whole $(BIN)/python -m pytest -m cluster
 
 CORE := $(addprefix tests/,bound layouts overheads plans replays reports specs steps traces)
-TORCH ?= 2.11.0
-test-torch: ## the core of the suite with another torch (TORCH=2.11.0; on Linux a CUDA build, which needs no GPU here)
+TORCH ?= 2.9.1
+test-torch: ## the core of the suite with another torch (TORCH=2.9.1, any from 2.6 on; on Linux a CUDA build, which needs no GPU here)
 	$(PYTHON) -m venv .venv-torch-$(TORCH)
 	.ci/install '--editable .[dev]' .venv-torch-$(TORCH) $(TORCH)
 	OMP_NUM_THREADS=1 .venv-torch-$(TORCH)/bin/python -m pytest -n 2 --dist loadfile -m "not cluster" $(CORE)

@@ -58,6 +58,10 @@ class FactoryNotAllowedError(SpecError):
     """The job brings code (`model.factory`), and whoever runs this process has not allowed that."""
 
 
+class TorchVersionError(SpecError):
+    """The job needs of torch what the version that plans it does not have."""
+
+
 class SnapshotError(PlannerError):
     """A file that should be a snapshot of CUDA memory is not one, or not one that can be replayed."""
 

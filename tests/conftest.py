@@ -13,11 +13,10 @@ import pytest
 from hypothesis import settings
 
 from planner import paper  # before anything imports torch
-from planner.errors import SpecError
+from planner.errors import TorchVersionError
 from planner.planning import judging
 from planner.report.statement import RankClassStatement
 from planner.runtime.user_cache import NONE
-from planner.training import stages
 
 # Autograd counts the devices with the first backward, which in some process is one on the CPU.
 with paper.gpu("sm_90"):
@@ -40,20 +39,18 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Iterator[None]:
-    yield from _skip_pipelines_of_older_torch()
+    yield from _skip_what_torch_lacks()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
-    yield from _skip_pipelines_of_older_torch()
+    yield from _skip_what_torch_lacks()
 
 
-def _skip_pipelines_of_older_torch() -> Iterator[None]:
+def _skip_what_torch_lacks() -> Iterator[None]:
     try:
         yield
-    except SpecError as error:
-        if stages.ARE_PLANNED or error.place != "parallel.pp":
-            raise
+    except TorchVersionError as error:
         pytest.skip(error.problem)
 
 

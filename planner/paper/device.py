@@ -43,7 +43,7 @@ from planner.paper.kernels import (  # noqa: F401
 from planner.paper.kernels.workspaces import AskedWorkspace
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
-from planner.upstream import checking
+from planner.upstream import checking, versions
 
 # Registered in native/kernels.cpp or values.py.
 _OWN = {
@@ -112,7 +112,10 @@ def gpu(
     seen = native.paper_set_device_count(gpus)
     native.paper_set_workspace_bytes(chosen.workspace_bytes)
     native.paper_set_multiprocessors(chosen.multiprocessors, chosen.threads_per_multiprocessor)
-    native.paper_choose_attention_for(*chosen.capability, chosen.prefers_cudnn_attention(cuda))
+    # The job's, unless this one is too old to run what the job's would choose.
+    deciding = torch_version if torch_version and versions.since(*versions.CUDNN_ATTENTION) else torch.__version__
+    cudnn_first = chosen.prefers_cudnn_attention(cuda, deciding)
+    native.paper_choose_attention_for(*chosen.capability, cudnn_first)
     recorder = Recorder(waits=waits)
     measured = workspaces.known(known, recorder.now if keeps_requests else None)
     with measured, facade.answering(chosen, seen, recorder):

@@ -13,6 +13,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
     print("building the paper GPU for this torch (once, under a minute)", file=sys.stderr)
     include = torch_folder / "include"
     # The headers of all operators take longer to read than everything else: those that are needed are named.
-    flags = ["-std=c++20", "-O1", "-fPIC", "-DAT_PER_OPERATOR_HEADERS", f"-I{include}"]
+    flags = ["-std=c++20", "-O1", "-fPIC", "-DAT_PER_OPERATOR_HEADERS", f"-I{include}", *_flags_of(torch_folder)]
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         units = _write_units(sources, Path(folder))
         running = [
@@ -128,6 +129,12 @@ def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
         link = [compiler, "-shared", *objects, f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
         subprocess.run([*link, "-o", str(fresh)], check=True)
         fresh.replace(library)
+
+
+def _flags_of(torch_folder: Path) -> list[str]:
+    """What torch's CMake package tells whoever links with it: 2.6 for CUDA 12.4 has the older `std::string`."""
+    told = torch_folder / "share/cmake/Torch/TorchConfig.cmake"
+    return re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", told.read_text()) if told.exists() else []
 
 
 def _write_units(sources: list[Path], folder: Path) -> list[Path]:

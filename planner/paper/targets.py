@@ -13,6 +13,7 @@ _CUBLAS_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * KIB
 _LARGE_CUBLAS_WORKSPACE_BYTES = 32 * MIB
 """Hopper and Blackwell; up to torch 2.10 only sm_90 (pytorch/pytorch#175344 of 2026-02-19, as published runs show)."""
 _BLACKWELL_SINCE = (2, 11)
+_ALWAYS_CUDNN = (2, 9)
 _GFX94_HIPBLAS_WORKSPACE_BYTES = 128 * MIB
 
 
@@ -26,13 +27,17 @@ class Target:
     workspace_bytes: int
     threads_per_multiprocessor: int = 2048
 
-    def prefers_cudnn_attention(self, cuda: str) -> bool:
-        """Data-centre Hopper and Blackwell do, where cuDNN is newer than 9.15.0: in builds of torch for CUDA 13.
+    def prefers_cudnn_attention(self, cuda: str, torch: str) -> bool:
+        """Data-centre Hopper and Blackwell do: under torch 2.9 where cuDNN is 9.9 or newer, as in all of its builds;
+        since 2.10 where it is newer than 9.15.0, in builds for CUDA 13. Before nothing does.
 
-        Source: torch 2.13 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (check_prefer_cudnn_attention).
+        Source: torch 2.9 and 2.13 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (check_prefer_cudnn_attention;
+        the variable that it reads, TORCH_CUDNN_SDPA_PREFERRED or _DEPRIORITIZED, names the rule in a build).
         """
-        major = int(cuda.partition(".")[0] or 0)
-        return self.arch.startswith("sm_") and self.capability[0] in (9, 10) and major >= 13
+        if not self.arch.startswith("sm_") or self.capability[0] not in (9, 10):
+            return False
+        release, major = _release(torch), int(cuda.partition(".")[0] or 0)
+        return release == _ALWAYS_CUDNN or (release > _ALWAYS_CUDNN and major >= 13)
 
     @property
     def is_cpu(self) -> bool:

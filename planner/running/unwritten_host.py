@@ -17,6 +17,7 @@ from torch import Tensor
 from planner import upstream
 from planner.running.assumptions import About, Assumptions
 from planner.running.memory_pages import LARGE_BYTES, is_unwritten, take_large_anew
+from planner.upstream import versions
 
 _RANDOM = ("normal_", "uniform_")
 _SAID = f"initial random numbers of host tensors from {LARGE_BYTES >> 20} MiB on are left out: those read as zeros"
@@ -31,8 +32,8 @@ def left_unwritten(assumptions: Assumptions) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Oo]verriding a previously registered kernel.*")
         for name in _RANDOM:
-            library.impl(name, _uncompiled(host.random(name)), "CPU", with_keyset=True)
-        library.impl("copy_", _uncompiled(host.copy()), "CPU", with_keyset=True)
+            library.impl(name, _uncompiled(host.random(name)), _KEY, with_keyset=True)
+        library.impl("copy_", _uncompiled(host.copy()), _KEY, with_keyset=True)
         library.impl("zeros", _uncompiled(_zeros), "CPU")
     wrapped: dict[str, upstream.Wrapper] = dict.fromkeys(_INITIALISERS, host.initialiser)
     try:
@@ -48,6 +49,25 @@ def _uncompiled(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return disabled
 
 
+_KEY = "CPU" if versions.since(2, 9) else "BackendSelect"
+"""Where these operators are entered. Before torch 2.9 a kernel that another one replaces cannot be called any more:
+there they are entered one key above, for every device."""
+
+
+def _real(name: str) -> Callable[..., Tensor]:
+    """Torch's own kernel, to be called with the keys that its replacement was given."""
+    if versions.since(2, 9):
+        found: Callable[..., Tensor] = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
+        return found
+    operator, above = getattr(torch.ops.aten, name), torch._C.DispatchKey.BackendSelect
+
+    def call(keys: Any, *arguments: Any, **named: Any) -> Tensor:
+        result: Tensor = operator.default.redispatch(keys.remove(above), *arguments, **named)
+        return result
+
+    return call
+
+
 _INITIALISERS = ("torch.nn.init:_no_grad_trunc_normal_", "torch.nn.init:orthogonal_")
 """Those that compute with their random numbers."""
 
@@ -58,40 +78,42 @@ class _Host:
 
     def leaves_out(self, tensor: Tensor) -> bool:
         """Whether it keeps what it has."""
-        if tensor.untyped_storage().nbytes() < LARGE_BYTES or not tensor.is_floating_point():
+        if tensor.device.type != "cpu" or not tensor.is_floating_point():
+            return False
+        if tensor.untyped_storage().nbytes() < LARGE_BYTES:
             return False
         self._assumptions.add(About.HOST, _SAID)
         return True
 
     def random(self, name: str) -> Callable[..., Tensor]:
         """The kernel of an operator that fills a tensor with random numbers."""
-        real = torch.library.get_kernel(f"aten::{name}", "CPU")
+        real = _real(name)
 
         def fill(keys: Any, tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
             if self.leaves_out(tensor):
                 return tensor
-            filled: Tensor = real.call_boxed(keys, tensor, *arguments, **named)
+            filled: Tensor = real(keys, tensor, *arguments, **named)
             return filled
 
         return fill
 
     def copy(self) -> Callable[..., Tensor]:
         """The kernel of a copy within the host."""
-        real = torch.library.get_kernel("aten::copy_", "CPU")
+        real = _real("copy_")
 
         def copy(keys: Any, tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
             if not isinstance(source, Tensor):  # a number that is assigned comes as one
                 source = torch.scalar_tensor(source, dtype=tensor.dtype)
             if source.nbytes >= LARGE_BYTES and _is_unwritten(source) and _is_unwritten(tensor):
                 return tensor
-            copied: Tensor = real.call_boxed(keys, tensor, source, non_blocking)
+            copied: Tensor = real(keys, tensor, source, non_blocking)
             return copied
 
         return copy
 
     def initialiser(self, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def initialise(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
-            if tensor.device.type == "cpu" and self.leaves_out(tensor):
+            if self.leaves_out(tensor):
                 return tensor
             return real(tensor, *arguments, **named)
 

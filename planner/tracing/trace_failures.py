@@ -35,7 +35,8 @@ def _first_words(text: str) -> str:
 
 def _module(frames: Sequence[FrameType]) -> str:
     """The innermost module that was at work: its path in the outermost, and its class."""
-    modules = [found for frame in frames if isinstance(found := frame.f_locals.get("self"), nn.Module)]
+    frames_own = (frame.f_locals.get("self") for frame in frames)
+    modules = [each for each in frames_own if isinstance(each, nn.Module) and "_modules" in vars(each)]  # made already
     if not modules:
         return ""
     names = {id(module): name for name, module in modules[0].named_modules(remove_duplicate=False)}

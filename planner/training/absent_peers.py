@@ -65,16 +65,6 @@ def join(rank: int, world_size: int) -> Iterator[None]:
     finally:
         dist.destroy_process_group()
         dtensor_caches.forget()
-        _forget_meshes()
-
-
-def _forget_meshes() -> None:
-    """DTensor remembers results by mesh, and the groups of a mesh have other names in the next world."""
-    from torch.distributed.tensor import _redistribute
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-
-    _clear_sharding_prop_cache()
-    _redistribute.clear_redistribute_planner_cache()
 
 
 @contextmanager
@@ -153,7 +143,9 @@ class AbsentPeers(WithoutBackends):
         super().__init__(rank, size)
         from torch._C._distributed_c10d import FakeProcessGroup
 
-        self._fake: Any = FakeProcessGroup._create_internal(rank, size)
+        # Since torch 2.10 it is not made by its constructor (c10d/FakeProcessGroup.hpp).
+        made: Any = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
+        self._fake = made(rank, size)
 
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND

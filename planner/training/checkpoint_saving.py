@@ -12,12 +12,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
@@ -28,6 +27,10 @@ from planner.job import schema
 from planner.training import absent_peers
 from planner.training.host import Host
 from planner.training.observer import NullObserver, Observer
+from planner.upstream import versions
+
+if TYPE_CHECKING:
+    from planner.training.checkpoint_staging import KeepingStager
 
 _ITERATE = "torch.distributed._state_dict_utils:_iterate_state_dict"
 
@@ -78,13 +81,10 @@ class CheckpointSaver:
         save(self._state(cpu_offload=self._spec.cpu_offload), storage_writer=files.writer())
 
     def _save_staged(self, files: Any) -> None:
-        pinned = self._spec.pinned and torch.cuda.is_available()
-        # Shared memory is for the process that writes, where it is not a thread.
-        stager = _KeepingStager(
-            StagingOptions(
-                use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned
-            )
-        )
+        versions.require("checkpoints saved in the background", place="train.checkpoint_save.kind")
+        from planner.training.checkpoint_staging import KeepingStager
+
+        stager = KeepingStager(pinned=self._spec.pinned and torch.cuda.is_available())
         group = dist.new_group() if dist.is_initialized() and dist.get_world_size() > 1 else None
         before = set(threading.enumerate())
         written = async_save(
@@ -120,16 +120,6 @@ _SAVES: dict[str, Callable[[CheckpointSaver, Any], None]] = {
 }
 
 
-class _KeepingStager(DefaultStager):
-    """Holds what it has staged, which else the thread that writes would be the last to give up."""
-
-    staged: Any = None
-
-    def stage(self, state_dict: dict[str, Any], **options: Any) -> Any:
-        self.staged = super().stage(state_dict, **options)
-        return self.staged
-
-
 class _Upload:
     """A checkpoint that a thread writes from what was staged."""
 
@@ -137,7 +127,7 @@ class _Upload:
         self,
         written: Future[Any],
         threads: Sequence[threading.Thread],
-        stager: _KeepingStager,
+        stager: KeepingStager,
         group: Any,
         close: Callable[[], None],
     ) -> None:

@@ -27,7 +27,10 @@ def forget() -> None:
     if clear is not None:
         clear()
     getattr(_redistribute, "_planner_cache", {}).clear()
-    torch._C._clear_DTensor_sharding_propagator_cache()
+    clear_in_c = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # since torch 2.10
+    if clear_in_c is None:
+        return
+    clear_in_c()
     if torch.cuda.is_available():
         _BackwardCall.apply(torch.zeros((), device="cuda", requires_grad=True)).backward()  # type: ignore[no-untyped-call]
 

@@ -14,6 +14,7 @@ from planner.errors import SpecError
 from planner.job import schema
 from planner.training import clipping, low_bit
 from planner.training.wraps import in_backward
+from planner.upstream import versions
 
 _PLACE = "train.optimizer"
 _NAME_PLACE = f"{_PLACE}.name"
@@ -83,6 +84,8 @@ def _class(name: str) -> Any:
             allowed=", ".join(known),
             place=_NAME_PLACE,
         )
+    if name == "Muon":
+        versions.require(name, place=_NAME_PLACE)
     by_lower = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=5, cutoff=0.5)
     # A wrong ending is likelier than a wrong beginning: AdamW before RAdam for `adamv`.

@@ -15,17 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.torch_version import TorchVersion
 
 from planner.errors import SpecError
 from planner.job import pipeline_schedules, schema
 from planner.training.dtypes import floating
 from planner.training.feed import Feed
 from planner.training.models.build import build
-
-ARE_PLANNED = TorchVersion(torch.__version__) >= "2.13"
-"""Whether torch's stages are those that are followed here: since torch 2.13 (pipelining/stage.py) they agree on their
-shapes before the first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +50,6 @@ class Part:
     def output_example(self, spec: schema.Job) -> Tensor:
         """What goes out to the next stage, or the logits."""
         return _hidden(spec, self.vocab if self.last else self.hidden)
-
-
-def refuse_older_torch() -> None:
-    """Raises SpecError where torch's pipelines are others than those that are followed."""
-    if not ARE_PLANNED:
-        raise SpecError(
-            f"pipelines are not planned with torch {torch.__version__}",
-            allowed="torch 2.13",
-            remedy="plan with torch 2.13, whichever the job runs: software.torch says which",
-            place="parallel.pp",
-        )
 
 
 def parts(spec: schema.Job, coordinate: int) -> list[Part]:

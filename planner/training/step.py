@@ -49,6 +49,7 @@ from planner.training.wraps import (
     tensor_parallel,
 )
 from planner.training.wraps.ddp import ObservedDdp
+from planner.upstream import versions
 
 
 @dataclass(slots=True)
@@ -218,7 +219,7 @@ def _load_pipeline(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[st
 
     world = place.world
     parts = stages.parts(spec, world.coordinate("pp"))
-    stages.refuse_older_torch()
+    versions.require("pipelines", place="parallel.pp")
     recomputed, compiled = [], []
     for part in parts:
         if world.degree("tp") > 1:

@@ -19,15 +19,20 @@ def folder_of(package: str) -> Path | None:
     return Path(found.origin).parent
 
 
+def source(entry: Entry, folder: Path) -> str:
+    """The target's source in the package at `folder`; empty if the target is not there."""
+    return _definition(_text(_file(entry.module, folder)), entry.name.split("."))
+
+
 def digest(entry: Entry, folder: Path) -> str:
     """A digest of the target's source in the package at `folder`, comments and blank lines left out.
 
     Empty if the target is not there.
     """
-    source = _definition(_text(_file(entry.module, folder)), entry.name.split("."))
-    if not source:
+    text = source(entry, folder)
+    if not text:
         return ""
-    told = [line.strip() for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    told = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
 
 

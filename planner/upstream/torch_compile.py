@@ -18,6 +18,7 @@ PATCHES = (
     *(
         Entry(
             target=f"{module}:has_triton", kind=Kind.PATCH, group="inductor", has_source=False, test=_COMPILED,
+            optional="grouped" in module,  # since torch 2.8
             why="asks whether Triton is installed and a driver is there; kernels are written for it, and never run",
         )
         for module in (f"{_INDUCTOR}.scheduler", f"{_INDUCTOR}.fx_passes.pad_mm", f"{_INDUCTOR}.kernel.mm_grouped")
@@ -32,11 +33,17 @@ PATCHES = (
     ),
     Entry(
         target=f"{_INDUCTOR}.template_heuristics.triton:TritonConfig", kind=Kind.PATCH, group="inductor",
-        has_source=False, test=_COMPILED, why="is Triton's own, which need not be installed",
+        has_source=False, optional=True, test=_COMPILED,
+        why="is Triton's own, which need not be installed (since torch 2.9)",
     ),
     Entry(
-        target=f"{_INDUCTOR}.fx_passes.pad_mm:_should_pad", kind=Kind.PATCH, group="inductor", test=_COMPILED,
+        target=f"{_INDUCTOR}.fx_passes.pad_mm:_should_pad", kind=Kind.PATCH, group="inductor", optional=True,
+        test=_COMPILED,
         why="times a matrix multiplication padded and not; a rule decides instead, and the report says so",
+    ),
+    Entry(
+        target=f"{_INDUCTOR}.fx_passes.pad_mm:get_cached_should_pad", kind=Kind.PATCH, group="inductor",
+        test=_COMPILED, why="as above, in torch below 2.11: what was found when it was timed before",
     ),
     Entry(
         target=f"{_INDUCTOR}.select_algorithm:AlgorithmSelectorCache.__call__", kind=Kind.PATCH, group="inductor",
@@ -124,7 +131,7 @@ GENERATED_CODE = (
         f"{_INDUCTOR}.codegen.wrapper",
         "PythonWrapperCodegen.create", "PythonWrapperCodegen.write_header",
         "PythonWrapperCodegen.write_triton_header_once", "PythonWrapperCodegen.enter_context",
-        "PythonWrapperCodegen.generate_after_suffix",
+        "PythonWrapperCodegen.generate_end",
         kind=Kind.OVERRIDE, test=_COMPILED, why="generated code allocates on paper and says of what module it is",
     ),
     *entries(
@@ -178,7 +185,7 @@ REGISTRIES = (
         why="whether a program itself says what an operator returns, which may be wrong",
     ),
     Entry(
-        target="torch._dynamo.types:ConvertFrameReturn", kind=Kind.PRIVATE, has_source=False,
+        target="torch._dynamo.types:ConvertFrameReturn", kind=Kind.PRIVATE, has_source=False, optional=True,
         test="tests/running/test_compiled_programs.py", why="how Dynamo is told that a frame is not compiled",
     ),
     Entry(

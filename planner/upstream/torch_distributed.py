@@ -24,10 +24,13 @@ ABSENT_PEERS = (
         test=_ABSENT,
         why="what absent peers did not send must not skip the step in which the optimizer's state is born",
     ),
-    *entries(
-        "torch._C._distributed_c10d", "FakeProcessGroup._create_internal", "_create_work_from_future",
-        kind=Kind.PRIVATE, has_source=False, test=_ABSENT,
-        why="gathers and scatters are torch's own fake group's; the reducer takes its bucket from the work's future",
+    Entry(
+        target="torch._C._distributed_c10d:FakeProcessGroup._create_internal", kind=Kind.PRIVATE, has_source=False,
+        optional=True, test=_ABSENT, why="gathers are torch's own fake group's (by its constructor up to 2.9)",
+    ),
+    Entry(
+        target="torch._C._distributed_c10d:_create_work_from_future", kind=Kind.PRIVATE, has_source=False,
+        test=_ABSENT, why="the reducer takes its bucket from the work's future",
     ),
     Entry(
         target="torch.testing._internal.distributed.fake_pg:FakeStore", kind=Kind.PRIVATE, has_source=False,
@@ -38,14 +41,6 @@ ABSENT_PEERS = (
         "ProcessGroup._device_types",
         kind=Kind.OVERRIDE, has_source=False, test=_ABSENT,
         why="a group in Python has no backends, which keep its name since torch 2.13 (c10d/ProcessGroup.cpp)",
-    ),
-    Entry(
-        target=f"{_DTENSOR}.debug:_clear_sharding_prop_cache", kind=Kind.PRIVATE, test=_SPLIT,
-        why="DTensor remembers results by mesh, and the groups of an equal mesh have other names in the next world",
-    ),
-    Entry(
-        target=f"{_DTENSOR}._redistribute:clear_redistribute_planner_cache", kind=Kind.PRIVATE, optional=True,
-        test=_SPLIT, why="as above, for plans of redistribution",
     ),
 )  # fmt: skip
 
@@ -132,7 +127,7 @@ COLLECTIVES = entries(
 DTENSOR_SPEED = (
     Entry(
         target="torch.distributed.device_mesh:DeviceMesh._concatenate", kind=Kind.PATCH, group="mesh speed",
-        test=_SPEED,
+        optional=True, test=_SPEED,
         why="fully_shard joins the meshes of sharding and tensor parallelism again for every parameter",
     ),
     Entry(
@@ -156,7 +151,7 @@ DTENSOR_SPEED = (
     ),
     Entry(
         target="torch._C:_clear_DTensor_sharding_propagator_cache", kind=Kind.PRIVATE, has_source=False, test=_SPLIT,
-        why="as above, of each thread in C++",
+        optional=True, why="as above, of each thread in C++ (since torch 2.10)",
     ),
     Entry(
         target=f"{_DTENSOR}.experimental._attention:set_rotate_method", kind=Kind.PRIVATE, has_source=False,

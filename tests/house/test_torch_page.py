@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.upstream import checking, table
+from planner.upstream import checking, table, versions
 from planner.upstream.entries import Change, Entry
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
 BEGIN, END = "<!-- the table -->\n", "<!-- the end -->\n"
+FEATURES_BEGIN, FEATURES_END = "<!-- the features -->\n", "<!-- the end of the features -->\n"
 
 
 def rows() -> str:
@@ -28,6 +29,17 @@ def rows() -> str:
     return "\n".join(lines) + "\n"
 
 
+def features() -> str:
+    """What a version may lack, and since when it does not."""
+    lines = ["| what | with | otherwise |", "|---|---|---|"]
+    lines += [f"| {each.name} | {each.versions} | {each.why} |" for each in versions.FEATURES.values()]
+    return "\n".join(lines) + "\n"
+
+
+def _replaced(text: str, begin: str, end: str, new: str) -> str:
+    return text[: text.index(begin) + len(begin)] + new + text[text.index(end) :]
+
+
 def _fewer_versions(entry: Entry) -> str:
     """Said where not every known version has the target."""
     known = checking.read_digests().get(entry.package, {})
@@ -35,12 +47,13 @@ def _fewer_versions(entry: Entry) -> str:
     return "" if found == list(known) else f" ({entry.package} {', '.join(found)})"
 
 
-def test_the_page_shows_the_table() -> None:
+def test_the_page_shows_the_tables() -> None:
     text = PAGE.read_text()
 
     assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == rows()
+    assert text[text.index(FEATURES_BEGIN) + len(FEATURES_BEGIN) : text.index(FEATURES_END)] == features()
 
 
 if __name__ == "__main__":
-    page = PAGE.read_text()
-    PAGE.write_text(page[: page.index(BEGIN) + len(BEGIN)] + rows() + page[page.index(END) :])
+    page = _replaced(PAGE.read_text(), FEATURES_BEGIN, FEATURES_END, features())
+    PAGE.write_text(_replaced(page, BEGIN, END, rows()))

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from planner import paper, upstream
-from planner.errors import TraceError
+from planner.errors import TorchVersionError, TraceError
 from planner.measuring import rank_recorder
 from planner.paper import compiled
-from planner.upstream import checking, sources, table
+from planner.upstream import __main__ as command
+from planner.upstream import checking, sources, table, versions
 from planner.upstream.entries import Change, Entry, Kind
 
 REPOSITORY = Path(__file__).parents[2]
@@ -263,3 +264,63 @@ def test_dtypes_have_the_names_that_torch_gives_them() -> None:
 def test_no_more_gpus_are_seen_than_torch_can_count() -> None:
     with paper.gpu("sm_90", gpus=2000):
         assert torch.cuda.device_count() == 120
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "lacking"),
+    [
+        (
+            "2.6.0+cu124",
+            ["init_sync of DistributedDataParallel", "Muon", "checkpoints saved in the background", "pipelines"],
+        ),
+        ("2.9.1", ["pipelines"]),
+        ("2.13.0+cpu", []),
+        ("2.15.0", ["pipelines"]),
+    ],
+)
+def test_what_a_version_lacks_is_known_by_name(
+    torch_version: str, lacking: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions.importlib.metadata, "version", lambda _name: torch_version)
+    monkeypatch.setattr(versions, "installed", versions.installed.__wrapped__)
+
+    assert [name for name in versions.FEATURES if not versions.has(name)] == lacking
+
+
+def test_what_is_asked_for_and_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions.importlib.metadata, "version", lambda _name: "2.6.0+cu124")
+    monkeypatch.setattr(versions, "installed", versions.installed.__wrapped__)
+
+    with pytest.raises(TorchVersionError) as caught:
+        versions.require("Muon", place="train.optimizer.name")
+
+    assert str(caught.value) == (
+        "train.optimizer.name: Muon: not with torch 2.6.0+cu124: torch.optim has no such optimizer\n"
+        "  allowed: torch 2.9 and newer\n"
+        "  change:  plan with one of these, whichever the job runs: software.torch says which"
+    )
+
+
+def test_what_changed_between_two_folders_is_shown_with_its_lines(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / "somewhere.py").write_text(SOURCE.replace("return 2", "return 3"))
+    monkeypatch.setattr(command.table, "TABLE", (entry_of("first"), entry_of("Kept._second")))
+
+    assert list(command.changed("torch", str(folder), str(new))) == [
+        "changed  torch.somewhere:Kept._second (patch, refused): a test []",
+        "    @@ -1,3 +1,3 @@",
+        "         def _second(self):",
+        "             # a remark",
+        "    -        return 2",
+        "    +        return 3",
+    ]
+
+
+def test_between_known_versions_the_targets_are_named() -> None:
+    lines = list(command.changed("torch", "2.14", "2.15"))
+
+    assert any(line.startswith("gone     torch.distributed.pipelining.stage:PipelineStage._warmup_") for line in lines)
+    assert list(command.changed("torch", "2.15", "2.15")) == []

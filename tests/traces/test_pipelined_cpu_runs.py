@@ -10,9 +10,9 @@ from cpu_runs import Both, assert_alike, both_ways, without
 
 from planner.events import Alloc, Event, Free, Mark, Phase
 from planner.job.schema import Decoder, Job, Metadata, Model, Optimizer, Parallel, Pp, Recompute, Train
-from planner.training import stages
+from planner.upstream import versions
 
-pytestmark = pytest.mark.skipif(not stages.ARE_PLANNED, reason="pipelines are planned with torch 2.13")
+pytestmark = pytest.mark.skipif(not versions.has("pipelines"), reason=versions.FEATURES["pipelines"].why)
 _MICRO_BATCHES = 4
 _OF_THE_HOST_BYTES = 5056
 """Scalars of the loss, and the state of the random numbers that recomputation keeps: on a GPU, the host has them."""

@@ -20,3 +20,19 @@ from planner.units import MIB
 )
 def test_the_workspace_of_cublas(arch: str, torch: str, workspace_bytes: int) -> None:
     assert target_of(arch, torch).workspace_bytes == workspace_bytes
+
+
+@pytest.mark.parametrize(
+    ("arch", "cuda", "torch", "prefers"),
+    [
+        ("sm_90", "12.8", "2.8", False),
+        ("sm_90", "12.8", "2.9", True),
+        ("sm_90", "12.8", "2.10", False),  # its cuDNN is too old
+        ("sm_90", "13.0", "2.10", True),
+        ("sm_100", "13.0", "2.13", True),
+        ("sm_80", "13.0", "2.13", False),
+        ("sm_120", "13.0", "2.13", False),
+    ],
+)
+def test_whose_attention_comes_first(arch: str, cuda: str, torch: str, prefers: bool) -> None:
+    assert target_of(arch, torch).prefers_cudnn_attention(cuda, torch) is prefers

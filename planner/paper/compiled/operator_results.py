@@ -47,5 +47,4 @@ def assert_size_stride(
 
 def _is_programs_own(name: str) -> bool:
     """Whether a function in Python says what the operator returns (`torch.library.register_fake`)."""
-    entry = singleton.get(name)
-    return entry is not None and entry.fake_impl.kernel is not None
+    return singleton.find(name).fake_impl.kernel is not None

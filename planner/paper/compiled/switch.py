@@ -83,16 +83,18 @@ def enable(
 def _replaced() -> dict[str, Any]:
     from planner.paper.compiled import timed, unloaded
 
+    # They came with torch 2.13; what stands for them with 2.8.
     chosen = "torch._dynamo.variables.ctx_manager:CUDADeviceVariable"
     return {
-        f"{chosen}._exchange_fn": staticmethod(torch._C._accelerator_exchangeDevice),
-        f"{chosen}._maybe_exchange_fn": staticmethod(torch._C._accelerator_maybeExchangeDevice),
+        f"{chosen}._exchange_fn": staticmethod(getattr(torch._C, "_accelerator_exchangeDevice", None)),
+        f"{chosen}._maybe_exchange_fn": staticmethod(getattr(torch._C, "_accelerator_maybeExchangeDevice", None)),
         "torch._inductor.codecache:PyCodeCache.load": unloaded.write_down,
         "torch._inductor.scheduler:has_triton": lambda: True,
         "torch._inductor.fx_passes.pad_mm:has_triton": lambda: True,
         "torch._inductor.kernel.mm_grouped:has_triton": lambda: True,
         "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
         "torch._inductor.fx_passes.pad_mm:_should_pad": timed.should_pad,
+        "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": timed.should_pad,
     }
 
 
@@ -130,6 +132,9 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
     # A state of random numbers would be kept in a generator of CUDA's, which a CPU build lacks; neither takes memory.
     functorch = {"graphsafe_rng_functionalization": False}
     dynamo = {"fail_on_recompile_limit_hit": as_asked}
+    # Two of them came with torch 2.7.
+    functorch = {name: value for name, value in functorch.items() if hasattr(torch._functorch.config, name)}
+    dynamo = {name: value for name, value in dynamo.items() if hasattr(torch._dynamo.config, name)}
     before = torch.compiler.config.cache_key_tag
     torch.compiler.config.cache_key_tag = caches.tag(arch)
     try:
@@ -146,14 +151,14 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
 def _telling(recorder: Recorder | None, limit: time_limit.TimeLimit) -> upstream.Wrapper:
     """Around `install_callbacks` (torch 2.13, torch/_dynamo/callback.py), inside which something is compiled, or a
     CUDA graph is captured: that is the program's."""
-    from torch._dynamo.callback import CallbackTrigger
 
     def wrap(real: Any) -> Any:
         @contextmanager
-        def compiling(trigger: Any, *arguments: Any, **options: Any) -> Iterator[None]:
-            captures = trigger is CallbackTrigger.CUDAGRAPH_RECORDING
+        def compiling(handler: Any, *triggers: Any, **options: Any) -> Iterator[None]:
+            # Before torch 2.8 nothing says why; graphs were captured unheard.
+            captures = any(getattr(each, "name", "") == "CUDAGRAPH_RECORDING" for each in triggers)
             silent = nullcontext() if captures or recorder is None else recorder.compiling()
-            with limit.counted(), silent, real(trigger, *arguments, **options):
+            with limit.counted(), silent, real(handler, *triggers, **options):
                 yield
 
         return compiling

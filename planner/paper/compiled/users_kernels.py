@@ -29,7 +29,9 @@ def launched_as_nothing(target: Target) -> Iterator[None]:
         yield
         return
     driver = importlib.import_module("triton.runtime.driver").driver
-    if driver._active is not None:  # whoever runs a program has put a driver there, and launches nothing
+    # As it is before anybody asks: none, and in early Triton (3.2, that of torch 2.6) what will find one.
+    place, unasked = ("_active", None) if hasattr(driver, "_active") else ("active", driver.default)
+    if getattr(driver, place) is not unasked:  # whoever runs a program has put a driver there, and launches nothing
         yield
         return
     with upstream.patch_targets("triton launches", replaced=dict.fromkeys(_LAUNCHES, _launch_nothing)):
@@ -37,7 +39,7 @@ def launched_as_nothing(target: Target) -> Iterator[None]:
         try:
             yield
         finally:
-            driver._active = None  # asked for again, it is found anew
+            setattr(driver, place, unasked)  # asked for again, it is found anew
 
 
 def _launch_nothing(*_arguments: Any, **_options: Any) -> None: ...

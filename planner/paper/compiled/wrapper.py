@@ -27,11 +27,11 @@ class PaperWrapper(PythonWrapperCodegen):
 
     @classmethod
     def create(
-        cls, is_subgraph: bool, subgraph_name: str | None, parent_wrapper: Any, partition_signatures: Any = None
+        cls, is_subgraph: bool, subgraph_name: str | None, parent_wrapper: Any, *partition_signatures: Any
     ) -> PythonWrapperCodegen:
         if is_subgraph:
             assert subgraph_name is not None
-            return PaperSubgraph(subgraph_name, parent_wrapper, partition_signatures)
+            return PaperSubgraph(subgraph_name, parent_wrapper, *partition_signatures)  # which came with torch 2.7
         return cls()
 
     def write_header(self) -> None:
@@ -56,8 +56,8 @@ class PaperWrapper(PythonWrapperCodegen):
         """Of the module and operator of a node, among those of the code that is written."""
         return self._origins.setdefault(graph_origins.of_node(node), len(self._origins))
 
-    def generate_after_suffix(self, result: IndentedBuffer) -> None:
-        super().generate_after_suffix(result)
+    def generate_end(self, result: IndentedBuffer) -> None:
+        super().generate_end(result)
         result.splice(
             f"""
             origins = Origins({list(self._origins)!r}, {assumptions.of_this_compilation()!r})

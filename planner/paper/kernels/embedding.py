@@ -6,6 +6,7 @@ import torch
 
 from planner.paper.kernels.sorting import bits_of, radix_sort_bytes, scan_bytes
 from planner.paper.kernels.table import cuda, like_meta, scratch, target
+from planner.upstream import versions
 
 _FEW_INDICES = 3072
 _ROWS_PER_THREAD = 10
@@ -22,8 +23,7 @@ def embedding_dense_backward(
     """Source: torch 2.13 aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu.
 
     Up to 3,072 indices take nothing. More are sorted, and partial sums of up to ten rows are kept in float32: about a
-    row for every different index. Before torch 2.11 this was so for any number of different indices; since then, few
-    of them are added with atomics (`_few_rows`).
+    row for every different index. Since torch 2.11 few of them are added with atomics (`_few_rows`).
     """
     places, count = indices.contiguous(), indices.numel()
     whole = gradient.contiguous()
@@ -107,7 +107,7 @@ def _scan(items: int, item_bytes: int) -> None:
 
 def _few_rows(segments: int, pieces: int, width: int) -> bool:
     """Whether atomics are used: the sums of the segments would leave multiprocessors idle."""
-    if torch.are_deterministic_algorithms_enabled():
+    if torch.are_deterministic_algorithms_enabled() or not versions.since(2, 11):
         return False
     warped = -(-width // 32) * 32
     blocks = -(-segments * warped // min(warped, _LARGEST_BLOCK))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from planner.paper.kernels.table import cpu, cuda, target
+from planner.upstream import versions
 
 Tensor = torch.Tensor
 
@@ -80,6 +81,9 @@ def _flash_packed(q: Tensor, batch: int, max_q: int, max_k: int, dropout: float)
 
 
 def _flash_seeds(dropout: float) -> tuple[Tensor, Tensor]:
+    """Since torch 2.7 on the device; before two numbers on the host, seed and offset."""
+    if not versions.since(2, 7):
+        return torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.int64)
     seed = torch.empty(2, dtype=torch.uint64, device="cuda")
     unused = torch.empty((), dtype=torch.uint64, device="cuda")
     if dropout > 0.0:

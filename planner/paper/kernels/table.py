@@ -50,13 +50,25 @@ def choose(new: Target) -> None:
 
 
 def install() -> None:
-    """Register every kernel of the table with torch, once for the process."""
+    """Register every kernel of the table with torch, once for the process: of the operators that this torch has."""
     global _library
     if _library is not None:
         return
     _library = torch.library.Library("aten", "IMPL")
-    for operator in sorted({*_cuda, *_cpu}):
+    for operator in sorted(filter(_exists, {*_cuda, *_cpu})):
         _library.impl(operator, _make_kernel(operator), "CUDA")
+
+
+def _operator(operator: str) -> Any:
+    name, _, overload = operator.partition(".")
+    return getattr(getattr(torch.ops.aten, name), overload or "default")
+
+
+def _exists(operator: str) -> bool:
+    try:
+        return _operator(operator) is not None
+    except AttributeError:
+        return False
 
 
 def _make_kernel(operator: str) -> Callable[..., Any]:
@@ -82,8 +94,7 @@ def _make_kernel(operator: str) -> Callable[..., Any]:
 
 def _find_written_arguments(operator: str) -> list[int]:
     """Positions of the tensors that the operator writes to."""
-    name, _, overload = operator.partition(".")
-    schema = getattr(getattr(torch.ops.aten, name), overload or "default")._schema
+    schema = _operator(operator)._schema
     return [
         position
         for position, argument in enumerate(schema.arguments)
@@ -93,8 +104,7 @@ def _find_written_arguments(operator: str) -> list[int]:
 
 def like_meta(operator: str, *args: Any, **kwargs: Any) -> Any:
     """Results of the operator as its meta kernel shapes them, born on the paper GPU."""
-    name, _, overload = operator.partition(".")
-    call = getattr(getattr(torch.ops.aten, name), overload or "default")
+    call = _operator(operator)
     with torch._C.DisableTorchFunction():
         return torch.utils._pytree.tree_map(_to_paper, call(*torch.utils._pytree.tree_map(_to_meta, args), **kwargs))
 

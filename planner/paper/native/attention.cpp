@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "versions.h"
 
 namespace paper {
 namespace {
@@ -100,7 +101,7 @@ bool can_use_cudnn(const sdp_params& params) {
   if (!at_least(80) || capability > 121 || !cudnn_dropout(params)) return false;
   return sdp::check_nonzero_sequence_lengths_dense(params, kQuiet) &&
          sdp::check_last_dim_stride_equals_1_dense<true>(params, kQuiet) &&
-         sdp::check_batch_size_and_num_heads_dense<true, false>(params, kQuiet) && cudnn_head_dims(params) &&
+         cudnn_takes_heads(params) && cudnn_head_dims(params) &&
          params.key.size(2) != 1;
 }
 

@@ -14,6 +14,7 @@
 #include "memory.h"
 #include "pinned.h"
 #include "trace.h"
+#include "versions.h"
 
 namespace paper {
 namespace {
@@ -40,11 +41,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return {kType, device_now}; }
   void setDevice(c10::Device device) const override { device_now = device.index(); }
   void uncheckedSetDevice(c10::Device device) const noexcept override { device_now = device.index(); }
-  c10::Stream getStream(c10::Device device) const override { return named(device, stream_now); }
+  c10::Stream getStream(c10::Device device) const PAPER_NOEXCEPT_BEFORE_2_7 override { return named(device, stream_now); }
   c10::Stream getDefaultStream(c10::Device device) const override { return named(device, 0); }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
   c10::Stream getNewStream(c10::Device device, int) const override { return named(device, ++last_stream); }
-  c10::Stream exchangeStream(c10::Stream stream) const override {
+  c10::Stream exchangeStream(c10::Stream stream) const PAPER_NOEXCEPT_BEFORE_2_7 override {
     const auto old = getStream(stream.device());
     stream_now = stream.id();
     return old;
@@ -75,8 +76,8 @@ struct Hooks final : at::CUDAHooksInterface {
   explicit Hooks(at::CUDAHooksArgs) {}
 
   void init() const override {}
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
+  bool isBuilt() const PAPER_OVERRIDE_SINCE_2_7 { return true; }
+  bool isAvailable() const PAPER_OVERRIDE_SINCE_2_7 { return true; }
   bool hasCUDA() const override { return true; }
   bool hasCUDART() const override { return true; }
   bool hasCuDNN() const override { return true; }
@@ -85,8 +86,8 @@ struct Hooks final : at::CUDAHooksInterface {
   bool hasCuBLASLt() const override { return true; }
   bool compiledWithCuDNN() const override { return true; }
   long versionCuDNN() const override { return kCudnnVersion; }
-  long versionRuntimeCuDNN() const override { return kCudnnVersion; }
-  long versionCuDNNFrontend() const override { return kCudnnVersion; }
+  long versionRuntimeCuDNN() const PAPER_OVERRIDE_SINCE_2_9 { return kCudnnVersion; }
+  long versionCuDNNFrontend() const PAPER_OVERRIDE_SINCE_2_9 { return kCudnnVersion; }
   long versionCUDART() const override { return kCudaVersion; }
   // Part of torch.__config__.show(), which programs write into their logs.
   std::string showConfig() const override {
@@ -99,7 +100,7 @@ struct Hooks final : at::CUDAHooksInterface {
   bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
   bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
   bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }
-  bool supportsBFloat16RNNWithCuDNN() const override { return true; }
+  bool supportsBFloat16RNNWithCuDNN() const PAPER_OVERRIDE_SINCE_2_10 { return true; }
   double batchnormMinEpsilonCuDNN() const override { return 0.0; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(device_count.load()); }
@@ -138,7 +139,7 @@ C10_REGISTER_TYPED_CLASS_WITH_PRIORITY(CUDAHooksRegistry, "CUDAHooks", c10::REGI
 
 extern "C" {
 void paper_install_device() {
-  c10::impl::registerDeviceGuard(c10::DeviceType::CUDA, new paper::Guard());
+  paper::register_device_guard(c10::DeviceType::CUDA, new paper::Guard());
   paper::install_allocator();
 }
 // A trace begins: streams are numbered as in a process that traced nothing before. Returns how many of the devices torch

@@ -22,6 +22,7 @@ from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
 from planner.training.observer import NullObserver, Observer
+from planner.upstream import versions
 
 COMM_HOOKS = ("", "fp16_compress", "bf16_compress", "power_sgd")
 
@@ -58,6 +59,8 @@ class ObservedDdp(DistributedDataParallel):
                 allowed=", ".join(name or "none" for name in COMM_HOOKS),
                 place="parallel.dp_replicate.comm_hook",
             )
+        if not spec.init_sync:
+            versions.require("init_sync of DistributedDataParallel", place="parallel.dp_replicate.init_sync")
         # Set before nn.Module is initialised: plain attributes that the constructor below already needs.
         object.__setattr__(self, "_observer", observer)
         object.__setattr__(self, "_sync", ExitStack())
@@ -68,7 +71,7 @@ class ObservedDdp(DistributedDataParallel):
                 module,
                 process_group=process_group,
                 broadcast_buffers=spec.broadcast_buffers,
-                init_sync=spec.init_sync,
+                **({} if spec.init_sync else {"init_sync": False}),
                 bucket_cap_mb=spec.bucket_cap_mb,
                 find_unused_parameters=spec.find_unused_parameters,
                 gradient_as_bucket_view=spec.gradient_as_bucket_view,

@@ -28,6 +28,7 @@ from planner.events import Category
 from planner.job import schema
 from planner.training.dtypes import floating
 from planner.training.observer import NullObserver, Observer
+from planner.upstream import versions
 
 _GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam"
@@ -50,7 +51,9 @@ def shard(
         after = spec.reshard_after_forward if reshard else False
         fully_shard(part, mesh=mesh, mp_policy=policy_of_parts, offload_policy=offload, reshard_after_forward=after)
     # The root's own parameters are needed again at once when the backward begins: fully_shard keeps them unless told.
-    kept = False if spec.reshard_after_forward is False else None
+    # Since torch 2.8 that is what None stands for, before it is so whatever the root is told.
+    usual = None if versions.since(2, 8) else True
+    kept = False if spec.reshard_after_forward is False else usual
     root = fully_shard(model, mesh=mesh, mp_policy=policy_of_parts, offload_policy=offload, reshard_after_forward=kept)
     _prefetch([block for block in blocks if isinstance(block, FSDPModule)], spec.prefetch)
     return root
