@@ -37,7 +37,8 @@ def assert_size_stride(
     Raises AssertionError as that one does.
     """
     try:
-        torch._C._dynamo.guards.assert_size_stride(tensor, size, stride, operator)
+        named = (operator,) if operator else ()  # which torch 2.6 does not take
+        torch._C._dynamo.guards.assert_size_stride(tensor, size, stride, *named)
     except AssertionError:
         name = operator.removeprefix("torch.ops.").removesuffix(".default").replace(".", "::", 1)
         if not _goes_on or tuple(tensor.size()) != tuple(size) or not _is_programs_own(name):

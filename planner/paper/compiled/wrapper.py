@@ -13,6 +13,7 @@ from torch._inductor.virtualized import V
 from torch.utils._triton import has_triton_package
 
 from planner.paper.compiled import assumptions, graph_origins
+from planner.upstream import versions
 
 
 class PaperWrapper(PythonWrapperCodegen):
@@ -46,6 +47,9 @@ class PaperWrapper(PythonWrapperCodegen):
         """Code of users' kernels needs Triton's names; Inductor's own does not."""
         if has_triton_package():
             self.imports.splice("import triton\nimport triton.language as tl")
+        if not versions.since(2, 7):  # whose code computes the grid of a launch itself
+            names = "grid = split_scan_grid = grid_combo_kernels = cooperative_reduction_grid"
+            self.imports.writeline(f"{names} = lambda *_sizes, **_options: None")
         self.imports.writeline(V.graph.device_ops.import_get_raw_stream_as("get_raw_stream"))
 
     def enter_context(self, ctx: Any) -> None:
