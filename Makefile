@@ -44,9 +44,9 @@ ON_CUDA := $(addprefix tests/,installed replays running/test_readme.py running/t
 $(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
 	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
-	.ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest hypothesis httpx peft deepspeed" $(WHEEL) newest
+	.ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest hypothesis httpx peft deepspeed" $(WHEEL) index
 	@touch $@
-test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel and the newest torch as the index has it
+test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel and the tested torch as the index has it
 	OMP_NUM_THREADS=1 nice -n 19 $(WHEEL)/bin/pytest -p no:cacheprovider -m "not soak" $(ON_CUDA)
 
 soak: $(READY) ## the rest of the tests, and all cases of those of which CI takes a share (half an hour)

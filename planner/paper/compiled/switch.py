@@ -85,9 +85,11 @@ def _replaced() -> dict[str, Any]:
 
     # They came with torch 2.13; what stands for them with 2.8.
     chosen = "torch._dynamo.variables.ctx_manager:CUDADeviceVariable"
+    exchange: Any = getattr(torch._C, "_accelerator_exchangeDevice", None)
+    maybe_exchange: Any = getattr(torch._C, "_accelerator_maybeExchangeDevice", None)
     return {
-        f"{chosen}._exchange_fn": staticmethod(getattr(torch._C, "_accelerator_exchangeDevice", None)),
-        f"{chosen}._maybe_exchange_fn": staticmethod(getattr(torch._C, "_accelerator_maybeExchangeDevice", None)),
+        f"{chosen}._exchange_fn": staticmethod(exchange),
+        f"{chosen}._maybe_exchange_fn": staticmethod(maybe_exchange),
         "torch._inductor.codecache:PyCodeCache.load": unloaded.write_down,
         "torch._inductor.scheduler:has_triton": lambda: True,
         "torch._inductor.fx_passes.pad_mm:has_triton": lambda: True,

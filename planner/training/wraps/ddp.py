@@ -61,6 +61,7 @@ class ObservedDdp(DistributedDataParallel):
             )
         if not spec.init_sync:
             versions.require("init_sync of DistributedDataParallel", place="parallel.dp_replicate.init_sync")
+        initial: dict[str, Any] = {} if spec.init_sync else {"init_sync": False}  # torch 2.6 does not know it
         # Set before nn.Module is initialised: plain attributes that the constructor below already needs.
         object.__setattr__(self, "_observer", observer)
         object.__setattr__(self, "_sync", ExitStack())
@@ -71,7 +72,7 @@ class ObservedDdp(DistributedDataParallel):
                 module,
                 process_group=process_group,
                 broadcast_buffers=spec.broadcast_buffers,
-                **({} if spec.init_sync else {"init_sync": False}),
+                **initial,
                 bucket_cap_mb=spec.bucket_cap_mb,
                 find_unused_parameters=spec.find_unused_parameters,
                 gradient_as_bucket_view=spec.gradient_as_bucket_view,
