@@ -12,6 +12,7 @@ import rendered_chart
 import yaml
 from rendered_chart import VALUE_SETS, Document, Pod, of_kind, only, pods, rendered
 
+from planner.admission import kubernetes
 from planner.admission.policy import Answer, Policy
 
 GIVEN = {
@@ -304,7 +305,18 @@ def test_a_webhook_that_is_away_stops_nobody_unless_somebody_wants_that() -> Non
 
     assert (careful["failurePolicy"], strict["failurePolicy"]) == ("Ignore", "Fail")
     assert [each["name"] for each in careful["matchConditions"]] == ["names-a-spec"]
-    assert "matchConditions" not in strict
+
+
+def test_a_site_that_insists_on_specs_is_asked_about_every_pod_with_a_gpu_and_every_kind_of_job() -> None:
+    (careful,) = only(rendered("webhook-cert-manager"), "ValidatingWebhookConfiguration")["webhooks"]
+    (strict,) = only(rendered("webhook-given-certificate"), "ValidatingWebhookConfiguration")["webhooks"]
+
+    more = [each["resources"] for each in strict["rules"] if each not in careful["rules"]]
+    assert more == [["pods"], ["mpijobs"], ["trainjobs"]]
+    assert [each for each in careful["rules"] if each not in strict["rules"]] == []
+    (condition,) = strict["matchConditions"]
+    assert condition["name"] == "no-pod-without-a-gpu"
+    assert f"'^{kubernetes._ANY_GPU.pattern}$'" in condition["expression"]
 
 
 def test_the_webhook_checks_the_same_jobs_as_the_manifests_without_helm() -> None:
