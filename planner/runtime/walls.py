@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import site
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,8 @@ FILE_BYTES = 512 * MIB
 TMP_BYTES = 256 * MIB
 OVERLAY_BYTES = 1024 * MIB
 """What it may write into a folder that is covered by an overlay; a hole in a file does not count."""
+_MOST_OVERLAID = 100_000
+"""Files of a folder that is covered by an overlay."""
 NOBODY = 65534
 _TOOLS = ("bwrap", "prlimit", "setpriv")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
@@ -109,8 +112,8 @@ class Walls:
         libraries = map(str, user_cache().glob("paper-*"))
         readable = [*_SYSTEM, *_ETC, *_python(), *libraries, *self.readable]
         there = _outermost(readable)
-        covered = ("--bind", overlay.COVERED, self.overlaid) if self.overlaid else ()
-        parents = [part for path in _parents([*there, *covered[2:]]) for part in ("--perms", "0755", "--dir", path)]
+        covered = ("--bind", overlay.COVERED, self.overlaid, *_list_closed(self.overlaid)) if self.overlaid else ()
+        parents = [part for path in _parents([*there, *covered[2:3]]) for part in ("--perms", "0755", "--dir", path)]
         binds = [part for path in there for part in ("--ro-bind", path, path)]
         devices = [part for path in self.devices for part in ("--dev-bind-try", path, path)]
         shared = ["--share-net", "--ro-bind", "/sys", "/sys"] if self.network else []
@@ -212,6 +215,32 @@ def _list_hidden_paths() -> list[str]:
     return folders + [
         part for path in _HIDDEN_FILES if os.path.exists(path) for part in ("--ro-bind", "/dev/null", path)
     ]
+
+
+def _list_closed(folder: str) -> Iterator[str]:
+    """What covers the parts of a folder that not everybody may read: code that runs as their owner could.
+
+    Raises WallsError for a folder of so many files that they cannot be looked through for each start.
+    """
+    if os.geteuid() == 0:  # the code is somebody else
+        return
+    looked = 0
+    for path, folders, files in os.walk(folder):
+        looked += 1 + len(files)
+        if looked > _MOST_OVERLAID:
+            raise WallsError(
+                f"{folder} has more than {_MOST_OVERLAID:,} files, too many to look for those that are not everybody's",
+                remedy="keep the program in a folder without its data",
+                place="program",
+            )
+        for name in [*folders, *files]:
+            each = os.path.join(path, name)
+            mode = os.lstat(each).st_mode
+            if stat.S_ISDIR(mode) and mode & 0o005 != 0o005:
+                folders.remove(name)
+                yield from ("--perms", "0755", "--tmpfs", each)
+            elif stat.S_ISREG(mode) and not mode & stat.S_IROTH:
+                yield from ("--ro-bind", "/dev/null", each)
 
 
 def _resource_limits(limits: Limits) -> tuple[str, ...]:

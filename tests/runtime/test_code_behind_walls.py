@@ -172,6 +172,25 @@ def test_its_own_variables_and_folder_reach_nothing_outside(is_root: bool, progr
     assert [path.name for path in programs.iterdir()] == ["child_programs.py"]
 
 
+@pytest.mark.parametrize("is_root", [True, False], ids=["root", "user"])
+def test_of_its_own_folder_it_reads_what_everybody_may(is_root: bool, programs: Path) -> None:
+    owner = 0 if is_root else 4321  # as whom the walls are stood up
+    for path, mode in {"a.txt": 0o644, "b.txt": 0o600, "open/c.txt": 0o640, "closed/d.txt": 0o644}.items():
+        (programs / path).parent.mkdir(exist_ok=True)
+        (programs / path).write_text(f"content of {path}")
+        (programs / path).chmod(mode)
+        os.chown(programs / path, owner, owner)
+    (programs / "closed").chmod(0o700)
+    os.chown(programs / "closed", owner, owner)
+    behind = Walls(overlaid=str(programs), variables={"PYTHONPATH": str(programs)}, as_root=is_root)
+    asked = {"task": task("reads_texts_below", str(programs)), "limits": LIMITS, "walls": behind}
+
+    answer = running.run(**asked) if is_root else asked_as_user(asked, programs)
+
+    assert "found" in answer.parts, answer.last_line
+    assert json.loads(answer.parts["found"]) == ["content of a.txt"]
+
+
 @WHO
 def test_its_standard_input_is_empty_and_no_file_that_it_may_write(run: Any, programs: Path) -> None:
     answer = run(task("writes_into_its_input", "x" * 10_000), LIMITS, programs)
