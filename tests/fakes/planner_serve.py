@@ -104,6 +104,9 @@ class Service:
     def post(self, job: Job, path: str = "/v1/plans", seconds: float = 120) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=job, timeout=seconds)
 
+    def send(self, path: str, **sent: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", timeout=120, **sent)
+
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=30)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ordinary_user import ROOT, USER, as_user
 from runtime_children import task
 
 from planner.errors import SpecError
@@ -27,7 +28,6 @@ from planner.tracing.isolated import trace_isolated
 from planner.tracing.isolation import Isolation
 from planner.units import GIB, MIB
 
-ROOT = Path(__file__).parents[2]
 LIMITS = Limits(seconds=60, memory_bytes=GIB, tasks=64, answer_bytes=8 * MIB)
 ASKED = """
 import pickle, sys
@@ -59,20 +59,6 @@ def asked_as_user(request: dict[str, Any], folder: Path) -> Answer:
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr.decode()
     return pickle.loads(ended.stdout)
-
-
-def as_user(folder: Path) -> list[str]:
-    """Where root's home is closed to others, its interpreter is shown at the same place."""
-    interpreter = [sys.prefix, sys.base_prefix, str(user_cache()), str(ROOT), str(folder)]
-    shown = [part for path in interpreter if os.path.exists(path) for part in ("--ro-bind", path, path)]
-    parents = walls._parents(interpreter)
-    opened = [part for path in parents if path in ("/root", "/tmp") for part in ("--perms", "1777", "--tmpfs", path)]
-    made = [part for path in parents for part in ("--perms", "0755", "--dir", path)]
-    return [
-        "bwrap", "--dev-bind", "/", "/", *opened, *made, *shown, "--",
-        "setpriv", "--reuid=4321", "--regid=4321", "--clear-groups", "--inh-caps=-all", "--no-new-privs", "--",
-        "env", "HOME=/nonexistent",
-    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -174,7 +160,7 @@ def test_its_own_variables_and_folder_reach_nothing_outside(is_root: bool, progr
 
 @pytest.mark.parametrize("is_root", [True, False], ids=["root", "user"])
 def test_of_its_own_folder_it_reads_what_everybody_may(is_root: bool, programs: Path) -> None:
-    owner = 0 if is_root else 4321  # as whom the walls are stood up
+    owner = 0 if is_root else USER  # as whom the walls are stood up
     for path, mode in {"a.txt": 0o644, "b.txt": 0o600, "open/c.txt": 0o640, "closed/d.txt": 0o644}.items():
         (programs / path).parent.mkdir(exist_ok=True)
         (programs / path).write_text(f"content of {path}")
