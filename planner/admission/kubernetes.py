@@ -28,8 +28,8 @@ _ANY_GPU = re.compile(r"[^/]+/(.*[-.])?(gpu.*|mig-.*|i915.*|xe)")
 """Resources that are GPUs or parts of them: `amd.com/gpu`, `nvidia.com/mig-1g.10gb`, `nvidia.com/gpu.shared`."""
 _ASKING = ("limits", "requests")
 _MOST_PARTS = 100_000
-_OWNED = "Pod"
-"""Of this kind those that a controller makes are its own: it was asked about what they are of."""
+_ASKED_BEFORE = frozenset(("Job", "JobSet", "MPIJob", "PyTorchJob", "RayCluster", "RayJob", "TrainJob"))
+"""What controllers of these make was asked about with them, or with what made them. Not so a Deployment's pods."""
 USUAL_KEY = "job.yaml"
 _MOST_GPUS = 2**24
 _DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -118,7 +118,7 @@ def read_submission(job: Mapping[str, Any], namespace: str = "") -> Submission:
         uid=_text(metadata.get("uid")),
         annotations=_mapping(metadata.get("annotations")),
         pods=tuple(known.pods(_mapping(job.get("spec")))) if known else (),
-        asks_for_gpus=not (kind == _OWNED and _is_controlled(metadata)) and asks_for_gpus(job.get("spec")),
+        asks_for_gpus=not _is_part_of_job(metadata) and asks_for_gpus(job.get("spec")),
     )
 
 
@@ -144,8 +144,9 @@ def asks_for_gpus(part: Any) -> bool:
     return False
 
 
-def _is_controlled(metadata: Mapping[str, Any]) -> bool:
-    return any(_mapping(each).get("controller") is True for each in _list(metadata.get("ownerReferences")))
+def _is_part_of_job(metadata: Mapping[str, Any]) -> bool:
+    owners = map(_mapping, _list(metadata.get("ownerReferences")))
+    return any(each.get("controller") is True and _text(each.get("kind")) in _ASKED_BEFORE for each in owners)
 
 
 def carries_spec(annotations: Mapping[str, Any]) -> bool:

@@ -109,16 +109,26 @@ def test_whatever_asks_for_any_gpu_is_known_to_ask(name: str) -> None:
     assert read_submission(ASKING[name]).asks_for_gpus
 
 
-def test_none_no_gpu_and_a_controllers_pod_ask_for_nothing() -> None:
-    owned = {"ownerReferences": [{"kind": "Job", "name": "x", "controller": True}]}
+def controlled_by(kind: str) -> dict[str, Any]:
+    return {"ownerReferences": [{"kind": kind, "name": "x", "controller": True}]}
 
+
+def test_none_no_gpu_and_the_parts_of_a_job_ask_for_nothing() -> None:
     for job in (
         {"kind": "Pod", "spec": container_of("nvidia.com/gpu", "0")},
         {"kind": "Pod", "spec": container_of("example.com/gpus-of-the-mind", 0)},
         {"kind": "Pod", "spec": container_of("cpu", 4)},
-        {"kind": "Pod", "metadata": owned, "spec": container_of("nvidia.com/gpu", 8)},
+        {"kind": "Pod", "metadata": controlled_by("Job"), "spec": container_of("nvidia.com/gpu", 8)},
+        {"kind": "Job", "metadata": controlled_by("JobSet"), "spec": container_of("nvidia.com/gpu", 8)},
     ):
         assert not read_submission(job).asks_for_gpus
+
+
+@pytest.mark.parametrize("kind", ["ReplicaSet", "StatefulSet", "Job of another kind", 3, None, [], {}])
+def test_the_pods_of_what_is_no_job_ask_by_themselves(kind: Any) -> None:
+    pod = {"kind": "Pod", "metadata": controlled_by(kind), "spec": container_of("nvidia.com/gpu", 8)}
+
+    assert read_submission(pod).asks_for_gpus
 
 
 @pytest.mark.parametrize("odd", [None, 3, "x", [], {}, [None], [3], {"a": 3}, -1, "1e9", True])
