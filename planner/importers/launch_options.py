@@ -11,9 +11,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from planner.errors import SpecError
+from planner.job.size_limits import MOST_RANKS
 
 PLACE = "the launch line"
-_MOST_RANKS = 1 << 20
 
 TORCHRUN_WITH_VALUE = frozenset({
     "nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts",
@@ -108,8 +108,8 @@ def _short(word: str, short: Mapping[str, str], alone: Collection[str], program:
 
 def count_of(name: str, written: str) -> int:
     """A whole number from 1 on. Raises SpecError for anything else."""
-    if not re.fullmatch(r"[0-9]{1,7}", written) or not 0 < int(written) <= _MOST_RANKS:
-        raise refused(f"{name} is {written[:40]!a}", f"a whole number from 1 to {_MOST_RANKS:,}")
+    if not re.fullmatch(r"[0-9]{1,7}", written) or not 0 < int(written) <= MOST_RANKS:
+        raise refused(f"{name} is {written[:40]!a}", f"a whole number from 1 to {MOST_RANKS:,}")
     return int(written)
 
 

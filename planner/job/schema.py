@@ -193,6 +193,11 @@ class Gpu:
     arch: str = ""
     """Its compute capability; a named GPU brings it along."""
 
+    @property
+    def written(self) -> str | dict[str, str | int]:
+        """As a spec says it: the name, or the figures of one without a name."""
+        return self.name or {"total_bytes": self.total_bytes, "arch": self.arch}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:

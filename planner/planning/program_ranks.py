@@ -10,6 +10,7 @@ from itertools import product
 from planner.errors import SpecError
 from planner.events import Event, Free
 from planner.layout.rank_sets import RankSet
+from planner.report.statement import ranks_text
 from planner.running.order import RankRun
 from planner.tracing.traced import Trace
 
@@ -29,7 +30,7 @@ class RankShare:
     @property
     def named(self) -> str:
         """`rank 3`, or `ranks 0-6`."""
-        return f"rank {self.ranks}" if self.ranks.isdigit() else f"ranks {self.ranks}"
+        return ranks_text(self.ranks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def spec_text(run: RankRun, work: ProgramInputs) -> str:
         "parallel": draft.parallel,
         "cluster": {
             "nodes": work.line.nodes, "gpus_per_node": work.line.processes_per_node,
-            "gpu": work.gpu.name or {"total_bytes": work.gpu.total_bytes, "arch": work.gpu.arch},
+            "gpu": work.gpu.written,
         },
         "software": {"torch": work.software.torch, "cuda": work.software.cuda},
         **({"allocator": {"conf": run.allocator_conf}} if run.allocator_conf else {}),

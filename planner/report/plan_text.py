@@ -23,6 +23,7 @@ from planner.report.statement import (
     RankClassStatement,
     Verdict,
     change_text,
+    ranks_text,
     worst_verdict,
 )
 from planner.report.style import Style, size
@@ -385,7 +386,7 @@ def _where(holder: Holder) -> str:
 
 def ranks_of(statement: RankClassStatement) -> str:
     """`rank 3`, or `ranks 0-6`."""
-    return ("rank " if statement.ranks.isdigit() else "ranks ") + statement.ranks
+    return ranks_text(statement.ranks)
 
 
 def _moment(statement: RankClassStatement) -> str:

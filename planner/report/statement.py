@@ -118,6 +118,11 @@ class Advice:
     verdict: Verdict
 
 
+def ranks_text(ranks: str) -> str:
+    """`rank 3`, or `ranks 0-6`."""
+    return ("rank " if ranks.isdigit() else "ranks ") + ranks
+
+
 def change_text(change: Mapping[str, Any]) -> str:
     """Keys of a spec and their new values, as advice says them."""
     return ", ".join(

@@ -235,7 +235,10 @@ def _list_closed(folder: str) -> Iterator[str]:
             )
         for name in [*folders, *files]:
             each = os.path.join(path, name)
-            mode = os.lstat(each).st_mode
+            try:
+                mode = os.lstat(each).st_mode
+            except FileNotFoundError:  # gone meanwhile
+                continue
             if stat.S_ISDIR(mode) and mode & 0o005 != 0o005:
                 folders.remove(name)
                 yield from ("--perms", "0755", "--tmpfs", each)

@@ -194,8 +194,7 @@ def _reshard(value: Any, place: str) -> Change:
 
 
 def _gpu(value: Any, place: str) -> Change:
-    gpu = read_gpu(str(value), place)
-    return {"cluster.gpu": gpu.name or {"total_bytes": gpu.total_bytes, "arch": gpu.arch}}
+    return {"cluster.gpu": read_gpu(str(value), place).written}
 
 
 def _offload(value: Any, place: str) -> Change:

@@ -44,8 +44,7 @@ def only_new(job: Job, change: Change) -> dict[str, Any]:
 def value_at(job: Job, path: str) -> Any:
     """What the job says at a dotted key, as a spec writes it."""
     if path == "cluster.gpu":
-        gpu = job.cluster.gpu
-        return gpu.name or {"total_bytes": gpu.total_bytes, "arch": gpu.arch}
+        return job.cluster.gpu.written
     value: Any = job
     for key in path.split("."):
         if isinstance(value, Optimizer) and key != "name":
