@@ -31,6 +31,8 @@ OVERLAY_BYTES = 1024 * MIB
 """What it may write into a folder that is covered by an overlay; a hole in a file does not count."""
 _MOST_OVERLAID = 100_000
 """Files of a folder that is covered by an overlay."""
+_MOST_CLOSED = 256
+"""Of them, and of its folders, those that not everybody may read: each is named in a command, of 2 MiB at most."""
 NOBODY = 65534
 _TOOLS = ("bwrap", "prlimit", "setpriv")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
@@ -220,11 +222,12 @@ def _list_hidden_paths() -> list[str]:
 def _list_closed(folder: str) -> Iterator[str]:
     """What covers the parts of a folder that not everybody may read: code that runs as their owner could.
 
-    Raises WallsError for a folder of so many files that they cannot be looked through for each start.
+    Raises WallsError for a folder of so many files that they cannot be looked through for each start, or of so many
+    such parts that they cannot be said in a command.
     """
     if os.geteuid() == 0:  # the code is somebody else
         return
-    looked = 0
+    looked = closed = 0
     for path, folders, files in os.walk(folder):
         looked += 1 + len(files)
         if looked > _MOST_OVERLAID:
@@ -244,6 +247,15 @@ def _list_closed(folder: str) -> Iterator[str]:
                 yield from ("--perms", "0755", "--tmpfs", each)
             elif stat.S_ISREG(mode) and not mode & stat.S_IROTH:
                 yield from ("--ro-bind", "/dev/null", each)
+            else:
+                continue
+            closed += 1
+            if closed > _MOST_CLOSED:
+                raise WallsError(
+                    f"{folder} has more than {_MOST_CLOSED} files and folders that not everybody may read",
+                    remedy=f"chmod -R o+rX {folder}, or take them out",
+                    place="program",
+                )
 
 
 def _resource_limits(limits: Limits) -> tuple[str, ...]:

@@ -177,6 +177,15 @@ def test_of_its_own_folder_it_reads_what_everybody_may(is_root: bool, programs: 
     assert json.loads(answer.parts["found"]) == ["content of a.txt"]
 
 
+def test_a_folder_with_too_many_closed_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(257):
+        (tmp_path / str(number)).touch(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: USER)
+
+    with pytest.raises(WallsError, match="more than 256 files and folders that not everybody may read"):
+        list(walls._list_closed(str(tmp_path)))
+
+
 @WHO
 def test_its_standard_input_is_empty_and_no_file_that_it_may_write(run: Any, programs: Path) -> None:
     answer = run(task("writes_into_its_input", "x" * 10_000), LIMITS, programs)
