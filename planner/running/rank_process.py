@@ -86,6 +86,7 @@ def run_rank(
         answer = running.run(task, limits, walls=walled.walls_with(environment))
     if key is None:
         return _result_of(answer, limits, order)
+    answer = replace(answer, is_foreign=True)
     if answers.is_fault(answer):
         raise ProgramError(
             f"the program's process ended with a fault in planner's own code: {answers.fault_line(answer)}",
@@ -93,9 +94,6 @@ def run_rank(
             remedy="if it does, report this line, and the program if you may",
             place=order.line.program,
         )
-    told = answers.error_of(answer, is_foreign=True)
-    if told is not None and answer.exceeded is None:
-        raise told
     run = _result_of(answer, limits, order)
     return replace(run, highest_bytes=_check(answer, run, key))
 

@@ -19,9 +19,8 @@ _MOST_FAULT_CHARACTERS = 500
 _MOST_PROBLEM_BYTES = 1 << 20
 
 
-def error_of(answer: Answer, *, is_foreign: bool = False) -> PlannerError | None:
+def error_of(answer: Answer) -> PlannerError | None:
     """The error that the child's function raised, with its class and fields; None if it reports none that can be read.
-    A child that runs code of users (`is_foreign`) says what is wrong with a job, and nothing of a service or a request.
 
     Of a class that this process has not loaded, and that nobody in it can wait for, it is one of the nearest class from
     which that is derived.
@@ -36,7 +35,7 @@ def error_of(answer: Answer, *, is_foreign: bool = False) -> PlannerError | None
         known, kind = next(
             (each, kind)
             for each in document["kinds"]
-            if (kind := _loaded(each)) is not None and not (is_foreign and kind.__module__ != _OF_JOBS)
+            if (kind := _loaded(each)) is not None and not (answer.is_foreign and kind.__module__ != _OF_JOBS)
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, StopIteration, RecursionError):
         return None

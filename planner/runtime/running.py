@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from planner.runtime.cgroup import Cgroup
 from planner.runtime.fork_server import ForkServer
@@ -40,7 +41,7 @@ def run(
     if group is not None and not group.add(process.pid):
         group.kill()
         group = None
-    return supervise(process, limits, group=group, stopped=stopped)
+    return replace(supervise(process, limits, group=group, stopped=stopped), is_foreign=walls is not None)
 
 
 def _start_process(

@@ -71,6 +71,8 @@ class Answer:
     """False: the bytes were cut off, or no answer at all."""
     is_repeated: bool = False
     """Whether several parts have one name."""
+    is_foreign: bool = False
+    """Whether code of users ran there: it says what is wrong with a job, and nothing of a service or a request."""
     exit_code: int = 0
     """As `subprocess` has it: negative for a signal."""
     last_line: str = ""

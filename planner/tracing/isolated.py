@@ -45,7 +45,7 @@ def trace_isolated(
         raise _limit_error(answer.exceeded, job)
     if MEMORY in answer.parts:
         raise _limit_error(LimitExceededError(Limit.MEMORY, limits), job)
-    error = answers.error_of(answer, is_foreign=isolation.walls is not None)
+    error = answers.error_of(answer)
     if error is not None:
         raise error
     if answer.whole and (answer.exit_code or _TRACE not in answer.parts):

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ from planner.running import attested, rank_process
 from planner.running.launch_line import parse
 from planner.running.order import Gpu, ProgramOrder, RankRun
 from planner.running.rank_process import USUAL_LIMITS
-from planner.runtime import answers
-from planner.runtime.task import Answer
+from planner.runtime.task import PROBLEM, Answer
 from planner.service.problems import problem
 from planner.service.run_requests import read_run
 from planner.units import MIB
@@ -90,12 +90,18 @@ def test_hostile_answers_of_programs_are_refused_soon() -> None:
 def read_answer(answer: Answer) -> RankRun:
     if "fault" in answer.parts:  # as run_rank says it of a walled program
         raise ProgramError("a fault")
-    if (told := answers.error_of(answer, is_foreign=True)) is not None:
-        raise told
-    found = rank_process._result_of(answer, USUAL_LIMITS, ORDER)
+    found = rank_process._result_of(replace(answer, is_foreign=True), USUAL_LIMITS, ORDER)
     with pytest.raises(ProgramError):  # no events are attested by anybody here
         attested.check_events(found.trace, (), attested.Attested(bytes(32), 100, 0))
     return found
+
+
+def test_a_program_chooses_no_status_of_its_request() -> None:
+    fields = {"problem": "x", "allowed": "", "remedy": "", "place": "", "status": 204, "headers": {"A": "b"}}
+    said = json.dumps({"kinds": ["planner.service.problems:RequestError"], "fields": fields}).encode()
+
+    with pytest.raises(ProgramError, match="ended its process"):
+        rank_process._result_of(Answer(parts={PROBLEM: said}, exit_code=1, is_foreign=True), USUAL_LIMITS, ORDER)
 
 
 def test_an_honest_answer_is_taken_and_a_real_tarball_too() -> None:

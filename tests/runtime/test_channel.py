@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -76,6 +77,9 @@ def test_code_of_users_says_nothing_of_a_request_or_a_service() -> None:
     fields = {"problem": "x", "allowed": "", "remedy": "", "place": "", "status": 599, "headers": {"A": "b"}}
     kinds = [f"{RequestError.__module__}:RequestError", "planner.errors:PlannerError"]
     answer = Answer(parts={PROBLEM: json.dumps({"kinds": kinds, "fields": fields}).encode()})
+    of_a_request_only = {PROBLEM: json.dumps({"kinds": kinds[:1], "fields": fields}).encode()}
 
     assert type(answers.error_of(answer)) is RequestError
-    assert type(answers.error_of(answer, is_foreign=True)) is PlannerError
+    assert type(answers.error_of(replace(answer, is_foreign=True))) is PlannerError
+    assert answers.error_of(Answer(parts=of_a_request_only, is_foreign=True)) is None
+    answers.raise_failure(Answer(parts=of_a_request_only, is_foreign=True))
