@@ -23,7 +23,6 @@ _SOURCES = (
     "from_torchrun",
     "from_peft",
     "from_torchtitan",
-    "from_megatron",
     "from_axolotl",
     "from_llama_factory",
 )
@@ -41,6 +40,13 @@ def job_of(arguments: argparse.Namespace) -> Job:
 def _given(arguments: argparse.Namespace) -> GivenJob:
     from planner.importers.given_job import STANDARD_INPUT, GivenJob
 
+    if getattr(arguments, "from_megatron", ""):
+        raise SpecError(
+            "Megatron-LM's arguments are not read: its step is another implementation than a spec's",
+            allowed="its own program, whose plan was exact or within 1.5 % of published runs",
+            remedy="planner run --gpu NAME -- torchrun ... pretrain_gpt.py ... (docs/run.md)",
+            place="--from-megatron",
+        )
     named = arguments.job or ""
     sources = _sources(arguments)
     model = getattr(arguments, "model", None)
@@ -117,7 +123,6 @@ def _sources(arguments: argparse.Namespace) -> ImportSources | None:
         torchrun=arguments.from_torchrun,
         peft=arguments.from_peft,
         torchtitan=arguments.from_torchtitan,
-        megatron=arguments.from_megatron,
         axolotl=arguments.from_axolotl,
         llama_factory=arguments.from_llama_factory,
         model=arguments.model,

@@ -21,8 +21,6 @@ class ImportSources:
     torchrun: str = ""
     peft: Path | None = None
     torchtitan: Path | None = None
-    megatron: str = ""
-    """A launch line, its arguments alone, or the path of a file of arguments."""
     axolotl: Path | None = None
     llama_factory: Path | None = None
     job: Path | None = None

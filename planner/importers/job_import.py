@@ -18,7 +18,6 @@ from planner.importers import (
     fsdp_versions,
     launcher_options,
     llama_factory,
-    megatron,
     peft,
     torchtitan,
     training_arguments,
@@ -26,7 +25,7 @@ from planner.importers import (
 from planner.importers.drafts import Draft, contradiction, unite_drafts
 from planner.importers.files import read_yaml_file
 from planner.importers.import_sources import ImportedJob, ImportSources
-from planner.importers.recipes import Recipe, fill_draft, tell_accumulation, tell_adapter, tell_model, tell_precision
+from planner.importers.recipes import Recipe, fill_draft, tell_accumulation, tell_adapter, tell_model
 from planner.job import hf_config, shorthand
 from planner.job.loading import choices_of, load_node
 from planner.job.nodes import Node, node_from_data
@@ -119,7 +118,6 @@ def _read(given: ImportSources, folder: Path) -> _ParsedSources:
         config = accelerate.read(given.accelerate)
         found.ignored[_name(given.accelerate)] = config.ignored_keys
         found.config = config if found.config is None else accelerate.join_configs(config, found.config)
-    _read_megatron(found)
     for reader, path in _recipes_of(given):
         recipe = reader(path)
         found.recipes.append(recipe)
@@ -131,26 +129,6 @@ def _read(given: ImportSources, folder: Path) -> _ParsedSources:
             )
     _read_distribution(found)
     return found
-
-
-def _read_megatron(found: _ParsedSources) -> None:
-    """Its line is a launch line too. Raises SpecError where there is another."""
-    if not found.given.megatron:
-        return
-    recipe, arguments = megatron.read(found.given.megatron, found.folder)
-    found.recipes.append(recipe)
-    found.ignored[recipe.source] = list(recipe.ignored)
-    not_read, launch = arguments.unknown, arguments.launch
-    if launch is not None:
-        if found.launch is not None:
-            raise SpecError(
-                "there are two launch lines, of --from-megatron and of --from-torchrun",
-                allowed="one; --from-megatron also takes the arguments alone",
-                remedy="delete one of them",
-            )
-        found.launch = launcher_options.Launch(launch, None, None, [*not_read, *launch.not_read])
-    elif not_read:
-        recipe.supposed += (f"not read, as nobody here knows them: {', '.join(not_read)}",)
 
 
 def _recipes_of(given: ImportSources) -> list[tuple[Callable[[Path], Recipe], Path]]:
@@ -323,7 +301,6 @@ def _incomplete(missing: list[str], sources: _ParsedSources) -> SpecError:
     given = sources.given
     files = (given.training_arguments, given.accelerate, given.deepspeed, given.peft, given.torchtitan, given.axolotl)
     names = [str(path) for path in (*files, given.llama_factory) if path is not None]
-    names += [each.source for each in sources.recipes if given.megatron and each.precisions]
     said_by = ", ".join([*names, *(["the launch line"] if given.torchrun else [])])
     lines = "".join(f"\n    {each}" for each in missing)
     return SpecError(
@@ -352,7 +329,6 @@ def _tell_ranks(draft: Draft, sources: _ParsedSources) -> int:
         training_arguments.tell_ddp(draft, sources.arguments)
     for recipe in sources.recipes:
         tell_accumulation(draft, recipe, _product(draft, "dp_replicate", "dp_shard", "ep"))
-        tell_precision(draft, recipe, _product(draft, "dp_shard", "cp", "ep"))
     if sources.fsdp is not None:
         syncs = sources.arguments is not None and training_arguments.syncs_each_batch(sources.arguments)
         draft.suppose("parallel.dp_shard.no_sync", not syncs, _place_of_sharding(sources))

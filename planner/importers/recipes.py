@@ -39,8 +39,6 @@ class Recipe:
     """The adapter is one of every linear layer."""
     shards: bool = False
     """The ranks that no axis names shard the model; else they replicate it."""
-    precisions: tuple[str, str] | None = None
-    """`train.precision` where parameters are sharded, and where they are not; None: other keys say it."""
     samples_of_a_step: int = 0
     """Of all ranks together; 0: those of one micro-batch of each."""
     ignored: tuple[str, ...] = ()
@@ -114,12 +112,6 @@ def tell_accumulation(draft: Draft, recipe: Recipe, data_ranks: int) -> None:
             remedy="change the global batch, the batch of a rank or the number of GPUs",
         )
     draft.say_value("train.gradient_accumulation_steps", steps, recipe.source)
-
-
-def tell_precision(draft: Draft, recipe: Recipe, sharding_ranks: int) -> None:
-    """How precision is mixed, where that hinges on whether parameters are sharded."""
-    if recipe.precisions is not None:
-        draft.suppose("train.precision", recipe.precisions[0 if sharding_ranks > 1 else 1], recipe.source)
 
 
 def leaves(written: Mapping[str, Node], prefix: str = "") -> dict[str, Node]:

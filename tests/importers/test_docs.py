@@ -14,7 +14,6 @@ from planner.importers import (
     fsdp,
     launch_options,
     llama_factory,
-    megatron_keys,
     peft,
     torchtitan_keys,
     training_arguments,
@@ -36,7 +35,6 @@ TABLES: Mapping[str, Mapping[str, Key]] = {
     "dynamo_config": accelerate.DYNAMO_KEYS,
     "LoraConfig": peft.KEYS,
     "torchtitan": torchtitan_keys.KEYS,
-    "Megatron-LM": megatron_keys.KEYS,
     "Axolotl": axolotl_keys.KEYS,
     "LLaMA-Factory": llama_factory.KEYS,
 }
