@@ -184,6 +184,6 @@ def _forget() -> None:
     _triton.has_triton.cache_clear()
     # Speeds of the GPU; since torch 2.15 they are remembered for each device.
     for name in ("get_device_tflops", "get_gpu_dram_gbps", "_get_device_tflops", "_get_device_dram_gbps"):
-        speed = getattr(utils, name, None)
-        if hasattr(speed, "cache_clear"):
-            speed.cache_clear()
+        forget = getattr(getattr(utils, name, None), "cache_clear", None)
+        if forget is not None:
+            forget()
