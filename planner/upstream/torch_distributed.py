@@ -113,6 +113,10 @@ PROGRAM_PEERS = (
         kind=Kind.PATCH, group="program pipelines", has_source=False, optional=True, test=_RUN,
         why="a stage waits there for the shapes that its neighbours announce (torch 2.13)",
     ),
+    Entry(
+        target="torch.distributed.pipelining.stage:PipelineStage.__init__", kind=Kind.PATCH, group="program pipelines",
+        has_source=False, test=_RUN, why="a stage of a version that is not followed is refused by name",
+    ),
 )  # fmt: skip
 
 COLLECTIVES = entries(

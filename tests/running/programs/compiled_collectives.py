@@ -45,7 +45,7 @@ class Sharded(torch.optim.Optimizer):
             for part, each in zip(parts, parameters)  # noqa: B905 (torch 2.9 compiles no strict=True beside a break)
         ]
         gathered = []
-        for each, part, future in zip(parameters, parts, reduced):
+        for each, part, future in zip(parameters, parts, reduced):  # noqa: B905
             future.wait()
             own = each[rank * len(part) : (rank + 1) * len(part)]
             state = self.state[each]
