@@ -146,18 +146,20 @@ class Recorder:
         parents: Iterable[tuple[int, int, int]],
         given: Sequence[int],
         make: Callable[[], Sequence[torch.Tensor]],
+        taken: Sequence[tuple[int, int]] = (),
     ) -> tuple[int, Sequence[torch.Tensor]]:
         """What happened between two places happens here once more, for another micro-batch; the copy's number.
 
         `parents`: stretches whose blocks it refers to, and the copies that stand for them here. `given`: blocks of the
-        stretch that this time are those of the tensors that `make` makes, in their order.
+        stretch that this time are those of the tensors that `make` makes, in their order. `taken`: blocks from
+        elsewhere, and those that stand for them here.
         """
         self._told += 1
         number, position = self._told, self._native.paper_count()
         made = make()
         there = [self.block_of(tensor) for tensor in made]
         bound = tuple((block, mine) for block, mine in zip(given, there, strict=True) if mine is not None)
-        self._placed[position].append(Copy(first, after, number, tuple(parents), bound))
+        self._placed[position].append(Copy(first, after, number, tuple(parents), bound, tuple(taken)))
         return number, made
 
     def _place(self, event: Placed | _WaitMark) -> None:

@@ -49,6 +49,7 @@ class Copy:
 
     `parents` are stretches whose blocks it refers to, each with the key of the copy that has them in this case.
     `bound` names blocks of the stretch that exist in this case: those are told of when they are allocated and freed.
+    So are those that it has `taken` from elsewhere, each with the block that stands for it in this case.
     """
 
     first: int
@@ -56,6 +57,7 @@ class Copy:
     key: int
     parents: tuple[tuple[int, int, int], ...] = ()
     bound: tuple[tuple[int, int], ...] = ()
+    taken: tuple[tuple[int, int], ...] = ()
 
 
 Folded = Event | Place | Repetition | Again | Copy
@@ -167,6 +169,10 @@ class _EventWriter:
             of_parent, given_by_it = self._of_parent(first, after, key)
             known |= of_parent
             elsewhere |= given_by_it
+        for block, there in copy.taken:
+            mine = self._name(block)
+            known[mine] = self._name(there)
+            elsewhere.add(mine)
         for block, there in copy.bound:
             mine = self._name(block)
             if mine not in names:

@@ -197,6 +197,7 @@ class World:
             f"{_C10D}:rendezvous": _meet,
             f"{_C10D}:_NCCL_AVAILABLE": True,
             f"{_C10D}:_get_object_coll_device": lambda _group=None: "cpu",
+            f"{_C10D}:_maybe_attach_flight_recorder": lambda *_arguments: None,
             f"{_C10D}:ProcessGroupNCCL": Nccl,
             "torch.distributed:ProcessGroupNCCL": Nccl,
             "torch.distributed:TCPStore": lambda *_arguments, **_named: OwnStore(),

@@ -20,6 +20,7 @@ from planner import upstream
 from planner.errors import ProgramError
 from planner.running.assumptions import About, Assumptions
 from planner.running.order import Announced
+from planner.upstream import versions
 
 _STAGE = "torch.distributed.pipelining.stage:PipelineStage"
 
@@ -44,6 +45,7 @@ class PipelineNeighbours:
             f"{_STAGE}._recv_meta": self._answering,
             f"{_STAGE}._warmup_forward_vote": self._voting,
             f"{_STAGE}._warmup_backward_result": self._counting,
+            f"{_STAGE}.__init__": _refusing,
         }
         with upstream.patch_targets("program pipelines", wrapped=wrapped):
             yield
@@ -94,6 +96,16 @@ class PipelineNeighbours:
             return self._votes[stage] if received_result is None else received_result
 
         return result
+
+
+def _refusing(real: Callable[..., None]) -> Callable[..., None]:
+    """A stage is refused where its version of torch agrees with its neighbours otherwise than described here."""
+
+    def make(*arguments: Any, **options: Any) -> None:
+        versions.require("pipelines", place="PipelineStage")
+        real(*arguments, **options)
+
+    return make
 
 
 def _gradients_of_outputs(stage: Any) -> Any:

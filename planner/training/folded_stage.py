@@ -6,7 +6,7 @@ tensors of the right shape, which it sends, keeps and drops as it would the real
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +29,7 @@ class MicroBatchHistory:
         self._examples: dict[tuple[Any, ...], tuple[ActionExample, tuple[tuple[int, int], ...]]] = {}
         self._run: dict[tuple[str, int], tuple[int, int]] = {}
         self._told: dict[tuple[str, int], int] = {}
+        self._received: defaultdict[int, tuple[int | None, ...]] = defaultdict(tuple)
         self._seen: Counter[str] = Counter()
         self._must_run: frozenset[int] = frozenset()
         self._first_iteration = True
@@ -45,6 +46,11 @@ class MicroBatchHistory:
         self._first_iteration = False
         self._run.clear()
         self._told.clear()
+        self._received.clear()
+
+    def receive(self, micro_batch: int, tensors: Sequence[Tensor]) -> None:
+        """What other stages have sent for a micro-batch: each time it is there by itself, whether used or told of."""
+        self._received[micro_batch] += tuple(self._folder.block_of(_local(each)) for each in tensors)
 
     def was_copied(self, kind: str, micro_batch: int) -> bool:
         return (kind, micro_batch) in self._told
@@ -75,8 +81,14 @@ class MicroBatchHistory:
             for before, where in zip([b for b in after if self.was_copied(b, micro_batch)], uses, strict=True)
         ]
         wanted = [each for each in example.like if each is not None]
+        pairs = zip(example.received, self._received[micro_batch], strict=True)
         number, made = self._folder.copy(
-            example.first, example.after, parents, example.given, lambda: [self._empty(each) for each in wanted]
+            example.first,
+            example.after,
+            parents,
+            example.given,
+            lambda: [self._empty(each) for each in wanted],
+            [(block, here) for block, here in pairs if block is not None and here is not None],
         )
         self._told[kind, micro_batch] = number
         given = iter(made)
@@ -115,7 +127,12 @@ class ActionRun:
             return
         like = tuple(None if each is None else _local(each).detach().to("meta") for each in given)
         stretch = ActionExample(
-            *where, key[1], like, tuple(block for block in blocks if block is not None), kept_as_gradients
+            *where,
+            key[1],
+            like,
+            tuple(block for block in blocks if block is not None),
+            micro._received[self._micro_batch],
+            kept_as_gradients,
         )
         micro._examples[self._kind, self._state] = (stretch, uses)
 

@@ -54,8 +54,10 @@ class Folder(Protocol):
         parents: Iterable[tuple[int, int, int]],
         given: Sequence[int],
         make: Callable[[], Sequence[Tensor]],
+        taken: Sequence[tuple[int, int]] = (),
     ) -> tuple[int, Sequence[Tensor]]:
-        """What happened between two places happens here once more, giving the tensors that `make` makes."""
+        """What happened between two places happens here once more, giving the tensors that `make` makes and
+        using, in place of blocks from elsewhere, others."""
 
     def block_of(self, tensor: Tensor) -> int | None:
         """The block behind a tensor."""
@@ -87,6 +89,8 @@ class ActionExample:
     micro_batch: int
     like: tuple[Tensor | None, ...]
     given: tuple[int, ...]
+    received: tuple[int | None, ...] = ()
+    """Blocks of what other stages had sent for it."""
     kept_as_gradients: tuple[int, ...] = ()
     """Inputs that hold what was given as their gradient."""
 

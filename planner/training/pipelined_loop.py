@@ -40,6 +40,7 @@ from planner.training.loop import Loop
 from planner.training.observer import Observer, RoleAssigner
 from planner.training.stages import Part
 from planner.training.wraps import fsdp2
+from planner.upstream import versions
 
 
 @dataclass(kw_only=True)
@@ -168,7 +169,7 @@ class Stage(PipelineStage):
             self._told_backward(kind, bwd_chunk_id, loss)
             return
         running = self.micro.run(kind, bwd_chunk_id, after=(FORWARD, LOSS)) if self.micro else None
-        taken = self.fwd_cache[bwd_chunk_id][1]
+        _, taken = self._left_by_forward(bwd_chunk_id)
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if running:
             given = self.bwd_cache[bwd_chunk_id]
@@ -203,7 +204,8 @@ class Stage(PipelineStage):
         taken = args if self.is_first else self._retrieve_recv_activations(micro_batch)
         (output,) = self.micro.copy_action(FORWARD, micro_batch)
         assert output is not None
-        self.fwd_cache[micro_batch] = ((output,), list(taken))
+        left = (output,), list(taken)
+        self._forwards[micro_batch] = self._torchs._make_forward_chunk_state(*left) if versions.since(2, 15) else left
         return output
 
     def _told_backward(self, kind: str, micro_batch: int, loss: Tensor | None) -> None:
@@ -211,34 +213,63 @@ class Stage(PipelineStage):
         assert self.micro is not None
         example = self.micro.example_of(kind, micro_batch, (FORWARD, LOSS))
         assert example is not None
+        received = None if self.is_last else self._retrieve_recv_grads(micro_batch)
         given = tuple(self.micro.copy_action(kind, micro_batch, (FORWARD, LOSS)))
-        output, taken = self.fwd_cache.pop(micro_batch)
+        output, taken = self._left_by_forward(micro_batch)
+        del self._forwards[micro_batch]
         if kind == BACKWARD_INPUT:
             for index in example.kept_as_gradients:
                 taken[index].grad = given[index]
-            received = None if self.is_last else self._retrieve_recv_grads(micro_batch)
             kept = (loss,) if self.is_last else output
             self.backward_state[micro_batch] = (taken, None, kept, received)
             self.dw_runner[micro_batch] = _nothing
         self.bwd_cache[micro_batch] = given
 
+    @property
+    def _torchs(self) -> Any:
+        """Itself, with what some versions of torch's stage lack."""
+        return self
+
+    @property
+    def _forwards(self) -> dict[int, Any]:
+        """What forwards have left for their backwards, by micro-batch (distributed/pipelining/stage.py)."""
+        return self._torchs._forward_chunk_states if versions.since(2, 15) else self._torchs.fwd_cache  # type: ignore[no-any-return]
+
+    def _left_by_forward(self, micro_batch: int) -> tuple[Sequence[Tensor | None], Sequence[Tensor]]:
+        """Outputs, since torch 2.15 without those that were sent and released, and inputs."""
+        left = self._forwards[micro_batch]
+        return (left.live_outputs, left.input_values) if versions.since(2, 15) else left
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        return self._received(fwd_chunk_id, super()._retrieve_recv_activations(fwd_chunk_id))
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        return self._received(bwd_chunk_id, super()._retrieve_recv_grads(bwd_chunk_id))
+
+    def _received(self, micro_batch: int, tensors: Any) -> Any:
+        if self.micro:
+            self.micro.receive(micro_batch, [each for each in tensors if each is not None])
+        return tensors
+
     def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
         # Every stage has its shapes from the start, and absent peers say nothing of theirs.
         return absent_peers.agree_to(super()._warmup_backward_result(received_result))
 
-    def _setup_forward_recv_info(self, *arguments: Any, **named: Any) -> None:
-        super()._setup_forward_recv_info(*arguments, **named)
-        self._tell(self.args_recv_info.values(), "received activations")
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+        ops = super().get_fwd_recv_ops(fwd_chunk_id)
+        self._tell(self.args_recv_info[fwd_chunk_id], "received activations")
+        return ops
 
-    def _setup_backward_recv_info(self, *arguments: Any, **named: Any) -> None:
-        super()._setup_backward_recv_info(*arguments, **named)
-        self._tell(self.grad_recv_info.values(), "received gradients")
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+        ops = super().get_bwd_recv_ops(bwd_chunk_id)
+        self._tell(self.grad_recv_info.get(bwd_chunk_id, ()), "received gradients")
+        return ops
 
     def _tell(self, received: Any, name: str) -> None:
-        for infos in received:
-            for info in infos:
-                if info.buffer is not None:
-                    self._observer.assign(info.buffer, Category.COMMUNICATION, name)
+        """Of buffers that stand since the first step, or from torch 2.15 on are there for one micro-batch."""
+        for info in received:
+            if info.buffer is not None:
+                self._observer.assign(info.buffer, Category.COMMUNICATION, name)
 
     def _check(self, output: Any) -> None:
         """The buffers of the next stage were made from what was expected of this one."""

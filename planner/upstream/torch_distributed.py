@@ -64,6 +64,10 @@ PROGRAM_PEERS = (
         target=f"{_C10D}:_get_object_coll_device", kind=Kind.PATCH, group="program peers", test=_RUN,
         why="objects travel as bytes, which tensors of a paper GPU do not have: on the host they do",
     ),
+    Entry(
+        target=f"{_C10D}:_maybe_attach_flight_recorder", kind=Kind.PATCH, group="program peers", has_source=False,
+        optional=True, test=_RUN, why="a recorder of collectives asks for the backends of a group (torch 2.15)",
+    ),
     *(
         Entry(
             target=f"{module}:ProcessGroupNCCL", kind=Kind.PATCH, group="program peers", has_source=False,
@@ -108,6 +112,10 @@ PROGRAM_PEERS = (
         "PipelineStage._warmup_backward_result",
         kind=Kind.PATCH, group="program pipelines", has_source=False, optional=True, test=_RUN,
         why="a stage waits there for the shapes that its neighbours announce (torch 2.13)",
+    ),
+    Entry(
+        target="torch.distributed.pipelining.stage:PipelineStage.__init__", kind=Kind.PATCH, group="program pipelines",
+        has_source=False, test=_RUN, why="a stage of a version that is not followed is refused by name",
     ),
 )  # fmt: skip
 
@@ -242,8 +250,8 @@ PIPELINES = (
         "torch.distributed.pipelining.stage",
         "PipelineStage._warmup_backward_result", "_PipelineStageBase.forward_one_chunk",
         "_PipelineStageBase.backward_one_chunk", "_PipelineStageBase.backward_weight_one_chunk",
-        "_PipelineStageBase.backward_maybe_with_nosync", "PipelineStage._setup_forward_recv_info",
-        "_PipelineStageBase._setup_backward_recv_info",
+        "_PipelineStageBase.backward_maybe_with_nosync", "_PipelineStageBase.get_fwd_recv_ops",
+        "_PipelineStageBase.get_bwd_recv_ops",
         kind=Kind.OVERRIDE, optional=True, test=_PIPELINES,
         why="a stage tells of its buffers and phases, and gives told micro-batches what it would have left",
     ),

@@ -20,14 +20,11 @@ class Feature:
     since: tuple[int, int]
     why: str
     """What stands in the way in other versions, with torch's file."""
-    until: tuple[int, int] | None = None
-    """The last that has it as planner follows it; none: the newest."""
 
     @property
     def versions(self) -> str:
-        """`torch 2.7 and newer`, `torch 2.13 to 2.14`."""
-        first = "{}.{}".format(*self.since)
-        return f"torch {first} and newer" if self.until is None else "torch {} to {}.{}".format(first, *self.until)
+        """`torch 2.7 and newer`."""
+        return "torch {}.{} and newer".format(*self.since)
 
 
 _FEATURES = (
@@ -37,9 +34,7 @@ _FEATURES = (
     Feature(
         "pipelines",
         (2, 13),
-        "before, stages agree on shapes during the first step; after, they receive without standing buffers and keep "
-        "what micro-batches left elsewhere (distributed/pipelining/stage.py)",
-        until=(2, 14),
+        "before, stages agree on shapes during the first step (distributed/pipelining/stage.py)",
     ),
 )
 FEATURES = {feature.name: feature for feature in _FEATURES}
@@ -59,8 +54,7 @@ def since(major: int, minor: int) -> bool:
 
 def has(name: str) -> bool:
     """Whether the torch of this process has a feature of the table."""
-    feature = FEATURES[name]
-    return feature.since <= installed() <= (feature.until or installed())
+    return since(*FEATURES[name].since)
 
 
 def require(name: str, *, place: str = "") -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from planner.units import GIB
 from planner.upstream import checking, table, versions
 from planner.upstream.entries import Change, Entry
+from planner.upstream.version_differences import read_peaks
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
 BEGIN, END = "<!-- the table -->\n", "<!-- the end -->\n"
 FEATURES_BEGIN, FEATURES_END = "<!-- the features -->\n", "<!-- the end of the features -->\n"
+EXAMPLES_BEGIN, EXAMPLES_END = "<!-- the examples -->\n", "<!-- the end of the examples -->\n"
 
 
 def rows() -> str:
@@ -36,6 +39,25 @@ def features() -> str:
     return "\n".join(lines) + "\n"
 
 
+def examples() -> str:
+    """What each version plans for each example, in GiB; why not is said below, by number."""
+    known = read_peaks()
+    names = sorted({name for planned in known.values() for name in planned})
+    lines = [f"| example | {' | '.join(known)} |", f"|---|{'---:|' * len(known)}"]
+    reasons: dict[str, int] = {}
+    for name in names:
+        cells = []
+        for planned in known.values():
+            found = planned.get(name, "")
+            if isinstance(found, str):
+                cells.append(f"({reasons.setdefault(found, len(reasons) + 1)})" if found else "")
+            else:
+                cells.append(f"{found[1] / GIB:.2f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", *(f"({number}) `{why.replace('`', '')}`\\" for why, number in reasons.items())]
+    return "\n".join(lines).rstrip("\\").rstrip() + "\n"
+
+
 def _replaced(text: str, begin: str, end: str, new: str) -> str:
     return text[: text.index(begin) + len(begin)] + new + text[text.index(end) :]
 
@@ -52,8 +74,10 @@ def test_the_page_shows_the_tables() -> None:
 
     assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == rows()
     assert text[text.index(FEATURES_BEGIN) + len(FEATURES_BEGIN) : text.index(FEATURES_END)] == features()
+    assert text[text.index(EXAMPLES_BEGIN) + len(EXAMPLES_BEGIN) : text.index(EXAMPLES_END)] == examples()
 
 
 if __name__ == "__main__":
     page = _replaced(PAGE.read_text(), FEATURES_BEGIN, FEATURES_END, features())
+    page = _replaced(page, EXAMPLES_BEGIN, EXAMPLES_END, examples())
     PAGE.write_text(_replaced(page, BEGIN, END, rows()))

@@ -27,7 +27,7 @@ _COLLECTIVES = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
     "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
 )  # fmt: skip
-_AS_THEY_ARE = ("send", "recv", "recv_anysource", "barrier")
+_AS_THEY_ARE = ("send", "recv", "recv_anysource", "barrier", "_get_backend")
 
 
 class SettledGloo(WithoutBackends):

@@ -7,9 +7,12 @@ from collections.abc import Callable
 import pytest
 from program_runs import Run
 
-from planner.errors import ProgramError
+from planner.errors import ProgramError, TorchVersionError
 from planner.events import Alloc
+from planner.running.assumptions import Assumptions
 from planner.running.order import RankRun
+from planner.running.pipeline_stages import PipelineNeighbours
+from planner.upstream import versions
 
 LINES = """
 import os, torch, torch.distributed as dist
@@ -68,3 +71,12 @@ def test_stages_that_were_not_run_are_taken_to_send_the_same(run: Run, program: 
 def test_a_stage_without_any_before_it_is_told(run: Run, program: Callable[[str], str]) -> None:
     with pytest.raises(ProgramError, match="stage 1 of the pipeline waits for the shapes that stage 0 sends"):
         run(f"torchrun --nproc-per-node 2 {program(LINES)}", rank=1)
+
+
+def test_a_version_that_agrees_on_shapes_otherwise_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.pipelining import PipelineStage
+
+    with PipelineNeighbours(Assumptions(), ()).present():
+        monkeypatch.setattr(versions, "installed", lambda: (2, 12))
+        with pytest.raises(TorchVersionError, match="pipelines: not with torch"):
+            PipelineStage(None, 0, 2, None)

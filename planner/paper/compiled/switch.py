@@ -181,6 +181,9 @@ def _forget() -> None:
     DeviceProperties.create.cache_clear()
     codecache.CacheBase.get_system.cache_clear()
     codecache.PyCodeCache.cache_clear()
-    utils.get_device_tflops.cache_clear()
-    utils.get_gpu_dram_gbps.cache_clear()
     _triton.has_triton.cache_clear()
+    # Speeds of the GPU; since torch 2.15 they are remembered for each device.
+    for name in ("get_device_tflops", "get_gpu_dram_gbps", "_get_device_tflops", "_get_device_dram_gbps"):
+        forget = getattr(getattr(utils, name, None), "cache_clear", None)
+        if forget is not None:
+            forget()

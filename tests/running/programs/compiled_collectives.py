@@ -42,10 +42,10 @@ class Sharded(torch.optim.Optimizer):
         parts = [torch.empty_like(each.grad[: each.shape[0] // size]) for each in parameters]
         reduced = [
             dist.reduce_scatter_tensor(part, each.grad, op=dist.ReduceOp.AVG, async_op=True).get_future()
-            for part, each in zip(parts, parameters, strict=True)
+            for part, each in zip(parts, parameters)  # noqa: B905 (torch 2.9 compiles no strict=True beside a break)
         ]
         gathered = []
-        for each, part, future in zip(parameters, parts, reduced, strict=True):
+        for each, part, future in zip(parameters, parts, reduced):  # noqa: B905
             future.wait()
             own = each[rank * len(part) : (rank + 1) * len(part)]
             state = self.state[each]
