@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from planner.errors import PlannerError
 
 NAME = "gpu-memory-planner"
+PLANNING = ("transformers>=5.0", "numpy", "pyyaml>=6.0")
+"""What planning needs beside torch: the base install and the extra `plan` (pyproject.toml)."""
 
 
 def version() -> str:

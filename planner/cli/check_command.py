@@ -98,7 +98,7 @@ def _decide(arguments: argparse.Namespace, policy: Policy) -> Decision:
     if arguments.server is not None:
         from planner.job.bundle import bundle as bundle_of
 
-        bundle = bundle_of(job_of(arguments))
+        bundle = bundle_of(job_of(arguments, is_traced=False))
         return service_query.ask(lambda: bundle, policy, command_hook.SYSTEM)
     from planner.report.statement import to_json
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.exit_codes import DONE
+from planner.cli.job_python import enter_for_job
 from planner.cli.options import common_options
 from planner.cli.terminal import style
 from planner.errors import PlannerError
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from planner.out_of_memory.explanation_text import render
 
     text, snapshot = _read(arguments.failures)
-    plan = None if arguments.plan is None else plan_beside(arguments.plan)
+    plan = None if arguments.plan is None else _plan_beside(arguments, text if "-" in arguments.failures else "")
     place = " and ".join("standard input" if each == "-" else Path(each).name for each in arguments.failures)
     found = explain(text, snapshot, plan=plan, rank=arguments.rank, place=place)
     if arguments.job is not None:
@@ -63,19 +64,21 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def plan_beside(written: str) -> Predicted:
-    """The stored plan or run in this file, or the plan of the job that it describes. Raises SpecError."""
+def _plan_beside(arguments: argparse.Namespace, standard_input: str) -> Predicted:
+    """The stored plan or run in the file --plan, or the plan of the job that it describes. Raises SpecError."""
     from planner.comparing.stored_plans import read_stored_plan
 
-    stored = read_stored_plan(Path(written))
+    stored = read_stored_plan(Path(arguments.plan))
     if stored is not None:
         return stored
     from planner.job.loading import load_job
     from planner.planning.pipeline import plan_with_traces
     from planner.progress import show_progress
 
+    job = load_job(Path(arguments.plan))
+    enter_for_job(job, arguments, standard_input)
     with show_progress() as progress:
-        return plan_with_traces(load_job(Path(written)), progress=progress).plan
+        return plan_with_traces(job, progress=progress).plan
 
 
 def _tell(job: str, server: str, text: str) -> None:

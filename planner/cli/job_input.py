@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.cli.job_python import enter_for_job
 from planner.errors import SpecError
 
 if TYPE_CHECKING:
@@ -28,11 +29,15 @@ _SOURCES = (
 )
 
 
-def job_of(arguments: argparse.Namespace) -> Job:
-    """The job; what was supposed is said on standard error. Raises SpecError."""
+def job_of(arguments: argparse.Namespace, *, is_traced: bool = True) -> Job:
+    """The job; what was supposed is said on standard error. One that is traced is so with its own torch, if that is to
+    be found: then this process goes on there. Raises SpecError."""
     from planner.importers.given_job import read
 
-    found = read(_given(arguments), Path())
+    given = _given(arguments)
+    found = read(given, Path())
+    if is_traced:
+        enter_for_job(found.job, arguments, given.standard_input)
     _tell(found)
     return found.job
 

@@ -64,7 +64,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
 
 
 def _measure_job(arguments: argparse.Namespace) -> int:
-    job = job_of(arguments)
+    job = job_of(arguments, is_traced=False)
     output = arguments.output or _STEPS
     conf = job.allocator.conf
     if conf:

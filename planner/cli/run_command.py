@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.exit_codes import DONE, EXCEEDS
+from planner.cli.job_python import enter_for_command
 from planner.cli.options import common_options
 from planner.cli.terminal import style
 from planner.errors import SpecError
@@ -47,7 +48,8 @@ def add(commands: Commands) -> None:
         "--torch",
         default="",
         metavar="VERSION",
-        help="the torch that the job runs with, as 2.8 (default: that of here)",
+        help="the torch that the job runs with, as 2.8: its environment is made, once, where the command's Python has "
+        "another (default: that of the command's Python)",
     )
     parser.add_argument(
         "--ranks", default="auto", help="auto (the first two, one of the middle and the last), all, or numbers (0,7)"
@@ -90,7 +92,9 @@ def add(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """`planner run`: 0 or 3, or what running raises."""
+    """`planner run`: 0 or 3, or what running raises; in the interpreter of the command, if that is another one."""
+    _check_torch(arguments.torch)
+    enter_for_command(arguments)
     from planner.planning.program import judge_runs
     from planner.report.program_statement import to_json
     from planner.report.program_text import render
@@ -132,8 +136,6 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
     from planner.running.launch_line import parse
     from planner.running.rank_process import USUAL_LIMITS
 
-    if arguments.torch and not _VERSION.fullmatch(arguments.torch):
-        raise SpecError(f"--torch is {arguments.torch}", allowed="two numbers, as 2.8", place="--torch")
     _check_count("--steps", arguments.steps, _MOST_STEPS)
     _check_count("--seconds", arguments.seconds, _MOST_SECONDS)
     _check_count("--patience", arguments.patience or 0.0, _MOST_SECONDS)
@@ -157,6 +159,11 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
         limits=replace(USUAL_LIMITS, seconds=seconds),
         host_memory_bytes=read_host_memory(arguments.host_memory, "--host-memory"),
     )
+
+
+def _check_torch(version: str) -> None:
+    if version and not _VERSION.fullmatch(version):
+        raise SpecError(f"--torch is {version}", allowed="two numbers, as 2.8", place="--torch")
 
 
 def _read_steps(arguments: argparse.Namespace) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from planner.cli import (
     serve_command,
     spec_command,
     sweep_command,
+    torch_command,
     validate_command,
     webhook_command,
 )
@@ -37,19 +38,20 @@ from planner.errors import PlannerError
 _COMMANDS = (
     plan_command, run_command, check_command, search_command, extremes_command, sweep_command, spec_command,
     replay_command, explain_command, measure_command, compare_command, validate_command, gpu_truth_command,
-    serve_command, capacity_command, webhook_command, kueue_command,
+    serve_command, capacity_command, webhook_command, kueue_command, torch_command,
 )  # fmt: skip
 """In the order in which `planner --help` lists them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code; no exception leaves it."""
-    written, command = _split(sys.argv[1:] if argv is None else argv)
+    everything = list(sys.argv[1:] if argv is None else argv)
+    written, command = _split(everything)
     try:
         arguments = _parse(written)
     except SystemExit as stop:  # argparse has said why: 0 after --help and --version, 2 for a usage error
         return stop.code if isinstance(stop.code, int) else WRONG_INPUT
-    arguments.command = command
+    arguments.everything, arguments.command = everything, command
     debug = bool(arguments.debug or os.environ.get("PLANNER_DEBUG"))
     try:
         run = cast(Callable[[argparse.Namespace], int], arguments.run)

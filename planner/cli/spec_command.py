@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(json.dumps(json_schema(), indent=2))
         return DONE
-    job = job_of(arguments)
+    job = job_of(arguments, is_traced=False)
     if arguments.bundle:
         print(bundle_text(job), end="")
     else:

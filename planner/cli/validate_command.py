@@ -42,7 +42,7 @@ def run_validate(arguments: argparse.Namespace) -> int:
     from planner.validation import local
     from planner.validation.request import request_of
 
-    request = request_of(_body(arguments), local.job_on_this_gpu(job_of(arguments), arguments.gpu))
+    request = request_of(_body(arguments), local.job_on_this_gpu(job_of(arguments, is_traced=False), arguments.gpu))
     result = local.validate(request, seconds=arguments.seconds, rehearsal=arguments.rehearse)
     print(local.format_result(result, as_json=arguments.format == "json"), end="")
     if result.problem:

@@ -30,7 +30,10 @@ def notes_of(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
         notes.append(_describe_compiling(job.train.compile, rank_traces))
     traced = _traced_with()
     if job.software.torch != traced:
-        notes.append(f"The job runs torch {job.software.torch}; it was traced with torch {traced}.")
+        notes.append(
+            f"The job runs torch {job.software.torch}; it was traced with torch {traced}. `planner torch"
+            f" {job.software.torch}` makes an environment in which its own is at hand."
+        )
     return tuple(notes)
 
 

@@ -50,6 +50,15 @@ _ADDRESSES: Mapping[str, str] = {
 """Options that say who meets where: on paper nobody does, so what only the job's machines know is not needed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Surrounding:
+    """What decides the Python of a command from around it: `uv run`, `conda run`, `source .venv/bin/activate`."""
+
+    tool: str
+    """By its name; `activate` for a virtual environment, whose folder is the option `prefix`."""
+    options: Mapping[str, str | None] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unwrapped:
     """A launcher's own words, and what stood around them."""
@@ -59,6 +68,7 @@ class Unwrapped:
     tasks: Tasks | None
     folder: str
     notes: tuple[str, ...]
+    surrounding: Surrounding | None = None
 
 
 @dataclass(slots=True)
@@ -73,6 +83,7 @@ class _Layers:
     allocation: Allocation | None = None
     folder: str = ""
     notes: list[str] = field(default_factory=list)
+    surrounding: Surrounding | None = None
     scripts: int = 0
 
 
@@ -109,7 +120,7 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str]) 
     ]
     return Unwrapped(
         words=tuple(layers.words), environment=environment, tasks=layers.tasks, folder=layers.folder,
-        notes=tuple(layers.notes),
+        notes=tuple(layers.notes), surrounding=layers.surrounding,
     )  # fmt: skip
 
 
@@ -153,6 +164,7 @@ def _uv(layers: _Layers, words: list[str]) -> bool:
     if words[:1] != ["run"]:
         return False
     options, rest = read_options(words[1:], _UV_WITH_VALUE, _UV_ALONE, "uv run")
+    layers.surrounding = Surrounding("uv", options)
     if options.get("directory"):
         _enter(layers, options["directory"] or "")
     layers.words = ["python", "-m", *rest] if {"m", "module"} & options.keys() else rest
@@ -165,6 +177,7 @@ def _conda(layers: _Layers, words: list[str]) -> bool:
     if words[:1] != ["run"]:
         return False
     options, rest = read_options(words[1:], _CONDA_WITH_VALUE, _CONDA_ALONE, "conda run")
+    layers.surrounding = Surrounding("conda", options)
     if options.get("cwd"):
         _enter(layers, options["cwd"] or "")
     layers.words = rest
@@ -174,6 +187,7 @@ def _conda(layers: _Layers, words: list[str]) -> bool:
 def _plain_run(layers: _Layers, words: list[str]) -> bool:
     if words[:1] != ["run"]:
         return False
+    layers.surrounding = Surrounding(PurePosixPath(layers.words[0]).name)
     layers.words = words[1:]
     return True
 
@@ -274,9 +288,21 @@ def _run_script(layers: _Layers, text: str, place: str, arguments: Sequence[str]
         )
     chosen = next((each for each in reversed(launches) if _launches_ranks(each.words)), launches[-1])
     layers.notes += [f"{place}: not run: {_shown(each)}" for each in commands if each is not chosen and _matters(each)]
+    activated = [_activation(each) for each in commands[: commands.index(chosen)]]
+    layers.surrounding = next(filter(None, reversed(activated)), layers.surrounding)
     layers.environment.update(chosen.exported)
     layers.words = list(chosen.words)
     _enter(layers, chosen.folder)
+
+
+def _activation(statement: Statement) -> Surrounding | None:
+    """The environment that a command of a script makes the one of those after it."""
+    match statement.words:
+        case ("source" | ".", path) if path.endswith("/bin/activate") and not UNKNOWN.search(path):
+            return Surrounding("activate", {"prefix": path.removesuffix("/bin/activate")})
+        case (("conda" | "mamba" | "micromamba"), "activate", name) if not UNKNOWN.search(name):
+            return Surrounding("conda", {"name": name})
+    return None
 
 
 def _launches(words: Sequence[str]) -> bool:
@@ -296,7 +322,7 @@ def _starts_program(words: Sequence[str]) -> bool:
     if re.fullmatch(r"python[0-9.]*", name):
         beside = words[1:2] == ["-m"] and words[2:3] in (["pip"], ["venv"], ["ensurepip"])
         return words[1:2] not in (["-c"], ["-V"], ["--version"]) and not beside
-    if name in ("uv", "conda", "mamba", "micromamba", "poetry", "pdm", "pixi"):
+    if name in ("uv", "conda", "mamba", "micromamba", "poetry", "pdm", "pipenv", "pixi"):
         return words[1:2] == ["run"]
     return name.endswith((".py", ".sh")) or (name in _SHELLS and len(words) > 1)
 
@@ -365,6 +391,7 @@ _READERS: Mapping[str, Callable[[_Layers, list[str]], bool]] = {
     "micromamba": _conda,
     "poetry": _plain_run,
     "pdm": _plain_run,
+    "pipenv": _plain_run,
     "pixi": _plain_run,
     "nice": _with_options,
     "numactl": _with_options,

@@ -23,7 +23,7 @@ _MOST_TRACEBACK_CHARACTERS = 8000
 
 def main() -> None:
     """Of a process that was started anew: the pickled task is on its standard input, its parent's id beside it."""
-    die_with_parent(int(sys.argv[2]))
+    die_with_parent(int(sys.argv[1]))
     answer = divert_output()
     run(take_request(), answer)
 

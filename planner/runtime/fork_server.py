@@ -16,13 +16,12 @@ import struct
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 from planner.runtime import child, process_tree
+from planner.runtime.bootstrap import interpreter_words
 from planner.runtime.task import Task, request_of, take_request
 
-_ROOT = Path(__file__).parents[2]
-_SERVER = "import sys; sys.path.append(sys.argv[1]); from planner.runtime import fork_server; fork_server.serve()"
+_SERVER = "from planner.runtime import fork_server; fork_server.serve()"
 _NUMBER = struct.Struct("!q")
 _READY, _FORK = b"r", b"f"
 _DESCRIPTORS = 4
@@ -101,7 +100,7 @@ class ForkServer:
             return
         self._end()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        command = [sys.executable, "-P", "-c", _SERVER, str(_ROOT), str(theirs.fileno()), self._preload]
+        command = interpreter_words(_SERVER, str(theirs.fileno()), self._preload)
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno() if _has_stderr() else None,
             pass_fds=(theirs.fileno(),), start_new_session=True,
@@ -156,8 +155,8 @@ def _has_stderr() -> bool:
 
 def serve() -> None:
     """The server's side; returns when its owner has gone."""
-    requests = socket.socket(fileno=int(sys.argv[2]))
-    module, _, name = sys.argv[3].partition(":")
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    module, _, name = sys.argv[2].partition(":")
     getattr(importlib.import_module(module), name)()
     gc.collect()
     gc.freeze()  # what all children share is not written to by their garbage collectors

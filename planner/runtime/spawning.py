@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from planner.runtime.bootstrap import interpreter_words
 from planner.runtime.task import Task, request_of
 
-_ROOT = Path(__file__).parents[2]
-_CHILD = "import sys; sys.path.append(sys.argv[1]); from planner.runtime import child; child.main()"
-"""Run with -P and planner last in the path: no file beside it, or where it is started, stands for a library."""
+_CHILD = "from planner.runtime import child; child.main()"
 
 
 class SpawnedProcess:
@@ -48,7 +45,7 @@ def spawn(
     `front` is put before its command line: walls. Then the walls see to its end, for its parent is theirs.
     """
     parent = 0 if front else os.getpid()
-    command = [*front, sys.executable, "-P", "-c", _CHILD, str(_ROOT), str(parent)]
+    command = [*front, *interpreter_words(_CHILD, str(parent))]
     with request_of(task) as request:
         child = subprocess.Popen(
             command,
