@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +11,7 @@ from planner.paper.compiled import operator_results
 from planner.paper.compiled.generated import Origins
 
 import torch  # isort: skip
+from torch._inductor.async_compile import AsyncCompile  # isort: skip
 
 _SIZE, _STRIDE = (2, 3), (3, 1)
 
@@ -48,5 +48,4 @@ def test_nor_are_a_programs_where_it_is_compiled_as_asked() -> None:
 
 
 def test_generated_code_brings_no_processes_that_compile() -> None:
-    pool = getattr(sys.modules["torch._inductor.async_compile"].AsyncCompile, "process_pool")
-    assert pool.cache_info().currsize == 0
+    assert AsyncCompile.process_pool.cache_info().currsize == 0
