@@ -49,4 +49,4 @@ def assert_size_stride(
 
 def _is_programs_own(name: str) -> bool:
     """Whether a function in Python says what the operator returns (`torch.library.register_fake`)."""
-    return singleton.find(name).fake_impl.kernel is not None
+    return bool(name) and singleton.find(name).fake_impl.kernel is not None
