@@ -2,7 +2,8 @@
 
 The scripts and their peaks are PLANNER_TRUTH/programs/speedrun. Each runs in a process of its own under `planner run`;
 what it came to is kept (`results/` in the folder), so that a run that was ended goes on where it was: `--again` also
-runs what ran before. Tens of processor seconds a script, hence outside CI.
+runs what ran before. With `--pythons` each runs with the torch that it ran with. Tens of processor seconds a script,
+hence outside CI.
 """
 
 from __future__ import annotations
@@ -45,6 +46,25 @@ class Recorded:
     reserved: tuple[int, int]
     torch: str = ""
     """As it was (`2.7.0.dev20250110+cu126`)."""
+
+
+def read_pythons(text: str) -> dict[str, str]:
+    """Interpreters by the torch that they have: `2.7=/a/bin/python,2.9=/b/bin/python`."""
+    pairs = [each.partition("=") for each in filter(None, text.split(","))]
+    if not all(re.fullmatch(r"\d+\.\d+", version) and python for version, _, python in pairs):
+        raise argparse.ArgumentTypeError(f"{text} is not as 2.7=/a/bin/python,2.9=/b/bin/python")
+    return {version: python for version, _, python in pairs}
+
+
+def minor_version(torch: str) -> str:
+    """`2.7` of `2.7.0.dev20250110+cu126`: of a nightly the release after it."""
+    return ".".join(torch.split(".")[:2])
+
+
+def start_with(python: str, path: str) -> dict[str, str]:
+    """The environment in which this planner runs by an interpreter, whose own torchrun and python come first."""
+    executables = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
+    return {**os.environ, "PATH": executables, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def read_recorded() -> list[Recorded]:
@@ -111,15 +131,17 @@ def run(recorded: Recorded, folder: Path, options: argparse.Namespace) -> dict[s
     for kind in _KIND_OF_RUN.findall(program.read_text(encoding="utf-8")):
         (folder / "logs" / kind).mkdir(exist_ok=True)
     path = os.pathsep.join(filter(None, (str(_ROOT), options.triton, os.environ.get("PYTHONPATH"))))
+    version = minor_version(recorded.torch)
+    python = _python_of(recorded, options)
     command = [
-        sys.executable, "-m", "planner", "run", "--format", "json", "--ranks", "0", "--steps", str(options.steps),
-        "--torch", ".".join(recorded.torch.split(".")[:2]),
+        python or sys.executable, "-m", "planner", "run", "--format", "json", "--ranks", "0",
+        "--steps", str(options.steps), *(() if python else ("--torch", version)),
         "--seconds", str(options.seconds), "--", "torchrun", "--standalone", "--nproc_per_node=8", str(program),
     ]  # fmt: skip
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = subprocess.run(
         command, cwd=work, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, preexec_fn=lambda: os.nice(10),
+        env=start_with(python or sys.executable, path), preexec_fn=lambda: os.nice(10),
     )  # fmt: skip
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -130,9 +152,21 @@ def run(recorded: Recorded, folder: Path, options: argparse.Namespace) -> dict[s
         return result
 
 
+def _python_of(recorded: Recorded, options: argparse.Namespace) -> str:
+    """The interpreter that has the torch of a script; empty: all run with that of here."""
+    if not options.pythons:
+        return ""
+    version = minor_version(recorded.torch)
+    if version not in options.pythons:
+        raise SystemExit(f"{recorded.file} ran with torch {version}: --pythons has {', '.join(options.pythons)}")
+    python: str = options.pythons[version]
+    return python
+
+
 def _key(recorded: Recorded, options: argparse.Namespace) -> str:
     digest = hashlib.sha256((TRUTH / recorded.file).read_bytes()).hexdigest()[:16]
-    return f"{digest} steps={options.steps}"
+    python = _python_of(recorded, options)
+    return f"{digest} steps={options.steps}" + (f" python={python}" if python else "")
 
 
 def _results(chosen: list[Recorded], folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -187,6 +221,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1800, help="how long one may take (default: 1800)")
     parser.add_argument(
         "--triton", default=os.environ.get("PLANNER_TRITON", ""), help="a folder with the package triton"
+    )
+    parser.add_argument(
+        "--pythons", type=read_pythons, default="", help="an interpreter for each torch: 2.7=/a/bin/python,2.9=…"
     )
     parser.add_argument("--again", action="store_true", help="run what was run before, too")
     parser.add_argument("--shown", action="store_true", help="run nothing, show what there is")

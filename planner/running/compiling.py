@@ -51,6 +51,10 @@ class ProgramCompiling:
         skipped = (_NOT_COMPILED.format(name=name) for name in sorted(self._skipped))
         return (*self._compiling.assumed(), *skipped, *breaks)
 
+    def graphs(self) -> int:
+        """How many graphs were compiled so far."""
+        return 0 if self._compiling is None else self._compiling.graphs()
+
     def _enabling(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def compile_(*arguments: Any, **options: Any) -> Any:
             if self._compiling is None:

@@ -46,3 +46,20 @@ def test_tokens_are_as_many_as_the_header_says(tmp_path: Path, monkeypatch: pyte
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert sizes.pop("fineweb_val_000000.bin") == 256 * 4 + 3000 * 2
     assert set(sizes.values()) == {256 * 4 + 5000 * 2}
+
+
+def test_a_nightly_runs_with_the_interpreter_of_the_release_after_it() -> None:
+    pythons = speedrun.read_pythons("2.7=/seven/bin/python,2.10=/ten/bin/python")
+
+    assert pythons[speedrun.minor_version("2.7.0.dev20250110+cu126")] == "/seven/bin/python"
+    assert pythons[speedrun.minor_version("2.10.0+cu128")] == "/ten/bin/python"
+
+
+@pytest.mark.parametrize("text", ["/a/bin/python", "2=/a/bin/python", "2.7="])
+def test_interpreters_without_their_torch_are_refused(text: str) -> None:
+    with pytest.raises(speedrun.argparse.ArgumentTypeError, match="is not as"):
+        speedrun.read_pythons(text)
+
+
+def test_the_launcher_of_an_interpreter_is_found_before_others() -> None:
+    assert speedrun.start_with("/seven/bin/python", "")["PATH"].startswith("/seven/bin" + speedrun.os.pathsep)
