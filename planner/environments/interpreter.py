@@ -6,12 +6,12 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from dataclasses import dataclass
 
 from planner.errors import PlannerError
+from planner.facts.versions import minor_of
 
 OLDEST_PYTHON = (3, 11)
 """planner's own (pyproject.toml)."""
@@ -52,12 +52,6 @@ class Interpreter:
     def __str__(self) -> str:
         folder = os.path.dirname(os.path.dirname(self.python))
         return f"torch {self.torch} of {folder}" if self.torch else f"Python {self.python_version} of {folder}"
-
-
-def minor_of(version: str) -> str:
-    """`2.9` of `2.9.1+cu128`; empty of what is no version."""
-    found = re.match(r"[0-9]+\.[0-9]+", version)
-    return found[0] if found else ""
 
 
 def this_interpreter() -> Interpreter:

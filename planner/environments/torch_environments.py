@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from planner.distribution import PLANNING
-from planner.environments.interpreter import Interpreter, minor_of
+from planner.environments.interpreter import Interpreter
 from planner.errors import PlannerError
+from planner.facts.versions import minor_of
 from planner.runtime.user_cache import user_cache
 
 Progress = Callable[[str], None]

@@ -13,7 +13,7 @@ from fake_environments import PYTHON, make_fake_environment, write_script
 
 from planner import cli
 from planner.environments import brought_code, interpreter
-from planner.environments.interpreter import Interpreter, minor_of, read_interpreter, this_interpreter
+from planner.environments.interpreter import Interpreter, read_interpreter, this_interpreter
 from planner.errors import PlannerError
 
 SPEC = """
@@ -39,12 +39,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def planner(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "planner", *words]
     return subprocess.run(command, capture_output=True, text=True, input=given, check=False)
-
-
-def test_a_version_is_that_of_its_minor_release() -> None:
-    assert [minor_of(each) for each in ("2.9.1+cu128", "2.10", "2.8.0a0+git1", "none", "")] == [
-        "2.9", "2.10", "2.8", "", "",
-    ]  # fmt: skip
 
 
 def test_an_interpreter_says_its_python_and_its_torch_which_is_not_imported(tmp_path: Path) -> None:
