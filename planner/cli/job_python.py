@@ -30,7 +30,7 @@ def enter_for_command(arguments: argparse.Namespace) -> None:
 def _python_of(arguments: argparse.Namespace) -> Interpreter | None:
     """That of the command if it has the torch that is asked for, else this one or one that planner makes."""
     from planner.environments.interpreter import this_interpreter
-    from planner.environments.torch_environments import make_environment
+    from planner.environments.making import make_environment
     from planner.facts.versions import minor_of
     from planner.progress import show_progress
 
@@ -49,8 +49,10 @@ def _named(arguments: argparse.Namespace) -> Interpreter | None:
     from planner.running.command_interpreter import find_python
 
     python = find_python(arguments.command, os.environ)
-    if not python or os.path.dirname(python) == os.path.dirname(sys.executable):
-        return this_interpreter() if python else None
+    if not python:
+        return None
+    if os.path.dirname(python) == os.path.dirname(sys.executable) and os.path.samefile(python, sys.executable):
+        return this_interpreter()
     try:
         found = read_interpreter(python)
     except PlannerError as error:

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import sys
 from dataclasses import dataclass
 
@@ -69,6 +68,8 @@ def read_interpreter(python: str, *, needs_torch: bool = False) -> Interpreter:
     Raises PlannerError for what is no Python, for one that is older than planner's, and for one without torch where
     one is needed.
     """
+    import subprocess  # a plan from the store asks nobody, and is not to wait for this
+
     try:
         ended = subprocess.run(
             [python, "-c", _PROBE],

@@ -12,9 +12,10 @@ import pytest
 from fake_environments import PYTHON, make_fake_environment, write_script
 
 from planner import cli
-from planner.environments import torch_environments
+from planner.environments import making
 from planner.environments.interpreter import Interpreter, this_interpreter
-from planner.environments.torch_environments import find_environment, list_environments, make_environment
+from planner.environments.making import make_environment
+from planner.environments.torch_environments import find_environment, list_environments
 from planner.errors import PlannerError
 
 UV = """#!/bin/sh
@@ -100,9 +101,9 @@ def test_uv_is_told_what_planning_needs_and_where_pip_looks_for_packages(
 
 
 def test_without_uv_it_is_made_by_venv_and_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_environments, "_uv", list)
+    monkeypatch.setattr(making, "_uv", list)
 
-    made, installed = torch_environments._commands(Path("/x"), "2.8")
+    made, installed = making._commands(Path("/x"), "2.8")
 
     assert made == [sys.executable, "-m", "venv", "/x/made"]
     assert installed[:5] == ["/x/made/bin/python", "-m", "pip", "install", "torch==2.8.*"]
@@ -111,7 +112,7 @@ def test_without_uv_it_is_made_by_venv_and_pip(monkeypatch: pytest.MonkeyPatch) 
 def test_one_that_cannot_be_made_says_how_it_is_made_by_hand(
     environments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_uv(tmp_path, monkeypatch, "#!/bin/sh\necho trying\necho error: there is no network\nexit 1\n")
+    use_uv(tmp_path, monkeypatch, "#!/bin/sh\necho trying\necho error: there is no network\necho hint: none\nexit 1\n")
 
     with pytest.raises(PlannerError) as raised:
         make_environment("2.8", lambda _: None)
