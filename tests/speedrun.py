@@ -64,7 +64,7 @@ def minor_version(torch: str) -> str:
 def start_with(python: str, path: str) -> dict[str, str]:
     """The environment in which this planner runs by an interpreter, whose own torchrun and python come first."""
     executables = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
-    return {**os.environ, "PATH": executables, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PATH": executables, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PLANNER_PYTHON": "here"}
 
 
 def read_recorded() -> list[Recorded]:
