@@ -103,4 +103,5 @@ def _deprecated_collective(code: CodeType, values: dict[str, Any]) -> str:
 def _load_inductor() -> None:
     """As in this build, whose torch._C lacks what CUDA graphs want (torch 2.13, _inductor/cudagraph_trees.py)."""
     with upstream.patch_targets("inductor loaded", replaced={"torch.backends.cuda:is_built": lambda: False}):
+        importlib.import_module("planner.paper.compiled.generated")  # first: it starts no processes that compile
         importlib.import_module("torch._inductor.cudagraph_trees")
