@@ -41,6 +41,10 @@ class ProgramCompiling:
         with self._stack, upstream.patch_targets("program compiles", wrapped=wrapped):
             yield
 
+    def graphs(self) -> int:
+        """How many were compiled so far."""
+        return 0 if self._compiling is None else self._compiling.graphs()
+
     def assumed(self) -> tuple[str, ...]:
         """What was assumed where a GPU would have been timed, and where graphs broke, as sentences."""
         if self._compiling is None:
@@ -50,10 +54,6 @@ class ProgramCompiling:
         )
         skipped = (_NOT_COMPILED.format(name=name) for name in sorted(self._skipped))
         return (*self._compiling.assumed(), *skipped, *breaks)
-
-    def graphs(self) -> int:
-        """How many graphs were compiled so far."""
-        return 0 if self._compiling is None else self._compiling.graphs()
 
     def _enabling(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def compile_(*arguments: Any, **options: Any) -> Any:
@@ -103,4 +103,5 @@ def _deprecated_collective(code: CodeType, values: dict[str, Any]) -> str:
 def _load_inductor() -> None:
     """As in this build, whose torch._C lacks what CUDA graphs want (torch 2.13, _inductor/cudagraph_trees.py)."""
     with upstream.patch_targets("inductor loaded", replaced={"torch.backends.cuda:is_built": lambda: False}):
+        importlib.import_module("planner.paper.compiled.generated")  # first: it starts no processes that compile
         importlib.import_module("torch._inductor.cudagraph_trees")

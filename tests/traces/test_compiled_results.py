@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from planner import paper  # noqa: F401  before torch
-from planner.paper.compiled import operator_results
+from planner.paper.compiled import equal_parts, operator_results
 from planner.paper.compiled.generated import Origins
 
 import torch  # isort: skip
@@ -49,3 +49,13 @@ def test_nor_are_a_programs_where_it_is_compiled_as_asked() -> None:
 
 def test_generated_code_brings_no_processes_that_compile() -> None:
     assert AsyncCompile.process_pool.cache_info().currsize == 0
+
+
+def test_a_part_that_takes_its_arguments_in_one_list_still_says_so() -> None:
+    def part(arguments: list[int]) -> list[int]:
+        return arguments
+
+    part._boxed_call = True  # type: ignore[attr-defined]
+    post_compile = equal_parts.results_again(lambda _self, _part: lambda arguments: arguments)
+
+    assert post_compile(None, part)._boxed_call

@@ -65,7 +65,7 @@ def results_again(real: Callable[..., Any]) -> Callable[..., Any]:
             return compiled_fn
         results: list[Any] = []
 
-        @wraps(compiled_fn)  # which says that it takes a list (`_boxed_call`)
+        @wraps(compiled_fn)  # which may say that it takes all arguments in one list
         def call(runtime_args: Any) -> Any:
             context = TracingContext.try_get()
             if context is None or not context.fakify_first_call:
