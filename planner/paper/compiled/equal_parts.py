@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ def results_again(real: Callable[..., Any]) -> Callable[..., Any]:
             return compiled_fn
         results: list[Any] = []
 
+        @wraps(compiled_fn)  # as torch does: how it is called stands among its attributes, before torch 2.13
         def call(runtime_args: Any) -> Any:
             context = TracingContext.try_get()
             if context is None or not context.fakify_first_call:
