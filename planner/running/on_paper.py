@@ -119,7 +119,9 @@ class ProgramRun:
         )
         self.numbers = BroadcastNumbers(order.numbers)
         clock = Clock(
-            lambda: self.watcher.moments.rounds, lambda: self.answers.reads, seconds_of_products(order.gpu.name)
+            lambda: self.watcher.moments.rounds,
+            lambda: self.answers.reads + self.compiling.graphs(),
+            seconds_of_products(order.gpu.name),
         )
         self.world = World(self.assumptions, clock, self.numbers, order.torch)
 

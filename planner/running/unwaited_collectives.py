@@ -4,7 +4,8 @@ Source: torch 2.8 to 2.13, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (Ten
 them up. Where only its future is asked for, or nothing is, a thread looks ten times a second which collectives have
 ended, and the next one of the group gives up what it found. A host that never waits for the GPU is ahead of it, by up
 to the 1,024 launches that a stream takes: what one iteration has kept is still there when the next but one computes,
-and the one after that, if it is over before the thread has looked again.
+and the one after that, if it is over before the thread has looked again. A host that compiles is not ahead: it takes
+seconds, and the GPU has ended by then.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ STILL_KEPT = (
 
 @dataclass(slots=True)
 class Clock:
-    """What has passed in a program: whole iterations, how often the host has waited for the device, and how long that
-    has computed, in seconds."""
+    """What has passed in a program: whole iterations, how often the device has caught up with the host, which waited
+    for it or compiled, and how long the device has computed, in seconds."""
 
     iterations: Callable[[], int] = lambda: 0
     host_waits: Callable[[], int] = lambda: 0

@@ -26,6 +26,7 @@ GATHERED = """
     parts = [torch.empty_like(weight) for _ in range(2)]
     dist.all_gather(parts, weight.detach(), async_op=True)
     del parts"""
+COMPILED = "if step < 2: torch.compile(lambda x: x * 2, dynamic=False)(torch.ones(step + 2, device='cuda'))"
 WORKSPACE_MIB = 32
 """cuBLAS's, of one thread."""
 REDUCED = "work = dist.all_reduce(weight.grad, async_op=True)"
@@ -44,10 +45,14 @@ def allocated(run: Run, path: str, written: Path, torch: str = "") -> list[int]:
         (f"{REDUCED}; work.wait(); del work", "", [4, 4, 4, 4, 4]),
         (f"{REDUCED}; work.get_future().wait(); del work", "", [8, 12, 12, 12, 12]),
         (f"{REDUCED}; del work", "weight.sum().item()", [8, 8, 8, 8, 8]),
+        (f"{REDUCED}; del work", COMPILED, [8, 8, 8, 12, 12]),
         (GATHERED, "", [20, 36, 36, 36, 36]),
     ],
-    ids=["synchronous", "waited for", "of the future alone", "of a host that waits", "gathered in one piece"],
-)
+    ids=[
+        "synchronous", "waited for", "of the future alone", "of a host that waits", "of a host that compiles",
+        "gathered in one piece",
+    ],
+)  # fmt: skip
 def test_it_is_there_until_the_collective_after_the_next_iteration(
     run: Run, program: Callable[[str], str], tmp_path: Path, collective: str, after: str, kept: list[int]
 ) -> None:

@@ -130,6 +130,30 @@ def test_products(given: str, device: torch.device) -> None:
     assert looks(on_paper(first, device) @ on_paper(second, device)) == looks(first @ second)
 
 
+@pytest.mark.parametrize("given", PRODUCTS)
+def test_products_and_sums_with_them_into_what_is_there(given: str, device: torch.device) -> None:
+    """As Inductor's code multiplies; a row that is added stands for all."""
+    first, second = PRODUCTS[given]()
+    product, add = {2: (torch.mm, torch.addmm), 3: (torch.bmm, torch.baddbmm)}[first.dim()]
+    row = torch.ones(second.shape[-1], dtype=first.dtype)
+
+    def run(first: Tensor, second: Tensor, row: Tensor, out: Tensor) -> list[Tensor]:
+        return [product(first, second, out=out), add(row, first, second, beta=2, out=out), add(row, first, second)]
+
+    there = first, second, row, first @ second
+    found = run(*(on_paper(each, device) for each in there))
+
+    assert [looks(each) for each in found] == [looks(each) for each in run(*there)]
+    assert found[0] is found[1]
+
+
+def test_sums_with_products_that_do_not_fit_are_refused(device: torch.device) -> None:
+    matrix = torch.empty(4, 4, device=device)
+
+    with pytest.raises(RuntimeError, match="must match the existing size"):
+        torch.addmm(torch.empty(3, device=device), matrix, matrix)
+
+
 def test_matrices_that_do_not_fit_are_refused(device: torch.device) -> None:
     with pytest.raises(RuntimeError, match=r"cannot be multiplied \(4x6 and 4x6\)"):
         torch.empty(4, 6, device=device) @ torch.empty(4, 6, device=device)

@@ -90,16 +90,20 @@ at::Tensor two_into(const Stack& taken) {
 template <at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Scalar&,
                                  const at::Scalar&)>
 at::Tensor added_product(const Stack& taken) {
-  return function(taken[0].toTensor(), taken[1].toTensor(), taken[2].toTensor(), taken[3].toScalar(),
-                  taken[4].toScalar());
+  const auto added = taken[0].toTensor();
+  auto result = function(added, taken[1].toTensor(), taken[2].toTensor(), taken[3].toScalar(), taken[4].toScalar());
+  added.expand(result.sizes());  // CUDA's kernels look only now whether it fits
+  return result;
 }
 
 template <at::Tensor& (*function)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Scalar&,
                                   const at::Scalar&, at::Tensor&)>
 at::Tensor added_product_into(const Stack& taken) {
+  const auto added = taken[0].toTensor();
   auto out = taken[5].toTensor();
-  return function(taken[0].toTensor(), taken[1].toTensor(), taken[2].toTensor(), taken[3].toScalar(),
-                  taken[4].toScalar(), out);
+  function(added, taken[1].toTensor(), taken[2].toTensor(), taken[3].toScalar(), taken[4].toScalar(), out);
+  added.expand(out.sizes());
+  return out;
 }
 
 at::Tensor filled(const Stack& taken) { return taken[0].toTensor(); }
