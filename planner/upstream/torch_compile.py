@@ -110,7 +110,8 @@ CUDA_GRAPHS = (
     ),
     *entries(
         "torch._C",
-        "_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool",
+        "_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_beginAllocateCurrentStreamToPool",
+        "_cuda_endAllocateCurrentStreamToPool", "_cuda_releasePool",
         "_cuda_clearCublasWorkspaces", "_cuda_get_conv_benchmark_empty_cache", "_cudnn_set_conv_benchmark_empty_cache",
         "_host_emptyCache", "_tensors_data_ptrs_at_indices_equal", "_construct_CUDA_Tensor_From_Storage_And_Metadata",
         "_has_Standard_Deleter", "_free_And_Remove_DeleterFn", "_set_storage_access_error_msg",

@@ -89,5 +89,5 @@ def test_gradients_in_a_pool_cannot_be_added_to_in_the_next_run() -> None:
             for _ in range(2):
                 run(torch.randn(_ROWS, _WIDTH, device="cuda")).sum().backward()
 
-        with pytest.raises(RuntimeError, match="gradient tensor output of CUDAGraphs that has been overwritten"):
+        with pytest.raises(RuntimeError, match="tensor output of CUDAGraphs that has been overwritten"):
             accumulate()

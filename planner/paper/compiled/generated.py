@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch._inductor.async_compile import AsyncCompile
+import torch._inductor.config
 
+from planner.paper.compiled import operator_results
 from planner.paper.compiled.assumptions import ASSUMED
+
+with torch._inductor.config.patch(compile_threads=1):  # up to torch 2.8 it starts, where it is imported, processes
+    from torch._inductor.async_compile import AsyncCompile
 
 
 class Scopes(Protocol):
@@ -87,6 +91,10 @@ class Origins:
         finally:
             if before is not None:
                 _scopes.leave_operator(before)
+
+    def assert_size_stride(self, tensor: torch.Tensor, size: Any, stride: Any, operator: str = "") -> None:
+        """As `operator_results.assert_size_stride`, by the operator at work where the code does not name one."""
+        operator_results.assert_size_stride(tensor, size, stride, operator, at_work=self._operator)
 
 
 class _UnrunKernel:

@@ -82,6 +82,9 @@ def _build_answers() -> dict[str, Any]:
     return {
         "_cuda_beginAllocateCurrentThreadToPool": lambda _device, pool: native.paper_open_pool(_number(pool), 0),
         "_cuda_endAllocateToPool": lambda _device, pool: native.paper_close_pool(_number(pool)),
+        # As both are called up to torch 2.7, where a warmed-up graph's pool is that of its stream.
+        "_cuda_beginAllocateCurrentStreamToPool": lambda _device, pool: native.paper_open_pool(_number(pool), 1),
+        "_cuda_endAllocateCurrentStreamToPool": lambda _device, pool: native.paper_close_pool(_number(pool)),
         "_cuda_releasePool": lambda _device, _pool: None,
         # Dynamo keeps these in a table by what they are, and functions of ctypes have no hash.
         "_cuda_clearCublasWorkspaces": lambda: native.paper_clear_workspaces(),

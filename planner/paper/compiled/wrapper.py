@@ -40,7 +40,6 @@ class PaperWrapper(PythonWrapperCodegen):
         self.imports.writeline(f"from planner.paper.compiled.generated import Origins, {self.compiler}")
         # The last of the header: what Inductor's own defines stands before.
         self.header.writeline(f"async_compile = {self.compiler}()")
-        self.header.writeline("from planner.paper.compiled.operator_results import assert_size_stride")
 
     @cache_on_self
     def write_triton_header_once(self) -> None:
@@ -66,6 +65,7 @@ class PaperWrapper(PythonWrapperCodegen):
             f"""
             origins = Origins({list(self._origins)!r}, {assumptions.of_this_compilation()!r})
             enter_origin, {self.allocator} = origins.enter, origins.empty_strided
+            assert_size_stride = origins.assert_size_stride
             call = origins.within(call)
             """
         )
