@@ -80,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is run: the script's text, the modules beside it, and what its log says that it was given."""
+    """What is run: the script's text, the files beside it, and what its log says that it was given."""
 
     code: str
     beside: dict[str, str] = field(default_factory=dict)
@@ -137,10 +137,10 @@ class Repository:
         """A file of a commit; empty if there is none."""
         return self.read_blob(f"{commit}:{path}") if self._git("ls-tree", "--name-only", commit, path) else ""
 
-    def read_modules(self, commit: str, folder: str) -> dict[str, str]:
-        """The Python files of a folder, by their names."""
+    def read_beside(self, commit: str, folder: str) -> dict[str, str]:
+        """The Python files of a folder, and what they may read, by their names."""
         names = self._git("ls-tree", "--name-only", commit, f"{folder}/").decode().splitlines()
-        return {PurePosixPath(each).name: self.read_blob(f"{commit}:{each}") for each in names if each.endswith(".py")}
+        return {PurePosixPath(each).name: self.read_blob(f"{commit}:{each}") for each in names if each.endswith((".py", ".json"))}
 
 
 def read_rows(repository: Repository) -> Iterator[Row]:
@@ -189,7 +189,7 @@ def read_program(row: Row, repository: Repository) -> Program:
     numbers = [int(each) for each in (vocabulary.groups() if vocabulary else ()) if each]
     return Program(
         code=shown or script,
-        beside=repository.read_modules(row.commit, folder),
+        beside=repository.read_beside(row.commit, folder),
         settings=settings,
         vocabulary=int(_number(said.get("vocab_size", "")) or (numbers or [1024])[0]),
         warmup_steps=int(_number(said.get("warmup_steps", str(_USUAL_WARMUP))) or 0),
@@ -218,7 +218,7 @@ def _read_raw(data: bytes) -> bytes:
 def unpack(script: str) -> str:
     """The source of a script that unpacks itself, else the script."""
     for _, packed in _PACKED.findall(script):
-        raw = base64.b85decode(packed.encode().decode("unicode_escape"))
+        raw = base64.b85decode(packed)
         for read in (_read_raw, lzma.decompress, zlib.decompress):
             try:
                 return read(raw).decode("utf-8")

@@ -115,12 +115,15 @@ def test_in_place(operator: str, given: str, other: str, device: torch.device) -
 
 @pytest.mark.parametrize("given", FLOATS)
 @pytest.mark.parametrize("out", ["plain", "half", "nothing"])
-def test_into_a_tensor_that_is_there(given: str, out: str, device: torch.device) -> None:
+@pytest.mark.parametrize("operator", [torch.add, torch.mul])
+def test_into_a_tensor_that_is_there(
+    given: str, out: str, operator: Callable[..., Tensor], device: torch.device
+) -> None:
     first, into = FLOATS[given](), {**FLOATS, "nothing": lambda: torch.ones(0)}[out]()
     there = on_paper(into, device)
-    torch.mul(on_paper(first, device), 2.5, out=there)
+    operator(on_paper(first, device), 2.5, out=there)
 
-    assert looks(there) == looks(torch.mul(first, 2.5, out=into))
+    assert looks(there) == looks(operator(first, 2.5, out=into))
 
 
 @pytest.mark.parametrize("given", PRODUCTS)
