@@ -139,8 +139,9 @@ class Repository:
 
     def read_beside(self, commit: str, folder: str) -> dict[str, str]:
         """The Python files of a folder, and what they may read, by their names."""
-        names = self._git("ls-tree", "--name-only", commit, f"{folder}/").decode().splitlines()
-        return {PurePosixPath(each).name: self.read_blob(f"{commit}:{each}") for each in names if each.endswith((".py", ".json"))}
+        found = self._git("ls-tree", "--name-only", commit, f"{folder}/").decode().splitlines()
+        names = [each for each in found if each.endswith((".py", ".json"))]
+        return {PurePosixPath(each).name: self.read_blob(f"{commit}:{each}") for each in names}
 
 
 def read_rows(repository: Repository) -> Iterator[Row]:

@@ -95,7 +95,7 @@ def run(row: Row, program: Program, folder: Path, options: argparse.Namespace) -
     launched = ["torchrun", "--standalone", f"--nproc_per_node={row.world}"] if program.is_launched else ["python"]
     command = [
         python, "-m", "planner", "run", "--format", "json", "--ranks", "0", "--gpu", row.gpu,
-        "--steps", str(warmup_steps + _STEPS_AFTER_WARMUP), "--with", "flash-attn,flash-attn-3",
+        "--steps", str(options.steps or warmup_steps + _STEPS_AFTER_WARMUP), "--with", "flash-attn,flash-attn-3",
         "--seconds", str(options.seconds), "--", *launched, path.name,
     ]  # fmt: skip
     searched = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
@@ -143,6 +143,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=40, help="how many are drawn (default: 40)")
     parser.add_argument("--folder", type=Path, default=user_cache() / "golf", help="data, programs and results")
     parser.add_argument("--repository", type=Path, default=os.environ.get("PLANNER_GOLF"), help="a git directory")
+    parser.add_argument("--steps", type=int, default=0, help="iterations (default: beyond warm-up and an evaluation)")
     parser.add_argument("--seconds", type=float, default=1800, help="how long one may take (default: 1800)")
     parser.add_argument(
         "--pythons", type=read_pythons, default={}, help="an interpreter for each torch: 2.7=/a/bin/python,2.9=…"
