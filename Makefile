@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun golf gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,6 +114,9 @@ accuracy: $(READY) ## predicted against recorded, for every truth at hand
 
 speedrun: $(READY) ## scripts that others ran compiled on 8 H100, beside their peaks (SCRIPTS: parts of names; needs triton)
 	$(BIN)/python tests/speedrun.py $(SCRIPTS)
+
+golf: $(READY) ## runs of parameter-golf that a seed draws, beside their peaks (ROWS: numbers; PYTHONS: 2.9=/a/bin/python,...)
+	$(BIN)/python tests/parameter_golf.py $(if $(PYTHONS),--pythons $(PYTHONS)) $(ROWS)
 
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)
 	$(PYTHON) -m planner gpu-truth --out $(or $(OUT),tests/data/gpu) --minutes $(or $(MINUTES),9) --jobs $(or $(JOBS),8)

@@ -87,20 +87,26 @@ def error_percent(peak_bytes: int, recorded: tuple[int, int]) -> float | None:
     return (max(peak, high) - high) / high * 100
 
 
-def write_data(folder: Path) -> None:
-    """Tokens as the scripts read them: 256 int32 (a number of the format, its version, how many), then uint16."""
+def write_tokens(path: Path, tokens: int, separator: int = _SEPARATOR) -> None:
+    """A file of documents as scripts read it: 256 int32 (a number of the format, its version, how many), then uint16;
+    what separates documents is the highest token."""
     import numpy as np
 
+    header = np.zeros(_HEADER_NUMBERS, dtype=np.int32)
+    header[:3] = 20240520, 1, tokens
+    drawn = np.random.default_rng(1).integers(0, separator, tokens, dtype=np.uint16)
+    drawn[::_DOCUMENT_TOKENS] = separator
+    path.write_bytes(header.tobytes() + drawn.tobytes())
+
+
+def write_data(folder: Path) -> None:
+    """The data that the scripts of this record train and evaluate with."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, tokens in (("fineweb_train_000001.bin", _TRAIN_TOKENS), ("fineweb_val_000000.bin", _VALIDATION_TOKENS)):
         path = folder / name
         if path.exists() and path.stat().st_size == 4 * _HEADER_NUMBERS + 2 * tokens:
             continue
-        header = np.zeros(_HEADER_NUMBERS, dtype=np.int32)
-        header[:3] = 20240520, 1, tokens
-        drawn = np.random.default_rng(1).integers(0, _SEPARATOR, tokens, dtype=np.uint16)
-        drawn[::_DOCUMENT_TOKENS] = _SEPARATOR
-        path.write_bytes(header.tobytes() + drawn.tobytes())
+        write_tokens(path, tokens)
     for number in range(2, _TRAIN_FILES + 1):
         again = folder / f"fineweb_train_{number:06}.bin"
         if not again.exists():
@@ -138,14 +144,20 @@ def run(recorded: Recorded, folder: Path, options: argparse.Namespace) -> dict[s
         "--steps", str(options.steps), *(() if python else ("--torch", version)),
         "--seconds", str(options.seconds), "--", "torchrun", "--standalone", "--nproc_per_node=8", str(program),
     ]  # fmt: skip
+    result = run_planner(command, work, start_with(python or sys.executable, path))
+    return {"key": _key(recorded, options), **result}
+
+
+def run_planner(command: list[str], work: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """What a command of planner printed: its answer, if it has one, its errors, and the seconds of a processor."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = subprocess.run(
         command, cwd=work, capture_output=True, text=True, check=False,
-        env=start_with(python or sys.executable, path), preexec_fn=lambda: os.nice(10),
+        env=environment, preexec_fn=lambda: os.nice(10),
     )  # fmt: skip
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    result: dict[str, Any] = {"key": _key(recorded, options), "seconds": round(seconds, 1), "stderr": ended.stderr}
+    result: dict[str, Any] = {"seconds": round(seconds, 1), "stderr": ended.stderr}
     try:
         return {**result, "answer": json.loads(ended.stdout)}
     except ValueError:
@@ -187,7 +199,7 @@ def peaks_of(answer: dict[str, Any]) -> tuple[int, int]:
     return answer["counted"]["max_allocated_bytes"], answer["counted"]["max_reserved_bytes"]
 
 
-def _error_of(result: dict[str, Any]) -> str:
+def error_of(result: dict[str, Any]) -> str:
     """The line that says what was wrong."""
     lines = [line for line in result.get("stderr", "").splitlines() if line.strip()]
     said = [line.partition(": ")[2] for line in lines if line.partition(": ")[0].endswith(".py")]
@@ -202,7 +214,7 @@ def _line(recorded: Recorded, result: dict[str, Any]) -> str:
     name, seconds = Path(recorded.file).stem, result.get("seconds", "")
     cells = [name, _range(recorded.allocated), _range(recorded.reserved)]
     if "answer" not in result:
-        return " | ".join((*cells, "", "", "", "", _error_of(result)[:160], str(seconds)))
+        return " | ".join((*cells, "", "", "", "", error_of(result)[:160], str(seconds)))
     allocated, reserved = peaks_of(result["answer"])
     for peak, pair in ((allocated, recorded.allocated), (reserved, recorded.reserved)):
         error = error_percent(peak, pair)

@@ -162,7 +162,8 @@ def _cuda_name(entry: str) -> list[str]:
     dispatch = re.search(r"\n  dispatch:\n((?:    .*\n?)*)", entry)
     keys = re.findall(r"^    ([\w, ]+):", dispatch[1], re.MULTILINE) if dispatch else []
     on_cuda = any(key.strip() == "CUDA" for line in keys for key in line.split(","))
-    return [name[1]] if on_cuda or "structured_delegate" in entry else []
+    made_of_parts = any(word in entry for word in ("structured_delegate", "ufunc_inner_loop"))
+    return [name[1]] if on_cuda or made_of_parts else []
 
 
 @cache

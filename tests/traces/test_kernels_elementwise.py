@@ -115,12 +115,15 @@ def test_in_place(operator: str, given: str, other: str, device: torch.device) -
 
 @pytest.mark.parametrize("given", FLOATS)
 @pytest.mark.parametrize("out", ["plain", "half", "nothing"])
-def test_into_a_tensor_that_is_there(given: str, out: str, device: torch.device) -> None:
+@pytest.mark.parametrize("operator", [torch.add, torch.mul])
+def test_into_a_tensor_that_is_there(
+    given: str, out: str, operator: Callable[..., Tensor], device: torch.device
+) -> None:
     first, into = FLOATS[given](), {**FLOATS, "nothing": lambda: torch.ones(0)}[out]()
     there = on_paper(into, device)
-    torch.mul(on_paper(first, device), 2.5, out=there)
+    operator(on_paper(first, device), 2.5, out=there)
 
-    assert looks(there) == looks(torch.mul(first, 2.5, out=into))
+    assert looks(there) == looks(operator(first, 2.5, out=into))
 
 
 @pytest.mark.parametrize("given", PRODUCTS)
@@ -128,6 +131,30 @@ def test_products(given: str, device: torch.device) -> None:
     first, second = PRODUCTS[given]()
 
     assert looks(on_paper(first, device) @ on_paper(second, device)) == looks(first @ second)
+
+
+@pytest.mark.parametrize("given", PRODUCTS)
+def test_products_and_sums_with_them_into_what_is_there(given: str, device: torch.device) -> None:
+    """As Inductor's code multiplies; a row that is added stands for all."""
+    first, second = PRODUCTS[given]()
+    product, add = {2: (torch.mm, torch.addmm), 3: (torch.bmm, torch.baddbmm)}[first.dim()]
+    row = torch.ones(second.shape[-1], dtype=first.dtype)
+
+    def run(first: Tensor, second: Tensor, row: Tensor, out: Tensor) -> list[Tensor]:
+        return [product(first, second, out=out), add(row, first, second, beta=2, out=out), add(row, first, second)]
+
+    there = first, second, row, first @ second
+    found = run(*(on_paper(each, device) for each in there))
+
+    assert [looks(each) for each in found] == [looks(each) for each in run(*there)]
+    assert found[0] is found[1]
+
+
+def test_sums_with_products_that_do_not_fit_are_refused(device: torch.device) -> None:
+    matrix = torch.empty(4, 4, device=device)
+
+    with pytest.raises(RuntimeError, match="must match the existing size"):
+        torch.addmm(torch.empty(3, device=device), matrix, matrix)
 
 
 def test_matrices_that_do_not_fit_are_refused(device: torch.device) -> None:

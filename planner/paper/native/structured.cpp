@@ -6,6 +6,8 @@
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add_meta_dispatch.h>
+#include <ATen/ops/addmm_meta_dispatch.h>
+#include <ATen/ops/baddbmm_meta_dispatch.h>
 #include <ATen/ops/bmm_meta_dispatch.h>
 #include <ATen/ops/cat_meta_dispatch.h>
 #include <ATen/ops/clamp_min_meta_dispatch.h>
@@ -79,9 +81,29 @@ at::Tensor mean(const Stack& taken) {
                         dtype);
 }
 
-at::Tensor multiply_into(const Stack& taken) {
+template <at::Tensor& (*function)(const at::Tensor&, const at::Tensor&, at::Tensor&)>
+at::Tensor two_into(const Stack& taken) {
   auto out = taken[2].toTensor();
-  return at::meta::mul_outf(taken[0].toTensor(), taken[1].toTensor(), out);
+  return function(taken[0].toTensor(), taken[1].toTensor(), out);
+}
+
+template <at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Scalar&,
+                                 const at::Scalar&)>
+at::Tensor added_product(const Stack& taken) {
+  const auto added = taken[0].toTensor();
+  auto result = function(added, taken[1].toTensor(), taken[2].toTensor(), taken[3].toScalar(), taken[4].toScalar());
+  added.expand(result.sizes());  // CUDA's kernels look only now whether it fits
+  return result;
+}
+
+template <at::Tensor& (*function)(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Scalar&,
+                                  const at::Scalar&, at::Tensor&)>
+at::Tensor added_product_into(const Stack& taken) {
+  const auto added = taken[0].toTensor();
+  auto out = taken[5].toTensor();
+  function(added, taken[1].toTensor(), taken[2].toTensor(), taken[3].toScalar(), taken[4].toScalar(), out);
+  added.expand(out.sizes());
+  return out;
 }
 
 at::Tensor filled(const Stack& taken) { return taken[0].toTensor(); }
@@ -138,7 +160,13 @@ const std::unordered_map<c10::OperatorName, Run>& known() {
       {{"aten::cat", ""}, &cat},
       {{"aten::mm", ""}, &two<at::meta::mm>},
       {{"aten::bmm", ""}, &two<at::meta::bmm>},
-      {{"aten::mul", "out"}, &multiply_into},
+      {{"aten::addmm", ""}, &added_product<at::meta::addmm>},
+      {{"aten::baddbmm", ""}, &added_product<at::meta::baddbmm>},
+      {{"aten::mul", "out"}, &two_into<at::meta::mul_outf>},
+      {{"aten::mm", "out"}, &two_into<at::meta::mm_outf>},
+      {{"aten::bmm", "out"}, &two_into<at::meta::bmm_outf>},
+      {{"aten::addmm", "out"}, &added_product_into<at::meta::addmm_outf>},
+      {{"aten::baddbmm", "out"}, &added_product_into<at::meta::baddbmm_outf>},
       {{"aten::add_", "Tensor"}, &scaled_in_place<at::meta::add_>},
       {{"aten::sub_", "Tensor"}, &scaled_in_place<at::meta::sub_>},
       {{"aten::mul_", "Tensor"}, &in_place<at::meta::mul_>},
