@@ -35,6 +35,7 @@ from planner.paper.kernels import (  # noqa: F401
     recurrent,
     results,
     sampling,
+    sharded_copies,
     synchronized_norm,
     table,
     unique_values,

@@ -16,7 +16,9 @@ from typing import Any
 
 from planner import upstream
 from planner.job.schema import Job
+from planner.paper.compiled import users_kernels
 from planner.paper.recorder import Recorder
+from planner.paper.targets import target_of
 from planner.paper.untouched_host import UntouchedHost
 from planner.tracing.absent_host import AbsentHost
 from planner.training.wraps import deepspeed_engine, deepspeed_library
@@ -25,19 +27,20 @@ _AVAILABLE = "deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_
 
 
 @contextmanager
-def planned_for(job: Job, recorder: Recorder, host: AbsentHost) -> Iterator[None]:
-    """Inside, the engine finds as much memory free as the job's GPU would have, and writes nothing large on the host.
-
-    Raises SpecError where DeepSpeed is not installed.
+def planned_for(job: Job, arch: str, recorder: Recorder, host: AbsentHost) -> Iterator[None]:
+    """Inside, the engine finds as much memory free as the job's GPU would have, and writes nothing large on the host;
+    its Triton kernels find a driver. Raises SpecError where DeepSpeed is not installed.
     """
-    deepspeed_library.require("cuda", deepspeed_engine.stage_of(job))
-    host.updates_in_place = True
-    capacity = job.cluster.capacity_bytes
-    left = recorder.requested_bytes()  # by another step of this process
+    with users_kernels.launched_as_nothing(target_of(arch)):
+        deepspeed_library.require("cuda", deepspeed_engine.stage_of(job))
+        host.updates_in_place = True
+        capacity = job.cluster.capacity_bytes
+        left = recorder.requested_bytes()  # by another step of this process
 
-    def available(_accelerator: Any, _device: Any = None) -> int:
-        taken = recorder.requested_bytes() - left
-        return capacity - taken if capacity > 0 else sys.maxsize  # of a GPU without a size
+        def available(_accelerator: Any, _device: Any = None) -> int:
+            taken = recorder.requested_bytes() - left
+            return capacity - taken if capacity > 0 else sys.maxsize  # of a GPU without a size
 
-    with upstream.patch_targets("deepspeed memory", replaced={_AVAILABLE: available}), UntouchedHost(host.ledger.pin):
-        yield
+        memory = upstream.patch_targets("deepspeed memory", replaced={_AVAILABLE: available})
+        with memory, UntouchedHost(host.ledger.pin):
+            yield

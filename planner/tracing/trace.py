@@ -67,7 +67,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
             with (
                 absent_peers.join(rank, world_size),
                 absent_host.left_out(pins_gradients=_pins_gradients(job)) as host,
-                deepspeed_on_paper.planned_for(job, gpu.recorder, host) if by_engine else nullcontext(),
+                deepspeed_on_paper.planned_for(job, arch, gpu.recorder, host) if by_engine else nullcontext(),
                 quick,
                 chunks,
                 compiled_on_paper.compiling(job, arch, gpu.recorder) as compiled,

@@ -23,6 +23,7 @@ from planner.training import dtensor_caches
 
 BACKEND = "absent_peers"
 _CHECK_OF_HOOKS = "torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook"
+_RECORDER = "torch.distributed.distributed_c10d:_maybe_attach_flight_recorder"
 _UNSCALE = "torch.amp.grad_scaler:GradScaler._unscale_grads_"
 
 # The value of the work's future is the first argument: the tensors that the collective fills.
@@ -57,14 +58,15 @@ def join(rank: int, world_size: int) -> Iterator[None]:
     _register()
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=FakeStore())
-    try:
-        # The check of a communication hook asks for NCCL, which absent peers do not need.
-        with upstream.patch_targets("absent peers", replaced={_CHECK_OF_HOOKS: lambda *_arguments: None}):
+    # They ask for NCCL and for the backends of groups, which absent peers do not have.
+    replaced = dict.fromkeys((_CHECK_OF_HOOKS, _RECORDER), lambda *_arguments: None)
+    with upstream.patch_targets("absent peers", replaced=replaced):
+        dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=FakeStore())
+        try:
             yield
-    finally:
-        dist.destroy_process_group()
-        dtensor_caches.forget()
+        finally:
+            dist.destroy_process_group()
+            dtensor_caches.forget()
 
 
 @contextmanager

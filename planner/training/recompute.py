@@ -6,7 +6,9 @@ as they are.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -59,7 +61,7 @@ def apply(model: nn.Module, spec: schema.Recompute, pattern: str = "") -> list[s
 
 
 def _wrap(block: nn.Module, *, selective: bool) -> None:
-    original = block.forward
+    original = _without_its_block(block)
 
     def forward(*arguments: Any, **keywords: Any) -> Any:
         if not block.training or not torch.is_grad_enabled():
@@ -71,6 +73,19 @@ def _wrap(block: nn.Module, *, selective: bool) -> None:
         return checkpoint(original, *arguments, use_reentrant=False, **keywords)
 
     block.forward = forward
+
+
+def _without_its_block(block: nn.Module) -> Callable[..., Any]:
+    """The block's forward, of which compiled code does not ask whether it is this very block's: before torch 2.13 it
+    asks so of methods (torch/_dynamo/variables/builder.py), and one code would not do for all blocks."""
+    if not inspect.ismethod(block.forward):
+        return block.forward
+    function = block.forward.__func__
+
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        return function(block, *arguments, **keywords)
+
+    return forward
 
 
 def _make_selective_contexts() -> Any:

@@ -45,6 +45,7 @@ ABSENT_PEERS = (
 )  # fmt: skip
 
 _RUN = "tests/running/test_programs_in_a_world.py"
+_RESUMED = "tests/bound/test_lower_bound.py"
 _C10D = "torch.distributed.distributed_c10d"
 
 PROGRAM_PEERS = (
@@ -64,9 +65,12 @@ PROGRAM_PEERS = (
         target=f"{_C10D}:_get_object_coll_device", kind=Kind.PATCH, group="program peers", test=_RUN,
         why="objects travel as bytes, which tensors of a paper GPU do not have: on the host they do",
     ),
-    Entry(
-        target=f"{_C10D}:_maybe_attach_flight_recorder", kind=Kind.PATCH, group="program peers", has_source=False,
-        optional=True, test=_RUN, why="a recorder of collectives asks for the backends of a group (torch 2.15)",
+    *(
+        Entry(
+            target=f"{_C10D}:_maybe_attach_flight_recorder", kind=Kind.PATCH, group=group, has_source=False,
+            optional=True, test=test, why="a recorder of collectives asks for the backends of a group (torch 2.15)",
+        )
+        for group, test in (("program peers", _RUN), ("absent peers", _RESUMED))
     ),
     *(
         Entry(

@@ -336,7 +336,8 @@ class MediumEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.weight[tokens, :]
+        # `[tokens, :]`, whose slice torch 2.6 dispatches and 2.11, which ran it, does not.
+        return self.weight[tokens]
 
 
 class MediumModel(nn.Module):

@@ -49,6 +49,24 @@ def put(tensors: list[Tensor], buffer: Tensor) -> Tensor:
     return buffer
 
 
+@pytest.mark.skipif(not hasattr(torch.ops.fsdp, "chunk_cat_mixed_dtype"), reason="torch 2.15 has it")
+@pytest.mark.parametrize(("low", "cast_bytes"), [(torch.bfloat16, []), (torch.float16, [40, 16])])
+def test_gradients_of_two_dtypes_are_cast_where_no_kernel_casts_them(
+    low: torch.dtype, cast_bytes: list[int], taken: Any
+) -> None:
+    def make() -> tuple[list[Tensor], Tensor]:
+        first, *rest = gradients(low)
+        return [first.float(), *rest], torch.empty(4, 11, device="cuda")
+
+    def mix(tensors: list[Tensor], buffer: Tensor) -> Tensor:
+        torch.ops.fsdp.chunk_cat_mixed_dtype(tensors, 0, 4, out=buffer)
+        return buffer
+
+    found = taken(make, mix)
+
+    assert (found.kept, found.temporary_bytes) == ([], cast_bytes)
+
+
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_what_was_gathered_is_copied_into_parameters(dim: int, taken: Any) -> None:
     def make() -> tuple[Tensor, list[Tensor]]:

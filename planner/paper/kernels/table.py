@@ -14,14 +14,16 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 _cuda: dict[str, Callable[..., Any]] = {}
 _cpu: dict[str, Callable[..., Any]] = {}
-_library: torch.library.Library | None = None
+_libraries: dict[str, torch.library.Library] = {}
+"""By the namespace of their operators; what they register stays as long as they do."""
 _target: Target = target_of("sm_90")
 _KEEPS_BOOK = frozenset({"_index_put_impl_"})
 """Kernels that say themselves what is known of the tensors that they write to; for all others that is nothing."""
 
 
 def cuda(*operators: str) -> Callable[[Kernel], Kernel]:
-    """The decorated function is the kernel of these operators (`native_dropout`, `sum.dim_IntList`) on a GPU."""
+    """The decorated function is the kernel of these operators on a GPU: `native_dropout`, `sum.dim_IntList`; with their
+    namespace if it is another than aten."""
     return _register(_cuda, operators)
 
 
@@ -51,17 +53,24 @@ def choose(new: Target) -> None:
 
 def install() -> None:
     """Register every kernel of the table with torch, once for the process: of the operators that this torch has."""
-    global _library
-    if _library is not None:
+    if _libraries:
         return
-    _library = torch.library.Library("aten", "IMPL")
     for operator in sorted(filter(_exists, {*_cuda, *_cpu})):
-        _library.impl(operator, _make_kernel(operator), "CUDA")
+        namespace, name = _named(operator)
+        if namespace not in _libraries:
+            _libraries[namespace] = torch.library.Library(namespace, "IMPL")
+        _libraries[namespace].impl(name, _make_kernel(operator), "CUDA")
+
+
+def _named(operator: str) -> tuple[str, str]:
+    namespace, _, name = operator.rpartition("::")
+    return namespace or "aten", name
 
 
 def _operator(operator: str) -> Any:
-    name, _, overload = operator.partition(".")
-    return getattr(getattr(torch.ops.aten, name), overload or "default")
+    namespace, named = _named(operator)
+    name, _, overload = named.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
 
 
 def _exists(operator: str) -> bool:
@@ -75,7 +84,7 @@ def _make_kernel(operator: str) -> Callable[..., Any]:
     on_gpu, on_cpu = _cuda.get(operator), _cpu.get(operator)
     written = [] if operator in _KEEPS_BOOK else _find_written_arguments(operator)
     native = library.load()
-    name = native.paper_name_index(f"aten::{operator.partition('.')[0]}".encode())
+    name = native.paper_name_index("::".join(_named(operator)).partition(".")[0].encode())
 
     def run(*args: Any, **kwargs: Any) -> Any:
         kernel = on_cpu if _target.is_cpu and on_cpu is not None else on_gpu
