@@ -13,7 +13,7 @@ from planner.job.schema import Gpu
 from planner.planning.provenance import own
 from planner.running.launch_line import parse
 from planner.service.ids import run_order_of
-from planner.service.run_requests import RunRequest
+from planner.service.orders import RunRequest
 from planner.settings import Settings
 
 COMMAND = ("python", "train.py")

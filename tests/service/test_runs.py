@@ -21,9 +21,10 @@ from starlette.testclient import TestClient
 from planner.errors import PlannerError, ProgramError
 from planner.report.program_statement import from_json
 from planner.service import plan_tasks
+from planner.service.orders import RunRequest
 from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.service.problems import RequestError
-from planner.service.run_requests import RunRequest, read_run
+from planner.service.run_requests import read_run
 from planner.service.service_errors import BusyError, ProgramCrashedError
 from planner.units import MIB
 
