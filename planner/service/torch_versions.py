@@ -107,7 +107,15 @@ def _made_environment(minor: str) -> str:
 
 def _versions_of(python: str) -> Mapping[str, str]:
     """What names plans there, said by planner there. Raises SettingError for an interpreter that cannot plan."""
-    words = interpreter_words(_VERSIONS, python=python, root=bring_code())
+    try:
+        words = interpreter_words(_VERSIONS, python=python, root=bring_code())
+    except OSError as error:
+        raise SettingError(
+            f"planner cannot be laid where another Python finds it: {error}",
+            allowed="a cache (XDG_CACHE_HOME) that can be written, or in which a job of that torch was planned before",
+            remedy="plan a job of each release while the image is built",
+            place=_PLACE,
+        ) from None
     try:
         ended = subprocess.run(
             words, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False

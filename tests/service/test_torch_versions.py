@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import sys
 from pathlib import Path
@@ -217,6 +218,17 @@ def test_an_offer_that_cannot_be_had_ends_the_start(
     assert error.value.problem == said
     assert error.value.allowed
     assert error.value.place.startswith("PLANNER_TORCH_VERSIONS")
+
+
+def test_a_cache_that_cannot_be_written_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Path:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/home/planner/.cache/planner/brought")
+
+    monkeypatch.setattr("planner.service.torch_versions.bring_code", refuse)
+    read_torch_versions.cache_clear()
+
+    with pytest.raises(SettingError, match="Read-only file system"):
+        read_torch_versions(f"{OWN}={sys.executable}")
 
 
 def test_our_own_release_may_be_named_and_an_environment_that_was_made_is_found(
