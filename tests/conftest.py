@@ -29,6 +29,9 @@ settings.load_profile("without deadlines")
 # A trace that was kept would be no test of tracing.
 os.environ["PLANNER_CACHE"] = NONE
 
+# The torch under test is that of this process, whatever a command or a spec names.
+os.environ["PLANNER_PYTHON"] = "here"
+
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """What needs a Ray of its own is marked as what starts other clusters is: one at a time."""

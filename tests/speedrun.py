@@ -119,7 +119,8 @@ def run(recorded: Recorded, folder: Path, options: argparse.Namespace) -> dict[s
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = subprocess.run(
         command, cwd=work, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, preexec_fn=lambda: os.nice(10),
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PLANNER_PYTHON": "here"},
+        preexec_fn=lambda: os.nice(10),
     )  # fmt: skip
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

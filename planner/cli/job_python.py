@@ -29,8 +29,9 @@ def enter_for_command(arguments: argparse.Namespace) -> None:
 
 def _python_of(arguments: argparse.Namespace) -> Interpreter | None:
     """That of the command if it has the torch that is asked for, else this one or one that planner makes."""
-    from planner.environments.interpreter import minor_of, this_interpreter
-    from planner.environments.torch_environments import make_environment
+    from planner.environments.interpreter import this_interpreter
+    from planner.environments.making import make_environment
+    from planner.facts.versions import minor_of
     from planner.progress import show_progress
 
     wanted, named = minor_of(arguments.torch), _named(arguments)
@@ -48,8 +49,10 @@ def _named(arguments: argparse.Namespace) -> Interpreter | None:
     from planner.running.command_interpreter import find_python
 
     python = find_python(arguments.command, os.environ)
-    if not python or os.path.dirname(python) == os.path.dirname(sys.executable):
-        return this_interpreter() if python else None
+    if not python:
+        return None
+    if os.path.dirname(python) == os.path.dirname(sys.executable) and os.path.samefile(python, sys.executable):
+        return this_interpreter()
     try:
         found = read_interpreter(python)
     except PlannerError as error:
@@ -63,9 +66,10 @@ def _named(arguments: argparse.Namespace) -> Interpreter | None:
 
 def enter_for_job(job: Job, arguments: argparse.Namespace, standard_input: str = "") -> None:
     """Goes on in the environment of the torch that the job runs with, if planner has made one; else returns."""
+    from planner.facts.versions import minor_of
     from planner.planning.identity import software
 
-    if job.software.torch == ".".join(software()["torch"].split(".")[:2]):
+    if minor_of(job.software.torch) == minor_of(software()["torch"]):
         return
     from planner.environments.handover import go_on_as, stays_here
     from planner.environments.torch_environments import find_environment

@@ -29,7 +29,8 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """`planner torch`: 0, or PlannerError for a version that is not to be had."""
-    from planner.environments.torch_environments import list_environments, make_environment
+    from planner.environments.making import make_environment
+    from planner.environments.torch_environments import list_environments
 
     with show_progress() as progress:
         for version in arguments.versions:

@@ -6,12 +6,11 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
-import subprocess
 import sys
 from dataclasses import dataclass
 
 from planner.errors import PlannerError
+from planner.facts.versions import minor_of
 
 OLDEST_PYTHON = (3, 11)
 """planner's own (pyproject.toml)."""
@@ -54,12 +53,6 @@ class Interpreter:
         return f"torch {self.torch} of {folder}" if self.torch else f"Python {self.python_version} of {folder}"
 
 
-def minor_of(version: str) -> str:
-    """`2.9` of `2.9.1+cu128`; empty of what is no version."""
-    found = re.match(r"[0-9]+\.[0-9]+", version)
-    return found[0] if found else ""
-
-
 def this_interpreter() -> Interpreter:
     """That of this process."""
     try:
@@ -75,6 +68,8 @@ def read_interpreter(python: str, *, needs_torch: bool = False) -> Interpreter:
     Raises PlannerError for what is no Python, for one that is older than planner's, and for one without torch where
     one is needed.
     """
+    import subprocess  # a plan from the store asks nobody, and is not to wait for this
+
     try:
         ended = subprocess.run(
             [python, "-c", _PROBE],

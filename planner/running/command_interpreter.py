@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,12 +21,13 @@ def find_python(words: Sequence[str], environment: Mapping[str, str]) -> str:
     found = unwrap(words, local_text, environment)
     if not found.words:
         return ""
-    folder = Path(found.folder or ".")
+    folder = Path(found.folder)
     around = {**environment, **found.environment}
-    if found.surrounding is not None and "/" not in found.words[0]:
-        reader = _READERS.get(found.surrounding.tool, _of_project)
-        return reader(found.surrounding, folder, around)
-    return python_of_command(found.words[0], folder, around)
+    if found.surrounding is None or "/" in found.words[0]:
+        python = python_of_command(found.words[0], folder, around)
+    else:
+        python = _READERS.get(found.surrounding.tool, _of_project)(found.surrounding, folder, around)
+    return os.path.abspath(python) if python else ""
 
 
 def _of_uv(uv: Surrounding, folder: Path, environment: Mapping[str, str]) -> str:

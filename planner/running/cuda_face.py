@@ -258,8 +258,11 @@ def _refusing(name: str, reason: str, module: str = "torch.cuda") -> Any:
             remedy="switch it off in the program",
         )
 
-    is_class = isinstance(getattr(torch.cuda, name, None), type)
-    return type(name, (), {"__init__": refuse}) if is_class else refuse
+    real = getattr(torch.cuda, name, None)
+    if isinstance(real, type):
+        return type(name, (), {"__init__": refuse})
+    vars(refuse)["__wrapped__"] = getattr(real, "__wrapped__", real)  # Dynamo compares a region's functions with it
+    return refuse
 
 
 def _enable_caching(value: bool) -> None:

@@ -33,6 +33,7 @@ from planner.running.unwaited_collectives import (
     keeps_tensors,
 )
 from planner.training import absent_checkpoint_peers, absent_peers
+from planner.upstream import versions
 
 _BACKEND = "absent_peers_of_a_program"
 _PATIENCE = timedelta(seconds=5)
@@ -118,7 +119,9 @@ def _noting(name: str) -> Callable[..., Any]:
             self.numbers.pass_on(self, tensors, given[0].rootRank if given else 0)
         done = inherited(self, tensors, *arguments, **named)
         touched = [*device_tensors(tensors, *given), *pieces]
-        return self.shelves.keep(tensors, touched) if touched and is_asynchronous(given) else done
+        is_waited_for = bool(touched) and is_asynchronous(given) and versions.since(2, 7)
+        # Before 2.7 C++ lets go of the Python part of such work, and would wait forever (PyProcessGroup.hpp).
+        return self.shelves.keep(tensors, touched) if is_waited_for else done
 
     return collective
 

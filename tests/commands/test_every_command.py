@@ -11,7 +11,7 @@ from planner import cli
 
 COMMANDS = [
     "plan", "run", "check", "search", "max", "min", "sweep", "spec", "replay", "explain", "measure", "compare",
-    "validate", "gpu-truth", "serve", "capacity", "webhook", "kueue", "completion",
+    "validate", "gpu-truth", "serve", "capacity", "webhook", "kueue", "torch", "completion",
 ]  # fmt: skip
 ABSENT = [
     "alembic", "fastapi", "kubernetes", "numpy", "prometheus_client", "pydantic", "ray", "shtab", "sqlalchemy",

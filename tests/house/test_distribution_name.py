@@ -43,6 +43,12 @@ def test_the_project_has_the_name_that_remedies_say() -> None:
     assert distribution.version() == PROJECT["version"]
 
 
+def test_environments_of_a_torch_get_what_planning_needs() -> None:
+    others = [each for each in EXTRAS["plan"] if not each.startswith("torch")]
+
+    assert {*distribution.PLANNING} == {*PROJECT["dependencies"], *others}
+
+
 def test_extras_are_built_on_this_projects_own() -> None:
     own = [each for extra in EXTRAS.values() for each in extra if "planner" in each]
 

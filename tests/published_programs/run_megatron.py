@@ -84,7 +84,7 @@ def run(row: dict[str, Any], megatron: Path, simumax: Path, ranks: str) -> dict[
     own = arguments(row, Degrees.of(row["config"]["parallel"])).split()
     words = ["torchrun", "--nproc-per-node", "8", str(program), *own]
     options = ["--gpu", "B200-SXM-180GB", "--torch", "2.10", "--with", "apex", "--ranks", ranks, "--format", "json"]
-    environment = {"PYTHONPATH": f"{_ROOT}:{megatron}", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    environment = {"PYTHONPATH": f"{_ROOT}:{megatron}", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PLANNER_PYTHON": "here"}
     found = subprocess.run(
         [sys.executable, "-m", "planner", "run", *options, "--steps", "3", "--", *words],
         capture_output=True, text=True, env={**os.environ, **environment},

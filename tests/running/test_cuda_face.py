@@ -70,6 +70,13 @@ def test_every_public_name(run: Run, program: Callable[[str], str], folder: Path
     assert others == {}
 
 
+def test_what_is_refused_says_what_it_stands_for(run: Run, program: Callable[[str], str]) -> None:
+    """Dynamo of torch 2.15 asks `use_mem_pool` for that wherever a compiled region enters something."""
+    lines = "import torch\nassert callable(torch.cuda.use_mem_pool.__wrapped__)\n"
+
+    assert run(f"python {program(lines + STEP)}").trace.events
+
+
 def test_figures_are_those_of_the_modelled_allocator(run: Run, program: Callable[[str], str]) -> None:
     lines = """
 import torch
