@@ -48,6 +48,9 @@ class Settings:
     """The longest that one rank of a program may take to the end of its first iterations."""
     trace_workers: int = 0
     """Processes that trace, each with PyTorch loaded; 0: one for every CPU that the cluster has, at most 8."""
+    torch_versions: str = ""
+    """Releases of torch that jobs are planned with besides this Python's, with commas: `2.6=/opt/torch-2.6/bin/python`,
+    or `2.6`, whose environment planner has made for this user. A job is planned with the nearest to its own."""
     trace_seconds: float = 120.0
     """The longest that one trace may take."""
     trace_memory_bytes: int = 8 * GIB

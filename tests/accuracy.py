@@ -22,8 +22,9 @@ from planner.job.loading import load_bundle
 from planner.measuring import store
 from planner.measuring.measurement import Measurement
 from planner.measuring.results import measurement_files
+from planner.planning.identity import installed_torch
 from planner.planning.pipeline import plan_with_traces
-from planner.planning.step_on_paper import gpu_of, installed_torch
+from planner.planning.step_on_paper import gpu_of
 
 _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE / folder) for folder in ("traces", "programs", "fakes")]

@@ -210,16 +210,18 @@ def _reason(plan: Mapping[str, Any], worst: Mapping[str, Any], verdict: str, cap
     ranks, s = ("rank " if one else "ranks ") + _one_line(worst["ranks"]), "s" if one else ""
     has, needs = show_bytes(worst["capacity_bytes"] if capacity is None else capacity), show_bytes(peak["device_bytes"])
     when = f"{peak['phase'].replace('_', ' ')} of iteration {peak['iteration']}" if peak["iteration"] else peak["phase"]
-    uncalibrated = "" if plan["calibrated"] is True else ", uncalibrated"
+    when += "" if plan["calibrated"] is True else ", uncalibrated"
+    if another := plan.get("another_torch"):
+        when += f", planned with torch {_one_line(another['planned_with'])}"
     if verdict == "fits":
-        return f"{name} fits: {ranks} take{s} {needs} of {has} on {gpu} ({when}{uncalibrated})"
+        return f"{name} fits: {ranks} take{s} {needs} of {has} on {gpu} ({when})"
     if verdict == "tight":
         upper = show_bytes(peak["interval_bytes"][1])
-        return f"{name} is tight: {ranks} take{s} {needs}, at most {upper}, of {has} on {gpu} ({when}{uncalibrated})"
+        return f"{name} is tight: {ranks} take{s} {needs}, at most {upper}, of {has} on {gpu} ({when})"
     if headroom >= 0:
-        return f"{name} does not fit: {ranks} run{s} out of {has} on {gpu}, free in pieces only ({when}{uncalibrated})"
+        return f"{name} does not fit: {ranks} run{s} out of {has} on {gpu}, free in pieces only ({when})"
     over = show_bytes(-headroom)
-    return f"{name} does not fit: {ranks} need{s} {needs}, {over} more than the {has} of {gpu} ({when}{uncalibrated})"
+    return f"{name} does not fit: {ranks} need{s} {needs}, {over} more than the {has} of {gpu} ({when})"
 
 
 def _gpu(job: Mapping[str, Any]) -> str:

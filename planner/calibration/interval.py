@@ -79,6 +79,7 @@ def interval(
     approximations: Sequence[Approximation] = (),
     gpu: str = "",
     torch: str = "",
+    torch_difference: float = 0.0,
 ) -> tuple[int, int]:
     """Where the device bytes lie with 95 % probability: `(lowest, highest)`, both in bytes.
 
@@ -86,7 +87,8 @@ def interval(
     are those of the job: without them, or where nothing was measured on them, the prior holds. The uncertainty of the
     two parts is added up, as if both could be at their end together. `workspace_margin_bytes`: how much more an
     interpolated workspace may take. `approximations` widen it to where published runs
-    with the same features lay.
+    with the same features lay. `torch_difference`: how far plans of the torch that made this one and of the job's were
+    seen to differ, relative; it is added to either side.
     """
     known = calibration.applied_to(gpu, torch)
     reserved = device_bytes - outside.total_bytes
@@ -94,6 +96,7 @@ def interval(
     held = known.correct_outside(outside)
     correction = 0 if held.calibrated else calibration.outside_correction_bytes
     more = max(PRIOR_UNKNOWN_WORKSPACE_BYTES if unknown_workspaces else 0, workspace_margin_bytes)
+    below, above = below - torch_difference, above + torch_difference
     lowest = max(reserved + round(reserved * below), 0) + held.low_bytes + correction
     return lowest, reserved + round(reserved * above) + more + held.high_bytes + correction
 

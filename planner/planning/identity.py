@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from planner import distribution
 from planner.calibration.interval import Calibration
 from planner.facts.folder import workspace_table, workspaces_digest
+from planner.facts.versions import minor_of
 from planner.job import bundle
 from planner.job.json_text import canonical_json
 from planner.job.schema import Job
@@ -21,25 +22,24 @@ _LIBRARIES = ("deepspeed", "peft")
 """Those whose own code some traces run."""
 
 
-def trace_id_of(job: Job) -> str:
-    """What the traces of this job are stored under, with the software of this process; metadata do not matter."""
-    parts = {**software(), "code": own().trace_code, **_libraries_of(job), **_facts_for(job)}
+def trace_id_of(job: Job, versions: Mapping[str, str] | None = None) -> str:
+    """What the traces of this job are stored under, with the software of this process, or with these `versions` of
+    another one (:func:`every_version`); metadata do not matter."""
+    known = versions or every_version()
+    parts = {**_of_every_trace(known), "code": own().trace_code, **_libraries_of(job, known), **_facts_for(job)}
     return bundle.trace_id(job, parts)
 
 
-def run_scope() -> Mapping[str, str]:
+def run_scope(versions: Mapping[str, str] | None = None) -> Mapping[str, str]:
     """What decides the run of a program besides what is asked for."""
-    return {**software(), "code": own().run_code, "workspaces": workspaces_digest()}
+    known = versions or every_version()
+    return {**_of_every_trace(known), "code": own().run_code, "workspaces": workspaces_digest()}
 
 
-def search_scope(calibration: Calibration) -> str:
+def search_scope(calibration: Calibration, versions: Mapping[str, str] | None = None) -> str:
     """What decides the answer of a search besides what is asked for."""
-    parts = {
-        **software(),
-        **{name: _version(name) for name in _LIBRARIES},
-        "code": f"{own().trace_code} {own().search_code}",
-        "workspaces": workspaces_digest(),
-    }
+    known = versions or every_version()
+    parts = {**known, "code": f"{own().trace_code} {own().search_code}", "workspaces": workspaces_digest()}
     return plan_id(canonical_json(parts), provenance_of(calibration))
 
 
@@ -73,17 +73,32 @@ def software() -> Mapping[str, str]:
     return {"planner": distribution.version(), **{name: _version(name) for name in ("torch", "transformers")}}
 
 
+@functools.cache
+def every_version() -> Mapping[str, str]:
+    """Those of :func:`software`, and of what some traces run."""
+    return {**software(), **{name: _version(name) for name in _LIBRARIES}}
+
+
+def installed_torch() -> str:
+    """Major and minor of the torch that makes the plans of this process (`2.13`)."""
+    return minor_of(software()["torch"])
+
+
+def _of_every_trace(versions: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: versions[name] for name in software()}
+
+
 def _facts_for(job: Job) -> Mapping[str, str]:
     """The workspaces that the trace counts; nothing where none were measured on the job's GPU and torch."""
     known = workspace_table(job.cluster.gpu.name, job.software.torch)
     return {"workspaces": known.digest} if known else {}
 
 
-def _libraries_of(job: Job) -> Mapping[str, str]:
+def _libraries_of(job: Job, versions: Mapping[str, str]) -> Mapping[str, str]:
     """The libraries whose own code this job's trace runs, besides those of every job."""
     by_deepspeed = job.parallel.deepspeed is not None
     used = zip(_LIBRARIES, (by_deepspeed, job.model.adapter is not None), strict=True)
-    return {name: _version(name) for name, is_used in used if is_used}
+    return {name: versions[name] for name, is_used in used if is_used}
 
 
 def _version(distribution: str) -> str:

@@ -15,11 +15,12 @@ from planner.calibration.approximations import Approximation, approximations_of_
 from planner.calibration.correction import AppliedCorrection
 from planner.calibration.interval import Calibration, interval
 from planner.events import Event
+from planner.facts.versions import minor_of
 from planner.job.schema import Gpu, Job
 from planner.layout.rank_classes import RankClass
 from planner.overhead.estimate import OutsideEstimate
 from planner.overhead.outside_of_job import communicators_of, outside_of
-from planner.planning import post_training
+from planner.planning import identity, post_training
 from planner.planning.evaluation_moments import evaluation_moments
 from planner.planning.kept_by_mistake import growth_moments
 from planner.planning.long_runs import replay_run
@@ -28,6 +29,7 @@ from planner.report.statement import OutsideAllocator, RankClassStatement, Verdi
 from planner.rollout.engine_figures import EngineFigures
 from planner.tracing import garbage_collection
 from planner.tracing.traced import Trace
+from planner.upstream.version_differences import largest_difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Judge:
             approximations=(*approximations_of_kernels(trace.unknown_workspaces), *self.approximations),
             gpu=self.gpu.name,
             torch=self.torch,
+            torch_difference=torch_difference(self.torch),
         )
 
 
@@ -153,6 +156,11 @@ def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, judge:
     )
     written = replace(rank_trace, trace=replace(trace, events=events, repeats=()))
     return JudgedTrace(written, statement, found.timeline)
+
+
+def torch_difference(asked: str) -> float:
+    """How far plans of this torch and of the one that makes the plans here were seen to differ, relative."""
+    return largest_difference(minor_of(asked), identity.installed_torch())
 
 
 def is_planned_as_eager(job: Job) -> bool:

@@ -9,11 +9,13 @@ from planner.calibration.approximations import (
     approximations_of_kernels,
     approximations_of_spec,
 )
+from planner.facts.versions import minor_of
 from planner.job.schema import Compile, Job
 from planner.overhead.outside_of_job import outside_of
-from planner.planning import identity, post_training
+from planner.planning import identity, judging, post_training
 from planner.planning.assumptions import assumptions_of
 from planner.planning.judging import RankTrace
+from planner.report.statement import AnotherTorch
 from planner.tracing.traced import Trace
 
 
@@ -28,13 +30,28 @@ def notes_of(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:
     notes += describe_approximations((*approximations_of_kernels(unknown), *approximations_of_spec(job)))
     if job.train.compile is not None:
         notes.append(_describe_compiling(job.train.compile, rank_traces))
-    traced = _traced_with()
-    if job.software.torch != traced:
-        notes.append(
-            f"The job runs torch {job.software.torch}; it was traced with torch {traced}. `planner torch"
-            f" {job.software.torch}` makes an environment in which its own is at hand."
-        )
-    return tuple(notes)
+    return (*notes, *describe_another_torch(job.software.torch))
+
+
+def describe_another_torch(asked: str) -> list[str]:
+    """The note for people where this is not the torch that makes the plans; none where it is."""
+    another = another_torch_than(asked)
+    if another is None:
+        return []
+    own = minor_of(asked)
+    return [f"{another.sentence} `planner torch {own}` makes an environment in which its own is at hand."]
+
+
+def another_torch_than(asked: str) -> AnotherTorch | None:
+    """The torch that makes the plans here, if its release is another than this."""
+    traced, wider = identity.installed_torch(), judging.torch_difference(asked)
+    if minor_of(asked) == traced:
+        return None
+    sentence = (
+        f"The job runs torch {asked}; it was traced with torch {traced}, and its interval is {wider:.1%} wider to"
+        " either side: so far plans of the two were seen to differ."
+    )
+    return AnotherTorch(asked=asked, planned_with=traced, difference=wider, sentence=sentence)
 
 
 def unknown_workspaces_of(traces: Iterable[Trace]) -> list[str]:
@@ -66,11 +83,7 @@ def _describe_compiling(compiled: Compile, rank_traces: Sequence[RankTrace]) -> 
             f"Planned as the eager step, as the job says: what it takes compiled ({', '.join(compiled.scope)}) is not"
             " known, and nothing is refused for what the eager step takes."
         )
-    said = f"Compiled on paper by {compiled.backend} of torch {_traced_with()}: {', '.join(compiled.scope)}."
+    torch = identity.installed_torch()
+    said = f"Compiled on paper by {compiled.backend} of torch {torch}: {', '.join(compiled.scope)}."
     assumed = sorted({sentence for each in rank_traces for sentence in each.trace.assumed})
     return f"{said} Assumed where a GPU would have been timed: {'; '.join(assumed)}." if assumed else said
-
-
-def _traced_with() -> str:
-    """The release of torch that makes the plans (`2.13`)."""
-    return ".".join(identity.software()["torch"].split(".")[:2])

@@ -22,7 +22,7 @@ from planner.layout.rank_classes import RankClass, first_rank_differs, parts_of,
 from planner.planning import identity
 from planner.planning.judging import RankTrace, calibration_of, is_planned_as_eager, judge_trace
 from planner.planning.measured_calibration import measured_calibration
-from planner.planning.notes import notes_of
+from planner.planning.notes import another_torch_than, notes_of
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import Plan, RankClassStatement, Seconds
 from planner.rollout.asleep_on_host import with_sleeping_weights
@@ -212,6 +212,7 @@ def assemble_plan(
         calibrated=calibration_of(job, calibration).calibrated,
         job=bundle.bundle(job),
         rank_classes=tuple(statement for statement, _ in judgements),
+        another_torch=another_torch_than(job.software.torch),
         host=state_hosts(job, [traced_host(job, each) for each in rank_traces]),
         provenance=provenance,
         seconds=Seconds(trace=round(seconds.trace, 3), replay=round(seconds.replay, 3), total=round(seconds.total, 3)),

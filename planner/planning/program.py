@@ -23,7 +23,12 @@ from planner.planning import identity
 from planner.planning.judging import Judge
 from planner.planning.kept_by_mistake import growth_moments
 from planner.planning.measured_calibration import measured_calibration
-from planner.planning.notes import describe_approximations, describe_unknown_workspaces, unknown_workspaces_of
+from planner.planning.notes import (
+    describe_another_torch,
+    describe_approximations,
+    describe_unknown_workspaces,
+    unknown_workspaces_of,
+)
 from planner.planning.pipeline import Progress
 from planner.planning.program_branches import try_branches
 from planner.planning.program_grounds import assumed_by, say_later_steps, say_untried, say_why_ranks_differ
@@ -83,7 +88,7 @@ def inputs_of(
 ) -> ProgramInputs:
     """The program of a launch line on a GPU, with this torch (`2.6`; default: that of this process) and
     the CUDA that it comes with; `others` are fields."""
-    torch = torch or ".".join(identity.software()["torch"].split("+")[0].split(".")[:2])
+    torch = torch or identity.installed_torch()
     return ProgramInputs(
         line=line,
         command=tuple(command),
@@ -274,4 +279,5 @@ def _notes(work: ProgramInputs, runs: Sequence[RankRun]) -> tuple[str, ...]:
     unknown = unknown_workspaces_of(each.trace for each in runs)
     counted = sorted({sentence for each in runs for sentence in each.trace.counted_workspaces})
     approximated = describe_approximations(approximations_of_kernels(unknown))
-    return (*notes, *describe_unknown_workspaces(unknown), *counted, *approximated)
+    another = describe_another_torch(work.software.torch)
+    return (*notes, *describe_unknown_workspaces(unknown), *counted, *approximated, *another)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from planner.calibration.interval import Calibration
-from planner.facts.versions import minor_of
 from planner.hardware import catalog
 from planner.job import bundle
 from planner.job.loading import load_bundle
@@ -43,7 +42,7 @@ def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
 
 def on_paper(job: Job, gpu: Gpu, *, rank: int = 0, case: str = "") -> Measurement:
     """What the step of one rank takes on paper, phase by phase, with the torch that is installed and no calibration."""
-    software = Software(torch=installed_torch(), cuda=job.software.cuda)
+    software = Software(torch=identity.installed_torch(), cuda=job.software.cuda)
     placed = replace(job, cluster=replace(job.cluster, gpu=gpu), software=software)
     found = pipeline.plan_with_traces(placed, Calibration.none())
     statement = next(each for each in found.plan.rank_classes if rank in RankSet.parse(each.ranks))
@@ -59,11 +58,6 @@ def on_paper(job: Job, gpu: Gpu, *, rank: int = 0, case: str = "") -> Measuremen
         allocator_conf=job.allocator.conf,
         seconds=found.plan.seconds.total,
     )
-
-
-def installed_torch() -> str:
-    """Major and minor of the torch that makes the traces."""
-    return minor_of(identity.software()["torch"])
 
 
 def gpu_of(device: DeviceFacts) -> Gpu:

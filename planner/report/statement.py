@@ -20,6 +20,7 @@ from planner.report.shared_gpu import SharedGpu
 
 SCHEMA = "planner.plan/1"
 _WITHOUT_COMPILE = "without_compile"
+_ANOTHER_TORCH = "another_torch"
 
 
 class Verdict(StrEnum):
@@ -145,6 +146,17 @@ class WithoutCompile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnotherTorch:
+    """That a job was planned with another release of torch than it runs with. `difference` is how far plans of the two
+    were seen to differ, relative: so much wider is the interval, to either side."""
+
+    asked: str
+    planned_with: str
+    difference: float
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     """What the figures hinge on: versions, and the name of the calibration (`none` if uncalibrated)."""
 
@@ -194,6 +206,8 @@ class Plan:
     advice: tuple[Advice, ...] = ()
     without_compile: WithoutCompile | None = None
     """Of a compiled job, where it was asked for."""
+    another_torch: AnotherTorch | None = None
+    """None where it was planned with the release that it runs with."""
     host: HostStatement | None = None
     """What the nodes hold; None of plans that were made before it was asked."""
     advice_tried: AdviceTried | None = None
@@ -267,6 +281,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             for each in plan.advice
         ],
         **({} if plan.without_compile is None else {_WITHOUT_COMPILE: fields_to_json(plan.without_compile)}),
+        **({} if plan.another_torch is None else {_ANOTHER_TORCH: fields_to_json(plan.another_torch)}),
         **({} if plan.advice_tried is None else {"advice_tried": fields_to_json(plan.advice_tried)}),
         "provenance": fields_to_json(plan.provenance),
         "seconds": fields_to_json(plan.seconds),
@@ -294,6 +309,7 @@ def from_json(document: Mapping[str, Any]) -> Plan:
                 for each in document["advice"]
             ),
             without_compile=_read_without_compile(document.get(_WITHOUT_COMPILE)),
+            another_torch=AnotherTorch(**document[_ANOTHER_TORCH]) if _ANOTHER_TORCH in document else None,
             advice_tried=AdviceTried(**document["advice_tried"]) if "advice_tried" in document else None,
             provenance=Provenance(**document["provenance"]),
             seconds=Seconds(**document["seconds"]),

@@ -16,9 +16,10 @@ import struct
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 from planner.runtime import child, process_tree
-from planner.runtime.bootstrap import interpreter_words
+from planner.runtime.bootstrap import ROOT, interpreter_words
 from planner.runtime.task import Task, request_of, take_request
 
 _SERVER = "from planner.runtime import fork_server; fork_server.serve()"
@@ -62,9 +63,10 @@ class ForkedProcess:
 class ForkServer:
     """The server as its owner sees it. May be used by several threads; ends with its owner."""
 
-    def __init__(self, preload: str) -> None:
-        """`preload` is `module:function`, called once in the server before it forks."""
-        self._preload = preload
+    def __init__(self, preload: str, *, python: str = sys.executable, root: Path = ROOT) -> None:
+        """`preload` is `module:function`, called once in the server before it forks. `python` is another interpreter,
+        which finds planner in `root`."""
+        self._preload, self._python, self._root = preload, python, root
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -100,7 +102,7 @@ class ForkServer:
             return
         self._end()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        command = interpreter_words(_SERVER, str(theirs.fileno()), self._preload)
+        command = interpreter_words(_SERVER, str(theirs.fileno()), self._preload, python=self._python, root=self._root)
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno() if _has_stderr() else None,
             pass_fds=(theirs.fileno(),), start_new_session=True,
@@ -154,7 +156,7 @@ def _has_stderr() -> bool:
 
 
 def serve() -> None:
-    """The server's side; returns when its owner has gone."""
+    """The server's side; ends this process when its owner has gone."""
     requests = socket.socket(fileno=int(sys.argv[1]))
     module, _, name = sys.argv[2].partition(":")
     getattr(importlib.import_module(module), name)()
@@ -162,6 +164,7 @@ def serve() -> None:
     gc.freeze()  # what all children share is not written to by their garbage collectors
     requests.sendall(_READY)
     _Server(requests).loop()
+    os._exit(0)  # libraries of a CUDA build would tell what they leave behind
 
 
 class _Server:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from planner.errors import PlannerError
 from planner.runtime import overlay, seccomp
+from planner.runtime.bootstrap import ROOT
 from planner.runtime.limits import Limits
 from planner.runtime.user_cache import user_cache
 from planner.units import MIB
@@ -269,8 +270,9 @@ def _resource_limits(limits: Limits) -> tuple[str, ...]:
 
 
 def _python() -> list[str]:
-    """The interpreter, its packages, and planner itself; not the folder in which planner's checkout lies."""
-    return [sys.prefix, sys.base_prefix, *site.getsitepackages(), str(_PACKAGE)]
+    """The interpreter, its packages, and planner itself with what was brought along with it; not the folder in which
+    planner's checkout lies."""
+    return [sys.prefix, sys.base_prefix, *site.getsitepackages(), str(_PACKAGE), str(ROOT / "yaml")]
 
 
 def _outermost(paths: list[str]) -> list[str]:

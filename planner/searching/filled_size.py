@@ -14,7 +14,7 @@ from planner.measuring import store
 from planner.measuring.matrix import cases
 from planner.measuring.measurement import DeviceFacts, Measurement
 from planner.planning import identity
-from planner.planning.step_on_paper import gpu_of, installed_torch
+from planner.planning.step_on_paper import gpu_of
 from planner.runtime.channel import AnswerWriter
 from planner.searching.exact import Exact, Refused
 from planner.searching.exact_groups import PlansHere
@@ -51,7 +51,7 @@ def choose_size(job: Job, gpu: Gpu) -> int:
     Not the largest, which `planner max` finds with more plans. Raises MeasureError if not even one fits.
     """
     room = replace(gpu, total_bytes=round(gpu.total_bytes * _FILLED))
-    software = Software(torch=installed_torch(), cuda=job.software.cuda)
+    software = Software(torch=identity.installed_torch(), cuda=job.software.cuda)
     placed = replace(job, cluster=replace(job.cluster, gpu=room), software=software)
     smallest, second = _plan(placed, _LOW), _plan(placed, _HIGH)
     growth = (second.allocated_bytes - smallest.allocated_bytes) / (_HIGH - _LOW)

@@ -26,6 +26,7 @@ from planner.service.plan_provider import PlanProvider
 from planner.service.request_log import MOST_AT_ONCE
 from planner.service.scheduler_deployment import TracingHandle, tracers_application
 from planner.service.searches_deployment import SearchesHandle, searches_application
+from planner.service.torch_versions import ONLY_OWN, TorchVersions, read_torch_versions
 from planner.service.validations_deployment import ValidationsHandle, validations_application
 from planner.settings import Settings
 
@@ -44,6 +45,7 @@ class Planner:
         tracers: DeploymentHandle[Any],
         validations: DeploymentHandle[Any],
         searches: DeploymentHandle[Any],
+        torches: TorchVersions = ONLY_OWN,
     ) -> None:
         start_logging(settings.log_level)
         self._history = History.open(settings.database)
@@ -53,7 +55,10 @@ class Planner:
         self._dependencies = Dependencies(
             settings=settings,
             history=self._history,
-            plan_provider=PlanProvider(settings, self._history, tracing, CalibrationInUse(self._history)),
+            plan_provider=PlanProvider(
+                settings, self._history, tracing, CalibrationInUse(self._history), torches=torches
+            ),
+            torches=torches,
             validations=ValidationsHandle(validations),
             searches=SearchesHandle(searches),
             counters=self._counters,
@@ -77,7 +82,8 @@ def build(args: Mapping[str, Any] | None = None) -> Application:
 
 
 def application(settings: Settings) -> Application:
-    """The application by its settings."""
+    """The application by its settings. Raises SettingError for a torch that cannot be had."""
+    torches = read_torch_versions(settings.torch_versions)
     replicas = serve.deployment(
         name="Planner",
         # The replica's own limit comes first, and answers in the words of this service; Ray's is the last resort.
@@ -90,6 +96,6 @@ def application(settings: Settings) -> Application:
         logging_config={"log_level": "WARNING", "enable_access_log": False},  # the replica writes its own
         ray_actor_options={"num_cpus": 0.1},
     )(Planner)
-    tracers = tracers_application(settings)
-    searches = searches_application(settings, tracers)
-    return replicas.bind(settings, tracers, validations_application(settings), searches)
+    tracers = tracers_application(settings, torches)
+    searches = searches_application(settings, tracers, torches)
+    return replicas.bind(settings, tracers, validations_application(settings, torches), searches, torches)

@@ -11,8 +11,9 @@ from starlette.requests import Request
 from planner.bound.lower_bound import Bound
 from planner.history.store import History
 from planner.job.schema import Job
+from planner.service.orders import RunRequest
 from planner.service.plan_provider import PlanAnswer, PlanPending
-from planner.service.run_requests import RunRequest
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 
 
@@ -59,6 +60,7 @@ class Dependencies:
     """The handle of the deployment that measures on the cluster's GPUs; None where there is none."""
     searches: Any = None
     """The handle of the deployment that searches; None where there is none."""
+    torches: TorchVersions = ONLY_OWN
     counters: Counts | None = None
     tracers_ready: Callable[[], Awaitable[None]] | None = None
     """Returns when tracing processes can be reached, and raises where they cannot."""

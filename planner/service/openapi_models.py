@@ -101,6 +101,9 @@ class Plan(_Answer):
     advice: list[dict[str, Any]]
     without_compile: dict[str, Any] | None = None
     """Of a job under torch.compile: what the eager step takes, and what its peak has more."""
+    another_torch: dict[str, Any] | None = None
+    """Of a job whose release of torch is not offered: the one that it was planned with, and the relative difference by
+    which its interval is wider."""
     provenance: dict[str, str]
     seconds: dict[str, float]
 

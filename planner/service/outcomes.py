@@ -10,7 +10,7 @@ from planner.errors import PlannerError
 from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Plan
 from planner.runtime.limits import LimitExceededError
-from planner.service.ids import Order, RunOrder
+from planner.service.orders import Order, RunOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

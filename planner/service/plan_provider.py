@@ -16,12 +16,13 @@ from planner.job.schema import Job
 from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
 from planner.service.calibration_in_use import CalibrationInUse
-from planner.service.ids import Order, order_of, run_order_of
+from planner.service.ids import order_of, run_order_of
 from planner.service.known_plans import KnownPlan, KnownPlans
+from planner.service.orders import Order, RunRequest
 from planner.service.outcomes import PlanMaker, PlanRefused
 from planner.service.remembered_failures import RememberedFailures
-from planner.service.run_requests import RunRequest
 from planner.service.service_errors import DeadlineError
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.service.user_code import refuse_code
 from planner.settings import Settings
 
@@ -58,9 +59,10 @@ class PlanProvider:
         tracing: PlanMaker,
         calibration: CalibrationInUse,
         now: Callable[[], float] = time.monotonic,
+        torches: TorchVersions = ONLY_OWN,
     ) -> None:
         self._settings, self._history, self._tracing, self._now = settings, history, tracing, now
-        self._calibration = calibration
+        self._calibration, self._torches = calibration, torches
         self._plans = KnownPlans(now=now)
         self._failures = RememberedFailures(settings, history)
 
@@ -85,7 +87,7 @@ class PlanProvider:
         TraceError and the faults of this package.
         """
         calibration = await asyncio.to_thread(self._calibration.current)
-        order = await asyncio.to_thread(run_order_of, asked, calibration, self._settings)
+        order = await asyncio.to_thread(run_order_of, asked, calibration, self._settings, self._torches)
         outcome = await self._tracing.make(order, seconds, keep)
         if outcome is None and keep:
             return PlanPending(plan_id=order.plan_id, trace_id=order.trace_id)
@@ -129,7 +131,7 @@ class PlanProvider:
         """In a thread: it reads the store, and a job may be large."""
         pipeline.refuse_unplannable(job)
         refuse_code(job, self._settings)
-        order = order_of(job, self._calibration.current())
+        order = order_of(job, self._calibration.current(), self._torches)
         known = None if order.runs_code else self._find_plan(order.plan_id)
         if known is None and (failure := self._failures.find(order)) is not None:
             raise failure

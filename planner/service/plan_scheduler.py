@@ -21,12 +21,13 @@ from planner.layout.rank_classes import rank_classes
 from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Plan
 from planner.runtime.limits import Limit, LimitExceededError
-from planner.service.ids import Order, RunOrder
 from planner.service.known_plans import KnownPlan
+from planner.service.orders import Order, RunOrder
 from planner.service.outcomes import Outcome, PlanMade, PlanRefused, WorkerResult
 from planner.service.remembered_failures import RememberedFailures
 from planner.service.search_groups import SearchGroups
 from planner.service.service_errors import BusyError, TraceLimitError, WorkerLostError, trace_limit_error
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.service.worker_pool import Lease, Workers
 from planner.settings import Settings
 
@@ -71,15 +72,17 @@ class PlanScheduler:
         history: History,
         workers: Workers,
         now: Callable[[], float] = time.monotonic,
+        torches: TorchVersions = ONLY_OWN,
     ) -> None:
         self._settings, self._history, self._workers, self._now = settings, history, workers, now
+        self._torches = torches
         self._entries: dict[str, _Entry] = {}
         self._held: dict[str, tuple[float, Outcome]] = {}
         self._counts = _Counts()
         self._failures = RememberedFailures(settings, history)
         self._forgetting: asyncio.Task[None] | None = None
         self._ending = False
-        self.groups = SearchGroups(workers, settings.trace_seconds)
+        self.groups = SearchGroups(workers, settings.trace_seconds, torches)
         """What the same workers plan for searches."""
 
     def start(self) -> None:
@@ -172,7 +175,8 @@ class PlanScheduler:
                 if other.task is not None:
                     await asyncio.wait({other.task})
             if isinstance(entry.order, RunOrder):
-                await self._workers.run(lambda lease: self._run_program(lease, entry))
+                torch = self._torches.loaded_for(entry.order.request.torch)
+                await self._workers.run(lambda lease: self._run_program(lease, entry), torch=torch)
             else:
                 await self._make_plan(entry, entry.order)
         except PlannerError as error:
@@ -237,7 +241,8 @@ class PlanScheduler:
         representatives = [each.representative for each in rank_classes(Mesh.of(order.job.parallel))]
         self._counts.traced += 1
         if len(representatives) == 1:
-            await self._workers.run(lambda lease: self._plan_in_one_child(lease, entry, order))
+            torch = self._torches.loaded_for(order.job.software.torch)
+            await self._workers.run(lambda lease: self._plan_in_one_child(lease, entry, order), torch=torch)
             return
         traced = await self._trace_classes(entry, order, representatives)
         await self._judge(entry, order, traced)
@@ -255,7 +260,8 @@ class PlanScheduler:
             await self._store_traces(order, found.traces)
 
     async def _judge(self, entry: _Entry, order: Order, texts: Mapping[int, str]) -> bool:
-        return await self._workers.run(lambda lease: self._judge_on(lease, entry, order, texts))
+        torch = self._torches.loaded_for(order.job.software.torch)
+        return await self._workers.run(lambda lease: self._judge_on(lease, entry, order, texts), torch=torch)
 
     async def _judge_on(self, lease: Lease, entry: _Entry, order: Order, texts: Mapping[int, str]) -> bool:
         """Whether the traces could be read."""
@@ -275,6 +281,7 @@ class PlanScheduler:
         What a class falls into, because shards do not divide, is traced when its first rank has found that out.
         """
         places = asyncio.Semaphore(self._workers.count)
+        torch = self._torches.loaded_for(order.job.software.torch)
         texts: dict[int, str] = {}
         errors: list[PlannerError] = []
 
@@ -288,7 +295,7 @@ class PlanScheduler:
                 if errors:
                     return
                 try:
-                    found = await self._workers.run(lambda lease: work(lease, rank))
+                    found = await self._workers.run(lambda lease: work(lease, rank), torch=torch)
                 except PlannerError as error:
                     found = PlanRefused(error)
             if isinstance(found, WorkerResult) and found.exceeded is not None:

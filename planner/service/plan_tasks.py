@@ -21,7 +21,7 @@ from planner.report.program_statement import ProgramStatement, to_json
 from planner.report.statement import Verdict
 from planner.runtime.channel import AnswerWriter
 from planner.searching.answer import add_advice
-from planner.service.ids import Order, RunOrder
+from planner.service.orders import Order, RunOrder
 from planner.tracing import trace_text
 from planner.tracing.isolation import Isolation
 from planner.units import MIB, show_bytes
@@ -78,7 +78,7 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
     work = inputs_of(
         asked.line, asked.command, asked.gpu, ranks=asked.ranks, steps=asked.steps, strict=asked.strict,
         limits=order.limits, calibration=order.calibration, walled=order.walled,
-        host_memory_bytes=asked.host_memory_bytes,
+        host_memory_bytes=asked.host_memory_bytes, torch=asked.torch,
     )  # fmt: skip
     try:
         found = judge_program(work)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from planner.errors import AllocatorConfError, PlannerError, SpecError, TraceError
 from planner.history.failure_table import Failure
 from planner.history.store import History
-from planner.service.ids import Order, RunOrder
+from planner.service.orders import Order, RunOrder
 from planner.service.service_errors import TraceLimitError
 from planner.settings import Settings
 

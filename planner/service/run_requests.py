@@ -5,22 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from planner.errors import SpecError
+from planner.facts.versions import minor_of
 from planner.importers.shell_words import words_of
 from planner.job.host_memory import read_host_memory
 from planner.job.loading import read_gpu
-from planner.job.schema import Gpu
 from planner.planning.program_ranks import choose_ranks
-from planner.running.launch_line import LaunchLine, parse
+from planner.running.launch_line import parse
 from planner.service.bodies import content_of, media_type, unsupported_error
 from planner.service.body_contents import JSON, read_object
 from planner.service.body_errors import error_of_body
+from planner.service.orders import RunRequest
 from planner.service.problems import RequestError
 from planner.service.reading_process import read_beside
 from planner.service.shared_folders import SharedFolder
@@ -69,25 +69,11 @@ class RunBody(BaseModel):
     """Refuse to answer values that only the device would have."""
     host_memory: str | Annotated[int, Field(ge=0)] = ""
     """What the job may use of each node's main memory, as 480GiB; empty: the nodes are counted, not judged."""
+    torch: Annotated[str, Field(pattern=r"^([0-9]+\.[0-9]+[0-9A-Za-z.+]*)?$", max_length=64)] = ""
+    """The release of torch that it runs with, as 2.8: the nearest that is offered runs it; empty: the service's own."""
     name: _Label = ""
     team: _Label = ""
     queue: _Label = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """What is to be run. Of `folder` (absolute, without links) and `tarball` one is there."""
-
-    line: LaunchLine
-    command: tuple[str, ...]
-    gpu: Gpu
-    ranks: str
-    steps: int
-    strict: bool
-    host_memory_bytes: int = 0
-    metadata: Mapping[str, str]
-    folder: str = ""
-    tarball: bytes = b""
 
 
 async def run_of(request: Request, settings: Settings) -> RunRequest:
@@ -145,6 +131,7 @@ def _request(body: RunBody, text_of: Callable[[str], str]) -> RunRequest:
         steps=body.steps,
         strict=body.strict,
         host_memory_bytes=read_host_memory(body.host_memory, "host_memory"),
+        torch=minor_of(body.torch),
         metadata={"name": body.name, "team": body.team, "queue": body.queue},
     )
 

@@ -21,11 +21,12 @@ from planner.runtime.fork_server import ServerLostError
 from planner.runtime.limits import Limits
 from planner.searching.exact import Answer
 from planner.searching.exact_groups import Group
-from planner.service.ids import Order, RunOrder
+from planner.service.orders import Order, RunOrder
 from planner.service.outcomes import Outcome, PlanRefused
 from planner.service.plan_scheduler import PlanScheduler
 from planner.service.pool_metrics import PoolFigures
 from planner.service.service_errors import WorkerLostError
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.service.tracing_worker import TracingWorker
 from planner.service.user_code import code_isolation
 from planner.service.worker_pool import WorkerDiedError, Workers
@@ -49,9 +50,9 @@ _log = logging.getLogger("planner.service")
 class RayWorker:
     """A TracingWorker in an actor of its own; it ends with whoever hired it."""
 
-    def __init__(self, limits: Limits, isolation: Isolation) -> None:
+    def __init__(self, limits: Limits, isolation: Isolation, torches: TorchVersions = ONLY_OWN) -> None:
         self._work = 0
-        self._actor: Any = _actor_class().options(scheduling_strategy="SPREAD").remote(limits, isolation)
+        self._actor: Any = _actor_class().options(scheduling_strategy="SPREAD").remote(limits, isolation, torches)
 
     async def ready(self) -> None:
         await self.process()
@@ -96,8 +97,8 @@ def _actor_class() -> Any:
 class PlanSchedulerDeployment:
     """One replica, whose loop is that of :class:`PlanScheduler`."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, torches: TorchVersions = ONLY_OWN) -> None:
+        self._settings, self._torches = settings, torches
         self._history = History.open(settings.database)
         self._counters = Counters(self._history.totals)
         self._figures = PoolFigures(self._counters)
@@ -140,21 +141,23 @@ class PlanSchedulerDeployment:
         async with self._starting:
             if self._tracers is None:
                 count = await asyncio.to_thread(worker_count, self._settings)
-                self._tracers = tracers(self._settings, self._history, count)
+                self._tracers = tracers(self._settings, self._history, count, self._torches)
                 self._tracers.start()
                 self._counters.start()
                 self._telling = asyncio.create_task(self._figures.keep_publishing(self._tracers.state))
         return self._tracers
 
 
-def tracers(settings: Settings, history: History, count: int) -> PlanScheduler:
+def tracers(settings: Settings, history: History, count: int, torches: TorchVersions = ONLY_OWN) -> PlanScheduler:
     """PlanScheduler over Ray actors; not started."""
     limits = Limits(seconds=settings.trace_seconds, memory_bytes=settings.trace_memory_bytes)
     isolation = code_isolation(settings)
     workers = Workers(
-        lambda: RayWorker(limits, isolation), count, most_wait_seconds=settings.trace_seconds * 2 + WARMING_SECONDS
+        lambda: RayWorker(limits, isolation, torches),
+        count,
+        most_wait_seconds=settings.trace_seconds * 2 + WARMING_SECONDS,
     )
-    return PlanScheduler(settings, history, workers)
+    return PlanScheduler(settings, history, workers, torches=torches)
 
 
 def worker_count(settings: Settings) -> int:
@@ -165,7 +168,7 @@ def worker_count(settings: Settings) -> int:
     return max(1, min(int(resources.get("CPU", 1)), MOST_WORKERS))
 
 
-def tracers_application(settings: Settings) -> Any:
+def tracers_application(settings: Settings, torches: TorchVersions = ONLY_OWN) -> Any:
     """To be bound into the application as the argument from which :class:`TracingHandle` is made."""
     deployment = serve.deployment(
         name=TRACERS,
@@ -176,7 +179,7 @@ def tracers_application(settings: Settings) -> Any:
         health_check_period_s=2,
         ray_actor_options={"num_cpus": 0.1},
     )(PlanSchedulerDeployment)
-    return deployment.bind(settings)
+    return deployment.bind(settings, torches)
 
 
 class TracingHandle:

@@ -16,6 +16,7 @@ from planner.searching.exact import Answer, OutOfTimeError, Refused
 from planner.searching.exact_groups import Group
 from planner.service.outcomes import PlanRefused
 from planner.service.service_errors import WorkerLostError
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.service.worker_pool import Lease, Workers
 
 
@@ -29,9 +30,9 @@ class GroupPlanner(Protocol):
 class SearchGroups:
     """Groups of all searches on one pool of workers; lives on its event loop. Nothing of it is stored here."""
 
-    def __init__(self, workers: Workers, class_seconds: float) -> None:
+    def __init__(self, workers: Workers, class_seconds: float, torches: TorchVersions = ONLY_OWN) -> None:
         """`class_seconds` are there for each rank class."""
-        self._workers, self._class_seconds = workers, class_seconds
+        self._workers, self._class_seconds, self._torches = workers, class_seconds, torches
         self._tasks: set[asyncio.Task[tuple[Answer, ...]]] = set()
         self._ended = False
 
@@ -66,7 +67,8 @@ class SearchGroups:
             return found
 
         try:
-            found = await self._workers.run(work, behind=True)
+            torch = self._torches.loaded_for(group.jobs[0].software.torch)
+            found = await self._workers.run(work, behind=True, torch=torch)
         except WorkerLostError as lost:
             return (Refused(lost.problem),) * len(group.jobs)
         return (Refused(found.error.problem),) * len(group.jobs) if isinstance(found, PlanRefused) else found

@@ -28,6 +28,7 @@ from planner.service import search_document
 from planner.service.calibration_in_use import CalibrationInUse
 from planner.service.search_groups import GroupPlanner, GroupsOnCluster
 from planner.service.service_errors import BusyError, WorkerLostError
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 
 TELL_SECONDS = 1.0
@@ -50,8 +51,10 @@ class SearchRunner:
         settings: Settings,
         planner: GroupPlanner,
         worker_count: Callable[[], Awaitable[int]],
+        torches: TorchVersions = ONLY_OWN,
     ) -> None:
         """To be made on the loop."""
+        self._torches = torches
         self._history, self._settings, self._planner, self._worker_count = history, settings, planner, worker_count
         self._loop = asyncio.get_running_loop()
         self._calibration = CalibrationInUse(history)
@@ -81,7 +84,8 @@ class SearchRunner:
         """
         calibration = self._calibration.current()
         space = request.space()
-        search_id = request.search_id(identity.search_scope(calibration))
+        versions = self._torches.nearest(request.job.software.torch).versions
+        search_id = request.search_id(identity.search_scope(calibration, versions))
         with self._lock:
             found = self._history.searches.get(search_id)
             is_code = bool(request.job.model.factory)

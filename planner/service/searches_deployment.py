@@ -20,6 +20,7 @@ from planner.service.outcomes import PlanRefused
 from planner.service.scheduler_deployment import TracingHandle
 from planner.service.search_runner import SearchRunner
 from planner.service.service_errors import WorkerLostError
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 
 HANDED_OVER_SECONDS = 30.0
@@ -30,9 +31,9 @@ Document = dict[str, Any]
 class SearchesDeployment:
     """One replica, which runs all searches of the service."""
 
-    def __init__(self, settings: Settings, tracers: DeploymentHandle[Any]) -> None:
+    def __init__(self, settings: Settings, tracers: DeploymentHandle[Any], torches: TorchVersions = ONLY_OWN) -> None:
         start_logging(settings.log_level)
-        self._settings, self._tracing = settings, TracingHandle(tracers)
+        self._settings, self._tracing, self._torches = settings, TracingHandle(tracers), torches
         self._history = History.open(settings.database)
         self._runner: SearchRunner | None = None
         self._starting = asyncio.Lock()
@@ -67,7 +68,7 @@ class SearchesDeployment:
     async def _start_runner(self) -> SearchRunner:
         async with self._starting:
             if self._runner is None:
-                runner = SearchRunner(self._history, self._settings, self._tracing, self._worker_count)
+                runner = SearchRunner(self._history, self._settings, self._tracing, self._worker_count, self._torches)
                 await asyncio.to_thread(runner.begin)
                 self._runner = runner
         return self._runner
@@ -76,7 +77,7 @@ class SearchesDeployment:
         return (await self._tracing.state())["workers"]
 
 
-def searches_application(settings: Settings, tracers: Any) -> Any:
+def searches_application(settings: Settings, tracers: Any, torches: TorchVersions = ONLY_OWN) -> Any:
     """To be bound into the application as the argument from which :class:`SearchesHandle` is made."""
     deployment = serve.deployment(
         name="Searches",
@@ -87,7 +88,7 @@ def searches_application(settings: Settings, tracers: Any) -> Any:
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": 0.1},
     )(SearchesDeployment)
-    return deployment.bind(settings, tracers)
+    return deployment.bind(settings, tracers, torches)
 
 
 class SearchesHandle:

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from planner.distribution import refuse_without
 from planner.errors import PlannerError, SettingError
+from planner.service.torch_versions import read_torch_versions
 from planner.settings import Settings
 
 HOST, PORT = "127.0.0.1", 8642
@@ -43,6 +44,7 @@ def run_serve(host: str = HOST, port: int = PORT, database: str = "") -> None:
         with _signals(ended):
             refuse_incomplete_install()
             settings = settings_of(database)
+            read_torch_versions(settings.torch_versions)
             _refuse_port(port)
             _open_once(settings)
             if not ended.is_set():

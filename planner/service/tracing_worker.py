@@ -14,17 +14,17 @@ from planner.job.schema import Job
 from planner.planning.trace_source import TraceSource
 from planner.running.rank_process import CrashedError
 from planner.runtime import answers, running
-from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.supervision import StoppedError
 from planner.runtime.task import MEMORY, Answer, Task
 from planner.searching import exact
 from planner.searching.exact_groups import Group, answers_of
-from planner.searching.preload import PRELOAD
-from planner.service.ids import Order, RunOrder
+from planner.service.orders import Order, RunOrder
 from planner.service.outcomes import PlanRefused, WorkerResult
 from planner.service.plan_tasks import FURTHER, PLAN, RUN, TRACES, UNREADABLE
 from planner.service.service_errors import ProgramCrashedError, trace_limit_error
+from planner.service.torch_servers import TorchServers
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.tracing.isolation import Isolation
 
 _TASKS = "planner.service.plan_tasks"
@@ -37,20 +37,20 @@ class TracingWorker:
     answer it reads.
     """
 
-    def __init__(self, limits: Limits, isolation: Isolation) -> None:
+    def __init__(self, limits: Limits, isolation: Isolation, torches: TorchVersions = ONLY_OWN) -> None:
         """`limits` are those of a child; `isolation` is for the process of a job's own code, which a child starts."""
         self._limits, self._isolation = limits, isolation
-        self._server = ForkServer(PRELOAD)
+        self._servers = TorchServers(torches)
         self._stopped = 0
-        self._server.start()
+        self._servers.start()
 
     def process(self) -> int:
         """The id of this process; answered as soon as it can work, and while it does."""
         return os.getpid()
 
     def close(self) -> None:
-        """End the server, with what it does."""
-        self._server.close()
+        """End the servers, with what they do."""
+        self._servers.close()
 
     def live(self) -> None:
         """Does not return: whoever waits for it hears of the end of this process."""
@@ -83,16 +83,15 @@ class TracingWorker:
             memory_bytes=self._limits.memory_bytes + order.limits.memory_bytes,
             tasks=self._limits.tasks + order.limits.tasks,
         )
-        return self._run_within(work, "run_program", order, limits)
+        return self._run_within(work, "run_program", order, limits, order.request.torch)
 
     def search(self, work: int, group: Group, seconds: float) -> tuple[exact.Answer, ...] | PlanRefused:
         """What plans say of candidates of a search that share a trace."""
         walled = replace(group, source=TraceSource(self._isolation))
         task = Task("planner.searching.exact_groups:plan_group", walled)
         limits = self._limits_of(group.jobs[0], seconds)
-        answer = running.run(task, limits, server=self._server, stopped=lambda: work <= self._stopped)
         try:
-            answers.raise_failure(answer)
+            answer = self._answer(work, task, limits, group.jobs[0].software.torch)
         except PlannerError as error:
             return PlanRefused(error)
         if isinstance(answer.exceeded, LimitExceededError):
@@ -102,19 +101,26 @@ class TracingWorker:
         return answers_of(answer, len(group.jobs))
 
     def _run(self, work: int, function: str, argument: Any, job: Job, seconds: float) -> WorkerResult | PlanRefused:
-        return self._run_within(work, function, argument, self._limits_of(job, seconds))
+        return self._run_within(work, function, argument, self._limits_of(job, seconds), job.software.torch)
 
-    def _run_within(self, work: int, function: str, argument: Any, limits: Limits) -> WorkerResult | PlanRefused:
-        task = Task(f"{_TASKS}:{function}", argument)
-        answer = running.run(task, limits, server=self._server, stopped=lambda: work <= self._stopped)
+    def _run_within(
+        self, work: int, function: str, argument: Any, limits: Limits, torch: str
+    ) -> WorkerResult | PlanRefused:
         try:
-            answers.raise_failure(answer)
+            answer = self._answer(work, Task(f"{_TASKS}:{function}", argument), limits, torch)
         except CrashedError as crash:
             said = {"allowed": crash.allowed, "remedy": crash.remedy, "place": crash.place}
             return PlanRefused(ProgramCrashedError(crash.problem, crash.text, **said))
         except PlannerError as error:
             return PlanRefused(error)
         return _read_result(answer, limits)
+
+    def _answer(self, work: int, task: Task, limits: Limits, torch: str) -> Answer:
+        """Of a child whose torch is the nearest to this one. Raises what the child's function raises."""
+        server = self._servers.server_for(torch)
+        answer = running.run(task, limits, server=server, stopped=lambda: work <= self._stopped)
+        answers.raise_failure(answer)
+        return answer
 
     def _limits_of(self, job: Job, seconds: float) -> Limits:
         own = self._isolation.limits

@@ -10,7 +10,7 @@ from planner.running.rank_process import USUAL_LIMITS
 from planner.running.walled_program import WalledProgram
 from planner.runtime.limits import Limits
 from planner.runtime.walls import Walls
-from planner.service.run_requests import RunRequest
+from planner.service.orders import RunRequest
 from planner.service.service_errors import ProgramNotAllowedError
 from planner.settings import Settings, split_list
 from planner.tracing.isolation import Isolation

@@ -21,6 +21,7 @@ from planner.runtime.limits import Limits
 from planner.service.calibration_in_use import CalibrationInUse
 from planner.service.ids import order_of
 from planner.service.service_errors import BusyError
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.service.user_code import code_isolation
 from planner.settings import Settings
 from planner.validation import validation_document, validation_run
@@ -70,7 +71,9 @@ class ValidationRunner:
         conditions: Conditions,
         run: Run = validation_run.validate,
         nodes: Callable[[], Sequence[Node]] = validation_run.nodes,
+        torches: TorchVersions = ONLY_OWN,
     ) -> None:
+        self._torches = torches
         self._history, self._settings, self._conditions = history, settings, conditions
         self._run, self._nodes = run, nodes
         self._calibration = CalibrationInUse(history)
@@ -95,7 +98,8 @@ class ValidationRunner:
 
         Raises BusyError if too many wait, HistoryError if it cannot be stored.
         """
-        plan_id = request.plan_id or order_of(request.job, self._calibration.current()).plan_id
+        order = order_of(request.job, self._calibration.current(), self._torches)
+        plan_id = request.plan_id or order.plan_id
         request = dataclasses.replace(request, plan_id=plan_id)
         validation = Validation(
             validation_id=_new_id(),

@@ -18,6 +18,7 @@ from planner.history.store import History
 from planner.service.logs import start_logging
 from planner.service.outcomes import PlanRefused
 from planner.service.service_errors import WorkerLostError
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.service.validation_runner import STOP_SECONDS, ValidationRunner, conditions_of
 from planner.settings import Settings
 from planner.validation import request as requests
@@ -30,11 +31,11 @@ HANDED_OVER_SECONDS = 30.0
 class ValidationsDeployment:
     """One replica, which runs all validations of the service."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, torches: TorchVersions = ONLY_OWN) -> None:
         start_logging(settings.log_level)
         validation_run.hide_gpus()
         self._history = History.open(settings.database)
-        self._validating = ValidationRunner(self._history, settings, conditions_of(settings))
+        self._validating = ValidationRunner(self._history, settings, conditions_of(settings), torches=torches)
         self._validating.begin()
 
     async def start(self, request: Mapping[str, Any]) -> dict[str, Any] | PlanRefused:
@@ -57,7 +58,7 @@ class ValidationsDeployment:
         return validation_document.to_json(self._validating.start(requests.from_json(request)))
 
 
-def validations_application(settings: Settings) -> Any:
+def validations_application(settings: Settings, torches: TorchVersions = ONLY_OWN) -> Any:
     """To be bound into the application as the argument from which :class:`ValidationsHandle` is made."""
     deployment = serve.deployment(
         name="Validations",
@@ -67,7 +68,7 @@ def validations_application(settings: Settings) -> Any:
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": 0.1},
     )(ValidationsDeployment)
-    return deployment.bind(settings)
+    return deployment.bind(settings, torches)
 
 
 class ValidationsHandle:

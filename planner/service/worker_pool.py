@@ -7,10 +7,11 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from planner.service.service_errors import BusyError, WorkerLostError
+from planner.service.torch_servers import MOST_OTHERS
 
 SLACK_SECONDS = 30.0
 """How long after its time a worker is waited for, which has a child to end and an answer to send."""
@@ -48,6 +49,18 @@ class Worker(Protocol):
 class _Member:
     worker: Worker
     watch: asyncio.Future[None]
+    loaded: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_OTHERS))
+    """The releases of torch that it was asked for lately besides its own."""
+
+    def load(self, torch: str) -> bool:
+        """Note that it is asked for this release now; whether it has to load it first."""
+        if not torch:
+            return False
+        known = torch in self.loaded
+        if known:
+            self.loaded.remove(torch)
+        self.loaded.append(torch)
+        return not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +69,7 @@ class Lease:
 
     worker: Worker
     watch: asyncio.Future[None]
+    slack_seconds: float = SLACK_SECONDS
 
     async def call(self, method: str, *arguments: Any, seconds: float) -> Any:
         """What the method returns, which has its work done within `seconds`.
@@ -64,7 +78,8 @@ class Lease:
         """
         work = asyncio.ensure_future(self.worker.call(method, *arguments, seconds))
         try:
-            await asyncio.wait({work, self.watch}, timeout=seconds + SLACK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            most = seconds + self.slack_seconds
+            await asyncio.wait({work, self.watch}, timeout=most, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
         finally:
@@ -105,19 +120,22 @@ class Workers:
         """How many pieces of work wait for a worker."""
         return sum(not each.done() for each in self._wanted)
 
-    async def run(self, work: Callable[[Lease], Awaitable[_Result]], *, behind: bool = False) -> _Result:
+    async def run(
+        self, work: Callable[[Lease], Awaitable[_Result]], *, behind: bool = False, torch: str = ""
+    ) -> _Result:
         """The work done by one worker; by another, once more, if the first dies. `behind`: it waits, however long,
-        until no other work waits for a worker.
+        until no other work waits for a worker. `torch` is the release that it takes, if that is not the workers' own:
+        of those that are idle one that has loaded it does it.
 
         Work that is cancelled is ended, and its worker stays. Raises BusyError if no worker gets free in time,
         WorkerLostError, and what the work raises.
         """
         with contextlib.suppress(WorkerDiedError):
-            return await self._once(work, behind)
+            return await self._once(work, behind, torch)
         self.retried += 1
         _log.warning("a tracing process died; its work is done again")
         try:
-            return await self._once(work, behind)
+            return await self._once(work, behind, torch)
         except WorkerDiedError as death:
             raise WorkerLostError(
                 "the process that traced the job died, and so did the next", remedy="try again; see the service's log"
@@ -133,10 +151,11 @@ class Workers:
         self._idle.clear()
         self._busy.clear()
 
-    async def _once(self, work: Callable[[Lease], Awaitable[_Result]], behind: bool) -> _Result:
-        member = await self._acquire(behind)
+    async def _once(self, work: Callable[[Lease], Awaitable[_Result]], behind: bool, torch: str) -> _Result:
+        member = await self._acquire(behind, torch)
+        slack = SLACK_SECONDS + (START_SECONDS if member.load(torch) else 0.0)
         try:
-            result = await work(Lease(member.worker, member.watch))
+            result = await work(Lease(member.worker, member.watch, slack))
         except WorkerDiedError:
             self._replace(member)
             raise
@@ -160,9 +179,10 @@ class Workers:
         else:
             self._release(member)
 
-    async def _acquire(self, behind: bool) -> _Member:
+    async def _acquire(self, behind: bool, torch: str) -> _Member:
         if self._idle:
-            member = self._idle.popleft()
+            member = next((each for each in self._idle if torch in each.loaded), self._idle[0])
+            self._idle.remove(member)
             self._busy.append(member)
             return member
         place: asyncio.Future[_Member] = asyncio.get_running_loop().create_future()

@@ -14,10 +14,11 @@ from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Software
 from planner.layout.mesh import Mesh
 from planner.layout.rank_classes import rank_classes
 from planner.overhead.outside_of_job import outside_of
+from planner.planning import identity, judging
 from planner.planning.judging import RankTrace
 from planner.planning.pipeline import PlanningResult, judge_traces
 from planner.report.plan_text import render
-from planner.report.statement import Peak, Verdict
+from planner.report.statement import Peak, Verdict, from_json, to_json
 from planner.report.style import Style
 from planner.tracing.traced import Trace
 from planner.units import GIB, MIB
@@ -105,3 +106,32 @@ def test_what_lives_outside_stays_what_the_table_says_so_that_it_can_be_learnt_a
 
     assert outside_of(job).cuda_context_bytes == 778 * MIB
     assert peak_of(planned(known)).device_bytes == 10 * GIB + (778 + 75) * MIB
+
+
+def test_a_plan_by_another_torch_says_so_and_is_as_much_wider_as_the_two_were_seen_to_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, differing = identity.installed_torch(), 0.0
+    monkeypatch.setattr(judging, "largest_difference", lambda *_: differing)
+    alike = planned(None, torch="2.1")
+    differing = 0.25
+    other = planned(None, torch="2.1")
+
+    (low, high), (lower, higher) = (peak_of(each).interval_bytes for each in (alike, other))
+    assert (low - lower, higher - high) == (2.5 * GIB, 2.5 * GIB)
+    said = other.plan.another_torch
+    assert said is not None
+    assert (said.asked, said.planned_with, said.difference) == ("2.1", own, 0.25)
+    assert "25.0% wider to either side" in said.sentence
+    assert any(note.startswith(said.sentence) and "`planner torch 2.1`" in note for note in other.notes)
+    assert from_json(to_json(other.plan)) == other.plan
+
+
+def test_a_plan_by_the_jobs_own_torch_is_no_wider_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "largest_difference", lambda one, other: float(one != other))
+    own = planned(None, torch=f"{identity.installed_torch()}.1+cu130")
+
+    low, _ = peak_of(own).interval_bytes
+    assert low > 9 * GIB
+    assert own.plan.another_torch is None
+    assert "another_torch" not in to_json(own.plan)

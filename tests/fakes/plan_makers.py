@@ -19,10 +19,12 @@ from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Advice, Plan, Verdict
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.calibration_in_use import CalibrationInUse
-from planner.service.ids import Order, RunOrder, order_of
+from planner.service.ids import order_of
+from planner.service.orders import Order, RunOrder
 from planner.service.outcomes import WorkerResult
 from planner.service.plan_provider import PlanAnswer, PlanPending, PlanProvider
 from planner.service.plan_scheduler import PlanScheduler
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.service.worker_pool import Workers
 from planner.settings import Settings
 from planner.tracing import trace_text
@@ -199,20 +201,30 @@ class StackRunner:
     def __init__(self, path: Path) -> None:
         self.url = f"sqlite:///{path / 'history.db'}"
 
-    def __call__(self, story: Callable[[ServiceStack], Coroutine[Any, Any, None]], **settings: Any) -> None:
-        asyncio.run(asyncio.wait_for(self._run(story, settings), 15))
+    def __call__(
+        self,
+        story: Callable[[ServiceStack], Coroutine[Any, Any, None]],
+        *,
+        torches: TorchVersions = ONLY_OWN,
+        **settings: Any,
+    ) -> None:
+        asyncio.run(asyncio.wait_for(self._run(story, settings, torches), 15))
 
-    async def _run(self, story: Callable[[ServiceStack], Coroutine[Any, Any, None]], given: dict[str, Any]) -> None:
+    async def _run(
+        self,
+        story: Callable[[ServiceStack], Coroutine[Any, Any, None]],
+        given: dict[str, Any],
+        torches: TorchVersions,
+    ) -> None:
         settings = Settings(database=self.url, **{"trace_workers": 1, "trace_seconds": 5.0, **given})
         pool, clock = FakePool(), [0.0]
         with History.open(self.url) as history:
             workers = Workers(lambda: FakeWorker(pool), settings.trace_workers, most_wait_seconds=5)
-            tracers = PlanScheduler(settings, history, workers, now=lambda: clock[0])
+            tracers = PlanScheduler(settings, history, workers, now=lambda: clock[0], torches=torches)
             tracers.start()
             calibration = CalibrationInUse(history, now=lambda: clock[0])
-            await story(
-                ServiceStack(pool, PlanProvider(settings, history, tracers, calibration), tracers, history, clock)
-            )
+            provider = PlanProvider(settings, history, tracers, calibration, torches=torches)
+            await story(ServiceStack(pool, provider, tracers, history, clock))
             await tracers.finish()
 
 

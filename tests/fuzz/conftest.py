@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from planner.history.store import History
 from planner.service.calibration_in_use import CalibrationInUse
 from planner.service.dependencies import Dependencies
-from planner.service.ids import Order
 from planner.service.interface import interface
+from planner.service.orders import Order
 from planner.service.plan_provider import PlanProvider
 from planner.settings import Settings
 

@@ -28,8 +28,8 @@ from planner.service.instances import instance_folder
 from planner.service.interface import interface
 from planner.service.local_ray import environment, free_port_range, free_ports, local_ray
 from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.orders import RunRequest
 from planner.service.plan_provider import PlanAnswer, PlanPending
-from planner.service.run_requests import RunRequest
 from planner.settings import Settings
 
 PRETENDED_GPUS: dict[str, Any] = {"num_gpus": 2, "labels": {"ray.io/accelerator-type": "H100"}}

@@ -98,8 +98,8 @@ def test_othersoftware_tries_again(run_stack: StackRunner, monkeypatch: pytest.M
         assert (await stack.plan_provider.plan(JOB)).stored
 
     run_stack(fails)
-    later = {**identity.software(), "planner": "99.0"}
-    monkeypatch.setattr(identity, "software", lambda: later)
+    later = {**identity.every_version(), "planner": "99.0"}
+    monkeypatch.setattr(identity, "every_version", lambda: later)
     run_stack(tries_again)
 
 

@@ -10,10 +10,12 @@ import pytest
 
 from planner.calibration.interval import Calibration
 from planner.job.schema import Gpu
+from planner.planning import identity
 from planner.planning.provenance import own
 from planner.running.launch_line import parse
 from planner.service.ids import run_order_of
-from planner.service.run_requests import RunRequest
+from planner.service.orders import RunRequest
+from planner.service.torch_versions import OfferedTorch, TorchVersions
 from planner.settings import Settings
 
 COMMAND = ("python", "train.py")
@@ -37,6 +39,7 @@ def id_of(request: RunRequest = REQUEST, settings: Settings = SETTINGS) -> str:
         {"steps": 3},
         {"strict": True},
         {"host_memory_bytes": 1 << 30},
+        {"torch": "2.6"},
         {"tarball": b"other files"},
         {"tarball": b"", "folder": "/shared/nlp"},
     ],
@@ -51,6 +54,14 @@ def test_another_request_is_another_run(changed: dict[str, Any]) -> None:
 )
 def test_other_limits_and_other_data_are_another_run(changed: dict[str, Any]) -> None:
     assert id_of(settings=replace(SETTINGS, **changed)) != id_of()
+
+
+def test_another_torch_that_runs_it_is_another_run() -> None:
+    offered = TorchVersions((OfferedTorch("2.6", "/nowhere/python", {**identity.every_version(), "torch": "2.6.0"}),))
+    asked = replace(REQUEST, torch="2.6")
+
+    assert run_order_of(asked, Calibration.none(), SETTINGS, offered).plan_id != id_of(asked)
+    assert run_order_of(REQUEST, Calibration.none(), SETTINGS, offered).plan_id == id_of()
 
 
 def test_other_code_and_other_facts_are_another_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

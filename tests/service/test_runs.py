@@ -21,9 +21,10 @@ from starlette.testclient import TestClient
 from planner.errors import PlannerError, ProgramError
 from planner.report.program_statement import from_json
 from planner.service import plan_tasks
+from planner.service.orders import RunRequest
 from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.service.problems import RequestError
-from planner.service.run_requests import RunRequest, read_run
+from planner.service.run_requests import read_run
 from planner.service.service_errors import BusyError, ProgramCrashedError
 from planner.units import MIB
 
@@ -184,6 +185,7 @@ def test_what_is_no_tarball_of_a_program_is_refused(content: bytes, said: str) -
         ({"ranks": "9"}, "there is no rank 9"),
         ({"gpu": "H9000"}, "there is no GPU"),
         ({"steps": "-1"}, "steps is '-1'"),
+        ({"torch": "newest"}, "torch is 'newest'"),
         ({"sequence": "1"}, "there is no key"),
         ({"path": "/tmp"}, "a tarball came with a path"),
     ],
@@ -191,6 +193,10 @@ def test_what_is_no_tarball_of_a_program_is_refused(content: bytes, said: str) -
 def test_what_cannot_be_run_is_said(query: dict[str, str], said: str) -> None:
     with pytest.raises(PlannerError, match=said):
         request(tarball({"t.py": b"1"}), **query)
+
+
+def test_a_program_may_name_the_torch_that_it_runs_with() -> None:
+    assert request(tarball({"t.py": b"1"}), torch="2.8.1+cu128").torch == "2.8"
 
 
 def test_bodies_that_are_no_program_are_problems(asgi: Asgi, plan_provider: Any) -> None:

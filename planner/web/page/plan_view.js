@@ -110,5 +110,6 @@ function about(plan) {
   const rests = Object.entries(plan.provenance).map(([name, value]) => `${words(name)} ${value}`).join(" · ");
   return html("p", { class: "about" },
     html("a", { href: `#plans/${plan.plan_id}` }, plan.plan_id), " · ",
-    html("a", { href: `v1/plans/${plan.plan_id}` }, "JSON"), ` · ${rests} · planned in ${plan.seconds.total} s`);
+    html("a", { href: `v1/plans/${plan.plan_id}` }, "JSON"), ` · ${rests} · planned in ${plan.seconds.total} s`,
+    plan.another_torch ? ` · ${plan.another_torch.sentence}` : null);
 }

@@ -1,0 +1,148 @@
+"""Which releases of torch a service plans with: its own and those that its operator offers; a job's decides."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.environments.brought_code import bring_code
+from planner.environments.interpreter import read_interpreter
+from planner.environments.torch_environments import find_environment
+from planner.errors import PlannerError, SettingError
+from planner.facts.versions import minor_of
+from planner.planning import identity
+from planner.runtime.bootstrap import interpreter_words
+from planner.settings import PREFIX, split_list
+
+_PLACE = f"{PREFIX}TORCH_VERSIONS"
+_ALLOWED = "2.6=/opt/torch-2.6/bin/python, or 2.6, whose environment planner has made for this user"
+_SECONDS = 60.0
+"""To import what names plans, in another interpreter on a machine that is busy."""
+_VERSIONS = "import json; from planner.planning import identity; print(json.dumps(dict(identity.every_version())))"
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTorch:
+    """A release of torch that plans are made with."""
+
+    minor: str
+    """`2.6`."""
+    python: str
+    """Its interpreter; empty: that of this process."""
+    versions: Mapping[str, str]
+    """What it has besides: :func:`planner.planning.identity.every_version` there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchVersions:
+    """Its own torch, and the others that were offered, each with its interpreter."""
+
+    others: tuple[OfferedTorch, ...] = ()
+
+    @property
+    def offered(self) -> Sequence[OfferedTorch]:
+        """All of them, from the oldest to the newest."""
+        named = {each.minor: each for each in (_own(), *self.others)}  # one of our own release is preferred to ours
+        return sorted(named.values(), key=lambda each: _number(each.minor))
+
+    def nearest(self, asked: str) -> OfferedTorch:
+        """The one of this release (`2.6`, `2.6.1+cu124`), else the nearest, the newer one of two that are as near; our
+        own for a job that does not say."""
+        release = minor_of(asked) or _own().minor
+        return min(self.offered, key=lambda each: (abs(_number(each.minor) - _number(release)), -_number(each.minor)))
+
+    def loaded_for(self, asked: str) -> str:
+        """The release that a worker has to load for this one besides its own; empty where its own does it."""
+        chosen = self.nearest(asked)
+        return chosen.minor if chosen.python else ""
+
+
+ONLY_OWN = TorchVersions()
+
+
+@functools.cache
+def read_torch_versions(setting: str) -> TorchVersions:
+    """What PLANNER_TORCH_VERSIONS offers: every interpreter is asked what it has. Raises SettingError."""
+    found = tuple(_read_entry(each) for each in split_list(setting))
+    minors = [each.minor for each in found]
+    if twice := {each for each in minors if minors.count(each) > 1}:
+        raise SettingError(f"torch {min(twice)} is named twice", allowed="each release once", place=_PLACE)
+    return TorchVersions(found)
+
+
+def _own() -> OfferedTorch:
+    return OfferedTorch(identity.installed_torch(), "", identity.every_version())
+
+
+def _read_entry(entry: str) -> OfferedTorch:
+    version, named, python = (part.strip() for part in entry.partition("="))
+    minor = minor_of(version)
+    if not minor or (named and not os.path.isabs(python)):
+        raise SettingError(f"{entry[:80]!r} names no torch with its Python", allowed=_ALLOWED, place=_PLACE)
+    if not named and minor == identity.installed_torch():
+        return _own()
+    try:
+        python = python or _made_environment(minor)
+        torch = read_interpreter(python, needs_torch=True).torch
+    except PlannerError as error:
+        place = f"{_PLACE}: {error.place or entry}"
+        raise SettingError(error.problem, allowed=error.allowed, remedy=error.remedy, place=place) from None
+    if minor_of(torch) != minor:
+        said = f"{python} has torch {torch}, not {minor}"
+        raise SettingError(said, allowed=_ALLOWED, remedy=f"{minor_of(torch)}={python}", place=_PLACE)
+    return OfferedTorch(minor, python, _versions_of(python))
+
+
+def _made_environment(minor: str) -> str:
+    found = find_environment(minor)
+    if found is None:
+        problem = f"no environment of torch {minor} was made for this user"
+        raise PlannerError(problem, allowed=_ALLOWED, remedy=f"planner torch {minor}, or name its Python")
+    return found.python
+
+
+def _versions_of(python: str) -> Mapping[str, str]:
+    """What names plans there, said by planner there. Raises SettingError for an interpreter that cannot plan."""
+    try:
+        words = interpreter_words(_VERSIONS, python=python, root=bring_code())
+    except OSError as error:
+        raise SettingError(
+            f"planner cannot be laid where another Python finds it: {error}",
+            allowed="a cache (XDG_CACHE_HOME) that can be written, or in which a job of that torch was planned before",
+            remedy="plan a job of each release while the image is built",
+            place=_PLACE,
+        ) from None
+    try:
+        ended = subprocess.run(
+            words, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+        found: Mapping[str, str] = json.loads(ended.stdout)
+    except subprocess.TimeoutExpired:
+        said = f"{python} does not answer within {_SECONDS:g} s"
+        raise SettingError(said, allowed=_ALLOWED, remedy="see what keeps it", place=_PLACE) from None
+    except ValueError:
+        said = (ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"])[-1]
+        raise SettingError(
+            f"{python} cannot run planner: {said}",
+            allowed="an environment with torch, transformers and numpy",
+            remedy=f"try it: {python} -c 'import torch, transformers'",
+            place=_PLACE,
+        ) from None
+    if found["transformers"] == "none":
+        raise SettingError(
+            f"{python} has no transformers",
+            allowed="an environment with torch and transformers",
+            remedy=f"{python} -m pip install transformers",
+            place=_PLACE,
+        )
+    return found
+
+
+def _number(minor: str) -> int:
+    """Of a release, so that the difference of two says how near they are."""
+    major, rest = minor.split(".")
+    return 1000 * int(major) + int(rest)
