@@ -29,6 +29,8 @@ _RULER = re.compile(r"^={79,}$", re.MULTILINE)
 _TORCH = re.compile(r"(?:[Pp]y[Tt]orch|torch)\W{0,3}(?:version)?[\s:=v]*\"?(2\.\d+)\.\d+")
 _SMI = re.compile(r"\|\s+\d+\s+(NVIDIA [\w \-]+?)\s+(?:On|Off|WDDM|TCC)\s[^\n]*\n[^\n]*?/\s*(\d+)MiB")
 _PAIR = re.compile(r"\b([a-zA-Z][a-zA-Z0-9_]*)\s*[:=]\s*([^\s:=]+)")
+_ASSIGNED = re.compile(r"""\b([A-Z][A-Z0-9_]{2,})["']?\s*=\s*["']?(-?\d[\w.,+-]*\w|\d|[A-Za-z]\w*)(?![\w/:\\])""")
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 _FIRST_STEP = re.compile(r"^\s*(?:step[: ]\s*\d|warmup_step:\s*\d)", re.MULTILINE)
 _TAKEN = re.compile(r"""(?:^\s*(?:self\.)?(\w+)\s*(?::[^=\n]+)?=[^\n]*?)?["']([A-Z][A-Z0-9_]{2,})["']""", re.MULTILINE)
 _PACKED = re.compile(r"""b85decode\(\s*(?:rb|br|b|r)?(["'])(.*?)\1""", re.DOTALL)
@@ -44,6 +46,7 @@ _NOT_OURS = {
     "LOGFILE",
 }
 """What launchers set, and what says where something lies."""
+_PLACES = ("_PATH", "_DIR", "_FILES", "_ID")
 _ARCHITECTURES = {
     "NVIDIA GeForce RTX 3060": "sm_86", "NVIDIA RTX A6000": "sm_86", "NVIDIA GeForce RTX 4060 Ti": "sm_89",
     "NVIDIA GeForce RTX 4070": "sm_89", "NVIDIA GeForce RTX 4080": "sm_89", "NVIDIA GeForce RTX 5060 Ti": "sm_120",
@@ -183,9 +186,11 @@ def read_program(row: Row, repository: Repository) -> Program:
     script = repository.read_blob(f"{row.commit}:{row.script}")
     shown = next((part for part in _RULER.split(log) if "import torch" in part and _compiles(part)), "")
     head = _FIRST_STEP.split(log.replace(shown, "") if shown else log, maxsplit=1)[0]
-    settings = read_settings(shown or unpack(script), head)
-    said = {name.lower(): value for name, value in _PAIR.findall(head)}
     folder = str(PurePosixPath(row.script).parent)
+    readme = repository.read_text(row.commit, f"{folder}/README.md")
+    code = shown or unpack(script)
+    settings = read_command(code, readme) | read_settings(code, head)
+    said = {name.lower(): value for name, value in _PAIR.findall(head)}
     vocabulary = re.search(r"(?:fineweb_|sp)(\d{4,5})\b|bpe_v(\d{4,5})", f"{said.get('tokenizer_path', '')} {head}")
     numbers = [int(each) for each in (vocabulary.groups() if vocabulary else ()) if each]
     return Program(
@@ -194,7 +199,7 @@ def read_program(row: Row, repository: Repository) -> Program:
         settings=settings,
         vocabulary=int(_number(said.get("vocab_size", "")) or (numbers or [1024])[0]),
         warmup_steps=int(_number(said.get("warmup_steps", str(_USUAL_WARMUP))) or 0),
-        is_launched=row.world > 1 or not _is_started_by_python(repository.read_text(row.commit, f"{folder}/README.md")),
+        is_launched=row.world > 1 or not _is_started_by_python(readme),
     )
 
 
@@ -243,6 +248,17 @@ def read_settings(code: str, head: str) -> dict[str, str]:
             settings[variable] = str(int(value == "True"))
         elif (number := _number(value)) is not None:
             settings[variable] = str(int(number)) if number == int(number) and "e" not in value else value
+    return settings
+
+
+def read_command(code: str, readme: str) -> dict[str, str]:
+    """What the page beside the script assigns to variables that it reads, each the first time: of models that are not
+    as the script's defaults a log prints only some sizes."""
+    read = {variable for _, variable in _TAKEN.findall(code)} - _NOT_OURS
+    settings: dict[str, str] = {}
+    for variable, value in _ASSIGNED.findall(readme):
+        if variable in read and not variable.endswith(_PLACES) and not _THOUSANDS.fullmatch(value):
+            settings.setdefault(variable, value)
     return settings
 
 

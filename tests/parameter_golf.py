@@ -104,10 +104,8 @@ def run(row: Row, program: Program, folder: Path, options: argparse.Namespace) -
 
 
 def _key(row: Row, program: Program, options: argparse.Namespace) -> str:
-    digest = hashlib.sha256((program.code + json.dumps([program.settings, program.is_launched])).encode()).hexdigest()[
-        :16
-    ]
-    return f"{digest} python={options.pythons.get(row.torch, '')}"
+    text = program.code + json.dumps([program.settings, program.is_launched, options.steps])
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:16]} python={options.pythons.get(row.torch, '')}"
 
 
 def _results(rows: list[Row], repository: Repository, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -143,7 +141,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=40, help="how many are drawn (default: 40)")
     parser.add_argument("--folder", type=Path, default=user_cache() / "golf", help="data, programs and results")
     parser.add_argument("--repository", type=Path, default=os.environ.get("PLANNER_GOLF"), help="a git directory")
-    parser.add_argument("--steps", type=int, default=0, help="iterations (default: beyond warm-up and an evaluation)")
+    parser.add_argument("--steps", type=int, default=0, help="iterations (default: four after the warm-up)")
     parser.add_argument("--seconds", type=float, default=1800, help="how long one may take (default: 1800)")
     parser.add_argument(
         "--pythons", type=read_pythons, default={}, help="an interpreter for each torch: 2.7=/a/bin/python,2.9=…"

@@ -54,6 +54,13 @@ def test_settings_are_what_a_log_prints_under_the_names_of_the_script() -> None:
     }  # fmt: skip
 
 
+def test_settings_that_no_log_prints_are_those_of_the_command_on_the_page_beside_it() -> None:
+    page = 'DATA_PATH=./data WARMDOWN_FRAC=0.5 OTHER=1\n$env:ITERATIONS = "4"; later 9,000\nITERATIONS=8'
+
+    assert golf_rows.read_command(CODE, page) == {"WARMDOWN_FRAC": "0.5", "ITERATIONS": "4"}
+    assert golf_rows.read_command(CODE, "about ITERATIONS=20,000 of them") == {}
+
+
 def test_a_script_that_unpacks_itself_is_read_unpacked() -> None:
     packed = base64.b85encode(lzma.compress(CODE.encode())).decode()
 
