@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from plan_makers import JOB, STAGES, UNEVEN, UNEVEN_STAGES, ServiceStack, StackRunner, metadata, named, trace_of
+from plan_makers import JOB, STAGES, UNEVEN, UNEVEN_STAGES, ServiceStack, StackRunner, metadata, named, trace_of, when
 from sqlalchemy import text as sql
 
 from planner.bound.lower_bound import lower_bound
@@ -70,7 +70,12 @@ def test_a_bound_is_by_the_calibration_in_use(run_stack: StackRunner) -> None:
 
 def test_equal_jobs_in_flight_are_traced_once(run_stack: StackRunner) -> None:
     async def story(stack: ServiceStack) -> None:
-        found = await asyncio.gather(*(stack.plan_provider.plan(named(str(n))) for n in range(20)))
+        go = asyncio.Event()
+        stack.pool.does = lambda _: when(go)
+        asked = asyncio.gather(*(stack.plan_provider.plan(named(str(n))) for n in range(20)))
+        await stack.waited_for_by(20)
+        go.set()
+        found = await asked
 
         assert stack.pool.asked.count("plan") == 1
         assert [metadata(each) for each in found] == [str(n) for n in range(20)]
