@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from planner.cli.exit_codes import DONE
@@ -35,6 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
     with show_progress() as progress:
         for version in arguments.versions:
             make_environment(version, progress)
-    for each in list_environments():
+    found = list_environments()
+    for each in found:
         print(each)
+    if not found:
+        print("no environment has been made yet: planner torch 2.8 makes one", file=sys.stderr)
     return DONE

@@ -60,6 +60,12 @@ def test_what_is_not_whole_is_not_found(environments: Path) -> None:
 
 
 @pytest.mark.usefixtures("environments")
+def test_a_list_of_none_says_how_one_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["torch"]) == 0
+    assert capsys.readouterr() == ("", "no environment has been made yet: planner torch 2.8 makes one\n")
+
+
+@pytest.mark.usefixtures("environments")
 def test_a_version_is_two_numbers() -> None:
     with pytest.raises(PlannerError, match="is no version of torch"):
         find_environment("../x")
