@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from planner import upstream
 from planner.running.assumptions import About, Assumptions
@@ -78,7 +79,7 @@ class _Host:
 
     def leaves_out(self, tensor: Tensor) -> bool:
         """Whether it keeps what it has."""
-        if tensor.device.type != "cpu" or not tensor.is_floating_point():
+        if not _has_memory(tensor) or not tensor.is_floating_point():
             return False
         if tensor.untyped_storage().nbytes() < LARGE_BYTES:
             return False
@@ -104,7 +105,7 @@ class _Host:
         def copy(keys: Any, tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
             if not isinstance(source, Tensor):  # a number that is assigned comes as one
                 source = torch.scalar_tensor(source, dtype=tensor.dtype)
-            if source.nbytes >= LARGE_BYTES and _is_unwritten(source) and _is_unwritten(tensor):
+            if _is_unwritten(source) and _is_unwritten(tensor):
                 return tensor
             copied: Tensor = real(keys, tensor, source, non_blocking)
             return copied
@@ -120,8 +121,14 @@ class _Host:
         return initialise
 
 
+def _has_memory(tensor: Tensor) -> bool:
+    """On the host. What a compiler traces, which comes here too before torch 2.9, has none, and symbols for sizes."""
+    is_traced = isinstance(tensor, FakeTensor) or torch._is_functional_tensor(tensor)
+    return tensor.device.type == "cpu" and not is_traced
+
+
 def _is_unwritten(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and is_storage_unwritten(tensor.untyped_storage())
+    return _has_memory(tensor) and tensor.nbytes >= LARGE_BYTES and is_storage_unwritten(tensor.untyped_storage())
 
 
 def is_storage_unwritten(storage: torch.UntypedStorage) -> bool:

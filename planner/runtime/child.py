@@ -19,6 +19,8 @@ from planner.runtime.task import FAULT, MEMORY, PROBLEM, Task, take_request
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """linux/prctl.h"""
 _MOST_TRACEBACK_CHARACTERS = 8000
+_FRAME_OF_TORCH = "frame #"
+"""torch's own errors list dozens of addresses in its libraries behind what they say."""
 
 
 def main() -> None:
@@ -61,7 +63,8 @@ def run(task: Task, answer: int) -> None:
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException:
-        text = traceback.format_exc()
+        lines = traceback.format_exc().splitlines(keepends=True)
+        text = "".join(line for line in lines if not line.startswith(_FRAME_OF_TORCH))
         writer.write(FAULT, text[-_MOST_TRACEBACK_CHARACTERS:].encode(errors="replace"))
     finally:
         # Threads or exit handlers of foreign code could keep the process, or change what it has answered.

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+import torch
 from program_runs import Run
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from planner.running.assumptions import About
+from planner.running import unwritten_host
+from planner.running.assumptions import About, Assumptions
 
 BEGIN = """
 import os, tempfile, torch
@@ -88,3 +93,13 @@ def test_what_a_program_writes_on_the_host_is_there(run: Run, program: Callable[
     found = run(f"python {program(BEGIN + NUMBERS + END)}")
 
     assert not [each for each in found.assumptions if "random numbers" in each.text]
+
+
+@pytest.mark.parametrize("is_symbolic", [False, True])
+def test_what_a_compiler_traces_is_no_tensor_of_the_host(is_symbolic: bool) -> None:
+    real = torch.empty(4 << 20)
+    traced = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(real, static_shapes=not is_symbolic)
+
+    assert not unwritten_host._is_unwritten(traced)
+    assert not unwritten_host._Host(Assumptions()).leaves_out(traced)
+    assert unwritten_host._Host(Assumptions()).leaves_out(real)
