@@ -12,14 +12,13 @@ import hashlib
 import json
 import os
 import random
-import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from golf_rows import Program, Repository, Row, can_be_run, draw_rows, read_program, read_rows
-from speedrun import error_of, error_percent, peaks_of, read_pythons, run_planner, start_with, write_tokens
+from speedrun import error_of, error_percent, peaks_of, read_pythons, run_planner, start_with, summarise, write_tokens
 
 from planner.runtime.user_cache import user_cache
 from planner.units import MIB
@@ -174,11 +173,7 @@ def main() -> int:
             errors["reserved after an evaluation"] += (
                 errors["reserved"][-1:] if result["answer"]["seen"]["eval"] else []
             )
-    for name, found in errors.items():
-        if found:
-            print(f"{name}: median {statistics.median(found):.3f} %, worst {max(found):.3f} % of {len(found)}")
-    print(f"{failed} of {len(chosen)} rows did not run")
-    return 1 if failed else 0
+    return summarise(errors, f"{failed} of {len(chosen)} rows did not run", failed)
 
 
 if __name__ == "__main__":

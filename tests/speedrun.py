@@ -17,7 +17,7 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,6 +224,15 @@ def _line(recorded: Recorded, result: dict[str, Any]) -> str:
     return " | ".join((*cells, assumed, str(seconds)))
 
 
+def summarise(errors: Mapping[str, Sequence[float]], ending: str, failed: int) -> int:
+    """Prints the medians and worst of errors in percent, and how it ended; 1 if some failed."""
+    for name, found in errors.items():
+        if found:
+            print(f"{name}: median {statistics.median(found):.3f} %, worst {max(found):.3f} % of {len(found)}")
+    print(ending)
+    return 1 if failed else 0
+
+
 def main() -> int:
     """Prints one row a script, and the medians; 0 if every script that was asked for ran."""
     parser = argparse.ArgumentParser(description="Recorded training scripts on paper, beside the peaks they printed.")
@@ -255,11 +264,7 @@ def main() -> int:
             for name, peak, pair in zip(errors, peaks_of(result["answer"]), pairs, strict=True):
                 error = error_percent(peak, pair)
                 errors[name] += [] if error is None else [abs(error)]
-    for name, found in errors.items():
-        if found:
-            print(f"{name}: median {statistics.median(found):.3f} %, worst {max(found):.3f} % of {len(found)}")
-    print(f"{failed} of {len(chosen)} scripts did not run")
-    return 1 if failed else 0
+    return summarise(errors, f"{failed} of {len(chosen)} scripts did not run", failed)
 
 
 if __name__ == "__main__":

@@ -67,9 +67,9 @@ def _named(arguments: argparse.Namespace) -> Interpreter | None:
 def enter_for_job(job: Job, arguments: argparse.Namespace, standard_input: str = "") -> None:
     """Goes on in the environment of the torch that the job runs with, if planner has made one; else returns."""
     from planner.facts.versions import minor_of
-    from planner.planning.identity import software
+    from planner.planning.identity import installed_torch
 
-    if minor_of(job.software.torch) == minor_of(software()["torch"]):
+    if minor_of(job.software.torch) == installed_torch():
         return
     from planner.environments.handover import go_on_as, stays_here
     from planner.environments.torch_environments import find_environment
