@@ -118,17 +118,18 @@ speedrun: $(READY) ## scripts that others ran compiled on 8 H100, beside their p
 golf: $(READY) ## runs of parameter-golf that a seed draws, beside their peaks (ROWS: numbers; PYTHONS: 2.9=/a/bin/python,...)
 	$(BIN)/python tests/parameter_golf.py $(if $(PYTHONS),--pythons $(PYTHONS)) $(ROWS)
 
+CAMPAIGN := $(CURDIR):$(CURDIR)/benchmarks
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)
-	$(PYTHON) -m planner gpu-truth --out $(or $(OUT),tests/data/gpu) --minutes $(or $(MINUTES),9) --jobs $(or $(JOBS),8)
+	PYTHONPATH=$(CAMPAIGN) $(PYTHON) -m gpu_truth --out $(or $(OUT),tests/data/gpu) --minutes $(or $(MINUTES),9) --jobs $(or $(JOBS),8)
 
 FACTS := planner/facts/measured
 gpu-facts: $(READY) ## what was measured (OUT, default tests/data/gpu) beside paper, as facts; with the torch of the GPU (BIN)
-	$(BIN)/python -m planner gpu-truth --out $(or $(OUT),tests/data/gpu)-paper --device paper:sm_90 --against $(or $(OUT),tests/data/gpu) --minutes 60 --jobs 2
-	$(BIN)/python -m planner gpu-truth --out $(or $(OUT),tests/data/gpu) --against $(or $(OUT),tests/data/gpu)-paper --learn $(FACTS)
+	PYTHONPATH=$(CAMPAIGN) $(BIN)/python -m gpu_truth --out $(or $(OUT),tests/data/gpu)-paper --device paper:sm_90 --against $(or $(OUT),tests/data/gpu) --minutes 60 --jobs 2
+	PYTHONPATH=$(CAMPAIGN) $(BIN)/python -m gpu_truth --out $(or $(OUT),tests/data/gpu) --against $(or $(OUT),tests/data/gpu)-paper --learn $(FACTS)
 
 rehearse-gpu-truth: $(READY) ## the whole matrix at small sizes on this machine's CPU, then on paper beside it (OUT: where; half an hour)
-	OMP_NUM_THREADS=1 $(BIN)/python -m planner gpu-truth --out $(or $(OUT),.rehearsal)/cpu --device cpu --small --minutes 60 --jobs 2
-	OMP_NUM_THREADS=1 $(BIN)/python -m planner gpu-truth --out $(or $(OUT),.rehearsal)/paper --device paper:sm_90 --small --minutes 60 --jobs 2 --against $(or $(OUT),.rehearsal)/cpu
+	PYTHONPATH=$(CAMPAIGN) OMP_NUM_THREADS=1 $(BIN)/python -m gpu_truth --out $(or $(OUT),.rehearsal)/cpu --device cpu --small --minutes 60 --jobs 2
+	PYTHONPATH=$(CAMPAIGN) OMP_NUM_THREADS=1 $(BIN)/python -m gpu_truth --out $(or $(OUT),.rehearsal)/paper --device paper:sm_90 --small --minutes 60 --jobs 2 --against $(or $(OUT),.rehearsal)/cpu
 
 validate-gpu: $(READY) ## run JOB's step on the GPUs of this machine through Ray, beside its plan (GPU: catalog name)
 	$(BIN)/planner validate $(or $(JOB),examples/gpt2-xl.yaml) $(if $(GPU),--gpu $(GPU))

@@ -21,7 +21,6 @@ from planner.facts.versions import minor_of
 from planner.job.loading import load_bundle
 from planner.measuring import store
 from planner.measuring.measurement import Measurement
-from planner.measuring.results import measurement_files
 from planner.planning.identity import installed_torch
 from planner.planning.pipeline import plan_with_traces
 from planner.planning.step_on_paper import gpu_of
@@ -103,7 +102,7 @@ def published_runs() -> Iterator[Row]:
 
 def gpu_measurements() -> Iterator[Row]:
     """As plans for that GPU and torch say it, facts and calibration included; of another torch nothing is compared."""
-    for measurement in (each for path in measurement_files(_GPU) for each in store.read(path)):
+    for measurement in (each for path in sorted(_GPU.glob("measurements*.jsonl")) for each in store.read(path)):
         if not measurement.job or measurement.error or measurement.out_of_memory:
             continue
         if minor_of(measurement.software.get("torch", "")) == installed_torch():

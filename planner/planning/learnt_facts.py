@@ -1,4 +1,4 @@
-"""From measurements to facts: the lines of a device beside those of paper become workspaces and observed steps."""
+"""From measurements to facts: steps of a device beside those of paper become observations in a folder of facts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from planner.calibration.coverage import Coverage, cover_left_out
 from planner.calibration.document import observation_from_json, observation_to_json
 from planner.calibration.observation import Observation, make_observation
-from planner.comparing.workspace_facts import find_facts
 from planner.errors import FactsError
 from planner.facts import workspaces
 from planner.facts.folder import OBSERVATIONS, WORKSPACES, read_lines, state_of
@@ -51,19 +50,23 @@ class LearntFacts:
 
 
 def learn_facts(
-    device: Sequence[Measurement], paper: Sequence[Measurement], folder: Path, *, command: str = "planner gpu-truth"
+    device: Sequence[Measurement],
+    paper: Sequence[Measurement],
+    folder: Path,
+    *,
+    measured: Sequence[WorkspaceFact] = (),
+    unexplained: tuple[str, ...] = (),
 ) -> LearntFacts:
     """Writes what is to be learnt into the folder, beside what other GPUs and versions taught.
 
-    A request or a step that was measured before gives way. Raises FactsError where the two are not of one torch, or the
-    device is no GPU of the catalog.
+    `measured` are workspaces of single operators, where such were asked. A request or a step that was measured before
+    gives way. Raises FactsError where the two are not of one torch, or the device is no GPU of the catalog.
     """
-    gpu, torch = _group(device, paper)
-    found = find_facts([each for each in device if each.device.kind == "cuda"], paper, gpu=gpu, command=command)
+    gpu, torch = group_of(device, paper)
     observed = list(_observations(device, paper, gpu))
     suffix = f"{gpu}-torch-{torch}.jsonl"
     known = {each.request: each for each in _known_workspaces(folder, suffix)}
-    known |= {each.request: each for each in found.facts}
+    known |= {each.request: each for each in measured}
     steps = {each.case: each for each in _known_observations(folder, suffix)} | {each.case: each for each in observed}
     _write(folder / f"{WORKSPACES}-{suffix}", (workspaces.to_json(each) for each in known.values()))
     _write(folder / f"{OBSERVATIONS}-{suffix}", (observation_to_json(each) for each in steps.values()))
@@ -72,13 +75,13 @@ def learn_facts(
         torch=torch,
         workspaces=len(known),
         observations=len(steps),
-        unexplained=found.unexplained,
+        unexplained=unexplained,
         coverage=cover_left_out(list(steps.values())),
     )
 
 
-def _group(device: Sequence[Measurement], paper: Sequence[Measurement]) -> tuple[str, str]:
-    """The GPU by the catalog's name, and torch's major and minor version."""
+def group_of(device: Sequence[Measurement], paper: Sequence[Measurement]) -> tuple[str, str]:
+    """The GPU by the catalog's name, and torch's major and minor version. Raises FactsError as `learn_facts`."""
     names = {each.device.name for each in device if each.device.kind == "cuda"}
     if len(names) != 1 or len(records := catalog.by_any_name(names.copy().pop())) != 1:
         raise FactsError(
@@ -91,7 +94,7 @@ def _group(device: Sequence[Measurement], paper: Sequence[Measurement]) -> tuple
         raise FactsError(
             f"the measurements and their counterparts on paper are of torch {' and '.join(sorted(versions))}",
             allowed="one version: kernels change with it",
-            remedy="make the counterparts with the torch of the device: planner gpu-truth --device paper:sm_90",
+            remedy="make the counterparts with the torch of the device",
         )
     return records[0].name, versions.pop()
 

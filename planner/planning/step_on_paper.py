@@ -1,4 +1,4 @@
-"""One step of the matrix on paper, as a line that stands beside the measured one: a child of `planner gpu-truth`."""
+"""One step on paper, as a line that stands beside the measured one: a child of `planner gpu-truth`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from planner.job.schema import Gpu, Job, Software
 from planner.layout.rank_sets import RankSet
 from planner.measuring import store
 from planner.measuring.event_phases import phases_of
-from planner.measuring.matrix import cases
 from planner.measuring.measurement import DeviceFacts, Levels, MeasuredPhase, Measurement
 from planner.planning import identity, pipeline
 from planner.report.statement import RankClassStatement
@@ -28,16 +27,15 @@ _ROOMY_BYTES = 1024 * GIB
 """Of a GPU that nobody named: what a step takes is asked for, not whether it fits."""
 
 
-def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
-    """The child's side. `job`, where it is given, is the bundle of the step as a device has run it, on `gpu`."""
+def plan_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
+    """The child's side: one line more in the file `out`. `job` is a bundle; `gpu` the name of a device that has run it,
+    else `device` is `paper:sm_90`, say."""
     arch = asked["device"].partition(":")[2] or _USUAL_ARCH
-    case = next(each for each in cases(small=asked["small"]) if each.name == asked["name"])
-    job = load_bundle(asked["job"], asked["name"]) if asked.get("job") else case.job
-    assert job is not None
+    job = load_bundle(asked["job"], asked["name"])
     named = catalog.by_any_name(asked.get("gpu") or "")
     gpu = _gpu_named(asked["gpu"]) if named else Gpu(total_bytes=_ROOMY_BYTES, arch=arch)
     line = on_paper(job, gpu, rank=asked.get("rank", 0), case=asked["name"])
-    store.append(Path(asked["out"]) / f"{asked['name']}.jsonl", [line])
+    store.append(Path(asked["out"]), [line])
 
 
 def on_paper(job: Job, gpu: Gpu, *, rank: int = 0, case: str = "") -> Measurement:

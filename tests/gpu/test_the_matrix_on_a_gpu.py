@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from gpu_truth.results import read_snapshots
 from planner.allocator.snapshot import read_snapshot
 from planner.allocator.verify import verify
-from planner.measuring.results import read_snapshots
 
 ROOT = Path(__file__).parent.parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "benchmarks")))}
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA GPU")
 
 
@@ -23,8 +25,8 @@ pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="ther
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("truth")
     for only in ("mlp-fp32-adam", "mlp-ddp-", "operators-losses"):
-        command = [sys.executable, "-m", "planner", "gpu-truth", "--out", str(folder), "--small", "--only", only]
-        subprocess.run(command, cwd=ROOT, check=True)
+        command = [sys.executable, "-m", "gpu_truth", "--out", str(folder), "--small", "--only", only]
+        subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True)
     return folder
 
 

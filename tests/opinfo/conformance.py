@@ -19,8 +19,8 @@ import planner.paper  # before torch
 # isort: split
 import torch
 
+from gpu_truth.operator_samples import Described, OperatorSample, Outcome, dtypes_of, entries, samples_of
 from planner.errors import TraceError
-from planner.measuring.operator_samples import Described, OperatorSample, Outcome, dtypes_of, entries, samples_of
 
 WHOLE, SHARE = "whole", "share"
 _DTYPES = {

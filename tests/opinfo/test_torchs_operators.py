@@ -31,7 +31,11 @@ def found() -> dict[str, dict[str, str]]:
         text=True,
         check=True,
         cwd=_HERE.parents[1],
-        env={**os.environ, "PYTHONPATH": str(_HERE.parents[1]), "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (_HERE.parents[1], _HERE.parents[1] / "benchmarks"))),
+            "OMP_NUM_THREADS": "1",
+        },
     )
     answer: dict[str, dict[str, str]] = json.loads(ran.stdout[ran.stdout.index("{") :])
     return answer

@@ -1,6 +1,6 @@
 """Every operator of torch's own test database on a device: what each of its samples allocates, forward and backward.
 
-The same is measured on a GPU, on a CPU and on the paper GPU; `planner.comparing.operator_differences` sets them side by
+The same is measured on a GPU, on a CPU and on the paper GPU; `gpu_truth.operator_differences` sets them side by
 side. An operator is one line of the measurements: its samples with their inputs, so that only equal ones are compared.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from planner.measuring.allocation_history import PaperRecorder, history_of
+from gpu_truth.allocation_history import PaperRecorder, history_of
+from gpu_truth.operator_samples import Described, OperatorSample, dtypes_of, entries, name_of, samples_of
 from planner.measuring.measurement import DeviceFacts, Measurement
-from planner.measuring.operator_samples import Described, OperatorSample, dtypes_of, entries, name_of, samples_of
 from planner.measuring.software import software
 
 CASE = "opinfo"

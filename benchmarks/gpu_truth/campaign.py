@@ -1,7 +1,7 @@
-"""`planner gpu-truth`: measures the whole matrix on one GPU, each case in a process of its own; resumable.
+"""Measures the whole matrix on one GPU, each case in a process of its own; resumable.
 
 What tells most comes first, and nothing is begun that cannot end in time. Cases that have an answer are skipped. It
-needs torch, PyYAML and transformers, and no installation.
+needs torch, PyYAML and transformers, and no installation. `planner gpu-truth` is the short way, with ten steps.
 """
 
 from __future__ import annotations
@@ -18,25 +18,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gpu_truth.matrix import FIRST_GUESSES, Case, cases
+from gpu_truth.results import FILE_BYTES, Results, Timing
+from gpu_truth.schedule import Costs, Schedule, Waiting, expect
+from planner.job.bundle import bundle
 from planner.measuring import store
-from planner.measuring.matrix import FIRST_GUESSES, Case, cases
 from planner.measuring.measurement import DeviceFacts, Measurement
-from planner.measuring.results import FILE_BYTES, Results, Timing
-from planner.measuring.schedule import Costs, Schedule, Waiting, expect
 from planner.runtime import answers, running
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.task import Answer, Task
 
 PAPER = "paper"
+_FOLDER = Path(__file__).parents[1]
+"""Where this package lies: it is not installed, and its processes and the factories of its models have to be found."""
 _MOST_SECONDS = 240.0
 """Of a case."""
 _PACKING_SECONDS = 5.0
 """Kept free at the end, for what is written then."""
 _SHOWN = 30
-_ON_DEVICE = "planner.measuring.one_case:measure_one"
-_OPERATORS_ON_PAPER = "planner.measuring.on_paper:measure_one"
-_STEP_ON_PAPER = "planner.planning.step_on_paper:measure_one"
-_SIZE_ON_PAPER = "planner.searching.filled_size:choose_one"
+_ON_DEVICE = "gpu_truth.one_case:measure_one"
+_OPERATORS_ON_PAPER = "gpu_truth.operators_on_paper:measure_one"
+_STEP_ON_PAPER = "planner.planning.step_on_paper:plan_one"
+_SIZE_ON_PAPER = "gpu_truth.filled_size:choose_one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,12 +181,13 @@ class _Run:
         began = time.monotonic()
         folder = self._at_work / case.name
         folder.mkdir()
-        asked = {"name": case.name, "out": str(folder), "device": self._matrix.device, "small": self._matrix.small}
+        answer = folder / f"{case.name}.jsonl"
+        asked = {"name": case.name, "device": self._matrix.device, "small": self._matrix.small}
+        asked |= {"out": str(answer if self._is_planned(case) else folder)}
         asked |= {"alone": case.alone or self._matrix.jobs == 1, **self._more(case)}
         seconds = max(min(_MOST_SECONDS, self.schedule.left(self._now())), 1.0)
         task, limits = Task(self._function(case), asked), replace(UNLIMITED, seconds=seconds)
         trouble = _trouble(running.run(task, limits, environment=_environment(case)), seconds)
-        answer = folder / f"{case.name}.jsonl"
         lines = answer.read_text(encoding="utf-8") if answer.exists() else ""
         if trouble:
             lines += _failure_line(case, trouble)
@@ -197,7 +201,11 @@ class _Run:
             return _SIZE_ON_PAPER
         if not self._matrix.is_on_paper:
             return _ON_DEVICE
-        return _STEP_ON_PAPER if case.job is not None else _OPERATORS_ON_PAPER
+        return _STEP_ON_PAPER if self._is_planned(case) else _OPERATORS_ON_PAPER
+
+    def _is_planned(self, case: Case) -> bool:
+        """Whether it is a step on paper, which planner's own command plans too."""
+        return self._matrix.is_on_paper and case.job is not None
 
     def _more(self, case: Case) -> dict[str, Any]:
         """What a case is told of others: the device it has to fill, the size that was found for it, its job."""
@@ -206,6 +214,8 @@ class _Run:
         if case.name in self._matrix.as_measured:
             measured = self._matrix.as_measured[case.name]
             return {"job": dict(measured.job), "rank": measured.rank, "gpu": measured.device.name}
+        if self._is_planned(case) and case.job is not None:
+            return {"job": bundle(case.job)}
         if not case.fills:
             return {}
         sizes = (each["operator"] for each in self._results.documents() if each["case"] == f"size-of-{case.name}")
@@ -217,7 +227,9 @@ class _Run:
 
 
 def _environment(case: Case) -> dict[str, str]:
-    environment = {**os.environ, "KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false", **case.environment}
+    path = os.pathsep.join([str(_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false"}
+    environment |= case.environment
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         environment.pop(name, None)
     if case.allocator_conf:

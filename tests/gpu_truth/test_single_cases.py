@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from gpu_truth.matrix import cases
+from gpu_truth.one_case import measure_one, with_chosen_size
 from planner.errors import MeasureError
 from planner.measuring import store
-from planner.measuring.matrix import cases
 from planner.measuring.measurement import Measurement
-from planner.measuring.one_case import measure_one, with_chosen_size
 
 
 def measured(name: str, out: Path, **more: Any) -> Measurement:

@@ -1,6 +1,6 @@
 """Operators that allocate otherwise on paper than on a device, by how much that could matter.
 
-Both sides are measurements of torch's operator database (planner.measuring.operator_conformance). Samples are compared
+Both sides are measurements of torch's operator database (gpu_truth.operator_conformance). Samples are compared
 where their inputs are the same; sizes are compared as the allocator would round them.
 """
 

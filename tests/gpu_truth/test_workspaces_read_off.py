@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.comparing.workspace_facts import FoundFacts, find_facts
+from gpu_truth.workspace_facts import FoundFacts, find_facts
 from planner.measuring.measurement import DeviceFacts, Measurement
 
 GPU = "H200-SXM-141GB"

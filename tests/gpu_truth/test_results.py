@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.measuring.results import Results, Timing, measurement_files, read_snapshots
+from gpu_truth.results import Results, Timing, measurement_files, read_snapshots
 
 LINE = json.dumps({"case": "mlp", "error": ""}) + "\n"
 

@@ -10,13 +10,14 @@ from typing import Any
 from planner import paper  # before torch
 
 # isort: split
-from planner.measuring import operator_conformance, store
-from planner.measuring.allocation_history import PaperHistory
-from planner.measuring.gpu_truth import PAPER
-from planner.measuring.matrix import Case, cases
+from gpu_truth import operator_conformance
+from gpu_truth.allocation_history import PaperHistory
+from gpu_truth.campaign import PAPER
+from gpu_truth.matrix import Case, cases
+from gpu_truth.one_case import about, family
+from gpu_truth.operators import Operator
+from planner.measuring import store
 from planner.measuring.measurement import DeviceFacts, Measurement
-from planner.measuring.one_case import about, family
-from planner.measuring.operators import Operator
 from planner.paper import library
 from planner.paper.device import Paper
 from planner.runtime.channel import AnswerWriter

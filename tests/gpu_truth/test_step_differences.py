@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from planner.comparing.step_differences import StepDifference, compare_steps, render_steps
+from gpu_truth.step_differences import StepDifference, compare_steps, render_steps
 from planner.measuring.measurement import Levels, Measurement
 
 Build = Callable[..., Measurement]

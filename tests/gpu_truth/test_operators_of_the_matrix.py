@@ -7,9 +7,9 @@ import pytest
 from planner import paper  # before torch
 
 # isort: split
-from planner.measuring.matrix import WORKSPACES, cases
+from gpu_truth.matrix import WORKSPACES, cases
+from gpu_truth.operators_on_paper import measure_family
 from planner.measuring.measurement import DeviceFacts, Measurement
-from planner.measuring.on_paper import measure_family
 
 FACTS = DeviceFacts(kind="paper", name="paper", arch="sm_90")
 

@@ -1,4 +1,4 @@
-"""Chooses on paper the micro-batch with which a case of the matrix fills a device: one child of `planner gpu-truth`."""
+"""Chooses on paper the micro-batch with which a case of the matrix fills a device: a child of the campaign."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpu_truth.matrix import cases
 from planner.errors import MeasureError
 from planner.job.schema import Gpu, Job, Software
 from planner.measuring import store
-from planner.measuring.matrix import cases
 from planner.measuring.measurement import DeviceFacts, Measurement
 from planner.planning import identity
 from planner.planning.step_on_paper import gpu_of

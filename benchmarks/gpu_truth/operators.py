@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import torch
 
+from gpu_truth.allocation_history import PaperHistory, PaperRecorder, history_of
+from gpu_truth.operator_calls import CALLS
 from planner.errors import MeasureError
 from planner.events import Phase
-from planner.measuring.allocation_history import PaperHistory, PaperRecorder, history_of
 from planner.measuring.measurement import Levels, MeasuredPhase
-from planner.measuring.operator_calls import CALLS
 
 _LARGEST_SMALL = 128
 Places = Callable[[PaperHistory], list[dict[str, Any]]]

@@ -6,7 +6,6 @@ little more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,16 @@ import pytest
 from planner import paper  # before torch
 
 # isort: split
+from gpu_truth.learning import learn_campaign
+from gpu_truth.matrix import WORKSPACES, Case
+from gpu_truth.operators_on_paper import measure_family
 from planner.calibration.interval import Calibration
 from planner.errors import FactsError
 from planner.facts.folder import workspace_table
 from planner.job.loading import load_document
 from planner.job.schema import Job
-from planner.measuring.matrix import WORKSPACES, Case
 from planner.measuring.measurement import DeviceFacts, Measurement
-from planner.measuring.on_paper import measure_family
-from planner.planning.learnt_facts import LearntFacts, learn_facts
+from planner.planning.learnt_facts import LearntFacts
 from planner.planning.pipeline import PlanningResult, plan_with_traces
 from planner.planning.step_on_paper import on_paper
 from planner.units import MIB
@@ -102,12 +102,14 @@ def steps() -> list[Measurement]:
 
 @pytest.fixture
 def learnt(
-    operators: list[Measurement], steps: list[Measurement], put: Callable[..., Path]
+    operators: list[Measurement], steps: list[Measurement], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[LearntFacts, Path]:
     """The facts are learnt into the folder that is in place."""
-    folder = put()
+    folder = tmp_path / "facts"
+    folder.mkdir()
+    monkeypatch.setenv("PLANNER_FACTS", str(folder))
     device = [*map(as_measured, operators), *(step_as_measured(each, 0.001 * n) for n, each in enumerate(steps))]
-    return learn_facts(device, [*operators, *steps], folder), folder
+    return learn_campaign(device, [*operators, *steps], folder), folder
 
 
 def planned(given: Job) -> PlanningResult:
@@ -170,7 +172,7 @@ def test_the_same_learnt_twice_is_the_same(
     before = {path.name: path.read_text() for path in folder.iterdir()}
     device = [*map(as_measured, operators), *(step_as_measured(each, 0.001 * n) for n, each in enumerate(steps))]
 
-    assert learn_facts(device, [*operators, *steps], folder) == told
+    assert learn_campaign(device, [*operators, *steps], folder) == told
     assert {path.name: path.read_text() for path in folder.iterdir()} == before
 
 
@@ -178,14 +180,14 @@ def test_another_torch_on_paper_is_refused(operators: list[Measurement], tmp_pat
     other = [replace(each, software={**each.software, "torch": "2.11.0"}) for each in operators]
 
     with pytest.raises(FactsError, match=r"are of torch 2\.11 and 2\.13"):
-        learn_facts([as_measured(each) for each in operators], other, tmp_path)
+        learn_campaign([as_measured(each) for each in operators], other, tmp_path)
 
 
 def test_a_gpu_that_the_catalog_does_not_know_is_refused(operators: list[Measurement], tmp_path: Path) -> None:
     device = [replace(as_measured(each), device=DeviceFacts(kind="cuda", name="NVIDIA H999")) for each in operators]
 
     with pytest.raises(FactsError, match="the measurements are of NVIDIA H999"):
-        learn_facts(device, operators, tmp_path)
+        learn_campaign(device, operators, tmp_path)
 
 
 def test_nothing_measured_leaves_every_plan_uncalibrated() -> None:

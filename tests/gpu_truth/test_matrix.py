@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from gpu_truth.matrix import FIRST_GUESSES, STEPS, Case, cases, expand
 from planner.job.schema import Job
-from planner.measuring.matrix import FIRST_GUESSES, STEPS, Case, cases, expand
 
 ROOT = Path(__file__).parent.parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "benchmarks")))}
 SHARE = "opinfo-share-07"
 
 
@@ -72,11 +73,11 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(folder: Path, only: str, *more: object, device: str = "cpu") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "planner", "gpu-truth", "--out", str(folder), "--device", device, "--small"]
+    command = [sys.executable, "-m", "gpu_truth", "--out", str(folder), "--device", device, "--small"]
     return subprocess.run(
         [*command, "--jobs", "2", "--only", only, *map(str, more)],
         cwd=ROOT,
-        env=dict(os.environ),
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=True,
@@ -198,8 +199,10 @@ def test_the_same_share_on_paper_is_set_beside_it(rehearsed: Path, tmp_path: Pat
 
 
 def test_a_case_that_is_not_begun_in_time_is_left_for_the_next_run(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "planner", "gpu-truth", "--out", str(tmp_path), "--device", "cpu", "--small"]
-    ended = subprocess.run([*command, "--minutes", "0"], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "gpu_truth", "--out", str(tmp_path), "--device", "cpu", "--small"]
+    ended = subprocess.run(
+        [*command, "--minutes", "0"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
 
     assert ended.returncode == 1
     assert f"0 measured in 0 s, {len(cases())} not: device-bytes-lazy, " in ended.stderr
@@ -213,9 +216,11 @@ def test_what_comes_back_is_few_files(rehearsed: Path) -> None:
 
 def test_measuring_needs_neither_ray_nor_pydantic() -> None:
     script = (
-        "import sys, planner.cli.gpu_truth_command, planner.measuring.gpu_truth, planner.measuring.one_case\n"
+        "import sys, planner.cli.gpu_truth_command, gpu_truth.__main__, gpu_truth.campaign, gpu_truth.one_case\n"
         "import planner.measuring.measure, planner.measuring.measure_cases\n"
         "print(sorted({'ray', 'pydantic', 'planner.paper'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""One case of the matrix, in a process of its own; whatever it raises, `planner gpu-truth` writes down."""
+"""One case of the matrix, in a process of its own; whatever it raises, the campaign writes down."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
+from gpu_truth import operator_conformance
+from gpu_truth.matrix import Case, cases
+from gpu_truth.operators import Operator, phases_of_steps
+from gpu_truth.probes import PROBES
 from planner.errors import MeasureError
 from planner.job.schema import Job
-from planner.measuring import operator_conformance, program, snapshots, store
-from planner.measuring.matrix import Case, cases
+from planner.measuring import program, snapshots, store
 from planner.measuring.measure import measure
 from planner.measuring.measurement import DeviceFacts, Measurement
-from planner.measuring.operators import Operator, phases_of_steps
-from planner.measuring.probes import PROBES
 from planner.measuring.program_ranks import World
 from planner.measuring.software import allocator_conf, device_facts, software
 from planner.runtime.channel import AnswerWriter

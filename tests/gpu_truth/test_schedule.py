@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.measuring.schedule import Costs, GroupPlan, Schedule, Waiting, expect
+from gpu_truth.schedule import Costs, GroupPlan, Schedule, Waiting, expect
 
 
 @dataclass

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -44,7 +44,7 @@ class Case:
     share: tuple[int, int] | None = None
     """Every n-th operator of the database, and n."""
     probe: str = ""
-    """A function of `planner.measuring.probes`."""
+    """A function of `gpu_truth.probes`."""
     program: tuple[str, ...] = ()
     """The arguments of python."""
     sizes: str = ""
@@ -158,7 +158,7 @@ def _programs(small: bool) -> Iterator[Case]:
 
 @cache
 def _document(name: str) -> dict[str, Any]:
-    text = resources.files("planner.measuring").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
     return dict(yaml.safe_load(text))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.comparing.operator_differences import OperatorDifference, compare_operators, render
+from gpu_truth.operator_differences import OperatorDifference, compare_operators, render
 from planner.measuring.measurement import DeviceFacts, Measurement
 
 

@@ -1,4 +1,4 @@
-"""The folder of `planner gpu-truth`: few files of limited size, whole after every case, whatever ends the run.
+"""The folder of the campaign: few files of limited size, whole after every case, whatever ends the run.
 
 `measurements.jsonl` (then `measurements-2.jsonl`, ...) has a line a case or operator, `timings.jsonl` what each case
 took, `snapshots.tar` the most useful histories. Nothing else is ever put there: what is at work lies elsewhere.
