@@ -38,9 +38,9 @@ def run_gpu_truth(arguments: argparse.Namespace) -> int:
     refuse_without(("torch", "transformers"), extra="plan", user="measuring")
     from planner.planning.gpu_truth import learn_gpu, usual_steps
 
-    steps = [each for each in usual_steps() if arguments.only in each.metadata.name]
+    steps = [step for step in usual_steps() if arguments.only in step.metadata.name]
     if not steps:
-        names = ", ".join(each.metadata.name for each in usual_steps())
+        names = ", ".join(step.metadata.name for step in usual_steps())
         raise MeasureError(f"no step has {arguments.only!r} in its name", allowed=names, place="--only")
     learnt, failed = learn_gpu(arguments.out, steps, lambda line: print(line, file=sys.stderr), device=arguments.device)
     print(learnt.describe(), end="")

@@ -2,5 +2,6 @@
 
 It needs torch (PyYAML and transformers where the job does), never Ray or pydantic, and never the paper GPU in a process
 that measures.
-The command line, `make gpu-truth`, `validation` and the tests call it.
+The command line, `planning` for `planner gpu-truth`, `validation`, the campaign in `benchmarks/gpu_truth` and the tests
+call it.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,8 +68,8 @@ def test_steps_are_learnt_and_plans_for_that_gpu_are_calibrated(
     monkeypatch.setenv("PLANNER_FACTS", str(tmp_path))
     after = plan_with_traces(step()).plan
     assert (before.calibrated, after.calibrated) == (False, True)
-    outside = [each.rank_classes[0].outside_allocator.cuda_context_bytes for each in (before, after)]
-    assert min(outside) < 700 * MIB < max(outside) or outside[0] != outside[1]
+    table, corrected = (each.rank_classes[0].outside_allocator.cuda_context_bytes for each in (before, after))
+    assert abs(corrected - 700 * MIB) < abs(table - 700 * MIB)
 
 
 def test_the_lines_of_both_sides_are_kept(tmp_path: Path) -> None:
@@ -94,6 +95,7 @@ def test_a_step_that_fails_is_named_and_the_others_teach(tmp_path: Path) -> None
     assert (learnt.observations, failed, told[0]) == (1, ["lost"], "lost: the device was lost")
 
 
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is an NVIDIA GPU")
 def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
     told: list[str] = []
 

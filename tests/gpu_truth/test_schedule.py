@@ -1,4 +1,4 @@
-"""The schedule of `planner gpu-truth`, under a fake clock: the most valuable first, nothing begun that cannot end."""
+"""The schedule of the campaign, under a fake clock: the most valuable first, nothing begun that cannot end."""
 
 from __future__ import annotations
 

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from gpu_truth.step_differences import StepDifference, compare_steps, render_steps
-from planner.measuring.measurement import Levels, Measurement
-
-Build = Callable[..., Measurement]
-
-
-def step(measurement: Build, case: str, *, allocated: int, reserved: int, error: str = "") -> Measurement:
-    built = measurement(case=case, error=error)
-    levels = Levels(allocated_bytes=allocated, reserved_bytes=reserved)
-    return replace(built, phases=tuple(replace(each, peak=levels) for each in built.phases))
+from planner.events import Phase
+from planner.measuring.measurement import DeviceFacts, Levels, MeasuredPhase, Measurement
 
 
-def test_the_figures_that_both_have_are_compared_by_case(measurement: Build) -> None:
+def step(case: str, *, allocated: int, reserved: int, error: str = "") -> Measurement:
+    """Of two phases with the same peak."""
+    peak = Levels(allocated_bytes=allocated, reserved_bytes=reserved)
+    return Measurement(
+        case=case,
+        job={"schema": "planner.bundle/1"},
+        device=DeviceFacts(kind="cuda"),
+        software={"torch": "2.13.0"},
+        date="2026-01-02T03:04:05+00:00",
+        phases=tuple(
+            MeasuredPhase(phase=phase, iteration=number, peak=peak, end=peak)
+            for number, phase in enumerate((Phase.LOAD, Phase.FORWARD))
+        ),
+        error=error,
+    )
+
+
+def test_the_figures_that_both_have_are_compared_by_case() -> None:
     here = [
-        step(measurement, "gpt2", allocated=100, reserved=200),
-        step(measurement, "only-here", allocated=1, reserved=1),
+        step("gpt2", allocated=100, reserved=200),
+        step("only-here", allocated=1, reserved=1),
     ]
     there = [
-        step(measurement, "gpt2", allocated=110, reserved=200),
-        step(measurement, "gpt2-2", allocated=1, reserved=1),
+        step("gpt2", allocated=110, reserved=200),
+        step("gpt2-2", allocated=1, reserved=1),
     ]
 
     assert compare_steps(here, there) == (
@@ -33,18 +40,18 @@ def test_the_figures_that_both_have_are_compared_by_case(measurement: Build) -> 
     )
 
 
-def test_what_failed_is_not_compared(measurement: Build) -> None:
-    here = [step(measurement, "gpt2", allocated=100, reserved=200)]
+def test_what_failed_is_not_compared() -> None:
+    here = [step("gpt2", allocated=100, reserved=200)]
 
-    assert compare_steps(here, [step(measurement, "gpt2", allocated=1, reserved=1, error="no kernel")]) == ()
+    assert compare_steps(here, [step("gpt2", allocated=1, reserved=1, error="no kernel")]) == ()
 
 
-def test_each_figure_has_its_median_and_worst_and_steps_that_differ_are_named(measurement: Build) -> None:
-    here = [step(measurement, name, allocated=1000, reserved=2000) for name in ("bert", "gpt2", "vit")]
+def test_each_figure_has_its_median_and_worst_and_steps_that_differ_are_named() -> None:
+    here = [step(name, allocated=1000, reserved=2000) for name in ("bert", "gpt2", "vit")]
     there = [
-        step(measurement, "bert", allocated=1000, reserved=2000),
-        step(measurement, "gpt2", allocated=1010, reserved=2000),
-        step(measurement, "vit", allocated=900, reserved=2000),
+        step("bert", allocated=1000, reserved=2000),
+        step("gpt2", allocated=1010, reserved=2000),
+        step("vit", allocated=900, reserved=2000),
     ]
 
     assert render_steps(compare_steps(here, there)).splitlines() == [

@@ -43,7 +43,7 @@ def test_it_answers_these_questions() -> None:
 
 @pytest.mark.parametrize(("question", "answer"), ROWS, ids=[question for question, _ in ROWS])
 def test_every_answer_names_files_that_exist(question: str, answer: str) -> None:
-    named = re.findall(r"`((?:planner|docs|tests)/[^`]*)`", answer)
+    named = re.findall(r"`((?:planner|benchmarks|docs|tests)/[^`]*)`", answer)
 
     assert named, question
     assert [path for path in named if not (REPOSITORY / path).exists()] == []
