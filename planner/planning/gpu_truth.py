@@ -83,11 +83,11 @@ def learn_gpu(
             continue
         of_device.append(here)
         of_paper.append(there)
+        store.append(out / "measurements.jsonl", [here])
+        store.append(out / "paper.jsonl", [there])
         say(f"{name}: {there.peak.reserved_bytes:,} B reserved planned, {here.peak.reserved_bytes:,} B measured")
     if not of_device:
         raise MeasureError("no step could be measured", remedy="see what each of them said")
-    store.append(out / "measurements.jsonl", of_device)
-    store.append(out / "paper.jsonl", of_paper)
     return learn_facts(of_device, of_paper, out), failed
 
 
