@@ -84,11 +84,6 @@ class Timeline:
         """The first event after which the allocated bytes are at their peak; -1 for no events."""
         return self.allocated_bytes.index(self.peak_allocated_bytes) if self.allocated_bytes else -1
 
-    @property
-    def peak_reserved_index(self) -> int:
-        """The first event after which the reserved bytes are at their highest; -1 for no events."""
-        return self.reserved_bytes.index(max(self.reserved_bytes)) if self.reserved_bytes else -1
-
     def internal_fragmentation_bytes(self, index: int) -> int:
         """Lost to rounding inside blocks after event `index`."""
         return self.active_bytes[index] - self.requested_bytes[index]

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from planner.api.child import call
 from planner.api.given import JobSource, JobWords, read_job
 from planner.bound.lower_bound import lower_bound
-from planner.errors import PlannerError
 from planner.job.bundle import bundle
 from planner.job.schema import Job
 from planner.report import statement
@@ -20,9 +19,6 @@ from planner.report.plan_card import render_card
 from planner.report.plan_text import bound_line, deciding, one_line, render
 from planner.report.statement import Advice, RankClassStatement, Verdict
 from planner.report.style import Style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -79,17 +75,6 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """As `planner plan --format json` prints it (planner.plan/1)."""
         return statement.to_json(self.statement)
-
-    def plot(self, rank_class: int = 0, ax: Axes | None = None) -> Axes:
-        """Memory over time of one rank class, stacked by category. Raises PlannerError without matplotlib."""
-        from planner.api.chart import draw
-
-        if not 0 <= rank_class < len(self.rank_classes):
-            raise PlannerError(
-                f"there is no rank class {rank_class}", allowed=f"0 to {len(self.rank_classes) - 1}", place="plot"
-            )
-        over_time = call("planner.api.work:memory_over_time", self.job, rank_class)
-        return draw(over_time, self.rank_classes[rank_class], ax)
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
         """Memory over time of all rank classes, as a page of its own."""

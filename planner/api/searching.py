@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
-from planner.api import search_charts
 from planner.api.child import server
 from planner.api.given import JobSource, JobWords, read_job
 from planner.errors import SpecError
@@ -24,13 +23,9 @@ from planner.searching import documents, engine, extremes, sweeping, text
 from planner.searching.engine import Row, SearchResult
 from planner.searching.exact import Exact
 from planner.searching.exact_processes import ExactPlans
-from planner.searching.heat_map import refuse_undrawable
 from planner.searching.objectives import objective_of
 from planner.searching.requests import SearchRequest, axes_of, written_axes
 from planner.searching.space import Space
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Varied = Mapping[str, Any] | Sequence[str]
 """Axes by name with their values, `{"recompute": ["none", "full"], "tp": "1..8"}`, or as `["tp=1..8"]`."""
@@ -61,10 +56,6 @@ class Search:
     def to_dict(self) -> dict[str, Any]:
         """As `planner search --format json` prints it (planner.search/1)."""
         return documents.search_to_json(self.result)
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Device bytes against relative cost. Raises PlannerError without matplotlib."""
-        return search_charts.scatter(self.result, ax)
 
     def __str__(self) -> str:
         return text.render_search(self.result, Style())
@@ -98,10 +89,6 @@ class Largest:
         """As `planner max --format json` prints it (planner.max/1)."""
         return documents.largest_to_json(self.found)
 
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Device bytes over the sizes that were planned. Raises PlannerError without matplotlib."""
-        return search_charts.sizes(self.found, ax)
-
     def __str__(self) -> str:
         return text.render_largest(self.found, Style())
 
@@ -126,11 +113,6 @@ class Sweep:
     def to_dict(self) -> dict[str, Any]:
         """As `planner sweep --format json` prints it (planner.sweep/1)."""
         return documents.sweep_to_json(self.found)
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """A heat map of two axes. Raises SpecError for other numbers of axes, SettingError without matplotlib."""
-        refuse_undrawable(self.found.space.axes)
-        return search_charts.heat_map(self.found, ax)
 
     def __str__(self) -> str:
         return text.render_sweep(self.found, Style())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from planner.comparing import compare_files
@@ -16,21 +14,10 @@ from planner.planning.pipeline import PlanningInputs, PlanningResult, plan_by
 from planner.planning.trace_cache import TraceCache
 from planner.planning.trace_source import TraceSource
 from planner.report.class_timeline import ClassTimeline
-from planner.report.lives import PhaseSpan, phase_spans
 from planner.report.memory_viz import write_snapshot
-from planner.report.series import Series, thin
 from planner.report.statement import Plan
 from planner.report.timeline_page import render_page
 from planner.searching.answer import plan_and_advise
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryOverTime:
-    """Of one rank class: its series, the events at which phases begin and end, and how many events there are."""
-
-    series: Series
-    phases: Sequence[PhaseSpan]
-    events: int
 
 
 def make_plan(job: Job, advice: bool) -> tuple[Plan, tuple[str, ...]]:
@@ -44,13 +31,6 @@ def make_plan(job: Job, advice: bool) -> tuple[Plan, tuple[str, ...]]:
         source=_source(),
     )
     return found.plan, found.notes
-
-
-def memory_over_time(job: Job, number: int) -> MemoryOverTime:
-    """Of the rank class with that number."""
-    found = _with_traces(job)
-    events, timeline = found.traces[number].trace.events, found.timelines[number]
-    return MemoryOverTime(thin(events, timeline), phase_spans(events), len(timeline.allocated_bytes))
 
 
 def timeline_page(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""`planner sweep`: a plan of every point of a grid, as a table, CSV or a picture."""
+"""`planner sweep`: a plan of every point of a grid, as a table or CSV."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import csv
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.exit_codes import DONE, INTERRUPTED
@@ -15,7 +14,7 @@ from planner.cli.job_options import job_options
 from planner.cli.options import common_options, tracing_options
 from planner.cli.search_input import axes_of, planning, seconds_of, shift_words, time_option
 from planner.cli.terminal import style
-from planner.errors import PlannerError, SpecError
+from planner.errors import SpecError
 
 if TYPE_CHECKING:
     from planner.cli.options import Commands
@@ -35,14 +34,12 @@ def add(commands: Commands) -> None:
     parser.add_argument("axes", nargs="*", metavar="AXIS=VALUES", help="micro_batch_size=1..64")
     time_option(parser, _TIME)
     parser.add_argument("--format", choices=("text", "json", "csv"), default="text", help="csv has a line a point")
-    parser.add_argument("--png", type=Path, metavar="FILE.png", help="a heat map of two axes (needs matplotlib)")
     parser.set_defaults(run=run_sweep, name="sweep")
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     """`planner sweep`: 0, 130 if it was interrupted, or what reading raises."""
     from planner.searching.documents import sweep_to_json
-    from planner.searching.heat_map import draw, refuse_undrawable
     from planner.searching.space import Space
     from planner.searching.sweeping import sweep
     from planner.searching.text import csv_of, render_sweep
@@ -55,8 +52,6 @@ def run_sweep(arguments: argparse.Namespace) -> int:
             allowed="one axis or several: micro_batch_size=1..64 sequence_length=2k..64k",
             remedy=f"planner sweep {arguments.job or 'JOB'} micro_batch_size=1..8",
         )
-    if arguments.png:
-        refuse_undrawable(axes)
     seconds = seconds_of(arguments)
     space = Space(base=job_of(arguments), axes=tuple(axes))
     with planning(arguments, seconds) as (plans, progress):
@@ -67,9 +62,4 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         csv.writer(sys.stdout, lineterminator="\n").writerows(csv_of(found))
     else:
         print(render_sweep(found, style()), end="")
-    if arguments.png:
-        try:
-            draw(found, arguments.png)
-        except OSError as error:
-            raise PlannerError(f"cannot write: {error.strerror}", place=str(arguments.png)) from error
     return INTERRUPTED if found.stopped == "interrupted" else DONE

@@ -28,10 +28,6 @@ class State(StrEnum):
     FAILED = "failed"
     REFUSED = "refused"
 
-    @property
-    def goes_on(self) -> bool:
-        return self in (State.PENDING, State.RUNNING)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:

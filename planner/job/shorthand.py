@@ -55,10 +55,6 @@ class Shorthand:
     offload: bool = False
     """Parameters, gradients and optimizer state on the host."""
 
-    @property
-    def says_anything(self) -> bool:
-        return self != Shorthand()
-
 
 @dataclass(frozen=True, slots=True)
 class Meaning:

@@ -10,7 +10,6 @@ from pathlib import PurePosixPath
 
 from planner.errors import SpecError
 from planner.importers.launch_options import PLACE, read_options, refused
-from planner.importers.shell_words import words_of
 from planner.running import mpi_lines, ray_lines, slurm_lines
 from planner.running.shell_script import UNKNOWN, Shell, Statement, commands_of, said
 from planner.running.slurm_lines import Allocation
@@ -373,14 +372,6 @@ def _without_addresses(words: Sequence[str]) -> list[str]:
         else:
             found.append(word)
     return found
-
-
-def entrypoint_words(text: str) -> list[str]:
-    """The words of an entrypoint, which a shell would run: as one `bash -c`, or its words where it is one command."""
-    try:
-        return words_of(text, PLACE)
-    except SpecError:
-        return ["bash", "-c", text]
 
 
 _READERS: Mapping[str, Callable[[_Layers, list[str]], bool]] = {

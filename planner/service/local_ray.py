@@ -14,8 +14,6 @@ from planner.service.instances import VARIABLE, end_processes
 
 OBJECT_STORE_BYTES = 200 * 10**6
 """Plans and traces pass through it, nothing stays."""
-RAYS_OWN_PORTS = range(10002, 20000)
-"""Where Ray starts its workers (ray start --min-worker-port, --max-worker-port)."""
 REPLICA_PORTS = 8
 """More than there are replicas, also while one takes another one's place."""
 _VITAL = {"gcs_server", "raylet"}

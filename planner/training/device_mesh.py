@@ -65,10 +65,6 @@ class World:
         shape = (self.degree("dp_replicate"), copies, self.degree("ep"))
         return init_device_mesh(self.device_type, shape, mesh_dim_names=("dp_replicate", "efsdp", "ep"))
 
-    def submesh(self, *axes: str) -> DeviceMesh:
-        """The part of the mesh along these axes, those of one rank left out; one must have several."""
-        return self.device_mesh[tuple(axis for axis in axes if self.degree(axis) > 1)]
-
     def group(self, axis: str) -> dist.ProcessGroup | None:
         """The group along an axis; None for the whole world."""
         return None if self.degree(axis) == self.mesh.world_size else self.device_mesh[axis].get_group()

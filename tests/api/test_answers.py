@@ -13,7 +13,7 @@ import pytest
 
 import planner
 from planner.api import child
-from planner.errors import PlannerError, SpecError, TraceError
+from planner.errors import SpecError, TraceError
 from planner.report.statement import Verdict
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -57,18 +57,6 @@ def test_in_a_notebook_it_is_a_card_without_scripts(plan: planner.Plan) -> None:
     assert "It fits: " in card
     assert ("<script" in card, "http" in card) == (False, False)
     assert card.count("<div") == card.count("</div>")
-
-
-def test_it_is_drawn_over_time(plan: planner.Plan, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    ax = plan.plot()
-    (reserved,) = [line for line in ax.lines if line.get_label() == "reserved"]
-    ax.figure.savefig(tmp_path / "plan.png")
-
-    assert max(reserved.get_ydata()) * 2**30 == plan.fullest.peak.reserved_bytes
-    assert ax.get_title() == "ranks 0: fits"
-    with pytest.raises(PlannerError, match="there is no rank class 1"):
-        plan.plot(1)
 
 
 def test_the_page_and_the_snapshot_are_written(plan: planner.Plan, tmp_path: Path) -> None:
