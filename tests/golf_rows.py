@@ -92,6 +92,7 @@ class Program:
     warmup_steps: int = 0
     is_launched: bool = True
     """By torchrun, which makes a group of ranks even where there is one; else by Python."""
+    has_flash_attention: bool = True
 
 
 def draw_rows(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
@@ -191,15 +192,19 @@ def read_program(row: Row, repository: Repository) -> Program:
     code = shown or unpack(script)
     settings = read_command(code, readme) | read_settings(code, head)
     said = {name.lower(): value for name, value in _PAIR.findall(head)}
-    vocabulary = re.search(r"(?:fineweb_|sp)(\d{4,5})\b|bpe_v(\d{4,5})", f"{said.get('tokenizer_path', '')} {head}")
-    numbers = [int(each) for each in (vocabulary.groups() if vocabulary else ()) if each]
+    named = re.search(r"(?:fineweb_|sp)(\d{4,5})\b|bpe_v(\d{4,5})", f"{said.get('tokenizer_path', '')} {head}")
+    default = re.search(r"""["']VOCAB_SIZE["'],\s*["']?(\d+)""", code)
+    vocabularies = [settings.get("VOCAB_SIZE"), said.get("vocab_size"), *(named.groups() if named else ()),
+                    default and default[1], "1024"]  # fmt: skip
     return Program(
         code=shown or script,
         beside=repository.read_beside(row.commit, folder),
         settings=settings,
-        vocabulary=int(_number(said.get("vocab_size", "")) or (numbers or [1024])[0]),
+        vocabulary=next(int(number) for text in vocabularies if (number := _number(text or ""))),
         warmup_steps=int(_number(said.get("warmup_steps", str(_USUAL_WARMUP))) or 0),
         is_launched=row.world > 1 or not _is_started_by_python(readme),
+        # Version 3 is for Hopper alone; without it some scripts take another way, which their logs say.
+        has_flash_attention=" H" in f" {row.product.removeprefix('NVIDIA ')}" and "fa3=False" not in log,
     )
 
 

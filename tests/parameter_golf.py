@@ -94,7 +94,8 @@ def run(row: Row, program: Program, folder: Path, options: argparse.Namespace) -
     launched = ["torchrun", "--standalone", f"--nproc_per_node={row.world}"] if program.is_launched else ["python"]
     command = [
         python, "-m", "planner", "run", "--format", "json", "--ranks", "0", "--gpu", row.gpu,
-        "--steps", str(options.steps or warmup_steps + _STEPS_AFTER_WARMUP), "--with", "flash-attn,flash-attn-3",
+        "--steps", str(options.steps or warmup_steps + _STEPS_AFTER_WARMUP),
+        *(["--with", "flash-attn,flash-attn-3"] if program.has_flash_attention else []),
         "--seconds", str(options.seconds), "--", *launched, path.name,
     ]  # fmt: skip
     searched = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
@@ -103,7 +104,9 @@ def run(row: Row, program: Program, folder: Path, options: argparse.Namespace) -
 
 
 def _key(row: Row, program: Program, options: argparse.Namespace) -> str:
-    text = program.code + json.dumps([program.settings, program.is_launched, options.steps])
+    text = program.code + json.dumps(
+        [program.settings, program.is_launched, program.has_flash_attention, options.steps]
+    )
     return f"{hashlib.sha256(text.encode()).hexdigest()[:16]} python={options.pythons.get(row.torch, '')}"
 
 

@@ -102,7 +102,7 @@ def _refusing(real: Callable[..., None]) -> Callable[..., None]:
     """A stage is refused where its version of torch agrees with its neighbours otherwise than described here."""
 
     def make(*arguments: Any, **options: Any) -> None:
-        versions.require("pipelines", place="PipelineStage")
+        versions.require("pipelines of a program", place="PipelineStage")
         real(*arguments, **options)
 
     return make

@@ -156,6 +156,12 @@ class AbsentPeers(WithoutBackends):
         """Asked whether it coalesces what pipelines send and receive, which it does not."""
         return self._fake
 
+    def _start_coalescing(self, _device: Any) -> None:
+        """Asked before torch 2.9 by what pipelines send and receive (distributed_c10d.py); 2.9 asks `_get_backend`."""
+
+    def _end_coalescing(self, _device: Any) -> Any:
+        return finished_work([])
+
     def barrier(self, *_options: Any, **_named: Any) -> Any:
         return finished_work([])
 

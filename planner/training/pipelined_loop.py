@@ -65,12 +65,14 @@ class PipelinedLoop(Loop):
         self._stages = stages = [
             _stage(part, module, self, group) for part, module in zip(self.parts, self.modules, strict=True)
         ]
+        # Before torch 2.7 a schedule never scales gradients.
+        unscaled = {"scale_grads": False} if versions.since(2, 7) else {}
         try:
             self._schedule = get_schedule_class(pp.schedule)(
                 stages if pipeline_schedules.SCHEDULES[pp.schedule].several else stages[0],
                 self.train.gradient_accumulation_steps,
                 loss_fn=self._loss,
-                scale_grads=False,
+                **unscaled,
             )
         except ValueError as refusal:
             raise SpecError(f"{pp.schedule} refuses its stages: {refusal}", place="parallel.pp") from refusal
@@ -94,9 +96,8 @@ class PipelinedLoop(Loop):
         for stage in self._stages:
             if stage.micro:
                 stage.micro.begin(self._backwards(stage))
-        self._schedule.step(
-            *taken, target=batch.target if last else None, losses=[] if last else None, return_outputs=False
-        )
+        unreturned = {"return_outputs": False} if versions.since(2, 10) else {}
+        self._schedule.step(*taken, target=batch.target if last else None, losses=[] if last else None, **unreturned)
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Of the micro-batch whose forward has just ended."""
@@ -115,9 +116,15 @@ class PipelinedLoop(Loop):
 
     def _backwards(self, stage: Stage) -> list[tuple[str, int]]:
         """The backward actions of a stage in the order in which the schedule has them."""
-        orders = getattr(self._schedule, "pipeline_order_with_comms", None) or self._schedule.pipeline_order
+        orders = getattr(self._schedule, "pipeline_order_with_comms", None) or getattr(
+            self._schedule, "pipeline_order", None
+        )
+        if orders is None:  # GPipe and 1F1B of torch before 2.10 take the micro-batches one after the other.
+            return [(BACKWARD, micro_batch) for micro_batch in range(self.train.gradient_accumulation_steps)]
         rank = self.world.coordinate("pp")
-        listed = (part for action in orders[rank] if action for part in action.sub_actions or (action,))
+        listed = (
+            part for action in orders[rank] if action for part in getattr(action, "sub_actions", None) or (action,)
+        )
         mine = [each for each in listed if each.stage_index == stage.stage_index]
         return [(kind, each.microbatch_index) for each in mine if (kind := each.computation_type.value) in BACKWARDS]
 
@@ -140,6 +147,7 @@ class Stage(PipelineStage):
         self._loop = loop
         folder = folder_of(loop.observer)
         self.micro = MicroBatchHistory(folder, module, loop.device) if folder else None
+        self._expected = part.output_example(loop.spec)
         super().__init__(module, part.index, part.stages, loop.device, **arguments)
 
     @property
@@ -204,6 +212,9 @@ class Stage(PipelineStage):
         taken = args if self.is_first else self._retrieve_recv_activations(micro_batch)
         (output,) = self.micro.copy_action(FORWARD, micro_batch)
         assert output is not None
+        # Schedules before torch 2.10 merge the outputs of all micro-batches; those before 2.8 send from that list, too.
+        if not versions.since(2, 10 if self.is_last else 8):
+            self.output_chunks.append(output)
         left = (output,), list(taken)
         self._forwards[micro_batch] = self._torchs._make_forward_chunk_state(*left) if versions.since(2, 15) else left
         return output
@@ -268,13 +279,13 @@ class Stage(PipelineStage):
     def _tell(self, received: Any, name: str) -> None:
         """Of buffers that stand since the first step, or from torch 2.15 on are there for one micro-batch."""
         for info in received:
-            if info.buffer is not None:
+            # Before torch 2.12 the first stage has a placeholder of the batch's tensors there.
+            if getattr(info, "buffer", None) is not None:
                 self._observer.assign(info.buffer, Category.COMMUNICATION, name)
 
     def _check(self, output: Any) -> None:
         """The buffers of the next stage were made from what was expected of this one."""
-        assert self._user_meta.outputs is not None
-        expected = self._user_meta.outputs[0]
+        expected = self._expected
         if not self.is_last and (output.shape, output.dtype) != (expected.shape, expected.dtype):
             raise RuntimeError(
                 f"stage {self.stage_index} gives {tuple(output.shape)} {output.dtype}, "

@@ -49,7 +49,6 @@ from planner.training.wraps import (
     tensor_parallel,
 )
 from planner.training.wraps.ddp import ObservedDdp
-from planner.upstream import versions
 
 
 @dataclass(slots=True)
@@ -219,7 +218,6 @@ def _load_pipeline(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[st
 
     world = place.world
     parts = stages.parts(spec, world.coordinate("pp"))
-    versions.require("pipelines", place="parallel.pp")
     recomputed, compiled = [], []
     for part in parts:
         if world.degree("tp") > 1:

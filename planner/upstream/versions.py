@@ -32,7 +32,7 @@ _FEATURES = (
     Feature("Muon", (2, 9), "torch.optim has no such optimizer"),
     Feature("checkpoints saved in the background", (2, 9), "others stage them (checkpoint/staging.py)"),
     Feature(
-        "pipelines",
+        "pipelines of a program",
         (2, 13),
         "before, stages agree on shapes during the first step (distributed/pipelining/stage.py)",
     ),

@@ -12,7 +12,9 @@ from planner.events import Alloc, Event, Free, Mark, Phase
 from planner.job.schema import Decoder, Job, Metadata, Model, Optimizer, Parallel, Pp, Recompute, Train
 from planner.upstream import versions
 
-pytestmark = pytest.mark.skipif(not versions.has("pipelines"), reason=versions.FEATURES["pipelines"].why)
+pytestmark = pytest.mark.skipif(
+    not versions.since(2, 13), reason="over gloo the ranks of older versions disagree on the size of what they send"
+)
 _MICRO_BATCHES = 4
 _OF_THE_HOST_BYTES = 5056
 """Scalars of the loss, and the state of the random numbers that recomputation keeps: on a GPU, the host has them."""

@@ -20,6 +20,7 @@ from planner.job import schema
 from planner.training import absent_peers, routing
 from planner.training.device_mesh import World
 from planner.training.wraps import fsdp2
+from planner.upstream import versions
 
 _PLACE = "parallel.ep.degree"
 _DISPATCH = "ep_dispatch_experts"
@@ -64,7 +65,9 @@ def shard(model: nn.Module, spec: schema.DpShard, world: World, *, mixed: bool) 
             offload_policy=fsdp2.offload_policy(spec),
             reshard_after_forward=spec.reshard_after_forward is not False,
         )
-        sharded.set_gradient_divide_factor(float(tokens))
+        # Named so since torch 2.8 (distributed/fsdp/_fully_shard/_fully_shard.py).
+        divide = "set_gradient_divide_factor" if versions.since(2, 8) else "set_reduce_scatter_divide_factor"
+        getattr(sharded, divide)(float(tokens))
         if _copies(world) > 1:
             sharded.set_force_sum_reduction_for_comms(True)
 
