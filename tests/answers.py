@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import logging
 import os
 import re
 import shutil
@@ -201,6 +202,7 @@ def http() -> Iterator[Answer]:
     """The application in this process, with a store of its own, planning in the process too."""
     from planner import paper  # noqa: F401  before anything imports torch
 
+    logging.disable()  # one of the requests is for a fault
     with tempfile.TemporaryDirectory() as folder:
         yield from _exchanged(f"sqlite:///{folder}/history.sqlite")
 
