@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun golf gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan answers test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun golf gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ test-torch: ## the core of the suite with another torch (TORCH=2.9.1, any from 2
 	$(PYTHON) -m venv .venv-torch-$(TORCH)
 	.ci/install '--editable .[dev]' .venv-torch-$(TORCH) $(TORCH)
 	OMP_NUM_THREADS=1 .venv-torch-$(TORCH)/bin/python -m pytest -n 2 --dist loadfile -m "not cluster" $(CORE)
+
+answers: $(READY) ## what planner answers to examples, programs, faulty specs, HTTP (OUT: where; AGAINST: an earlier folder; ONLY, JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/answers.py $(if $(OUT),--out $(OUT)) $(if $(AGAINST),--against $(AGAINST)) \
+	  $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS))
 
 torch-versions: $(READY) ## plan twenty examples with the torch of each of PYTHONS, for docs/torch.md and what versions differ by
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/torch_versions.py $(PYTHONS)
