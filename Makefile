@@ -126,7 +126,7 @@ CAMPAIGN := $(CURDIR):$(CURDIR)/benchmarks
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)
 	PYTHONPATH=$(CAMPAIGN) $(PYTHON) -m gpu_truth --out $(or $(OUT),tests/data/gpu) --minutes $(or $(MINUTES),9) --jobs $(or $(JOBS),8)
 
-FACTS := planner/facts/measured
+FACTS := planner/hardware/measured
 gpu-facts: $(READY) ## what was measured (OUT, default tests/data/gpu) beside paper, as facts; with the torch of the GPU (BIN)
 	PYTHONPATH=$(CAMPAIGN) $(BIN)/python -m gpu_truth --out $(or $(OUT),tests/data/gpu)-paper --device paper:sm_90 --against $(or $(OUT),tests/data/gpu) --minutes 60 --jobs 2
 	PYTHONPATH=$(CAMPAIGN) $(BIN)/python -m gpu_truth --out $(or $(OUT),tests/data/gpu) --against $(or $(OUT),tests/data/gpu)-paper --learn $(FACTS)

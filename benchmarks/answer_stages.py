@@ -50,7 +50,7 @@ def stages(path: Path) -> dict[str, float]:
     from planner.report.plan_text import render
     from planner.report.statement import Verdict
     from planner.report.style import Style
-    from planner.tracing import trace  # noqa: F401
+    from planner.tracing.spec import step_trace  # noqa: F401
 
     clock.lap("import planner")
     with paper.gpu(job.cluster.gpu.arch, job.cluster.gpus_per_node):
@@ -90,8 +90,8 @@ def _advise(job: Any, clock: Clock) -> None:
         return run
 
     from planner.planning import pipeline
-    from planner.searching.advice import advise
-    from planner.searching.exact_groups import PlansHere
+    from planner.search.advice import advise
+    from planner.search.exact_groups import PlansHere
 
     traced = pipeline.trace_class
     pipeline.trace_class = timed(lambda *arguments, **named: list(traced(*arguments, **named)), "advice: traces")

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from planner.bound.lower_bound import lower_bound
+from planner.job.bound.lower_bound import lower_bound
 from planner.job.loading import load_job
 from planner.job.schema import Job
 

@@ -21,12 +21,6 @@ from statistics import median
 from sqlalchemy import insert
 
 from planner.events import Category, Phase
-from planner.history import schema
-from planner.history.counters import Counters
-from planner.history.job_values import JobChange, MeasuredRank
-from planner.history.store import History
-from planner.metrics.definitions import REQUEST_SECONDS, REQUESTS
-from planner.metrics.exposition import exposition
 from planner.report.statement import (
     Holder,
     OutsideAllocator,
@@ -37,6 +31,11 @@ from planner.report.statement import (
     RankClassStatement,
     Verdict,
 )
+from planner.service.history import schema
+from planner.service.history.counters import Counters
+from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.store import History
+from planner.service.metrics import REQUEST_SECONDS, REQUESTS, exposition
 from planner.units import GIB
 
 PLANS = 10_000

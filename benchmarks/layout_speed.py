@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner.job.gpu_names import look_up
+from planner.job.named_gpus import look_up
 from planner.job.schema import (
     Allocator,
     Cluster,
@@ -96,7 +96,7 @@ def measure(job: Job, processes: int = 1) -> Spent:
     """The plan of all ranks of this job, after a small one, by so many processes."""
     from planner.planning.child_processes import ChildProcesses
     from planner.planning.pipeline import plan_with_traces
-    from planner.searching.answer import plan_and_advise
+    from planner.search.answer import plan_and_advise
 
     plan_with_traces(sharded(layers=1, dp=2))
     wall, processor = time.perf_counter(), _processor_seconds()
@@ -107,10 +107,9 @@ def measure(job: Job, processes: int = 1) -> Spent:
 
 def measure_class(job: Job) -> Spent:
     """The rank class in the middle of this job alone, when the process has planned its neighbour before."""
-    from planner.calibration.interval import Calibration
-    from planner.layout.mesh import Mesh
-    from planner.layout.rank_classes import rank_classes
+    from planner.job.layout import Mesh, rank_classes
     from planner.planning import judging, pipeline
+    from planner.truth.calibration.interval import Calibration
 
     classes = rank_classes(Mesh.of(job.parallel))
     wall = processor = 0.0

@@ -28,10 +28,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from planner.job.loading import load_job
 from planner.job.schema import Job
-from planner.training import blocks, inputs, optimizers, recompute
-from planner.training.loss import Objective
-from planner.training.observer import NullObserver
-from planner.training.precision import Precision
+from planner.training import blocks, inputs, optimizers
+from planner.training.loop import Precision
+from planner.training.loss_functions import Objective
+from planner.training.observers import NullObserver
 from planner.training.wraps import fsdp2
 
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ def _of_spec(spec: Job, mesh: DeviceMesh | None) -> Training:
     train, watching = spec.train, NullObserver()
     model = peer_models.of_spec(spec.model)
     feed = inputs.feed_of(model, spec)
-    recompute.apply(model, train.recompute, spec.model.blocks)
+    blocks.apply_recompute(model, train.recompute, spec.model.blocks)
     optimizer, clipping = train.optimizer, train.gradient_clipping
     if mesh is not None:
         found = [block for _, block in blocks.find(model, spec.model.blocks)]

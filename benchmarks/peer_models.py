@@ -9,8 +9,8 @@ from torch import nn
 
 from planner.job.loading import load_job
 from planner.job.schema import Model
-from planner.training.dtypes import floating
-from planner.training.models.factory import from_factory
+from planner.training.batch_shapes import floating
+from planner.training.models.build import from_factory
 
 
 def module_of(job: PeerJob) -> nn.Module:

@@ -18,11 +18,11 @@ from typing import Any
 from planner.allocator.replay import replay
 from planner.allocator.timeline import Timeline
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
+from planner.report.html_pages import ClassTimeline, render_page
 from planner.report.plan_text import render
 from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, Provenance, RankClassStatement, to_json
 from planner.report.style import Style
-from planner.report.timeline_page import ClassTimeline, render_page
 from planner.units import GIB, KIB
 
 EVENTS = 1_000_000
@@ -81,12 +81,12 @@ def stated(events: tuple[Event, ...], timeline: Timeline) -> RankClassStatement:
 
 
 def planned(statement: RankClassStatement) -> Plan:
-    from planner.job import bundle
+    from planner.job import loading
     from planner.job.schema import Decoder, Job, Model
 
     decoder = Decoder(layers=_LAYERS, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=256)
     return Plan(
-        plan_id="pl-0", trace_id="0", calibrated=False, job=bundle.bundle(Job(model=Model(decoder=decoder))),
+        plan_id="pl-0", trace_id="0", calibrated=False, job=loading.bundle(Job(model=Model(decoder=decoder))),
         rank_classes=(statement,),
         provenance=Provenance(planner="", torch="", allocator_rules="", catalog="", calibration=""),
     )  # fmt: skip

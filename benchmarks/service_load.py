@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from planner.service.http.openapi import EXAMPLE_JOB
 from planner.service.local_ray import free_ports
-from planner.service.openapi_models import EXAMPLE_JOB
 
 CONNECTIONS = 32
 REQUESTS = 3000

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from planner.job import bundle, loading
+from planner.job import loading
 from planner.job.schema import Job
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "llama-3-8b-sft.yaml"
@@ -27,7 +27,7 @@ HITS = 200
 _WARM_PROCESS = """
 import json, sys, time
 from planner import paper
-from planner.searching.answer import plan_and_advise
+from planner.search.answer import plan_and_advise
 from planner.job.loading import load_bundle
 for line in sys.stdin:
     began = time.perf_counter()
@@ -38,8 +38,7 @@ for line in sys.stdin:
 
 def measure(jobs: int = 5) -> dict[str, float]:
     """Median seconds: of a hit in memory, of one in the database, of a new plan here and in a warm process."""
-    from planner.service.instances import instance_folder
-    from planner.service.local_ray import environment, free_port_range, local_ray
+    from planner.service.local_ray import environment, free_port_range, instance_folder, local_ray
 
     with instance_folder() as folder:
         # Ray starts its workers at niceness 15: on a busy machine it would be that which is measured.
@@ -49,10 +48,9 @@ def measure(jobs: int = 5) -> dict[str, float]:
 
 
 async def _measured(jobs: int, folder: Path, elsewhere: Callable[[Job], float]) -> dict[str, float]:
-    from planner.history.store import History
-    from planner.service.calibration_in_use import CalibrationInUse
-    from planner.service.plan_provider import PlanProvider
-    from planner.service.scheduler_deployment import tracers
+    from planner.service.deployments import tracers
+    from planner.service.history.store import History
+    from planner.service.plan_provider import CalibrationInUse, PlanProvider
     from planner.settings import Settings
 
     settings = Settings(database=f"sqlite:///{folder / 'history.db'}", trace_workers=1)
@@ -111,7 +109,7 @@ def _warm_process() -> Iterator[Callable[[Job], float]]:
         stdin, stdout = child.stdin, child.stdout
 
         def seconds(job: Job) -> float:
-            stdin.write(json.dumps(bundle.bundle(job)) + "\n")
+            stdin.write(json.dumps(loading.bundle(job)) + "\n")
             stdin.flush()
             return float(stdout.readline())
 

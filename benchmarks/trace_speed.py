@@ -40,7 +40,7 @@ def job_of(layers: int, replicas: int) -> Job:
 
 
 def on_paper() -> Callable[[Job], int]:
-    from planner.tracing.trace import trace
+    from planner.tracing.spec.step_trace import trace
 
     return lambda job: len(trace(job, target="sm_90").events)
 
@@ -52,7 +52,7 @@ def under_mem_tracker() -> Callable[[Job], int]:
 
     from planner.events import Phase
     from planner.training import step
-    from planner.training.observer import NullObserver
+    from planner.training.observers import NullObserver
 
     class Resetting(NullObserver):
         """Tells the tracker that an iteration begins, and nothing else: the step installs no hook of its own."""

@@ -1,7 +1,8 @@
-"""What a process holds in the host's memory, as events: the vocabulary between the step and planner.host.
+"""What a process holds in the host's memory, as events: the vocabulary between the step and planner.allocator.host.
 
 As with the device (planner.events), a block is named by an integer that is never used twice within one sequence, and
-marks of phases stand between blocks. Bytes are requested bytes: what pinned memory is rounded to is planner.host's.
+marks of phases stand between blocks. Bytes are requested bytes: what pinned memory is rounded to is
+planner.allocator.host's.
 """
 
 from __future__ import annotations

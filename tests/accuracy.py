@@ -16,14 +16,14 @@ from pathlib import Path
 import published
 
 import planner.paper  # noqa: F401  before torch
-from planner.comparing import plan_comparison
-from planner.facts.versions import minor_of
 from planner.job.loading import load_bundle
-from planner.measuring import store
-from planner.measuring.measurement import Measurement
+from planner.planning.gpu_truth import gpu_of
 from planner.planning.identity import installed_torch
 from planner.planning.pipeline import plan_with_traces
-from planner.planning.step_on_paper import gpu_of
+from planner.truth import plan_comparison
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measurement_lines import Measurement
+from planner.versions import minor_of
 
 _HERE = Path(__file__).parent
 sys.path[:0] = [str(_HERE / folder) for folder in ("traces", "programs", "fakes")]
@@ -102,7 +102,9 @@ def published_runs() -> Iterator[Row]:
 
 def gpu_measurements() -> Iterator[Row]:
     """As plans for that GPU and torch say it, facts and calibration included; of another torch nothing is compared."""
-    for measurement in (each for path in sorted(_GPU.glob("measurements*.jsonl")) for each in store.read(path)):
+    for measurement in (
+        each for path in sorted(_GPU.glob("measurements*.jsonl")) for each in measurement_lines.read(path)
+    ):
         if not measurement.job or measurement.error or measurement.out_of_memory:
             continue
         if minor_of(measurement.software.get("torch", "")) == installed_torch():

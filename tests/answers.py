@@ -210,16 +210,16 @@ def http() -> Iterator[Answer]:
 def _exchanged(database: str) -> Iterator[Answer]:
     from starlette.testclient import TestClient
 
-    from planner.bound.lower_bound import lower_bound
-    from planner.history.store import History
+    from planner.job.bound.lower_bound import lower_bound
     from planner.job.loading import load_document
     from planner.planning import pipeline
     from planner.report.statement import to_json
-    from planner.service.dependencies import Dependencies
-    from planner.service.interface import interface
-    from planner.service.openapi_models import EXAMPLE_JOB, EXAMPLE_YAML
+    from planner.service.errors import BusyError, DeadlineError
+    from planner.service.history.store import History
+    from planner.service.http.dependencies import Dependencies
+    from planner.service.http.interface import interface
+    from planner.service.http.openapi import EXAMPLE_JOB, EXAMPLE_YAML
     from planner.service.plan_provider import PlanAnswer
-    from planner.service.service_errors import BusyError, DeadlineError
     from planner.settings import Settings
 
     faults = {"busy": BusyError("many wait", retry_after_seconds=9), "late": DeadlineError("not ready"),

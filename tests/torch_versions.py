@@ -68,8 +68,8 @@ def plan_here(examples: list[str]) -> int:
     """One line of JSON for each example: the version of this process's torch, the name, its peaks or why not."""
     from planner.api import child
     from planner.api.given import read_job
-    from planner.calibration.interval import Calibration
     from planner.errors import PlannerError
+    from planner.truth.calibration.interval import Calibration
     from planner.upstream import versions
 
     version = "{}.{}".format(*versions.installed())
@@ -88,7 +88,7 @@ def plan_here(examples: list[str]) -> int:
 
 
 def _write(version: str, example: str, found: list[int] | str) -> None:
-    from planner.upstream.version_differences import PEAKS, read_peaks, sort_versions
+    from planner.upstream.versions import PEAKS, read_peaks, sort_versions
 
     known = {each: dict(peaks) for each, peaks in read_peaks().items()}
     known.setdefault(version, {})[example] = found

@@ -120,7 +120,8 @@ def ours(case: Case) -> list[int]:
 
 def theirs(case: Case, folder: str) -> list[int]:
     """The same of rank 0 of torchtitan's Trainer."""
-    from planner.tracing import absent_host, garbage_collection
+    from planner.tracing import garbage_collection
+    from planner.tracing.spec import host_work
     from planner.training import absent_peers
 
     sys.path.append(folder)
@@ -130,7 +131,7 @@ def theirs(case: Case, folder: str) -> list[int]:
         garbage_collection.pause_collection(),
         paper.gpu(ARCH, 8, cuda=CUDA) as gpu,
         absent_peers.join(0, world),
-        absent_host.left_out(),
+        host_work.left_out(),
     ):
         trainer = _trainer(case)
         trainer.metrics_processor.should_log = lambda _step: False

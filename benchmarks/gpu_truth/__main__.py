@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.cli.exit_codes import DONE, OUR_FAULT, WRONG_INPUT
+from planner.cli.options import DONE, OUR_FAULT, WRONG_INPUT
 from planner.errors import MeasureError, PlannerError
 
 if TYPE_CHECKING:
-    from planner.measuring.measurement import Measurement
+    from planner.truth.measuring.measurement_lines import Measurement
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -86,12 +86,12 @@ def _learn(arguments: argparse.Namespace) -> int:
 def _lines(folder: Path) -> list[Measurement]:
     """Raises MeasureError for a folder without measurements."""
     from gpu_truth.results import measurement_files
-    from planner.measuring import store
+    from planner.truth.measuring import measurement_lines
 
     files = measurement_files(folder)
     if not files:
         raise MeasureError(f"{folder} has no measurements", allowed="a folder that the campaign wrote")
-    return [each for path in files for each in store.read(path)]
+    return [each for path in files for each in measurement_lines.read(path)]
 
 
 def _compare(here: list[Measurement], there: list[Measurement]) -> None:

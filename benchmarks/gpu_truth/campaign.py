@@ -21,12 +21,12 @@ from typing import Any
 from gpu_truth.matrix import FIRST_GUESSES, Case, cases
 from gpu_truth.results import FILE_BYTES, Results, Timing
 from gpu_truth.schedule import Costs, Schedule, Waiting, expect
-from planner.job.bundle import bundle
-from planner.measuring import store
-from planner.measuring.measurement import DeviceFacts, Measurement
-from planner.runtime import answers, running
+from planner.job.loading import bundle
+from planner.runtime import messages, running
 from planner.runtime.limits import UNLIMITED
-from planner.runtime.task import Answer, Task
+from planner.runtime.messages import Answer, Task
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 
 PAPER = "paper"
 _FOLDER = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ _PACKING_SECONDS = 5.0
 _SHOWN = 30
 _ON_DEVICE = "gpu_truth.one_case:measure_one"
 _OPERATORS_ON_PAPER = "gpu_truth.operators_on_paper:measure_one"
-_STEP_ON_PAPER = "planner.planning.step_on_paper:plan_one"
+_STEP_ON_PAPER = "planner.planning.gpu_truth:plan_one"
 _SIZE_ON_PAPER = "gpu_truth.filled_size:choose_one"
 
 
@@ -241,10 +241,10 @@ def _trouble(ended: Answer, seconds: float) -> str:
     """What went wrong in the process of a case; empty if nothing did."""
     if ended.exceeded is not None:
         return f"not done after {seconds:.0f} s"
-    error = answers.error_of(ended)
+    error = messages.error_of(ended)
     if error is not None:
         return error.problem[:500]
-    return answers.fault_line(ended) or (answers.ending(ended) if ended.exit_code else "")
+    return messages.fault_line(ended) or (messages.ending(ended) if ended.exit_code else "")
 
 
 def _failure_line(case: Case, trouble: str) -> str:
@@ -252,4 +252,4 @@ def _failure_line(case: Case, trouble: str) -> str:
     nothing = Measurement(
         case=case.name, job={}, device=DeviceFacts(kind="none"), software={}, date=date, error=trouble
     )
-    return store.line(nothing) + "\n"
+    return measurement_lines.line(nothing) + "\n"

@@ -11,14 +11,14 @@ from typing import Any
 from gpu_truth.matrix import cases
 from planner.errors import MeasureError
 from planner.job.schema import Gpu, Job, Software
-from planner.measuring import store
-from planner.measuring.measurement import DeviceFacts, Measurement
 from planner.planning import identity
-from planner.planning.step_on_paper import gpu_of
-from planner.runtime.channel import AnswerWriter
-from planner.searching.exact import Exact, Refused
-from planner.searching.exact_groups import PlansHere
-from planner.searching.extremes import with_size
+from planner.planning.gpu_truth import gpu_of
+from planner.runtime.messages import AnswerWriter
+from planner.search.exact_groups import PlansHere
+from planner.search.exact_plans import Exact, Refused
+from planner.search.extremes import with_size
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 
 _FILLED = 0.92
 """Of the capacity: nothing was measured there yet, and a step that runs out of memory shows less than one that ends."""
@@ -42,7 +42,7 @@ def choose_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         operator={"micro_batch_size": size, "of": case.name},
     )
-    store.append(Path(asked["out"]) / f"{asked['name']}.jsonl", [line])
+    measurement_lines.append(Path(asked["out"]) / f"{asked['name']}.jsonl", [line])
 
 
 def choose_size(job: Job, gpu: Gpu) -> int:

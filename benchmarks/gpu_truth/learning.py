@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_truth.workspace_facts import find_facts
-from planner.measuring.measurement import Measurement
-from planner.planning.learnt_facts import LearntFacts, group_of, learn_facts
+from planner.planning.gpu_truth import LearntFacts, group_of, learn_facts
+from planner.truth.measuring.measurement_lines import Measurement
 
 _COMMAND = "make gpu-truth"
 

@@ -17,12 +17,12 @@ from gpu_truth.operators import Operator, phases_of_steps
 from gpu_truth.probes import PROBES
 from planner.errors import MeasureError
 from planner.job.schema import Job
-from planner.measuring import program, snapshots, store
-from planner.measuring.measure import measure
-from planner.measuring.measurement import DeviceFacts, Measurement
-from planner.measuring.program_ranks import World
-from planner.measuring.software import allocator_conf, device_facts, software
-from planner.runtime.channel import AnswerWriter
+from planner.runtime.messages import AnswerWriter
+from planner.truth.measuring import measurement_lines, program, recorders
+from planner.truth.measuring.measure import measure
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
+from planner.truth.measuring.program import World
+from planner.truth.measuring.software import allocator_conf, device_facts, software
 
 _REPOSITORY = Path(__file__).parents[2]
 """Where examples/programs lies, in a checkout."""
@@ -32,7 +32,7 @@ def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
     """The child's side: measures the case that was asked for; its lines go into `out`/NAME.jsonl."""
     case = next(each for each in cases(small=asked["small"]) if each.name == asked["name"])
     out, device = Path(asked["out"]), torch.device(asked["device"])
-    store.append(out / f"{case.name}.jsonl", _measured(case, asked, out, device))
+    measurement_lines.append(out / f"{case.name}.jsonl", _measured(case, asked, out, device))
 
 
 def _measured(case: Case, asked: Mapping[str, Any], out: Path, device: torch.device) -> Iterator[Measurement]:
@@ -79,7 +79,7 @@ def with_chosen_size(case: Case, job: Job, size: int) -> Job:
 
 
 def _probe(case: Case, device: torch.device, history: Path | None) -> Measurement:
-    with snapshots.record_history(history):
+    with recorders.record_history(history):
         found = PROBES[case.probe](device)
     return replace(_about_device(case.name, device), operator={"probe": case.probe, **found})
 

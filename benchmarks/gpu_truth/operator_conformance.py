@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 
 from gpu_truth.allocation_history import PaperRecorder, history_of
 from gpu_truth.operator_samples import Described, OperatorSample, dtypes_of, entries, name_of, samples_of
-from planner.measuring.measurement import DeviceFacts, Measurement
-from planner.measuring.software import software
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
+from planner.truth.measuring.software import software
 
 CASE = "opinfo"
 _LOST = "CUDA error"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.measuring.measurement import Measurement
+from planner.truth.measuring.measurement_lines import Measurement
 
 _PARTS = ("forward", "gradient", "backward")
 _ROUND_BYTES = 512

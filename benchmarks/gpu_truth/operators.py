@@ -17,7 +17,7 @@ from gpu_truth.allocation_history import PaperHistory, PaperRecorder, history_of
 from gpu_truth.operator_calls import CALLS
 from planner.errors import MeasureError
 from planner.events import Phase
-from planner.measuring.measurement import Levels, MeasuredPhase
+from planner.truth.measuring.measurement_lines import Levels, MeasuredPhase
 
 _LARGEST_SMALL = 128
 Places = Callable[[PaperHistory], list[dict[str, Any]]]

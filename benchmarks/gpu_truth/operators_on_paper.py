@@ -16,11 +16,11 @@ from gpu_truth.campaign import PAPER
 from gpu_truth.matrix import Case, cases
 from gpu_truth.one_case import about, family
 from gpu_truth.operators import Operator
-from planner.measuring import store
-from planner.measuring.measurement import DeviceFacts, Measurement
 from planner.paper import library
 from planner.paper.device import Paper
-from planner.runtime.channel import AnswerWriter
+from planner.runtime.messages import AnswerWriter
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 
 _USUAL_ARCH = "sm_90"
 
@@ -36,7 +36,7 @@ def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
             if case.share
             else measure_family(case, gpu, facts, small=asked["small"])
         )
-        store.append(Path(asked["out"]) / f"{case.name}.jsonl", lines)
+        measurement_lines.append(Path(asked["out"]) / f"{case.name}.jsonl", lines)
 
 
 def _share(case: Case, gpu: Paper, facts: DeviceFacts, *, small: bool = False) -> Iterator[Measurement]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.measuring import nvml
+from planner.truth.measuring import nvml
 
 Found = dict[str, Any]
 

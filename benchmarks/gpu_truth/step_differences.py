@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.measuring.measurement import Levels, Measurement
+from planner.truth.measuring.measurement_lines import Levels, Measurement
 
 _FIGURES = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 

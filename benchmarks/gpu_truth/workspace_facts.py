@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.facts.workspaces import WorkspaceFact, WorkspaceRequest
-from planner.measuring.measurement import Measurement
+from planner.hardware.workspaces import WorkspaceFact, WorkspaceRequest
+from planner.truth.measuring.measurement_lines import Measurement
 
 _PARTS = ("forward", "gradient", "backward")
 _BLOCK = 512

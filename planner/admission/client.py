@@ -1,4 +1,4 @@
-"""HTTP client of the planner service for hooks: standard library only, every wait and every answer bounded."""
+"""HTTP client of the planner service: standard library only, every wait and every answer bounded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from email.message import Message
 from typing import IO, Any
 
-from planner.admission.program_asks import ProgramAsk
-from planner.errors import PlannerError
+from planner.admission.specs import ProgramAsk
+from planner.errors import PlannerError, SettingError
 
 MOST_BYTES = 64 * 2**20
 """The largest answer that is read: plans of many rank classes take some megabytes."""
@@ -286,3 +287,52 @@ def _text(document: Mapping[str, Any], name: str) -> str:
 def _short(value: object) -> str:
     text = "".join(letter if letter.isprintable() else " " for letter in str(value))
     return text if len(text) <= 400 else text[:400] + "..."
+
+
+MOST_SECONDS = 600.0
+_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
+_ALLOWED = "30d, 12h, 4w, or a moment such as 2026-01-31T12:00:00Z"
+
+
+def ask(
+    server: str,
+    *,
+    token: str = "",
+    since: str = "",
+    on: Sequence[str] = (),
+    add_nodes: int | None = None,
+    gpus_per_node: int = 8,
+    seconds: float = 10.0,
+) -> Mapping[str, Any]:
+    """What `GET /v1/capacity` answers within so many seconds.
+
+    Raises SettingError without a server, PlannerError for a question that makes no sense, UnreachableError.
+    """
+    if not server:
+        raise SettingError("no planner service is named", remedy="--server URL, or PLANNER_SERVER", place="--server")
+    if not 0 < seconds <= MOST_SECONDS:
+        raise PlannerError("that is no time to wait", allowed=f"up to {MOST_SECONDS:g} seconds", place="--timeout")
+    question = [("on", gpu) for gpu in on]
+    if since:
+        question.append(("since", moment(since, datetime.now(UTC)).isoformat()))
+    if add_nodes is not None:
+        question += [("add_nodes", str(add_nodes)), ("gpus_per_node", str(gpus_per_node))]
+    try:
+        client = Client(server, token, timeout_seconds=seconds)
+    except ValueError as error:
+        raise PlannerError(str(error), place="--server") from None
+    return client.capacity(question)
+
+
+def moment(written: str, now: datetime) -> datetime:
+    """`30d` before now, or the moment itself; PlannerError for anything else, also one without a time zone."""
+    ago = re.fullmatch(r"([0-9]{1,4})([hdw])", written)
+    if ago is not None:
+        return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        found = datetime.fromisoformat(written)
+    except ValueError:
+        raise PlannerError(f"`{written[:40]}` is not a time", allowed=_ALLOWED, place="--since") from None
+    if found.tzinfo is None:
+        raise PlannerError("the moment has no time zone", allowed=_ALLOWED, place="--since")
+    return found

@@ -1,23 +1,24 @@
-"""The hook in front of any launcher: `planner check JOB.yaml -- torchrun ...` runs the command, if it may run.
-
-Where a service knows of the job, this process stays to tell it when the command ended; else it becomes the command.
-"""
+"""The hook in front of any launcher: `planner check JOB.yaml -- torchrun ...` runs the command, if it may run."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
+import signal
+import subprocess
+import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from planner.admission import supervising
 from planner.admission.decision import Decision
 from planner.admission.policy import Answer, Policy
 from planner.admission.service_query import bind, client_of
 from planner.errors import PlannerError
-from planner.measuring.job_reports import job_of
+from planner.truth.measuring.job_reports import job_of
 
 SYSTEM = "launcher"
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -47,7 +48,7 @@ def bind_to_plan(decision: Decision, policy: Policy, environment: Mapping[str, s
     if not policy.server:
         return ""
     told: dict[str, Any] = {"started_at": _now()}
-    if supervising.can_supervise():
+    if can_supervise():
         told["lease_seconds"] = LEASE_SECONDS
     return bind(policy, *_job(environment), decision, told)
 
@@ -58,10 +59,10 @@ def launch(command: Sequence[str], environment: Mapping[str, str], policy: Polic
     `bound`: the service knows of the job, with a lease that is renewed while the command runs, and is told of its end.
     Ends by a signal if the command did. Otherwise this process becomes the command.
     """
-    if not bound or not supervising.can_supervise():
+    if not bound or not can_supervise():
         return become(command, environment)
     try:
-        code = supervising.run(
+        code = run(
             command, environment, lambda: _tell(policy, environment, {"lease_seconds": LEASE_SECONDS}), RENEW_SECONDS
         )
     except (OSError, ValueError) as error:
@@ -69,7 +70,7 @@ def launch(command: Sequence[str], environment: Mapping[str, str], policy: Polic
         return _not_started(command, error)
     # A command that ended well may not have trained at all: that it finished is for its callback to say.
     _tell(policy, environment, {"ended_at": _now(), **({"outcome": "failed"} if code else {})})
-    return supervising.end_alike(code), ""
+    return end_alike(code), ""
 
 
 def _tell(policy: Policy, environment: Mapping[str, str], told: Mapping[str, Any]) -> None:
@@ -101,3 +102,90 @@ def _not_started(command: Sequence[str], error: OSError | ValueError) -> tuple[i
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return NOT_FOUND, f"{command[0]}: no such command"
     return NOT_EXECUTABLE, f"{command[0]}: {getattr(error, 'strerror', None) or error}"
+
+
+PASSED_ON = tuple(
+    getattr(signal, name)
+    for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+    if hasattr(signal, name)
+)
+_FROM_KERNEL = 128
+"""SI_KERNEL (asm-generic/siginfo.h): the terminal's, which the command gets itself."""
+_SET_PDEATHSIG = 1
+"""PR_SET_PDEATHSIG (linux/prctl.h)."""
+
+
+def can_supervise() -> bool:
+    """Whether this system has what it takes: Linux."""
+    return hasattr(signal, "sigtimedwait") and hasattr(signal, "SIGCHLD")
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], renew: Callable[[], None], every: float) -> int:
+    """Runs the command to its end and returns its exit code, negative for the signal that ended it.
+
+    `renew` is called in a thread of its own every so many seconds while the command runs. Raises OSError and ValueError
+    if the command cannot be started. Only for the main thread.
+    """
+    waited_for = {*PASSED_ON, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+    # Who ignores it, as some shells' background jobs do, would never learn of an exit code.
+    ignored = signal.signal(signal.SIGCHLD, signal.SIG_DFL) == signal.SIG_IGN
+    try:
+        child = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            close_fds=False,  # as after exec: what this process was given is the command's
+            preexec_fn=_before_exec(before, children_ignored=ignored),
+        )
+        ended = threading.Event()
+        threading.Thread(target=_renewing, args=(renew, every, ended), daemon=True).start()
+        code = _until_it_ends(child, waited_for)
+        ended.set()
+        return code
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_alike(code: int) -> int:
+    """Ends this process by the signal that ended the command; returns the exit code of one that ended by itself."""
+    if code >= 0:
+        return code
+    number = signal.Signals(-code)
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # the core is the child's
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    return 128 + number
+
+
+def _before_exec(mask: set[signal.Signals] | set[int], *, children_ignored: bool) -> Callable[[], None]:
+    """In the child: signals as they were, and an end when this process is killed."""
+    parent, library = os.getpid(), ctypes.CDLL(None)
+
+    def prepare() -> None:
+        if children_ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        library.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it was killed before this was set
+            os._exit(1)
+
+    return prepare
+
+
+def _until_it_ends(child: subprocess.Popen[bytes], waited_for: set[signal.Signals]) -> int:
+    while True:
+        code = child.poll()
+        if code is not None:
+            return code
+        told = signal.sigtimedwait(waited_for, 1.0)  # also if somebody else took the SIGCHLD
+        if told is None or told.si_signo == signal.SIGCHLD or told.si_code == _FROM_KERNEL:
+            continue
+        child.send_signal(told.si_signo)
+
+
+def _renewing(renew: Callable[[], None], every: float, ended: threading.Event) -> None:
+    while not ended.wait(every):
+        renew()

@@ -1,7 +1,4 @@
-"""Decides from a plan's JSON document and the operator's policy: one action, one reason, and what to change.
-
-Pure: the same plan and policy give the same decision at every hook.
-"""
+"""Decides from a plan's JSON or a lower bound, and the operator's policy: one action, one reason, one remedy."""
 
 from __future__ import annotations
 
@@ -11,10 +8,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from planner.admission.bounds import bound_of
 from planner.admission.policy import Answer, Policy
 from planner.errors import PlannerError
+from planner.job.bound.lower_bound import Bound, lower_bound
+from planner.job.loading import load_bundle
 from planner.units import show_bytes
+
+
+def bound_of(bundle: Mapping[str, Any]) -> Bound | None:
+    """None for a bundle that cannot be read: whoever plans says what is wrong with it."""
+    try:
+        return lower_bound(load_bundle(bundle))
+    except PlannerError:
+        return None
+
 
 PLAN_SCHEMA = "planner.plan/1"
 RUN_SCHEMA = "planner.run/1"

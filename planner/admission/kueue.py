@@ -1,13 +1,10 @@
-"""The hook of Kueue: the controller of admission checks that are `planner.dev/fits`.
-
-Kueue asks when it has reserved quota and so knows the GPU: the plan is made for that one. The answer is written to the
-workload; a job that cannot fit gives its quota back and never starts.
-"""
+"""The hook of Kueue: the controller of admission checks that are `planner.dev/fits`, with its work queue and probes."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import heapq
 import logging
 import os
 import signal
@@ -16,15 +13,24 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from planner.admission import kubernetes, kubernetes_specs, service_query
+from planner.admission import kubernetes, service_query
 from planner.admission.decision import Action, Decision, decide_without_verdict
-from planner.admission.health import serve_health
 from planner.admission.kubernetes import Submission
-from planner.admission.kubernetes_api import CONFLICT, FORBIDDEN, NOT_FOUND, Api, ApiError, path_of
-from planner.admission.kubernetes_watch import WATCH_SECONDS, Document, Follower
+from planner.admission.kubernetes_api import (
+    CONFLICT,
+    FORBIDDEN,
+    NOT_FOUND,
+    WATCH_SECONDS,
+    Api,
+    ApiError,
+    Document,
+    Follower,
+    path_of,
+)
 from planner.admission.kueue_workloads import (
     CONTROLLER,
     GROUP,
@@ -37,7 +43,110 @@ from planner.admission.kueue_workloads import (
     smallest_gpu,
 )
 from planner.admission.policy import Answer, Policy
-from planner.admission.work_queue import WorkQueue
+from planner.errors import SettingError
+
+
+class WorkQueue:
+    """May be used by several threads."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._due: dict[str, float] = {}
+        self._order: list[tuple[float, str]] = []
+        self._busy: set[str] = set()
+        self._again: dict[str, float] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def add(self, key: str, after: float = 0.0) -> None:
+        """To be done after so many seconds, or earlier if that was wanted already."""
+        with self._changed:
+            due = self._now() + after
+            waiting = self._again if key in self._busy else self._due
+            if waiting.get(key, due) < due:
+                return
+            waiting[key] = due
+            if waiting is self._due:
+                heapq.heappush(self._order, (due, key))
+            self._changed.notify()
+
+    def take(self, seconds: float | None = None) -> str | None:
+        """The key whose turn it is, which is the caller's until `done`; None after so many seconds, or at the end."""
+        end = None if seconds is None else self._now() + seconds
+        with self._changed:
+            while not self._closed:
+                key, wait = self._first()
+                if key is not None:
+                    self._busy.add(key)
+                    return key
+                if end is not None:
+                    left = end - self._now()
+                    if left <= 0:
+                        return None
+                    wait = left if wait is None else min(wait, left)
+                self._changed.wait(wait)
+            return None
+
+    def done(self, key: str) -> None:
+        """Ends the work on a key, as client-go's Done: if it was added meanwhile it waits again."""
+        with self._changed:
+            self._busy.discard(key)
+            again = self._again.pop(key, None)
+            if again is not None:
+                self._due[key] = again
+                heapq.heappush(self._order, (again, key))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Nobody waits any longer."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _first(self) -> tuple[str | None, float | None]:
+        """The key that is due, or how long until one is."""
+        while self._order:
+            due, key = self._order[0]
+            if self._due.get(key) != due:  # it was wanted earlier, and had its turn
+                heapq.heappop(self._order)
+                continue
+            wait = due - self._now()
+            if wait > 0:
+                return None, wait
+            heapq.heappop(self._order)
+            del self._due[key]
+            return key, None
+        return None, None
+
+
+def serve_health(host: str, port: int, live: Callable[[], bool], ready: Callable[[], bool]) -> ThreadingHTTPServer:
+    """Answers `GET /livez` and `/readyz` with 200 or 503, in threads of its own. Raises SettingError."""
+    asked = {"/livez": live, "/readyz": ready}
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 5
+
+        def do_GET(self) -> None:
+            question = asked.get(self.path)
+            status = 404 if question is None else 200 if question() else 503
+            content = {200: b"ok\n", 404: b"not here\n", 503: b"no\n"}[status]
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            """Probes come every few seconds."""
+
+    try:
+        server = ThreadingHTTPServer((host, port), Handler)
+    except OSError as error:
+        raise SettingError(f"port {port} cannot be listened on: {error.strerror}", place="--health-port") from None
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
+    return server
+
 
 USUAL = {"wait_seconds": 60.0}
 """A workload waits for its plan longer than a person at a prompt."""
@@ -214,11 +323,11 @@ class Controller:
         notes: list[str] = []
 
         def bundle() -> Mapping[str, Any]:
-            from planner.job.bundle import bundle as bundle_of
+            from planner.job.loading import bundle as bundle_of
             from planner.job.loading import job_on_gpu
 
-            job = kubernetes_specs.job_of(annotations, workload.namespace, lambda: self._api)
-            notes.extend([*gpu_notes, *kubernetes_specs.differences(workload.pods, job)])
+            job = kubernetes.job_of(annotations, workload.namespace, lambda: self._api)
+            notes.extend([*gpu_notes, *kubernetes.differences(workload.pods, job)])
             return bundle_of(job_on_gpu(job, gpu) if gpu else job)
 
         at_once = dataclasses.replace(self._policy, wait_seconds=0.0)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.admission import program_asks, service_query, specs
+from planner.admission import service_query, specs
 from planner.admission.decision import Decision, decide_without_verdict
 from planner.admission.policy import Answer, Policy
 from planner.errors import PlannerError, SpecError
@@ -41,9 +41,9 @@ def check(
     metadata = {} if metadata_json is None else metadata_json
     try:
         policy = Policy.read(os.environ)
-        if metadata.get(RUN) == program_asks.RUN:
+        if metadata.get(RUN) == specs.RUN:
             decision: Decision | None = service_query.ask_run(
-                lambda: program_asks.of_ray(entrypoint, metadata, working_dir, runtime_env_json, os.environ),
+                lambda: specs.of_ray(entrypoint, metadata, working_dir, runtime_env_json, os.environ),
                 policy,
                 SYSTEM,
             )

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planner.admission.bounds import bound_of
 from planner.admission.client import Client, ExceedsByBound, PlanFound, UnplannableError, UnreachableError
-from planner.admission.decision import Decision, decide, decide_by_bound, decide_without_verdict
+from planner.admission.decision import Decision, bound_of, decide, decide_by_bound, decide_without_verdict
 from planner.admission.policy import Policy
-from planner.admission.program_asks import ProgramAsk
-from planner.admission.specs import message_of
+from planner.admission.specs import ProgramAsk, message_of
 from planner.errors import PlannerError, SettingError
 
 

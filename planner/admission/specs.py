@@ -1,14 +1,23 @@
-"""Reads the spec of a submission on the submitter's side, and only from where the submission comes from."""
+"""Reads what a submission brings to be planned: its spec, or its program with the files."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import shlex
+import stat
+import tarfile
+import urllib.parse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, SpecError
+from planner.hardware import catalog
+from planner.job.json_text import read_json
 
 MOST_BYTES = 8 * 2**20
 """What the service takes."""
@@ -17,17 +26,15 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 def bundle_of_file(path: Path) -> Mapping[str, Any]:
     """The bundle of a spec that a person named on their own command line. Raises SpecError."""
-    from planner.job.bundle import bundle
-    from planner.job.loading import load_job
+    from planner.job.loading import bundle, load_job
 
     return bundle(load_job(path))
 
 
 def bundle_of_text(text: str) -> Mapping[str, Any]:
     """The bundle that a submission carries; nothing outside of it is read. Raises SpecError."""
-    from planner.job.bundle import bundle
     from planner.job.json_text import read_json
-    from planner.job.loading import load_bundle
+    from planner.job.loading import bundle, load_bundle
 
     if len(text) > MOST_BYTES:
         raise SpecError("the bundle is larger than 8 MiB")
@@ -73,7 +80,7 @@ REFERENCES = ("model.hf_config", "parallel.deepspeed")
 def _check_references(path: Path, folders: Sequence[Path]) -> None:
     """The files that a spec names have to lie where the spec may; a folder of code is nothing for a hook."""
     from planner.job import hf_config
-    from planner.job.text_files import file_text
+    from planner.job.json_text import file_text
     from planner.job.yaml_text import read_yaml
 
     document = read_yaml(file_text(path, path.name), path.name)
@@ -102,3 +109,111 @@ def bundle_text(bundle: Mapping[str, Any]) -> str:
 def message_of(error: PlannerError) -> str:
     """An error in one line, for a reason."""
     return " ".join(line.strip() for line in str(error).splitlines())
+
+
+RUN = "run"
+"""The mark: `planner: run` in Ray's metadata, `planner:run=SCRIPT` in Slurm's comment; in Kubernetes an annotation."""
+USUAL_GPU = "PLANNER_GPU"
+"""A variable of the hook: the GPU that programs are run for, where the submission does not say."""
+MOST_FILES_BYTES = 8 * 2**20
+"""Of a packed folder: what the service takes."""
+_MOST_FILES = 10_000
+_LEFT_OUT = frozenset({".git", ".venv", "__pycache__", "node_modules", "wandb", ".mypy_cache", ".ipynb_checkpoints"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramAsk:
+    """A command, and its files: in a folder that the service shares, or packed."""
+
+    command: tuple[str, ...]
+    gpu: str = ""
+    path: str = ""
+    tarball: bytes = b""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """`name`, `team`, `queue`, as far as they are known."""
+
+    def request(self) -> tuple[str, bytes, str]:
+        """Path with query, body and content type of its request to the service."""
+        said = {**({"gpu": self.gpu} if self.gpu else {}), **self.labels}
+        if self.tarball:
+            query = urllib.parse.urlencode({"command": shlex.join(self.command), **said})
+            return f"/v1/runs?{query}", self.tarball, "application/gzip"
+        body = {"command": list(self.command), "path": self.path, **said}
+        return "/v1/runs", json.dumps(body).encode(), "application/json"
+
+
+def of_slurm(script: str, folder: Path, environment: Mapping[str, str], site: Mapping[str, str]) -> ProgramAsk:
+    """A batch script, from the folder in which it is submitted: on a cluster with Slurm that is a shared one."""
+    if not script or script.startswith("-"):
+        raise SpecError("the comment names no script", allowed="planner:run=SCRIPT", place="--comment")
+    gpu = site.get("gpu", "") or environment.get(USUAL_GPU, "")
+    return ProgramAsk(command=("sbatch", script), gpu=gpu, path=str(folder.resolve()))
+
+
+def of_ray(
+    entrypoint: Sequence[str],
+    metadata: Mapping[str, Any],
+    working_dir: str | None,
+    runtime_env_json: str | None,
+    environment: Mapping[str, str],
+) -> ProgramAsk:
+    """An entrypoint with its working directory, packed as Ray itself uploads it. Raises SpecError."""
+    if not entrypoint:
+        raise SpecError("the job has no entrypoint", allowed="ray job submit ... -- COMMAND")
+    if not working_dir or not Path(working_dir).is_dir():
+        # Nothing is sent that Ray would not upload.
+        raise SpecError("the job uploads no folder of its own", allowed="--working-dir FOLDER", place="working_dir")
+    gpu = metadata.get("planner.gpu") or environment.get(USUAL_GPU, "")
+    command = (*_variables(runtime_env_json), *entrypoint)
+    return ProgramAsk(command=command, gpu=str(gpu), tarball=packed(Path(working_dir)))
+
+
+def _variables(runtime_env_json: str | None) -> tuple[str, ...]:
+    """Those that the job's runtime environment sets, as words before its entrypoint."""
+    found = read_json(runtime_env_json, "--runtime-env-json") if runtime_env_json else {}
+    variables = found.get("env_vars") if isinstance(found, dict) else None
+    if not isinstance(variables, dict) or not variables:
+        return ()
+    return ("env", *(f"{name}={value}" for name, value in variables.items()))
+
+
+def of_kubernetes(
+    annotations: Mapping[str, Any], mark: str, command: Sequence[str], products: Sequence[str], name: str
+) -> ProgramAsk:
+    """The command of the container that asks for GPUs, in the folder that the annotation names. Raises SpecError."""
+    path = annotations.get(mark)
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise SpecError("it names no folder", allowed="an absolute path that the service shares", place=mark)
+    if not command:
+        raise SpecError(
+            "no container that asks for GPUs says its command", remedy="write its command and args", place=mark
+        )
+    known = [gpu for each in products if (gpu := catalog.by_node_label(each)) is not None]
+    return ProgramAsk(command=tuple(command), gpu=known[0].name if known else "", path=path, labels={"name": name})
+
+
+def packed(folder: Path) -> bytes:
+    """A gzipped tarball of the folder's files, without links and without what no program reads. Raises SpecError."""
+    content = io.BytesIO()
+    count = 0
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        for parent, folders, files in os.walk(folder):
+            folders[:] = sorted(set(folders) - _LEFT_OUT)
+            for name in sorted(files):
+                path = Path(parent, name)
+                if not stat.S_ISREG(path.lstat().st_mode):
+                    continue
+                count += 1
+                tar.add(path, str(path.relative_to(folder)), recursive=False)
+                if count > _MOST_FILES or content.tell() > MOST_FILES_BYTES:
+                    raise SpecError(
+                        f"the working directory is too large to be sent: {str(folder)[:200]}",
+                        allowed=f"{_MOST_FILES:,} files, 8 MiB packed",
+                        remedy="keep data and weights elsewhere, or plan the job by a spec",
+                        place="working_dir",
+                    )
+    if len(content.getvalue()) > MOST_FILES_BYTES or not count:
+        raise SpecError(
+            "the working directory is empty, or too large to be sent", allowed="8 MiB packed", place="working_dir"
+        )
+    return content.getvalue()

@@ -1,7 +1,4 @@
-"""The hook of the Kubernetes API: a validating webhook over TLS for jobs that carry their spec.
-
-It warns unless its policy says refuse, and answers before the API server stops waiting, whatever the service does.
-"""
+"""The hook of the Kubernetes API: a validating webhook over TLS that reads and answers AdmissionReview v1."""
 
 from __future__ import annotations
 
@@ -11,10 +8,15 @@ import functools
 import json
 import logging
 import os
+import re
+import ssl
 import sys
+import textwrap
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,177 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from planner.admission import kubernetes, kubernetes_specs, program_asks, reviews, service_query, specs
-from planner.admission.certificates import Certificate
-from planner.admission.decision import Decision, decide_without_verdict
+from planner.admission import kubernetes, service_query, specs
+from planner.admission.decision import Action, Decision, decide_without_verdict
 from planner.admission.kubernetes_api import Api, ApiError
 from planner.admission.policy import Answer, Policy
-from planner.admission.reviews import Review, ReviewError
-from planner.errors import PlannerError
+from planner.errors import PlannerError, SettingError
+
+SCHEMA = "admission.k8s.io/v1"
+LONGEST_WARNING = 256
+"""Characters: what is longer may be cut (types.go, AdmissionResponse.Warnings)."""
+MOST_WARNINGS = 12
+"""With their lengths below the 4,096 characters that a client is shown."""
+_LONGEST_MESSAGE = 4096
+_DURATION = re.compile(r"([0-9]{1,3})s")
+USUAL_SECONDS, MOST_SECONDS = 10.0, 30.0
+"""timeoutSeconds of a webhook: its default and its largest value."""
+
+
+class ReviewError(PlannerError):
+    """What arrived is no AdmissionReview."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    """The request within a review. `job` is the object as it would be stored; empty where there is none."""
+
+    uid: str
+    operation: str
+    namespace: str
+    kind: str
+    dry_run: bool
+    job: Mapping[str, Any]
+
+
+def read(body: bytes) -> Review:
+    """The review in a request's body. Raises ReviewError."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ReviewError("the body is no JSON", allowed=f"an AdmissionReview of {SCHEMA}") from None
+    if not isinstance(found, dict) or found.get("kind") != "AdmissionReview" or found.get("apiVersion") != SCHEMA:
+        raise ReviewError("the body is no AdmissionReview", allowed=f"an AdmissionReview of {SCHEMA}")
+    request = found.get("request")
+    if not isinstance(request, dict):
+        raise ReviewError("the review has no request", allowed="an object", place="request")
+    uid = request.get("uid")
+    if not isinstance(uid, str) or not uid or len(uid) > 256:
+        raise ReviewError("the request has no uid", allowed="a text of 1 to 256 characters", place="request.uid")
+    kind = request.get("kind")
+    return Review(
+        uid=uid,
+        operation=_text(request, "operation"),
+        namespace=_text(request, "namespace"),
+        kind=_text(kind, "kind", "request.kind.") if isinstance(kind, dict) else "",
+        dry_run=request.get("dryRun") is True,
+        job=_job(request),
+    )
+
+
+def _job(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = request.get("object")
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ReviewError("the object is none", allowed="the object that is submitted", place="request.object")
+    return found
+
+
+def _text(given: Mapping[str, Any], name: str, place: str = "request.") -> str:
+    value = given.get(name)
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise ReviewError(f"the {name} is no text", allowed="a text", place=place + name)
+
+
+def seconds_left(timeout: str) -> float:
+    """How long the API server waits, by the `timeout` that it adds to the address; the usual time if it says none.
+
+    validating/dispatcher.go rounds it up to whole seconds: what is answered has to be there well before.
+    """
+    said = _DURATION.fullmatch(timeout)
+    seconds = min(max(float(said[1]), 1.0), MOST_SECONDS) if said else USUAL_SECONDS
+    return seconds - max(1.0, seconds / 10) if seconds > 2 else seconds / 2
+
+
+def answer(uid: str, decision: Decision | None, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The review that goes back; without a decision the object goes its way without a word."""
+    response: dict[str, Any] = {"uid": uid, "allowed": decision is None or decision.admits}
+    if decision is not None:
+        warnings = _warnings(decision, notes)
+        if warnings:
+            response["warnings"] = warnings
+        if not decision.admits:
+            message = decision.text[:_LONGEST_MESSAGE]
+            response["status"] = {"code": 403, "reason": "Forbidden", "message": message}
+        # The API server puts the webhook's name in front of the keys.
+        said = {"action": decision.action.value, "verdict": decision.verdict, "plan-id": decision.plan_id}
+        response["auditAnnotations"] = {key: value for key, value in said.items() if value}
+    return {"apiVersion": SCHEMA, "kind": "AdmissionReview", "response": response}
+
+
+def _warnings(decision: Decision, notes: Sequence[str]) -> list[str]:
+    """A refusal says its own text; clients put their own "Warning:" in front of each of these."""
+    said = []
+    if decision.action is Action.WARN:
+        said.append(f"planner: {decision.reason}")
+        if decision.change:
+            said.append(f"planner: the smallest change that fits: {decision.change}")
+    said += [f"planner: {note}" for note in notes]
+    if said and decision.plan_id:
+        said.append(f"planner: the plan is {decision.plan_id}")
+    return [part for line in said[:MOST_WARNINGS] for part in _parts(line)][:MOST_WARNINGS]
+
+
+def _parts(line: str) -> list[str]:
+    line = line[: LONGEST_WARNING * MOST_WARNINGS]  # wrapping one long word takes time that grows faster than it
+    printable = "".join(letter if letter.isprintable() else "?" for letter in line)
+    return textwrap.wrap(printable, LONGEST_WARNING, break_on_hyphens=False)
+
+
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+class Certificate:
+    """A certificate and its key. `context` is for the listening socket: each handshake looks at the files."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Raises SettingError if there is nothing to begin with."""
+        self._files = (certificate, key)
+        self._changing = threading.Lock()
+        self._said = ""
+        try:
+            self._stamp = self._look()
+            self._newest = self._read()
+        except (OSError, ssl.SSLError) as error:
+            where = f"{certificate}, {key}"
+            raise SettingError(
+                f"the certificate cannot be used: {error}", allowed="two files in PEM that belong together", place=where
+            ) from None
+        self.context = self._read()
+        # OpenSSL calls it at every handshake, also of a client that names no server.
+        self.context.sni_callback = self._choose
+
+    def _choose(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        connection.context = self.newest()
+
+    def newest(self) -> ssl.SSLContext:
+        """The context of the files as they are now, or of the last that could be used: a torn renewal stops nobody."""
+        with self._changing:
+            try:
+                stamp = self._look()
+                if stamp != self._stamp:
+                    self._newest = self._read()
+                    self._stamp = stamp
+                    _log.info("the certificate was read anew")
+                    self._said = ""
+            except (OSError, ssl.SSLError) as error:
+                if self._said != str(error):
+                    _log.warning("the certificate cannot be read anew, the last one serves on: %s", error)
+                self._said = str(error)
+            return self._newest
+
+    def _look(self) -> _Stamp:
+        found = [os.stat(file) for file in self._files]
+        return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in found)
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(*self._files)
+        return context
+
 
 USUAL = {"exceeds": Answer.WARN}
 """What the policy's file leaves open: a webhook that refuses is a site's own choice."""
@@ -59,16 +225,16 @@ class Webhook:
     async def _validate(self, request: Request) -> Response:
         began = time.monotonic()
         try:
-            review = reviews.read(await _body(request))
+            review = read(await _body(request))
         except ReviewError as error:
             return _problem(400, error)
         except _BodyError as error:
             return _problem(error.status, error)
         if review.operation != "CREATE":
-            return _json(200, reviews.answer(review.uid, None))
-        decision, notes = await self._within(reviews.seconds_left(request.query_params.get("timeout", "")), review)
+            return _json(200, answer(review.uid, None))
+        decision, notes = await self._within(seconds_left(request.query_params.get("timeout", "")), review)
         if decision is None:
-            return _json(200, reviews.answer(review.uid, None))
+            return _json(200, answer(review.uid, None))
         job = kubernetes.read_submission(review.job, review.namespace)
         _log.info(
             "%s: %s, %s %s, %.2f s",
@@ -77,7 +243,7 @@ class Webhook:
         )  # fmt: skip
         bind = decision.admits and not review.dry_run
         task = BackgroundTask(self._bind, job.job_id, decision) if bind else None
-        return _json(200, reviews.answer(review.uid, decision, notes), task)
+        return _json(200, answer(review.uid, decision, notes), task)
 
     async def _within(self, seconds: float, review: Review) -> tuple[Decision | None, list[str]]:
         """The decision, in time: a plan may take half of it, every other answer of the service less than that."""
@@ -112,7 +278,7 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
     submitted = kubernetes.read_submission(review.job, review.namespace)
     if not submitted.carries_spec and kubernetes.RUN in submitted.annotations:
         return service_query.ask_run(
-            lambda: program_asks.of_kubernetes(
+            lambda: specs.of_kubernetes(
                 submitted.annotations, kubernetes.RUN, submitted.command, submitted.products, submitted.name
             ),
             policy,
@@ -126,10 +292,10 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
     notes: list[str] = []
 
     def bundle() -> Mapping[str, Any]:
-        from planner.job.bundle import bundle as bundle_of
+        from planner.job.loading import bundle as bundle_of
 
-        job = kubernetes_specs.job_of(submitted.annotations, submitted.namespace, api)
-        notes.extend(kubernetes_specs.differences(submitted.pods, job, products=submitted.products))
+        job = kubernetes.job_of(submitted.annotations, submitted.namespace, api)
+        notes.extend(kubernetes.differences(submitted.pods, job, products=submitted.products))
         return bundle_of(job)
 
     return service_query.ask(bundle, policy, kubernetes.SYSTEM), notes

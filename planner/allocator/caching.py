@@ -9,11 +9,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from planner.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, Block, Pool, Segment, join, split_block
-from planner.allocator.device import Device
+from planner.allocator.blocks import (
+    ADDRESS_BITS,
+    ADDRESS_MASK,
+    Block,
+    Device,
+    Pool,
+    Segment,
+    StartSegment,
+    join,
+    split_block,
+)
 from planner.allocator.expandable import ExpandableSegments
 from planner.allocator.rules import Rules
-from planner.allocator.start import StartSegment
 from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
 
 

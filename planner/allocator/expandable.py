@@ -9,8 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-from planner.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, Block, Pool, Segment, join, split_block
-from planner.allocator.device import Device
+from planner.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, Block, Device, Pool, Segment, join, split_block
 from planner.allocator.rules import Rules
 from planner.units import TIB
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from planner.allocator.blocks import Device
 from planner.allocator.caching import CachingAllocator
-from planner.allocator.device import Device
 from planner.allocator.recording import OTHER_STREAM, Recording, recordings
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules

@@ -4,9 +4,8 @@ It never loads PyTorch into the caller's process: a child of its own traces, so 
 is called by people, through `planner.plan`, `planner.check`, `planner.search`, `planner.max` and so on.
 """
 
-from planner.api.comparing import Comparisons, compare
 from planner.api.given import JobWords
-from planner.api.planning import Check, Plan, check, plan
+from planner.api.planning import Check, Comparisons, Plan, check, compare, plan
 from planner.api.searching import Largest, Search, Sweep, search, sweep
 from planner.api.searching import largest as max  # as the command is called
 

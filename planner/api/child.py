@@ -7,12 +7,11 @@ import pickle
 from functools import cache
 from typing import Any
 
-from planner.runtime import answers, running
-from planner.runtime.channel import AnswerWriter
+from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
-from planner.runtime.task import Task
-from planner.searching.preload import PRELOAD
+from planner.runtime.messages import AnswerWriter, Task
+from planner.search.preload import PRELOAD
 
 _RESULT = "result"
 
@@ -23,9 +22,9 @@ def call(function: str, *arguments: Any) -> Any:
     Raises what the function raises: a PlannerError as itself, anything else as RuntimeError.
     """
     answer = running.run(Task("planner.api.child:answer", (function, arguments)), UNLIMITED, server=server())
-    answers.raise_failure(answer)
+    messages.raise_failure(answer)
     if _RESULT not in answer.parts:
-        raise RuntimeError(f"the planning process ended without an answer: {answers.ending(answer)}")
+        raise RuntimeError(f"the planning process ended without an answer: {messages.ending(answer)}")
     return pickle.loads(answer.parts[_RESULT])
 
 

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from planner.errors import SpecError
-from planner.importers import given_job
-from planner.importers.given_job import STANDARD_INPUT, GivenJob
-from planner.importers.import_sources import ImportedJob
-from planner.job.bundle import bundle
-from planner.job.nearest import did_you_mean
-from planner.job.overrides import setting
+from planner.job.importers import job_import
+from planner.job.importers.job_import import STANDARD_INPUT, GivenJob, ImportedJob
+from planner.job.loading import bundle
+from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
-from planner.job.shorthand import REST, Shorthand
+from planner.job.shorthand import REST, Shorthand, setting
 
 JobSource = str | os.PathLike[str] | Mapping[str, Any] | Job
 """A spec or bundle (a path, or its content as a mapping), a model (its name on the hub, its config.json, its folder),
@@ -74,7 +72,7 @@ def read_job(job: JobSource, settings: Mapping[str, Any] | None = None, **words:
                 remedy=did_you_mean(name, list(JobWords.__annotations__)) or "settings={...} sets any key of a spec",
             )
     named, text = _named(job)
-    found = given_job.read(
+    found = job_import.read(
         GivenJob(
             named=named,
             standard_input=text,

@@ -1,24 +1,27 @@
-"""`planner.plan` and `planner.check`: a job's memory as an object."""
+"""`planner.plan`, `planner.check` and `planner.compare`: a job's memory as an object, beside what was measured."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any, Unpack
 
 from planner.api.child import call
 from planner.api.given import JobSource, JobWords, read_job
-from planner.bound.lower_bound import lower_bound
-from planner.job.bundle import bundle
+from planner.job.bound.lower_bound import lower_bound
+from planner.job.loading import bundle
 from planner.job.schema import Job
 from planner.report import statement
-from planner.report.plan_card import render_card
+from planner.report.html_pages import render_card
 from planner.report.plan_text import bound_line, deciding, one_line, render
 from planner.report.statement import Advice, RankClassStatement, Verdict
 from planner.report.style import Style
+from planner.truth import plan_comparison
+from planner.truth.comparison import Comparison, to_json
 
 
 @dataclass(frozen=True)
@@ -139,3 +142,49 @@ def check(job: JobSource, *, settings: Mapping[str, Any] | None = None, **words:
         return Check(Verdict.EXCEEDS, bound_line(bundle(given.job), bound), None)
     found, notes = call("planner.api.work:make_plan", given.job, False)
     return Check(found.verdict, one_line(found), Plan(given.job, found, (*given.taken, *notes)))
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """One for each measurement; it prints as `planner compare` does."""
+
+    each: tuple[Comparison, ...]
+
+    def __iter__(self) -> Iterator[Comparison]:
+        return iter(self.each)
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    def __getitem__(self, number: int) -> Comparison:
+        return self.each[number]
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        return [to_json(each) for each in self.each]
+
+    def __str__(self) -> str:
+        return plan_comparison.format_comparisons(self.each, as_json=False)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def compare(
+    predicted: Plan | JobSource,
+    measured: str | os.PathLike[str],
+    *,
+    case: str = "",
+    rank: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **words: Unpack[JobWords],
+) -> Comparisons:
+    """Set a plan, or a job that is planned for it, beside a file of measurements or a recorded snapshot.
+
+    `case` and `rank` choose among the measurements. Raises PlannerError for a file that is neither or has none of
+    them, and what :func:`planner.plan` raises.
+    """
+    if isinstance(predicted, Plan):
+        path = Path(measured)
+        return Comparisons(tuple(plan_comparison.run_compare(predicted.statement, path, case=case, rank=rank)))
+    given = read_job(predicted, settings, **words)
+    return Comparisons(tuple(call("planner.api.work:compare_job", given.job, os.fspath(measured), case, rank)))

@@ -12,20 +12,19 @@ from typing import Any, Unpack
 from planner.api.child import server
 from planner.api.given import JobSource, JobWords, read_job
 from planner.errors import SpecError
-from planner.job import gpu_counts
+from planner.job import named_gpus
 from planner.job.schema import Job
 from planner.planning.child_processes import usable
-from planner.planning.trace_cache import TraceCache
-from planner.planning.trace_source import TraceSource
+from planner.planning.trace_source import TraceCache, TraceSource
 from planner.progress import show_progress
 from planner.report.style import Style
-from planner.searching import documents, engine, extremes, sweeping, text
-from planner.searching.engine import Row, SearchResult
-from planner.searching.exact import Exact
-from planner.searching.exact_processes import ExactPlans
-from planner.searching.objectives import objective_of
-from planner.searching.requests import SearchRequest, axes_of, written_axes
-from planner.searching.space import Space
+from planner.search import engine, extremes, results, sweeping
+from planner.search.engine import Row, SearchResult
+from planner.search.exact_plans import Exact
+from planner.search.exact_processes import ExactPlans
+from planner.search.requests import SearchRequest, axes_of, written_axes
+from planner.search.space import Space
+from planner.search.weighing import objective_of
 
 Varied = Mapping[str, Any] | Sequence[str]
 """Axes by name with their values, `{"recompute": ["none", "full"], "tp": "1..8"}`, or as `["tp=1..8"]`."""
@@ -55,10 +54,10 @@ class Search:
 
     def to_dict(self) -> dict[str, Any]:
         """As `planner search --format json` prints it (planner.search/1)."""
-        return documents.search_to_json(self.result)
+        return results.search_to_json(self.result)
 
     def __str__(self) -> str:
-        return text.render_search(self.result, Style())
+        return results.render_search(self.result, Style())
 
     def __repr__(self) -> str:
         return f"<Search {len(self.result.rows)} candidates>"
@@ -87,10 +86,10 @@ class Largest:
 
     def to_dict(self) -> dict[str, Any]:
         """As `planner max --format json` prints it (planner.max/1)."""
-        return documents.largest_to_json(self.found)
+        return results.largest_to_json(self.found)
 
     def __str__(self) -> str:
-        return text.render_largest(self.found, Style())
+        return results.render_largest(self.found, Style())
 
     def __repr__(self) -> str:
         return f"<Largest {self.found.name} {self.value}>"
@@ -112,10 +111,10 @@ class Sweep:
 
     def to_dict(self) -> dict[str, Any]:
         """As `planner sweep --format json` prints it (planner.sweep/1)."""
-        return documents.sweep_to_json(self.found)
+        return results.sweep_to_json(self.found)
 
     def __str__(self) -> str:
-        return text.render_sweep(self.found, Style())
+        return results.render_sweep(self.found, Style())
 
     def __repr__(self) -> str:
         return f"<Sweep of {len(self.found.points)} points>"
@@ -210,7 +209,7 @@ def _free(words: JobWords) -> tuple[JobWords, list[str]]:
             degrees[{"dp_shard": "dp_replicate", "dp_replicate": "dp_shard"}[axis]] = "1"
         elif said:
             degrees[axis] = str(said)
-    count = gpu_counts.parse(str(words["gpus"]), "gpus")
+    count = named_gpus.parse(str(words["gpus"]), "gpus")
     if count.name:
         left.setdefault("gpu", count.name)
     return left, [f"{axis}={degree}" for axis, degree in degrees.items()]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.comparing import compare_files
-from planner.comparing.comparison import Comparison
 from planner.job.schema import Job
 from planner.planning import pipeline
 from planner.planning.child_processes import ChildProcesses, usable
-from planner.planning.measured_calibration import measured_calibration
 from planner.planning.pipeline import PlanningInputs, PlanningResult, plan_by
-from planner.planning.trace_cache import TraceCache
-from planner.planning.trace_source import TraceSource
+from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.class_timeline import ClassTimeline
+from planner.report.html_pages import render_page
 from planner.report.memory_viz import write_snapshot
 from planner.report.statement import Plan
-from planner.report.timeline_page import render_page
-from planner.searching.answer import plan_and_advise
+from planner.search.answer import plan_and_advise
+from planner.truth import plan_comparison
+from planner.truth.calibration.learning import measured_calibration
+from planner.truth.comparison import Comparison
 
 
 def make_plan(job: Job, advice: bool) -> tuple[Plan, tuple[str, ...]]:
@@ -51,8 +50,8 @@ def snapshot(job: Job, path: str) -> None:
 def compare_job(job: Job, measured: str, case: str, rank: int | None) -> list[Comparison]:
     """The job's plan, made for the device of the measurements, beside them."""
     path = Path(measured)
-    found = pipeline.plan_with_traces(job, target=compare_files.target_of(path))
-    return compare_files.run_compare(found.plan, path, case=case, rank=rank, events_of=found.events_of)
+    found = pipeline.plan_with_traces(job, target=plan_comparison.target_of(path))
+    return plan_comparison.run_compare(found.plan, path, case=case, rank=rank, events_of=found.events_of)
 
 
 def _with_traces(job: Job) -> PlanningResult:

@@ -10,11 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.cli.answering import exit_code, plan_job
-from planner.cli.exit_codes import DONE, EXCEEDS
 from planner.cli.job_input import job_of
-from planner.cli.job_options import job_options
-from planner.cli.options import common_options, tracing_options
+from planner.cli.options import DONE, EXCEEDS, common_options, job_options, tracing_options
+from planner.cli.plan_command import exit_code, plan_job
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from planner.job.schema import Job
 
 
-def add(commands: Commands) -> None:
+def add_check(commands: Commands) -> None:
     """Adds the parser of `planner check`."""
     parser = commands.add_parser(
         "check",
@@ -96,7 +94,7 @@ def _decide(arguments: argparse.Namespace, policy: Policy) -> Decision:
     from planner.admission.decision import decide
 
     if arguments.server is not None:
-        from planner.job.bundle import bundle as bundle_of
+        from planner.job.loading import bundle as bundle_of
 
         bundle = bundle_of(job_of(arguments, is_traced=False))
         return service_query.ask(lambda: bundle, policy, command_hook.SYSTEM)

@@ -7,8 +7,7 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from planner.cli.exit_codes import DONE
-from planner.cli.options import common_options
+from planner.cli.options import DONE, common_options
 from planner.distribution import refuse_without
 
 if TYPE_CHECKING:

@@ -1,21 +1,88 @@
-"""The job that a command line names, with what people are told of how it was read."""
+"""The job that a command line names, and the Python that is its own."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.cli.job_python import enter_for_job
-from planner.errors import SpecError
+from planner.errors import PlannerError, SpecError
 
 if TYPE_CHECKING:
-    from planner.importers.given_job import GivenJob
-    from planner.importers.import_sources import ImportedJob, ImportSources
+    from planner.job.importers.job_import import GivenJob, ImportedJob, ImportSources
     from planner.job.schema import Job
     from planner.job.shorthand import Shorthand
+    from planner.runtime.environments.interpreters import Interpreter
+
+
+def enter_for_command(arguments: argparse.Namespace) -> None:
+    """Goes on in the Python that the command behind `--` names, or in that of `--torch`; returns where it is this one,
+    or has no torch. Raises PlannerError where the torch that is asked for is not to be had."""
+    from planner.runtime.environments.handover import go_on_as, stays_here
+
+    if stays_here():
+        return
+    found = _python_of(arguments)
+    if found is not None and not found.is_this:
+        print(f"with the job's Python: {found}", file=sys.stderr)
+        go_on_as(found, arguments.everything)
+
+
+def _python_of(arguments: argparse.Namespace) -> Interpreter | None:
+    """That of the command if it has the torch that is asked for, else this one or one that planner makes."""
+    from planner.progress import show_progress
+    from planner.runtime.environments.interpreters import this_interpreter
+    from planner.runtime.environments.torch_environments import make_environment
+    from planner.versions import minor_of
+
+    wanted, named = minor_of(arguments.torch), _named(arguments)
+    if named is not None and wanted in ("", named.minor):
+        return named
+    if wanted in ("", this_interpreter().minor):
+        return None
+    with show_progress() as progress:
+        return make_environment(wanted, progress)
+
+
+def _named(arguments: argparse.Namespace) -> Interpreter | None:
+    """That of the command, if it has a torch at all."""
+    from planner.runtime.environments.interpreters import read_interpreter, this_interpreter
+    from planner.tracing.program.launch_line import find_python
+
+    python = find_python(arguments.command, os.environ)
+    if not python:
+        return None
+    if os.path.dirname(python) == os.path.dirname(sys.executable) and os.path.samefile(python, sys.executable):
+        return this_interpreter()
+    try:
+        found = read_interpreter(python)
+    except PlannerError as error:
+        print(
+            f"note: not with the job's Python: {error.place} {error.problem}; planner needs {error.allowed}",
+            file=sys.stderr,
+        )
+        return None
+    return found if found.torch else None
+
+
+def enter_for_job(job: Job, arguments: argparse.Namespace, standard_input: str = "") -> None:
+    """Goes on in the environment of the torch that the job runs with, if planner has made one; else returns."""
+    from planner.planning.identity import installed_torch
+    from planner.versions import minor_of
+
+    if minor_of(job.software.torch) == installed_torch():
+        return
+    from planner.runtime.environments.handover import go_on_as, stays_here
+    from planner.runtime.environments.torch_environments import find_environment
+
+    found = None if stays_here() else find_environment(job.software.torch)
+    if found is not None and not found.is_this:
+        print(f"with the job's torch: {found}", file=sys.stderr)
+        go_on_as(found, arguments.everything, standard_input)
+
 
 _SOURCES = (
     "from_training_arguments",
@@ -32,7 +99,7 @@ _SOURCES = (
 def job_of(arguments: argparse.Namespace, *, is_traced: bool = True) -> Job:
     """The job; what was supposed is said on standard error. One that is traced is so with its own torch, if that is to
     be found: then this process goes on there. Raises SpecError."""
-    from planner.importers.given_job import read
+    from planner.job.importers.job_import import read
 
     given = _given(arguments)
     found = read(given, Path())
@@ -43,7 +110,7 @@ def job_of(arguments: argparse.Namespace, *, is_traced: bool = True) -> Job:
 
 
 def _given(arguments: argparse.Namespace) -> GivenJob:
-    from planner.importers.given_job import STANDARD_INPUT, GivenJob
+    from planner.job.importers.job_import import STANDARD_INPUT, GivenJob
 
     if getattr(arguments, "from_megatron", ""):
         raise SpecError(
@@ -119,7 +186,7 @@ def _sources(arguments: argparse.Namespace) -> ImportSources | None:
     """None where no file of another program is given."""
     if not any(getattr(arguments, name, None) for name in _SOURCES):
         return None
-    from planner.importers.import_sources import ImportSources
+    from planner.job.importers.job_import import ImportSources
 
     return ImportSources(
         training_arguments=arguments.from_training_arguments,

@@ -1,9 +1,17 @@
-"""What the parsers of several commands share."""
+"""What commands share: options, those that name a job, exit codes, and how text is drawn."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.report.style import Style
+
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -30,3 +38,94 @@ def tracing_options() -> argparse.ArgumentParser:
         help="trace anew, and keep nothing (traces are kept in $XDG_CACHE_HOME/planner/traces, or in PLANNER_CACHE)",
     )
     return options
+
+
+REST = "rest"
+
+
+def job_argument(*, needed: bool = True) -> argparse.ArgumentParser:
+    """JOB and --set, for commands that take a job as a file says it; JOB may be left out where it is not needed."""
+    options = argparse.ArgumentParser(add_help=False)
+    described = "a job spec (YAML), a bundle (JSON), or - for standard input"
+    options.add_argument("job", nargs=None if needed else "?", metavar="JOB", help=described)
+    add_set(options)
+    return options
+
+
+def job_options() -> argparse.ArgumentParser:
+    """JOB with all that can stand for a spec: a model's name, words about the training, files of other programs."""
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument(
+        "job",
+        nargs="?",
+        metavar="JOB",
+        help="a job spec (YAML), a bundle (JSON), - for standard input; or a model: its name on the hub, its"
+        " config.json, its folder, or the folder of an adapter",
+    )
+    add_set(options)
+    _add_words(options.add_argument_group("the job in a few words (with a model, or over what a spec says)"))
+    _add_sources(options.add_argument_group("out of what you already have (docs/importers.md)"))
+    return options
+
+
+def add_set(options: argparse.ArgumentParser) -> None:
+    """Adds --set."""
+    options.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set a key of the spec (train.micro_batch_size=4), typed as in YAML; may be given several times",
+    )
+
+
+def _add_words(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--gpus", default="", metavar="4xH100", help="or 2x8xA100 (nodes, GPUs of a node), or a number")
+    group.add_argument(
+        "--gpu",
+        default="",
+        metavar="NAME",
+        help="such as H100, 4090, as nvidia-smi says it, or {total_bytes: 9.5GiB, arch: sm_80}",
+    )
+    group.add_argument("--seq", "--sequence-length", default="", metavar="N", help="tokens of a sequence; 4k is 4096")
+    group.add_argument("--batch", "--micro-batch-size", type=int, metavar="N", help="samples of a micro-batch")
+    group.add_argument("--accumulate", type=int, metavar="N", help="micro-batches of an optimizer step")
+    for kind, what in (("lora", "a LoRA"), ("qlora", "a LoRA beside a model in four bits"), ("dora", "a DoRA")):
+        group.add_argument(f"--{kind}", nargs="?", const="", metavar="r=16,alpha=32", help=f"train {what} alone")
+    group.add_argument("--fsdp", nargs="?", const=REST, metavar="N", help="shard by FSDP2 over N ranks, or the rest")
+    group.add_argument("--ddp", nargs="?", const=REST, metavar="N", help="replicate N times, or over the rest")
+    for axis, what in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert")):
+        group.add_argument(f"--{axis}", metavar="N", help=f"{what} parallelism")
+    group.add_argument("--zero", type=int, metavar="STAGE", help="DeepSpeed's ZeRO (1 to 3)")
+    group.add_argument("--precision", default="", metavar="bf16", help="bf16, fp16 or fp32, or as a spec writes it")
+    group.add_argument("--optimizer", default="", metavar="NAME", help="of torch.optim, or transformers' name of it")
+    group.add_argument(
+        "--recompute", "--gradient-checkpointing", nargs="?", const="full", default="", metavar="MODE",
+        help="recompute activations: full (also without MODE), selective, or 2 for every second block",
+    )  # fmt: skip
+    group.add_argument("--offload", action="store_true", help="parameters and optimizer state on the host")
+
+
+def _add_sources(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--from-training-arguments", type=Path, metavar="ARGS.json", help="of transformers")
+    group.add_argument("--from-accelerate", type=Path, metavar="CONFIG.yaml", help="as `accelerate config` writes it")
+    group.add_argument("--from-deepspeed", type=Path, metavar="DS.json", help="a ds_config.json")
+    group.add_argument("--from-torchrun", default="", metavar="LINE", help="'torchrun ... train.py ...', in quotes")
+    group.add_argument("--from-peft", type=Path, metavar="ADAPTER", help="an adapter_config.json, or its folder")
+    group.add_argument("--from-torchtitan", type=Path, metavar="JOB.toml", help="torchtitan's config")
+    group.add_argument("--from-megatron", default="", help=argparse.SUPPRESS)  # refused: it was an importer once
+    group.add_argument("--from-axolotl", type=Path, metavar="CONFIG.yaml", help="Axolotl's config")
+    group.add_argument("--from-llama-factory", type=Path, metavar="CONFIG.yaml", help="of llamafactory-cli train")
+    group.add_argument("--model", metavar="NAME", help="the model's name, or its config.json, of transformers")
+
+
+DONE, OUR_FAULT, WRONG_INPUT, EXCEEDS = 0, 1, 2, 3
+INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13
+"""As shells report a process that SIGINT or SIGPIPE ended."""
+
+
+def style() -> Style:
+    """Width, colours and characters of the terminal, or of a file."""
+    from planner.report.style import style_of
+
+    return style_of(sys.stdout, os.environ, shutil.get_terminal_size((100, 24)).columns)

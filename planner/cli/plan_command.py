@@ -4,23 +4,53 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.cli.answering import exit_code, plan_job
 from planner.cli.job_input import job_of
-from planner.cli.job_options import job_options
-from planner.cli.options import common_options, tracing_options
-from planner.cli.terminal import style
+from planner.cli.options import DONE, EXCEEDS, common_options, job_options, style, tracing_options
 from planner.errors import PlannerError
+from planner.progress import show_progress
 
 if TYPE_CHECKING:
     from planner.cli.options import Commands
+    from planner.job.schema import Job
     from planner.planning.pipeline import PlanningResult
 
 
-def add(commands: Commands) -> None:
+def plan_job(
+    job: Job, *, with_advice: bool, with_eager: bool = False, keep_traces: bool = False, cached: bool = True
+) -> PlanningResult:
+    """The answer for a job; raises what planning raises."""
+    from planner.planning.child_processes import ChildProcesses, usable
+    from planner.planning.trace_source import TraceCache, TraceSource
+    from planner.search.answer import plan_and_advise
+
+    with show_progress() as progress:
+        progress("loading PyTorch")
+        return plan_and_advise(
+            job,
+            with_advice=with_advice,
+            with_eager=with_eager,
+            progress=progress,
+            executor=ChildProcesses(usable()),
+            keep_traces=keep_traces,
+            source=TraceSource(cache=TraceCache.of_user() if cached else None),
+        )
+
+
+def exit_code(found: PlanningResult) -> int:
+    """What the verdict ends with; a tight one is said on standard error."""
+    if found.plan.verdict == "exceeds":
+        return EXCEEDS
+    if found.plan.verdict == "tight":
+        print("warning: it is tight", file=sys.stderr)
+    return DONE
+
+
+def add_plan(commands: Commands) -> None:
     """Adds the parser of `planner plan`."""
     parser = commands.add_parser(
         "plan",
@@ -33,10 +63,10 @@ def add(commands: Commands) -> None:
     parser.add_argument("--timeline", type=Path, metavar="FILE.html", help="memory over time, as a page of its own")
     parser.add_argument("--snapshot", type=Path, metavar="FILE.pickle", help="for PyTorch's own memory viewer")
     parser.add_argument("--no-advice", action="store_true", help="do not look for changes that would make it fit")
-    parser.set_defaults(run=run, name="plan")
+    parser.set_defaults(run=run_plan, name="plan")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_plan(arguments: argparse.Namespace) -> int:
     """`planner plan`: 0 or 3, or what planning raises."""
     from planner.report.plan_text import render
     from planner.report.statement import to_json
@@ -62,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write_timeline(found: PlanningResult, path: Path) -> None:
     from planner.report.class_timeline import ClassTimeline
-    from planner.report.timeline_page import render_page
+    from planner.report.html_pages import render_page
 
     classes = [
         ClassTimeline(statement, each.trace.events, timeline)

@@ -11,17 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.cli.exit_codes import DONE, EXCEEDS
-from planner.cli.job_python import enter_for_command
-from planner.cli.options import common_options
-from planner.cli.terminal import style
+from planner.cli.job_input import enter_for_command
+from planner.cli.options import DONE, EXCEEDS, common_options, style
 from planner.errors import SpecError
 from planner.progress import show_progress
 
 if TYPE_CHECKING:
     from planner.cli.options import Commands
     from planner.planning.program import ProgramInputs
-    from planner.running.order import RankRun
+    from planner.tracing.program.rank_orders import RankRun
 
 _GPU = "H100-SXM-80GB"
 _VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
@@ -29,7 +27,7 @@ _MOST_STEPS, _MOST_SECONDS = 100_000, 86_400.0
 _MOST_STEPS_AT, _MOST_DIGITS = 16, 10
 
 
-def add(commands: Commands) -> None:
+def add_run(commands: Commands) -> None:
     """Adds the parser of `planner run`."""
     parser = commands.add_parser(
         "run",
@@ -98,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     from planner.planning.program import judge_runs
     from planner.report.program_statement import to_json
     from planner.report.program_text import render
-    from planner.running.rank_process import CrashedError
+    from planner.tracing.program.rank_process import CrashedError
 
     work = _inputs(arguments)
     try:
@@ -129,12 +127,12 @@ def _save_spec(path: Path, run: RankRun, work: ProgramInputs) -> None:
 
 
 def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
-    from planner.job.host_memory import read_host_memory
     from planner.job.loading import read_gpu
+    from planner.job.shorthand import read_host_memory
     from planner.planning.program import inputs_of
     from planner.planning.program_ranks import choose_ranks
-    from planner.running.launch_line import parse
-    from planner.running.rank_process import USUAL_LIMITS
+    from planner.tracing.program.launch_line import parse
+    from planner.tracing.program.rank_process import USUAL_LIMITS
 
     _check_count("--steps", arguments.steps, _MOST_STEPS)
     _check_count("--seconds", arguments.seconds, _MOST_SECONDS)

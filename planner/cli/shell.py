@@ -10,35 +10,27 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from planner.cli import (
-    capacity_command,
     check_command,
-    compare_command,
     completion_command,
-    explain_command,
-    extremes_command,
-    gpu_truth_command,
-    kueue_command,
-    measure_command,
+    failure_commands,
+    measure_commands,
     plan_command,
-    replay_command,
     run_command,
-    search_command,
-    serve_command,
+    search_commands,
+    service_commands,
     spec_command,
-    sweep_command,
     torch_command,
-    validate_command,
-    webhook_command,
 )
-from planner.cli.exit_codes import INTERRUPTED, OUR_FAULT, PIPE_CLOSED, WRONG_INPUT
-from planner.cli.options import common_options
+from planner.cli.options import INTERRUPTED, OUR_FAULT, PIPE_CLOSED, WRONG_INPUT, common_options
 from planner.distribution import version
 from planner.errors import PlannerError
 
 _COMMANDS = (
-    plan_command, run_command, check_command, search_command, extremes_command, sweep_command, spec_command,
-    replay_command, explain_command, measure_command, compare_command, validate_command, gpu_truth_command,
-    serve_command, capacity_command, webhook_command, kueue_command, torch_command,
+    plan_command.add_plan, run_command.add_run, check_command.add_check, search_commands.add_search,
+    search_commands.add_extremes, search_commands.add_sweep, spec_command.add_spec, failure_commands.add_replay,
+    failure_commands.add_explain, measure_commands.add_measure, measure_commands.add_compare,
+    measure_commands.add_validate, measure_commands.add_gpu_truth, service_commands.add_serve,
+    service_commands.add_capacity, service_commands.add_webhook, service_commands.add_kueue, torch_command.add_torch,
 )  # fmt: skip
 """In the order in which `planner --help` lists them."""
 
@@ -103,8 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(debug=False)
     parser.add_argument("--version", action="version", version=f"planner {version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in _COMMANDS:
-        command.add(commands)
+    for add_command in _COMMANDS:
+        add_command(commands)
     completion_command.add(commands, _parser)
     return parser
 

@@ -6,16 +6,14 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from planner.cli.exit_codes import DONE
 from planner.cli.job_input import job_of
-from planner.cli.job_options import job_options
-from planner.cli.options import common_options
+from planner.cli.options import DONE, common_options, job_options
 
 if TYPE_CHECKING:
     from planner.cli.options import Commands
 
 
-def add(commands: Commands) -> None:
+def add_spec(commands: Commands) -> None:
     """Adds the parser of `planner spec`."""
     parser = commands.add_parser(
         "spec",
@@ -32,11 +30,11 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """`planner spec`: 0, or SpecError."""
-    from planner.job.bundle import bundle_text
+    from planner.job.loading import bundle_text
     from planner.job.printing import job_yaml, short_yaml
 
     if arguments.json_schema:
-        from planner.job.spec_json_schema import json_schema
+        from planner.job.spec_keys import json_schema
 
         print(json.dumps(json_schema(), indent=2))
         return DONE

@@ -6,15 +6,14 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from planner.cli.exit_codes import DONE
-from planner.cli.options import common_options
+from planner.cli.options import DONE, common_options
 from planner.progress import show_progress
 
 if TYPE_CHECKING:
     from planner.cli.options import Commands
 
 
-def add(commands: Commands) -> None:
+def add_torch(commands: Commands) -> None:
     """Adds the parser of `planner torch`."""
     parser = commands.add_parser(
         "torch",
@@ -30,8 +29,7 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """`planner torch`: 0, or PlannerError for a version that is not to be had."""
-    from planner.environments.making import make_environment
-    from planner.environments.torch_environments import list_environments
+    from planner.runtime.environments.torch_environments import list_environments, make_environment
 
     with show_progress() as progress:
         for version in arguments.versions:

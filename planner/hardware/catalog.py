@@ -1,12 +1,12 @@
-"""Finds the record of a GPU by what jobs, schedulers and clusters call it."""
+"""Finds the record of a GPU by what jobs, schedulers and clusters call it, and how fast it computes and talks."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache
 
-from planner.hardware.gpus import GPUS
-from planner.hardware.records import GpuRecord
+from planner.hardware.gpus import GPUS, GpuRecord
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 """The node label that names a GPU; its values are `GpuRecord.node_label`."""
@@ -96,3 +96,78 @@ def _by_folded_name() -> dict[str, GpuRecord]:
 @cache
 def _by_folded_label() -> dict[str, GpuRecord]:
     return {gpu.node_label.casefold(): gpu for gpu in GPUS if gpu.node_label}
+
+
+_PCIE_3, _PCIE_4, _PCIE_5 = 16, 32, 64
+"""PCIe x16 in GB/s each way (PCI-SIG: 8, 16, 32 GT/s a lane)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Peaks of one GPU, decimal units."""
+
+    teraflops: float
+    """Dense products of bfloat16 (float16 before Ampere) with sums in float32, 10^12 operations a second."""
+    memory_gb_s: float
+    """Its own memory, 10^9 bytes a second."""
+    link_gb_s: float
+    """To the GPUs of its node, each way: half of what data sheets call the total of NVLink; PCIe where it has none."""
+    host_gb_s: float
+    """To the host, each way."""
+    source: str
+
+
+SPEEDS = {
+    "V100-SXM2-16GB": Speed(teraflops=125, memory_gb_s=900, link_gb_s=150, host_gb_s=_PCIE_3,
+                            source="NVIDIA V100 data sheet (2020): SXM2"),
+    "V100-PCIE-16GB": Speed(teraflops=112, memory_gb_s=900, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
+                            source="NVIDIA V100 data sheet (2020): PCIe"),
+    "T4-16GB": Speed(teraflops=65, memory_gb_s=320, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
+                     source="NVIDIA T4 data sheet (2019)"),
+    "A10G-24GB": Speed(teraflops=70, memory_gb_s=600, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
+                       source="NVIDIA A10G data sheet as AWS has it (2021)"),
+    "L4-24GB": Speed(teraflops=121, memory_gb_s=300, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
+                     source="NVIDIA L4 data sheet (2023), half of its figure with sparsity"),
+    "L40S-48GB": Speed(teraflops=362, memory_gb_s=864, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
+                       source="NVIDIA L40S data sheet (2023), without sparsity"),
+    "A40-48GB": Speed(teraflops=149.7, memory_gb_s=696, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
+                      source="NVIDIA A40 data sheet (2021), without sparsity and bridge"),
+    "RTX3090-24GB": Speed(teraflops=71, memory_gb_s=936, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
+                          source="NVIDIA GA102 architecture whitepaper (2020), FP32 accumulate"),
+    "RTX4090-24GB": Speed(teraflops=165.2, memory_gb_s=1008, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
+                          source="NVIDIA Ada architecture whitepaper (2022), FP32 accumulate"),
+    "RTX6000-Ada-48GB": Speed(teraflops=364.2, memory_gb_s=960, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
+                              source="NVIDIA Ada architecture whitepaper (2022), RTX 6000 Ada"),
+    "RTX5090-32GB": Speed(teraflops=209.5, memory_gb_s=1792, link_gb_s=_PCIE_5, host_gb_s=_PCIE_5,
+                          source="NVIDIA Blackwell RTX architecture whitepaper (2025), FP32 accumulate"),
+    "A100-SXM-40GB": Speed(teraflops=312, memory_gb_s=1555, link_gb_s=300, host_gb_s=_PCIE_4,
+                           source="NVIDIA A100 data sheet (2021)"),
+    "A100-PCIE-40GB": Speed(teraflops=312, memory_gb_s=1555, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
+                            source="NVIDIA A100 data sheet (2021), without bridge"),
+    "A100-SXM-80GB": Speed(teraflops=312, memory_gb_s=2039, link_gb_s=300, host_gb_s=_PCIE_4,
+                           source="NVIDIA A100 data sheet (2021)"),
+    "A100-PCIE-80GB": Speed(teraflops=312, memory_gb_s=1935, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
+                            source="NVIDIA A100 data sheet (2021), without bridge"),
+    "H100-PCIE-80GB": Speed(teraflops=756, memory_gb_s=2000, link_gb_s=_PCIE_5, host_gb_s=_PCIE_5,
+                            source="NVIDIA H100 data sheet (2023), half of its figure with sparsity, without bridge"),
+    "H100-SXM-80GB": Speed(teraflops=989.4, memory_gb_s=3350, link_gb_s=450, host_gb_s=_PCIE_5,
+                           source="NVIDIA H100 architecture whitepaper (2023), without sparsity"),
+    "H100-NVL-94GB": Speed(teraflops=835.5, memory_gb_s=3900, link_gb_s=300, host_gb_s=_PCIE_5,
+                           source="NVIDIA H100 data sheet (2024), half of its figure with sparsity"),
+    "H200-SXM-141GB": Speed(teraflops=989.4, memory_gb_s=4800, link_gb_s=450, host_gb_s=_PCIE_5,
+                            source="NVIDIA H200 data sheet (2024), half of its figure with sparsity"),
+    "B200-SXM-180GB": Speed(teraflops=2250, memory_gb_s=7700, link_gb_s=900, host_gb_s=_PCIE_5,
+                            source="NVIDIA HGX B200 data sheet (2024), half of its figure with sparsity"),
+    "MI300X-192GB": Speed(teraflops=1307.4, memory_gb_s=5300, link_gb_s=448, host_gb_s=_PCIE_5,
+                          source="AMD Instinct MI300X data sheet (2023)"),
+}  # fmt: skip
+"""By the names of the catalog."""
+
+_SAME_SPEED = {"V100-SXM2-32GB": "V100-SXM2-16GB", "V100-PCIE-32GB": "V100-PCIE-16GB"}
+
+
+def speed_of(gpu: GpuRecord | str) -> Speed | None:
+    """The peaks of a GPU of the catalog; None for one that a spec describes by its figures."""
+    name = gpu.name if isinstance(gpu, GpuRecord) else gpu
+    record = by_name(name)
+    return None if record is None else SPEEDS.get(_SAME_SPEED.get(record.name, record.name))

@@ -1,18 +1,84 @@
-"""Every GPU that a job can name, with all that is known of it: the one place to add a GPU.
-
-Contexts and communicators are measured on few of them; planner/overhead says what that means for the others.
-`published.json` is the collection of published measurements kept beside the repository (`PLANNER_TRUTH`). Of it are not
-in here: 1,343 MiB of context on a V100 (nvidia_smi_overhead-44, CUDA 11.2, 2022), which is the whole device's use, the
-driver's reserve included, from the time when all kernels were loaded at once; and 1,176 MiB of an H100 process with
-torch 2.11 and CUDA 13.0 (nvidia_smi_overhead-38): a run on one GPU, and NCCL 2.28 gives a communicator of one rank a
-needless buffer of 512 MiB (NVIDIA/nccl#2363), so it says nothing about eight ranks. Nor is all-to-all, whose first use
-took a process on 8 H100 from 1.06 to 4.34 GB (NVIDIA/nccl#1685).
-"""
+"""Every GPU that a job can name, with all that is known of it: the one place to add a GPU."""
 
 from __future__ import annotations
 
-from planner.hardware.records import GpuRecord, MeasuredCommunicator, MeasuredContext
+from dataclasses import dataclass
+
 from planner.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredContext:
+    """A bare CUDA context as NVML or nvidia-smi shows it, in MiB: usual, smallest and largest value seen.
+
+    It is what the driver takes when a process first touches the GPU; it grows with the number of multiprocessors and
+    differs between driver and CUDA versions.
+    """
+
+    usual: int
+    smallest: int
+    largest: int
+    software: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCommunicator:
+    """What one NCCL communicator of `ranks` ranks adds to a process, in MiB: usual, smallest and largest value seen."""
+
+    ranks: int
+    usual: int
+    smallest: int
+    largest: int
+    software: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRecord:
+    """One GPU.
+
+    `total_bytes` is what `torch.cuda.get_device_properties().total_memory` reports, which is the "total capacity" of
+    torch's out-of-memory messages and less than nvidia-smi's total: the driver and ECC take their part. The same GPU
+    differs by up to 200 MiB between drivers; here stands the least that several reports of current drivers agree on, so
+    that a verdict errs to the safe side. Figures in GiB come from messages with two decimals: good to 5 MiB.
+    """
+
+    name: str
+    """As jobs write it, in `cluster.gpu`."""
+    model: str
+    """GPUs of one model take the same context and communicators, whatever their memory and socket."""
+    arch: str
+    """`sm_90`, ...; `planner/hardware/architectures.py` has what it decides."""
+    total_bytes: int
+    provenance: str
+    """Who reported `total_bytes`, with which software."""
+    multiprocessors: int
+    """Vendors' data sheets: CUDA cores by the 64 or 128 of a multiprocessor; of the MI300X compute units. Of A10G and
+    B200 as `torch.cuda.get_device_properties().multi_processor_count` says it."""
+    product: str = ""
+    """As nvidia-smi and `get_device_properties().name` say it; empty for other vendors' GPUs."""
+    aliases: tuple[str, ...] = ()
+    """How schedulers call it, letters of either case: first Ray's accelerator type (ray/util/accelerators/
+    accelerators.py of Ray 2.60, where it has one), then what Slurm's gres types usually say. One alias may name several
+    GPUs."""
+    usual: bool = False
+    """Of the GPUs that share an alias, the one that people mean who say no more: the variant that most public clouds
+    rent out and most published jobs name."""
+    context: MeasuredContext | None = None
+    """Measured on this GPU; None: not measured."""
+    communicators: tuple[MeasuredCommunicator, ...] = ()
+    """Measured on several of this GPU."""
+
+    @property
+    def node_label(self) -> str:
+        """The value of the node label nvidia.com/gpu.product; empty for other vendors' GPUs.
+
+        NVIDIA's GPU feature discovery sets it: the product's name with dashes for its spaces
+        (NVIDIA/k8s-device-plugin, internal/lm/resource.go, productLabel).
+        """
+        return self.product.replace(" ", "-")
+
 
 GPUS = (
     GpuRecord(

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.job import post_training_schema as post_training
 from planner.job import schema
-from planner.job.length_schema import Lengths
+from planner.job import schema as post_training
+from planner.job.schema import Lengths
 from planner.job.size_limits import MOST_GPU_BYTES, MOST_HOST_BYTES
 from planner.units import MIB
 

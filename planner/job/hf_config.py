@@ -1,22 +1,136 @@
-"""A transformers config, by the path of its file or its model's name, read without transformers.
-
-The architecture is judged where the model is built.
-"""
+"""A transformers config, from a file, the hub's cache or the models that are shipped, read without transformers."""
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError, shorten
-from planner.job import hub_cache, known_models
-from planner.job.json_text import read_json
-from planner.job.known_models import KnownModel
+from planner.job.json_text import file_text, read_json
 from planner.job.nodes import Node, node_from_data
 from planner.job.size_limits import LONGEST_NAME
-from planner.job.text_files import file_text
+
+_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}")
+
+
+def find(name: str, file: str = "config.json", environment: Mapping[str, str] | None = None) -> Path | None:
+    """The file of the revision `main`, or of the only other one; None if this machine does not have it."""
+    if not _NAME.fullmatch(name) or ".." in name:
+        return None
+    folder = _root(os.environ if environment is None else environment) / f"models--{name.replace('/', '--')}"
+    try:
+        revision = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+        revisions = [revision] if re.fullmatch(r"\w+", revision) else []
+    except (OSError, ValueError):
+        revisions = []
+    try:
+        revisions = revisions or sorted(each.name for each in (folder / "snapshots").iterdir())
+    except OSError:
+        return None
+    found = folder / "snapshots" / revisions[0] / file if len(revisions) == 1 else None
+    return found if found is not None and found.is_file() else None
+
+
+def _root(environment: Mapping[str, str]) -> Path:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if environment.get(name):
+            return Path(environment[name]).expanduser()
+    home = environment.get("HF_HOME") or f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+_FILE = "known_models.json"
+_TRAINED_ON = {"base", "pt", "instruct", "it", "chat", "hf"}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """One model; `config` is a transformers config without what does not matter to memory."""
+
+    name: str
+    """As its publisher calls it on the hub."""
+    parameters: int
+    """Trainable and other parameters, tied ones once."""
+    also: tuple[str, ...]
+    """Names of models whose config says the same of memory."""
+    config: Mapping[str, Any]
+    source: str = ""
+    """Where its sizes are from; empty: its own config.json. The hub's total is that of the checkpoint's tensors."""
+
+
+@cache
+def models() -> Mapping[str, KnownModel]:
+    """Every model by its name."""
+    content = json.loads(files("planner.job").joinpath(_FILE).read_text(encoding="utf-8"))
+    return {
+        name: KnownModel(name, entry["parameters"], tuple(entry["also"]), entry["config"], entry.get("source", ""))
+        for name, entry in content.items()
+    }
+
+
+def by_name(name: str) -> KnownModel | None:
+    """The model of that name, with the publisher or without, in letters of either case."""
+    return _by_folded().get(name.casefold())
+
+
+def by_config(config: Mapping[str, Any]) -> KnownModel | None:
+    """The model that has exactly this config."""
+    return next((each for each in models().values() if each.config == config), None)
+
+
+def near_models(name: str, count: int = 6) -> list[str]:
+    """Names of the same version, size and kind that someone may have meant by one that is misspelt or not whole: those
+    that go on where `name` ends, and those whose numbers are the same and whose words are alike. Publishers are not
+    compared."""
+    if len(name) > LONGEST_NAME:
+        return []
+    short = name.rpartition("/")[2].casefold()
+    names = [each for model in models().values() for each in (model.name, *model.also)]
+    called = {each.rpartition("/")[2].casefold(): each for each in names}
+    longer = [other for other in called if re.match(re.escape(short) + r"[-_.a-z]", other) and len(short) > 2]
+    alike = [other for other in called if _is_misspelt(short, other)]
+    found: dict[str, str] = {}
+    for each in longer + alike:
+        found.setdefault(_by_folded()[each].name, called[each])
+    return list(found.values())[:count]
+
+
+def _is_misspelt(name: str, known: str) -> bool:
+    words, others = _words(name), _words(known)
+    if re.findall(r"\d+", name) != re.findall(r"\d+", known) or len(words) != len(others):
+        return False
+    return all(_are_alike(*pair) for pair in zip(words, others, strict=True))
+
+
+def _are_alike(word: str, other: str) -> bool:
+    return word == other or (len(word) > 3 and difflib.SequenceMatcher(None, word, other).ratio() > 0.75)
+
+
+def _words(name: str) -> list[str]:
+    """Without what says how a model of a size in numbers was trained on: its size and kind are the same."""
+    words = re.findall(r"(?<!\d)[a-z]+", name)
+    if not re.search(r"\d[bm](?![a-z])", name):
+        return words
+    return [each for each in words if not difflib.get_close_matches(each, _TRAINED_ON, cutoff=0.8)]
+
+
+@cache
+def _by_folded() -> dict[str, KnownModel]:
+    found: dict[str, KnownModel] = {}
+    for model in models().values():
+        for name in (model.name, *model.also):
+            for called in (name, name.rpartition("/")[2]):
+                if found.setdefault(called.casefold(), model) is not model:
+                    raise AssertionError(f"{called} names two models")
+    return found
 
 
 def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
@@ -42,7 +156,7 @@ def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
 
 def shipped(name: str, folder: Path | None) -> KnownModel | None:
     """The well-known model of that name, unless a file or folder of the spec is called so."""
-    found = known_models.by_name(name)
+    found = by_name(name)
     return None if found is None or (folder is not None and os.path.exists(folder / name)) else found
 
 
@@ -59,7 +173,7 @@ def _file(node: Node, folder: Path | None) -> Path:
         return path / "config.json"
     if os.path.exists(path) or looks_like_path(name):
         return path
-    if (cached := hub_cache.find(name)) is not None:
+    if (cached := find(name)) is not None:
         return cached
     raise _unknown_model(node, looked_in=", in the hub's cache of this machine (HF_HOME), nor a file")
 
@@ -80,8 +194,8 @@ def looks_like_path(name: str) -> bool:
 def _unknown_model(node: Node, looked_in: str) -> SpecError:
     """Names that are near are those of the very same model, misspelt: another one takes other memory."""
     assert isinstance(node.value, str)
-    near = known_models.near(node.value)
-    named = f"one of the {len(known_models.models())} models of docs/reference.md"
+    near = near_models(node.value)
+    named = f"one of the {len(models())} models of docs/reference.md"
     if not looked_in:
         given, found = "the content of a config.json", "send the content of its config.json as model.hf_config"
     else:

@@ -1,4 +1,4 @@
-"""JSON text, read strictly and written the same way everywhere."""
+"""Reads files as text of bounded size and JSON strictly, and writes JSON the same way everywhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError, shorten
@@ -145,3 +146,27 @@ def canonical_json(data: Any) -> str:
 def is_plain_text(value: str) -> bool:
     """Whether it can be written as UTF-8: it has no half of a pair of code units."""
     return value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)
+
+
+_MOST_BYTES = 16 * 2**20
+
+
+def file_text(path: Path, written: str, place: str = "") -> str:
+    """The UTF-8 text of a file that the person called `written` at `place`; SpecError if there is none to read."""
+    try:
+        if path.is_dir():
+            raise SpecError(f"{written} is a folder", allowed="a file", place=place)
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        remedy = "a relative path starts from the folder of the spec" if place else ""
+        raise SpecError(f"there is no file {written}", remedy=remedy, place=place) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SpecError(f"{written} cannot be read: {reason}", place=place) from None
+    if len(content) > _MOST_BYTES:
+        raise SpecError(f"{written} is larger than 16 MiB", place=place)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{written} is no UTF-8 text (byte {error.start})", place=place) from None

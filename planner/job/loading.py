@@ -1,23 +1,180 @@
-"""Job specs and bundles, from files and from what a service receives."""
+"""Reads job specs and bundles into the dataclasses of a job, and writes bundles and the identity of a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import functools
+import hashlib
+import json
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from planner.errors import SpecError
+from planner.errors import SpecError, shorten
 from planner.hardware import catalog
-from planner.job import consistency, gpu_names
-from planner.job.compile_checks import with_scope
-from planner.job.json_text import read_json
-from planner.job.nodes import Node, node_from_data
-from planner.job.reading import read_dataclass
-from planner.job.schema import Gpu, Job
-from planner.job.size_limits import LARGEST_YAML
-from planner.job.text_files import file_text
+from planner.job import consistency, deepspeed_config, foreign_words, hf_config, named_gpus, short_forms
+from planner.job.consistency import with_scope
+from planner.job.field_checks import CHECKS, Check
+from planner.job.json_text import canonical_json, file_text, read_json, without_floats
+from planner.job.nodes import Node, below, did_you_mean, node_from_data
+from planner.job.schema import (
+    CheckpointLoad,
+    Compile,
+    DataLoader,
+    FrozenModel,
+    Gpu,
+    Job,
+    Model,
+    Optimizer,
+    Parallel,
+    Software,
+)
+from planner.job.size_limits import LARGEST_YAML, LONGEST_NAME
 from planner.job.yaml_text import read_yaml
+from planner.units import parse_bytes
+
+_THOUSANDS = re.compile(r"([1-9][0-9]{0,8})[kK]")
+"""`4k` tokens are 4096 wherever people write so of sequences."""
+
+
+def read_dataclass(kind: type, node: Node, folder: Path | None) -> Any:
+    """The dataclass that a mapping, or one of its short forms, describes; SpecError at the first fault.
+
+    `folder` is where relative paths start; None for a spec that may refer to nothing outside.
+    """
+    written = short_forms.written_out(kind, node).mapping(short_forms.describe_allowed(kind))
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key, child in written.items():
+        if key not in fields:
+            raise _unknown_key(key, child, node, list(fields))
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for name, field in fields.items():
+        if name in written:
+            values[name] = _read_field(kind, name, hints[name], written[name], folder)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise SpecError(
+                f"{below(node.path, name)} is missing",
+                allowed=_describe_allowed(kind, name, hints[name]),
+                place=node.place,
+            )
+    return kind(**values)
+
+
+def _read_field(kind: type, name: str, hint: Any, node: Node, folder: Path | None) -> Any:
+    if (kind, name) in ((Model, "hf_config"), (FrozenModel, "config")):
+        return hf_config.read(node, folder)
+    if (kind, name) == (Parallel, "deepspeed"):
+        return deepspeed_config.read(node, folder)
+    if (nested := _dataclass_in(hint)) is not None:
+        if (node.value is None or node.value is False) and _may_be_none(hint):
+            return None
+        return read_dataclass(nested, node, folder)
+    if typing.get_origin(hint) is Mapping:
+        return _read_mapping(hint, node, folder)
+    check = CHECKS[kind, name]
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(node.value, list):
+            raise node.is_error(allowed=_describe_allowed_items(check))
+        return tuple(_read_value(kind, name, typing.get_args(hint)[0], item, check) for item in node.value)
+    return _read_value(kind, name, hint, node, check)
+
+
+def _read_mapping(hint: Any, node: Node, folder: Path | None) -> dict[str, Any]:
+    nested = typing.get_args(hint)[1]
+    if not dataclasses.is_dataclass(nested):
+        return {key: child.plain() for key, child in node.mapping().items()}
+    # In the order of the names, so that a job is the same whichever way its document was sorted.
+    children = sorted(node.mapping("a mapping of names to inputs").items())
+    return {key: read_dataclass(typing.cast(type, nested), child, folder) for key, child in children}
+
+
+def _read_value(kind: type, name: str, hint: Any, node: Node, check: Check) -> Any:
+    value: Any
+    if check.size:
+        value = _read_size(node, check)
+    elif check.tokens and (tokens := _THOUSANDS.fullmatch(str(node.value))) is not None:
+        value = 1024 * int(tokens[1])
+    elif hint is str and node.written:
+        value = node.written  # `torch: 2.10` means the text, not the number 2.1
+    else:
+        value = node.value
+    if not _has_type(value, hint) or not check.accepts(value):
+        known = foreign_words.value_remedy(kind, name, value)
+        raise node.is_error(allowed=check.allowed, remedy=known or _remedy(value, hint, check))
+    return float(value) if hint is float else value
+
+
+def _read_size(node: Node, check: Check) -> int:
+    negative = str(node.value).lstrip().startswith("-")
+    remedy = "" if negative else "the units are B, KB, MB, GB, TB, KiB, MiB, GiB and TiB"
+    try:
+        size = parse_bytes(node.value)  # type: ignore[arg-type]  # it refuses what is neither text nor whole number
+    except ValueError:
+        raise node.is_error(allowed=check.allowed, remedy=remedy) from None
+    if not check.accepts(size):
+        raise node.is_error(allowed=check.allowed, remedy=remedy if node.written else "")
+    return size
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Exactly one of the hinted types: true is no whole number here, but a whole number is a number."""
+    kinds = (int, float) if hint is float else typing.get_args(hint) or (hint,)
+    return type(value) in kinds
+
+
+def _remedy(value: Any, hint: Any, check: Check) -> str:
+    if isinstance(value, str):
+        if check.names:
+            return did_you_mean(value, check.names)
+        if hint is bool and value.lower() in ("yes", "on", "y"):
+            return "write true"
+        if hint is bool and value.lower() in ("no", "off", "n"):
+            return "write false"
+    if hint is int and type(value) is float and value.is_integer():
+        return f"write {int(value)}"
+    if hint is int and isinstance(value, str) and value.isdecimal() and len(value) <= LONGEST_NAME:
+        return f"write {int(value)}"
+    return ""
+
+
+def _unknown_key(key: str, child: Node, node: Node, known: list[str]) -> SpecError:
+    where = node.path or "a job spec"
+    return SpecError(
+        f"unknown key `{shorten(key, LONGEST_NAME)}` in {where}",
+        allowed=", ".join(known),
+        remedy=foreign_words.key_remedy(key, child, known) or did_you_mean(key, known),
+        place=child.key_place or child.place,
+    )
+
+
+def _dataclass_in(hint: Any) -> type | None:
+    """The dataclass of `X` or `X | None`."""
+    for kind in (hint, *typing.get_args(hint)):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and typing.get_origin(hint) is not Mapping:
+            return kind
+    return None
+
+
+def _may_be_none(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType) and types.NoneType in typing.get_args(hint)
+
+
+def _describe_allowed(kind: type, name: str, hint: Any) -> str:
+    if (nested := _dataclass_in(hint)) is not None:
+        return short_forms.describe_allowed(nested)
+    return (
+        _describe_allowed_items(CHECKS[kind, name]) if typing.get_origin(hint) is tuple else CHECKS[kind, name].allowed
+    )
+
+
+def _describe_allowed_items(check: Check) -> str:
+    return f"a list, each {check.allowed}"
+
 
 BUNDLE_SCHEMA = "planner.bundle/1"
 
@@ -75,7 +232,7 @@ def choices_of(document: Node) -> list[str]:
     """What a spec leaves open and its reader decided, for people."""
     node = document.nearest_to("cluster.gpu.name")
     named = isinstance(node.value, str) and node.path in ("cluster.gpu", "cluster.gpu.name")
-    said = gpu_names.tell_choice(str(node.value)) if named else ""
+    said = named_gpus.tell_choice(str(node.value)) if named else ""
     return [said] if said else []
 
 
@@ -126,3 +283,101 @@ def _with_factory_path(job: Job, document: Node, folder: Path | None) -> Job:
             f"is {node.summary}, and there is no such folder", allowed="a folder with the factory's module"
         )
     return replace(job, model=replace(job.model, factory_path=str(path)))
+
+
+_ADDED: Mapping[str, Any] = {
+    "train.lengths": None,
+    "train.retains": "",
+    "train.eval.batches": 1,
+    "train.eval.gather": "",
+    "train.eval.accumulation_steps": 0,
+    "train.eval.generate": None,
+}
+"""Keys that came later, and what was done before a spec could say something else: where they say this, the identity is
+what it was, for answers that are stored."""
+
+
+def document(job: Job) -> dict[str, Any]:
+    """The job as the mapping that a spec would hold if it said everything; loads again to the same job."""
+    return typing.cast(dict[str, Any], _plain(job, Job))
+
+
+def bundle(job: Job) -> dict[str, Any]:
+    """The job as one self-contained JSON object, schema planner.bundle/1."""
+    return {"schema": BUNDLE_SCHEMA, **typing.cast(dict[str, Any], without_floats(document(job)))}
+
+
+def bundle_text(job: Job) -> str:
+    """The bundle as it is printed."""
+    return json.dumps(bundle(job), indent=2, allow_nan=False) + "\n"
+
+
+def trace_id(job: Job, software: Mapping[str, str]) -> str:
+    """What a trace is stored under: the SHA-256 of the bundle without metadata and of the software that traces it.
+
+    `software` names the versions of planner, torch and transformers.
+    """
+    parts = {key: value for key, value in bundle(job).items() if key != "metadata"}
+    _leave_out_defaults(job, parts)
+    for path, usual in _ADDED.items():
+        _leave_out(parts, path.split("."), usual)
+    identity = canonical_json({"bundle": parts, "software": dict(software)})
+    return hashlib.sha256(identity.encode("ascii")).hexdigest()
+
+
+def _leave_out(part: Any, keys: Sequence[str], usual: Any) -> None:
+    """Takes the value at these keys away if it is the usual one."""
+    *sections, last = keys
+    for key in sections:
+        part = part.get(key)
+        if not isinstance(part, dict):
+            return
+    if last in part and part[last] == usual:
+        del part[last]
+
+
+def _leave_out_defaults(job: Job, parts: dict[str, Any]) -> None:
+    """What a spec could not say before is no part of an identity where it says nothing: answers are stored by it."""
+    if job.software.step == Software().step:
+        del parts["software"]["step"]
+    if job.post_training is None:
+        del parts["post_training"]
+    if job.train.data_loader == DataLoader():
+        del parts["train"]["data_loader"]
+    if not job.train.loss.chunk_head:
+        del parts["train"]["loss"]["chunk_head"]
+    if not job.cluster.host_memory:
+        del parts["cluster"]["host_memory"]
+    if job.train.checkpoint_save is None:
+        del parts["train"]["checkpoint_save"]
+    if (load := job.train.checkpoint_load) is not None:
+        usual, said = CheckpointLoad(), parts["train"]["checkpoint_load"]
+        for key in ("mmap", "kind", "broadcast_from_rank0", "optimizer"):
+            if getattr(load, key) == getattr(usual, key):
+                del said[key]
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    if value is None and hint == Compile | None:
+        return False  # as people write it, and as it was before there was more to say
+    if value is None or (hint is not float and isinstance(value, str | int)):
+        return value
+    if isinstance(value, Optimizer):
+        return {"name": value.name, **value.arguments}
+    if isinstance(value, Gpu) and value == Gpu():
+        return None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        hints = _hints(type(value))
+        return {
+            field.name: _plain(getattr(value, field.name), hints[field.name]) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {key: _plain(item, None) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, None) for item in value]
+    return float(value) if hint is float else value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)

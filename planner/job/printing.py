@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from planner.hardware import catalog
-from planner.job import known_models
-from planner.job.bundle import document
+from planner.job import hf_config
+from planner.job.loading import document
 from planner.job.schema import Job
 from planner.job.spec_keys import by_path, short_key
 from planner.job.yaml_text import RESOLVERS
@@ -60,7 +60,7 @@ def _dumped(data: Any) -> str:
 
 def _shortened(job: Job) -> dict[str, Any]:
     found = _without_defaults(job, document(job), "")
-    if job.model.hf_config is not None and (model := known_models.by_config(job.model.hf_config)) is not None:
+    if job.model.hf_config is not None and (model := hf_config.by_config(job.model.hf_config)) is not None:
         found["model"]["hf_config"] = model.name
     if (train := found.get("train")) is not None:
         _shorten_training(train, job)

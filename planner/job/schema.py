@@ -1,7 +1,4 @@
-"""The job spec as values: what a job is, with every default filled in.
-
-Field names are the keys of the YAML. Sizes are bytes, sequence lengths tokens, degrees ranks.
-"""
+"""The job spec as values: what a job is, with every default filled in; and the CUDA of a release of torch."""
 
 from __future__ import annotations
 
@@ -9,12 +6,284 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.job.checkpoint_schema import CheckpointLoad, CheckpointSave
-from planner.job.evaluation_schema import Eval, Generate
-from planner.job.length_schema import Lengths
-from planner.job.model_schema import AS_BUILT, Adapter, Decoder, Model
 from planner.job.parallel_schema import Cp, DpReplicate, DpShard, Ep, Parallel, Pp, Tp
-from planner.job.post_training_schema import PostTraining
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """The built-in Llama-shaped decoder for quick what-ifs."""
+
+    layers: int
+    """Blocks of attention and feed-forward."""
+    hidden: int
+    """Width of the residual stream; a multiple of `heads`."""
+    heads: int
+    """Heads of the queries; a multiple of `kv_heads`."""
+    kv_heads: int
+    """Heads of the keys and values."""
+    ffn: int
+    """Width inside of the gated feed-forward."""
+    vocab: int
+    """Entries of the embedding and of the head."""
+    tie_embeddings: bool = False
+    """Embedding and head are one parameter."""
+    head_dim: int = 0
+    """Width of a head; 0: hidden / heads."""
+    qk_norm: bool = False
+    """RMSNorm over each head of queries and keys, as Qwen3 has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """Low-rank layers that are trained in place of the model: LoRA, by peft."""
+
+    kind: str = "lora"
+    """qlora: beside a model in four bits (nf4, double quantization)."""
+    r: int = 8
+    """The rank of the layers."""
+    alpha: int = 8
+    """Scales what the layers add; without effect on memory."""
+    dropout: float = 0.0
+    """Before the layers; above 0 it keeps a mask."""
+    target_modules: tuple[str, ...] = ()
+    """Names of the modules that are adapted; empty: those that peft knows for the architecture."""
+    load: str = "layers"
+    """Of qlora. layers: each layer is packed as it is loaded, as transformers does; whole: all of the model is on the
+    device in `parameter_dtype` before it is packed."""
+
+
+AS_BUILT = "as_built"
+"""The `parameter_dtype` of a factory whose parameters keep the dtypes that it gave them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Exactly one of `hf_config`, `factory`, `decoder` is given."""
+
+    hf_config: Mapping[str, Any] | None = None
+    """A transformers config: a well-known model's name, a path, or its content, which is what is kept."""
+    factory: str = ""
+    """`module:callable`, any callable that returns an nn.Module."""
+    factory_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the factory."""
+    factory_path: str = ""
+    """A folder put in front of sys.path for the factory; default: the spec file's folder."""
+    decoder: Decoder | None = None
+    head: str = ""
+    """Which transformers head (`causal_lm`, `masked_lm`, ...); empty: by architecture."""
+    blocks: str = ""
+    """Pattern of the module paths that are wrapped and recomputed; empty: found."""
+    parameter_dtype: str = ""
+    """A dtype that all parameters are cast to, or for a factory `as_built`: each keeps its own. Not said: `as_built`
+    for a factory, float32 for all else."""
+    attention: str = "sdpa"
+    """The `attn_implementation` of a transformers model: sdpa or eager."""
+    use_cache: bool = False
+    """Whether a transformers model keeps past_key_values while it trains; false, as transformers' Trainer has it,
+    whatever the config says. They live as long as the model's output: see `train.loss.keep_output`."""
+    adapter: Adapter | None = None
+    """Train an adapter alone, the model frozen; for a transformers config."""
+
+    def __post_init__(self) -> None:
+        if not self.parameter_dtype:
+            object.__setattr__(self, "parameter_dtype", AS_BUILT if self.factory else "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Lengths of sequences as percentiles or as a histogram, up to `train.sequence_length`; each batch is padded to its
+    longest."""
+
+    min: int = 1
+    """Tokens of the shortest sequence, beside percentiles."""
+    p50: int = 0
+    """Half of the sequences are no longer; 0: not said. Between two percentiles lengths are taken as evenly spread."""
+    p90: int = 0
+    """Nine in ten sequences are no longer; 0: not said."""
+    p95: int = 0
+    """19 in 20 sequences are no longer; 0: not said."""
+    p99: int = 0
+    """99 in 100 sequences are no longer; 0: not said."""
+    histogram: Mapping[str, float] = field(default_factory=dict)
+    """In place of percentiles: lengths and their shares, which add up to 1 (`{512: 0.6, 2048: 0.3, 8192: 0.1}`)."""
+    batches: tuple[int, ...] = ()
+    """In place of a distribution: the length of every batch of a run, in order."""
+    pad_to_multiple_of: int = 1
+    """Batches are padded to a multiple of so many tokens."""
+    steps: int = 2000
+    """Optimizer steps whose batches are drawn and replayed; `batches` bring their own number."""
+    seed: int = 0
+    """The draw begins with it."""
+
+
+PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+"""Keys, and the share of sequences that are no longer."""
+
+
+def tokens_of(text: str) -> int:
+    """The tokens that a key of a histogram stands for (`512`, `4k`); 0 for what is no number of tokens."""
+    number = text[:-1] if text[-1:] in ("k", "K") else text
+    if not (number.isascii() and number.isdecimal() and len(number) < 10 and int(number)):
+        return 0
+    return int(number) * (1024 if number != text else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointLoad:
+    """A checkpoint is loaded before training: onto `cpu` or onto the `device`, its state dict dropped or kept."""
+
+    map_location: str = "cpu"
+    """Where the checkpoint's tensors are put."""
+    keep_reference: bool = False
+    """The program holds on to the state dict while it trains."""
+    mmap: bool = False
+    """The file is mapped (safetensors, torch.load(mmap=True)): ranks of a node share its pages, which can be given
+    back. Otherwise each rank reads a copy of its own."""
+    kind: str = "state_dict"
+    """state_dict: torch.load and load_state_dict; full_state_dict: set_state_dict of a whole one, whose parts become
+    the shards; dcp: torch.distributed.checkpoint.load into the shards"""
+    broadcast_from_rank0: bool = False
+    """Of full_state_dict: rank 0 alone loads the file, and sends tensor by tensor."""
+    optimizer: bool = False
+    """The optimizer's state is loaded as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSave:
+    """A checkpoint is saved after every `every` iterations, or after the last if none came before."""
+
+    kind: str = "full_state_dict"
+    """full_state_dict: gathered, torch.save on rank 0; sharded_state_dict: torch.save on each rank; dcp, dcp_async:
+    torch.distributed.checkpoint.save, async_save; huggingface: gathered to rank 0, save_pretrained"""
+    cpu_offload: bool = False
+    """Of StateDictOptions: tensors go to the host one by one; a full state dict is then kept by rank 0 alone."""
+    optimizer: bool = True
+    """The optimizer's state is saved as well; without effect on huggingface."""
+    every: int = 100
+    """After how many iterations it is saved."""
+    pinned: bool = False
+    """Of dcp_async: what waits on the host to be written is pinned (StagingOptions.use_pinned_memory)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate:
+    """Text is generated greedily after the batches of an evaluation, from prompts of one length."""
+
+    max_new_tokens: int = 128
+    """Tokens that are generated for each prompt."""
+    batch: int = 1
+    """Prompts at once on a rank."""
+    prompt_tokens: int = 0
+    """Tokens of a prompt; 0: as many as `train.sequence_length`."""
+    use_cache: bool = True
+    """Keys and values of earlier tokens are kept, and grow with each token; for a transformers model. false: each token
+    takes all that are before it through the model again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eval:
+    """An evaluation under no_grad after every `every` iterations."""
+
+    micro_batch_size: int = 1
+    """Samples of a rank in one evaluation step."""
+    every: int = 100
+    """After how many iterations it is evaluated."""
+    batches: int = 1
+    """Evaluation steps of one evaluation."""
+    gather: str = ""
+    """What is gathered from all ranks and kept on the GPU, as transformers' Trainer does for its metrics: loss, or
+    logits (with labels and loss); empty: nothing."""
+    accumulation_steps: int = 0
+    """After how many evaluation steps what was gathered goes to the host (eval_accumulation_steps); 0: at the end."""
+    generate: Generate | None = None
+    """Text that is generated in an evaluation; null: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """The engine that generates, on the trainer's GPUs. One on GPUs of its own is no part of the job."""
+
+    engine: str = "vllm"
+    """vllm | sglang"""
+    placement: str = "same_process"
+    """same_process: inside of the trainer's process (TRL's colocate, verl's FSDP workers until 0.6). own_process: a
+    process of its own on the same GPU, with a CUDA context of its own."""
+    tensor_parallel: int = 1
+    """Ranks of one engine; the job's other ranks have engines of their own."""
+    gpu_memory_utilization: float = 0.0
+    """vLLM's share of the GPU's total; sglang's `mem_fraction_static`, a share of what is free as it starts. 0: the
+    largest that is safe, in steps of 0.01."""
+    max_model_len: int = 4096
+    """The longest sequence, prompt and answer."""
+    max_num_seqs: int = 256
+    """Sequences that are generated at once."""
+    max_num_batched_tokens: int = 8192
+    """Tokens of one forward, for which the engine profiles its activations; sglang's `chunked_prefill_size`."""
+    dtype: str = "bfloat16"
+    """Of the engine's weights."""
+    kv_cache_dtype: str = "auto"
+    """auto: as the weights."""
+    block_size: int = 16
+    """Tokens of a block of the KV cache (sglang's `page_size`)."""
+    enforce_eager: bool = True
+    """false: decoding is captured in CUDA graphs, which take memory of their own."""
+    sleep_level: int = 1
+    """0: the engine never sleeps. 1: while it sleeps its weights are on the host and its KV cache is gone. 2: both are
+    gone. On the GPU 1 and 2 are the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSync:
+    """How the trainer's weights come to the engine after each step."""
+
+    bucket_bytes: int = 0
+    """Tensors are gathered one by one and copied into a bucket of this size, which is then sent; 0: each tensor is
+    handed over as it is gathered."""
+    while_awake: str = "weights"
+    """Which parts of the engine are awake meanwhile. weights: the KV cache is woken afterwards
+    (`wake_up(tags=["weights"])`). kv_cache: both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerOffload:
+    """What of the trainer rests on the host while others have the GPU."""
+
+    parameters: bool = False
+    """verl's `param_offload`; they come back for the weight sync, too."""
+    optimizer: bool = False
+    """verl's `optimizer_offload`: the optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenModel:
+    """A model that only runs forward, in the trainer's process, sharded as the trainer's is."""
+
+    config: Mapping[str, Any] | None = None
+    """A transformers config, as `model.hf_config`; null: the job's own model."""
+    head: str = ""
+    """Which transformers head; empty: that of the job's model, and sequence_classification for a reward model."""
+    dtype: str = "bfloat16"
+    """Of its parameters."""
+    offload: bool = True
+    """Its parameters rest on the host: of shards one by one (CPUOffloadPolicy), of a whole model between its phases."""
+    micro_batch_size: int = 1
+    """Samples of a rank in one forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostTraining:
+    """Reinforcement learning with an engine on the trainer's GPUs: what is beside the trainer, and who gives way."""
+
+    rollout: Rollout = field(default_factory=Rollout)
+    weight_sync: WeightSync = field(default_factory=WeightSync)
+    trainer_offload: TrainerOffload = field(default_factory=TrainerOffload)
+    empty_cache: bool = True
+    """The trainer's allocator gives its cache back before each handover; false: what it once reserved stays so."""
+    reference: FrozenModel | None = None
+    """The policy as it was at first, for the KL penalty."""
+    reward: FrozenModel | None = None
+    """What scores the answers."""
+
 
 __all__ = [
     "AS_BUILT",
@@ -253,3 +522,15 @@ class Job:
     cluster: Cluster = field(default_factory=Cluster)
     software: Software = field(default_factory=Software)
     allocator: Allocator = field(default_factory=Allocator)
+
+
+_CUDA = {
+    "2.1": "12.1", "2.2": "12.1", "2.3": "12.1", "2.4": "12.1", "2.5": "12.4", "2.6": "12.4", "2.7": "12.6",
+    "2.8": "12.8", "2.9": "12.8", "2.10": "12.8",
+}  # fmt: skip
+"""Release notes of torch 2.1 to 2.11 (github.com/pytorch/pytorch/releases): from 2.11 on CUDA 13.0."""
+
+
+def cuda_of(torch: str) -> str:
+    """The CUDA of a release (`2.6`: `12.4`); of one that is not listed that of a spec that says nothing."""
+    return _CUDA.get(torch, Software().cuda)

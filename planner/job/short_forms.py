@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.errors import SpecError
-from planner.job import gpu_names, schema
-from planner.job.length_schema import tokens_of
+from planner.job import named_gpus, schema
 from planner.job.nodes import Node, below, placed
+from planner.job.schema import tokens_of
 from planner.job.yaml_text import read_yaml
 
 
@@ -84,7 +84,7 @@ def _gpu(node: Node) -> Node:
     an option, it may hold the mapping."""
     if node.value is None:
         return _mapping(node, {})  # said aloud: there is none, and so no verdict
-    if isinstance(node.value, str) and gpu_names.are_figures(node.value):
+    if isinstance(node.value, str) and named_gpus.are_figures(node.value):
         node = _figures(node, node.value)
     node = _single("name")(node)
     if not isinstance(node.value, dict):
@@ -94,7 +94,7 @@ def _gpu(node: Node) -> Node:
         return node
     if "name" not in given or not isinstance(given["name"].value, str):
         return node
-    entry = gpu_names.look_up(given["name"].value, place=given["name"].place)
+    entry = named_gpus.look_up(given["name"].value, place=given["name"].place)
     facts: dict[str, str | int] = {"total_bytes": entry.total_bytes, "arch": entry.arch}
     filled = {key: replace(node, value=value, path=below(node.path, key)) for key, value in facts.items()}
     name = replace(given["name"], value=entry.name)

@@ -1,25 +1,148 @@
-"""A job in a few words: what the options of the command line mean as values of a spec.
-
-A word decides its keys and nothing else. What nobody says, and has no one default, is taken as most people train, and
-said. The same words put values into a spec that there is already.
-"""
+"""A job in a few words: what options, `--set key=value` and `r=16,alpha=32` mean as values of a spec."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
-from planner.job import foreign_values, gpu_counts, short_forms
-from planner.job.adapter_words import adapter_of
-from planner.job.axes import AXES
+from planner.job import deepspeed_config, foreign_words, hf_config, named_gpus, short_forms, spec_keys
 from planner.job.field_checks import CHECKS
-from planner.job.foreign_values import OPTIMIZERS
-from planner.job.nearest import did_you_mean
-from planner.job.nodes import Node
-from planner.job.overrides import Setting, setting
+from planner.job.foreign_words import OPTIMIZERS
+from planner.job.layout import AXES
+from planner.job.nodes import Node, below, did_you_mean, node_from_data, placed
 from planner.job.schema import Gpu, Train
+from planner.job.size_limits import MOST_DEPTH, MOST_HOST_BYTES
+from planner.job.yaml_text import read_yaml
+from planner.units import parse_bytes
+
+_INLINED = {"model.hf_config": hf_config.read, "parallel.deepspeed": deepspeed_config.read}
+"""Keys that may name a file, with what reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value for one key; the node knows which option said it."""
+
+    path: str
+    node: Node
+
+
+def parse(written: str) -> Setting:
+    """The key and value of `key=value`, the value typed as in YAML. Raises SpecError."""
+    place = f"--set {written[:80]}"
+    path, equals, text = written.partition("=")
+    path = path.strip()
+    if not equals or not path or "" in path.split("."):
+        raise SpecError(
+            f"{written[:200]!a} is no key=value",
+            allowed="a dotted key of the spec and its value, such as train.micro_batch_size=4",
+            remedy="write --set KEY=VALUE, in quotes where the value has spaces",
+            place="--set",
+        )
+    return Setting(path, placed(_value(text, place), path, place))
+
+
+def setting(path: str, value: object, place: str) -> Setting:
+    """A value that an option stands for."""
+    return Setting(path, node_from_data(value, place, path))
+
+
+def with_settings(document: Node, settings: list[Setting], folder: Path | None) -> Node:
+    """The document with these values in the place of its own, one after the other; what it refers to starts at
+    `folder`. Raises SpecError for a key below a value that has none."""
+    document.mapping("a mapping with model, train, parallel, cluster, ...")
+    for each in settings:
+        if each.path.count(".") > MOST_DEPTH:
+            raise SpecError(
+                f"{each.path[:80]!a}... has {each.path.count('.') + 1} parts",
+                allowed=f"a key of the spec, at most {MOST_DEPTH} deep",
+                place=each.node.place,
+            )
+        path = "cluster.gpu" if each.path == "cluster.gpu.name" else each.path  # its figures change with the name
+        document = _with(document, path.split("."), each.node, folder)
+    return document
+
+
+def _value(text: str, place: str) -> Node:
+    if not text.strip():
+        raise SpecError("there is no value", allowed='a value as in YAML; "" for an empty text', place=place)
+    try:
+        return read_yaml(text, place)
+    except SpecError as error:
+        error.place = place
+        raise SpecError(error.problem, allowed=error.allowed, remedy=error.remedy, place=place) from None
+
+
+def _with(node: Node, keys: list[str], value: Node, folder: Path | None) -> Node:
+    if not keys:
+        return value
+    known = spec_keys.by_path().get(node.path)
+    if known is not None and known.section is None and not spec_keys.takes_a_mapping(known):
+        raise _without_keys(node.path, value)
+    children = _children(node, value, folder)
+    path = below(node.path, keys[0])
+    child = children.get(keys[0], Node({}, path, value.place, value.place))
+    return replace(node, value={**children, keys[0]: _with(child, keys[1:], value, folder)})
+
+
+def _children(node: Node, value: Node, folder: Path | None) -> dict[str, Node]:
+    """What stands below a value, its short form written out."""
+    if node.value is None:
+        return {}
+    if isinstance(node.value, str) and node.path in _INLINED:
+        return node_from_data(_INLINED[node.path](node, folder), node.place, node.path).mapping()
+    known = spec_keys.by_path().get(node.path)
+    if known is not None and (short := spec_keys.short_key(known)) and not isinstance(node.value, dict | list):
+        return {short: replace(node, path=below(node.path, short))}
+    if isinstance(node.value, dict):
+        return node.value
+    if known is not None and known.section is not None:
+        written = short_forms.written_out(known.section, node).value
+        if isinstance(written, dict):
+            return written
+    raise _without_keys(node.path, value)
+
+
+def _without_keys(path: str, value: Node) -> SpecError:
+    return SpecError(
+        f"{path} is a value, and has no keys below it",
+        allowed=f"--set {path}=VALUE",
+        remedy="set the whole value",
+        place=value.place,
+    )
+
+
+_COUNTS = {"r": "r", "rank": "r", "alpha": "alpha", "lora_alpha": "alpha"}
+_TARGETS = ("target", "targets", "target_modules")
+
+
+def adapter_of(kind: str, text: str, place: str) -> dict[str, Any]:
+    """`model.adapter` as a spec writes it. Raises SpecError for a word that is not understood."""
+    found: dict[str, Any] = {"kind": kind}
+    for part in text.replace(" ", "").split(","):
+        key, equals, value = part.partition("=")
+        if not part:
+            continue
+        if not equals and part.isdecimal():
+            key, value = "r", part
+        if key in _COUNTS and value.isdecimal() and len(value) < 10:
+            found[_COUNTS[key]] = int(value)
+        elif key == "dropout" and value.replace(".", "", 1).isdecimal() and len(value) < 20:
+            found["dropout"] = float(value)
+        elif key in _TARGETS and value:
+            found["target_modules"] = [each for each in value.split("+") if each]
+        else:
+            raise SpecError(
+                f"{part[:80]!a} is nothing of an adapter",
+                allowed="r=16, alpha=32, dropout=0.05, target=q_proj+v_proj, with commas between them",
+                remedy=f"write {place} r=16; the job or the model stands before the options",
+                place=place,
+            )
+    return found
+
 
 REST = "rest"
 """A degree: the GPUs that no other axis takes."""
@@ -34,7 +157,7 @@ class Shorthand:
     """The words; each may be absent."""
 
     gpus: str = ""
-    """`4xH100`, as planner.job.gpu_counts reads it."""
+    """`4xH100`, as planner.job.named_gpus reads it."""
     gpu: str = ""
     sequence_length: str = ""
     """A number of tokens, or such as `4k`."""
@@ -104,7 +227,7 @@ def of_model(words: Shorthand, document: Node, config: Mapping[str, Any], others
 
 def _tell_gpus(words: Shorthand, found: Meaning) -> None:
     if words.gpus:
-        count = gpu_counts.parse(words.gpus)
+        count = named_gpus.parse(words.gpus)
         found.settings.append(setting("cluster.nodes", count.nodes, "--gpus"))
         found.settings.append(setting("cluster.gpus_per_node", count.gpus_per_node, "--gpus"))
         if count.supposed:
@@ -267,7 +390,7 @@ def _precision(words: Shorthand, asked: str, *, sharded: bool) -> Setting:
         raise SpecError(
             f"there is no precision {asked[:80]!a}",
             allowed=f"{', '.join(PRECISIONS)}; or as a spec writes it: {known.allowed}",
-            remedy=foreign_values.remedy(Train, "precision", asked)
+            remedy=foreign_words.value_remedy(Train, "precision", asked)
             or did_you_mean(asked, PRECISIONS)
             or "write one of these",
             place="--precision",
@@ -316,3 +439,14 @@ def _arch(settings: list[Setting]) -> str:
     if node is None:
         return ""
     return str(short_forms.written_out(Gpu, node).nearest_to("arch").value)
+
+
+def read_host_memory(written: str | int, place: str) -> int:
+    """Bytes; 0 for nothing said. Raises SpecError for what is no such size."""
+    try:
+        found = parse_bytes(written) if written != "" else 0
+    except ValueError:
+        found = -1
+    if not 0 <= found <= MOST_HOST_BYTES:
+        raise SpecError(f"{str(written)[:40]!a}", allowed="a size from 0 to 1024TiB, such as 480GiB", place=place)
+    return found

@@ -13,32 +13,19 @@ from pathlib import Path
 
 import torch
 
-from planner.facts.workspaces import WorkspaceTable
-from planner.paper import composites, facade, library, values
+from planner.hardware.workspaces import WorkspaceTable
+from planner.paper import library, torch_cuda, values
 from planner.paper.kernels import (  # noqa: F401
-    cpu_dropout,
-    cpu_results,
-    cudnn_attention,
-    data_dependent,
-    distances,
-    dropout,
-    embedding,
-    flash_attention,
-    foreach,
-    fourier,
-    grouped_gemm,
+    attention,
+    cpu,
     indexing,
     linear_algebra,
-    memory_efficient_attention,
     normalization,
-    ordering,
     recurrent,
-    results,
-    sampling,
-    sharded_copies,
-    synchronized_norm,
+    sorting,
     table,
-    unique_values,
+    training_operators,
+    without_meta_kernels,
     workspaces,
 )
 from planner.paper.kernels.workspaces import AskedWorkspace
@@ -119,7 +106,7 @@ def gpu(
     native.paper_choose_attention_for(*chosen.capability, cudnn_first)
     recorder = Recorder(waits=waits)
     measured = workspaces.known(known, recorder.now if keeps_requests else None)
-    with measured, facade.answering(chosen, seen, recorder):
+    with measured, torch_cuda.answering(chosen, seen, recorder):
         recorder.start()
         try:
             yield Paper(torch.device("cuda", 0), recorder)
@@ -143,7 +130,7 @@ def _install() -> None:
                 native.paper_prefer_meta(operator.encode())
         table.install()
         native.paper_install_reductions()
-        composites.install()
+        values.install_composites()
     _read_values()
 
 

@@ -23,9 +23,8 @@ from planner.events import (
     Role,
     write_out_repeats,
 )
-from planner.paper import blocks, library
-from planner.paper.record_events import Origins, Placed, RecordKinds, event_of, renumber
-from planner.paper.record_folding import Fold, Records, find_folds
+from planner.paper import library, native_records
+from planner.paper.native_records import Fold, Origins, Placed, RecordKinds, Records, event_of, find_folds, renumber
 from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
 
 _WORKSPACES = tuple(f"{owner}::workspace" for owner in ("cublas", "cudnn", "cufft", "cusolver", "cutlass"))
@@ -61,7 +60,7 @@ class Recorder:
 
     def __init__(self, *, waits: bool = False) -> None:
         self.waits = waits
-        """Whether streams and events are done only where they are waited for (planner.paper.facade)."""
+        """Whether streams and events are done only where they are waited for (planner.paper.torch_cuda)."""
         self._native = library.load()
         self._kinds = _record_kinds(self._native)
         self.folds = False
@@ -93,7 +92,7 @@ class Recorder:
 
     def operator_of(self, tensor: torch.Tensor) -> str:
         """The operator that made the storage of a tensor (`aten.ne`); empty for one that has none here."""
-        return blocks.operator_of(tensor)
+        return native_records.operator_of(tensor)
 
     def plain_events(self, since: int) -> list[Event]:
         """What the allocator was told since then (`now`), without origins, roles and marks; blocks as the device
@@ -246,7 +245,7 @@ class Recorder:
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block behind a tensor on the paper GPU; None for one that has none."""
-        return blocks.block_of(tensor)
+        return native_records.block_of(tensor)
 
     def events(self, until: int | None = None) -> list[Event]:
         """Everything since `start`, in order, up to a moment (`now`); blocks are numbered from 0.
@@ -379,9 +378,9 @@ class Recorder:
 
     def _born_alive(self, first: int) -> list[int]:
         room = self._native.paper_count() - first
-        blocks = (ctypes.c_int64 * max(room, 1))()
-        found = self._native.paper_born_alive(first, blocks, room)
-        return list(blocks[:found])
+        native_records = (ctypes.c_int64 * max(room, 1))()
+        found = self._native.paper_born_alive(first, native_records, room)
+        return list(native_records[:found])
 
 
 def _names_after(

@@ -6,17 +6,20 @@ An answer never follows from a dtype alone. Whoever reads something else is told
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
+from math import comb
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
 from planner.errors import TraceError
-from planner.paper import composites, routed
+from planner.paper import native_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ _KNOWN = (
     CallSite("torch.distributed.algorithms.ddp_comm_hooks.*", "*", lambda _: 1.0, "a norm that is not zero"),
 )
 
-_UNSEEN = ("planner.paper", "planner.running")
+_UNSEEN = ("planner.paper", "planner.tracing.program")
 """Whose frames stand between a program and what it reads."""
 
 _MOVERS = (
@@ -167,14 +170,14 @@ def read(tensor: torch.Tensor) -> Value:
     """The answer for the nearest call site in the table; TraceError names the reader if there is none."""
     frames = list(_frames(inspect.currentframe()))
     for frame in frames:
-        if routed.chooses(frame):
+        if chooses_expert(frame):
             return _noted(tensor, frames, False, "an expert that is one: only ranks with a part of them meet others")
         site = _site(frame)
         if site is not None:
             return _answer_of(site, tensor, frames)
     if (node := _node()) is not None:
         return _noted(tensor, frames, node.answer, node.why)
-    if (known := composites.answer(tensor, of_a_program=_reader is not None)) is not None:
+    if (known := answer_of_composite(tensor, of_a_program=_reader is not None)) is not None:
         return _noted(tensor, frames, *known)
     answer = None if _reader is None else _reader.answer(tensor, frames)
     if answer is None:
@@ -188,7 +191,7 @@ def _answer_of(site: CallSite, tensor: torch.Tensor, frames: Sequence[FrameType]
 
 def truth_of(tensor: torch.Tensor) -> bool | None:
     """What a check in C++ compares with true (`at::is_scalar_tensor_true`), where the operator at work is known."""
-    known = composites.answer(tensor, of_a_program=_reader is not None)
+    known = answer_of_composite(tensor, of_a_program=_reader is not None)
     return None if known is None else bool(_noted(tensor, _frames(inspect.currentframe()), *known))
 
 
@@ -213,7 +216,7 @@ def copy_to_host(host: torch.Tensor, device: torch.Tensor) -> None:
     if any(_module(frame).startswith("torch.nn.parallel.distributed") for frame in frames):
         return  # the reducer agrees on rebuilt buckets: the host's own numbers are the answer
     for frame in frames:
-        if (numbers := routed.numbers(frame, host.numel())) is not None:
+        if (numbers := expert_numbers(frame, host.numel())) is not None:
             host.copy_(numbers.view(host.shape))
             if _reader is not None:
                 _reader.note(device, frames, int(numbers.flatten()[0]), "tokens of experts, as routed or evenly")
@@ -235,7 +238,7 @@ def count_nonzero(operator: str, tensor: torch.Tensor) -> int:
     """How many values are not zero, where the autograd node or the operator at work is in a table; else as `count`."""
     if (node := _node()) is not None:
         return int(_noted(tensor, _frames(inspect.currentframe()), node.answer, node.why))
-    if (known := composites.count()) is not None:
+    if (known := count_of_composite()) is not None:
         return known
     return count(operator, tensor, tensor.numel(), "places selected")
 
@@ -264,7 +267,7 @@ def node_name() -> str:
 
 def places_of_nonzero(tensor: torch.Tensor) -> torch.Tensor | None:
     """Where values are not zero, or some places of the same number, where a mixture's rule says so; else None."""
-    places = (routed.places(frame, tensor) for frame in _frames(inspect.currentframe()))
+    places = (expert_places(frame, tensor) for frame in _frames(inspect.currentframe()))
     return next((each for each in places if each is not None), None)
 
 
@@ -334,3 +337,157 @@ def _place(frames: list[FrameType]) -> str:
 
 def _is_module(frame: FrameType) -> bool:
     return isinstance(frame.f_locals.get("self"), torch.nn.Module)
+
+
+Tensor = torch.Tensor
+
+_MODELS, _MOE = "transformers.models.", "transformers.integrations.moe"
+_PARALLEL = "transformers.distributed.expert_parallel"
+_TORCHTITAN = "torchtitan.distributed.expert_parallel"
+
+
+def expert_numbers(frame: FrameType, wanted: int) -> Tensor | None:
+    """The whole numbers that are copied to the host at this call site; None if it is none of those."""
+    module, values = _module(frame), frame.f_locals
+    if module == _MOE and "offs" in values:
+        return _equal_shares(int(values["input"].size(0)), wanted)
+    if module == _PARALLEL and "recv_counts" in values:
+        return _sent_and_received(values)
+    if module == _TORCHTITAN and "routed_input" in values:
+        tokens = int(values["routed_input"].size(0))
+        return _equal_shares(tokens, wanted).diff(prepend=torch.zeros(1, dtype=torch.int64))
+    return None
+
+
+def expert_places(frame: FrameType, tensor: Tensor) -> Tensor | None:
+    """The coordinates that `nonzero` finds in the loop over experts: those with tokens, then the tokens of each."""
+    chosen = _choice(frame)
+    if chosen is None:
+        return None
+    values = frame.f_locals
+    if "expert_hit" not in values:
+        hit: Tensor = chosen.unique().unsqueeze(1)
+        return hit
+    expert = _read_known_value(values["expert_idx"])
+    return None if expert is None else torch.zeros(int((chosen == expert).sum()), tensor.dim(), dtype=torch.int64)
+
+
+def chooses_expert(frame: FrameType) -> bool:
+    """Whether this is the loop over experts, which asks of each whether it is one."""
+    return _choice(frame) is not None
+
+
+def _choice(frame: FrameType) -> Tensor | None:
+    if not _module(frame).startswith(_MODELS) or "expert_mask" not in frame.f_locals:
+        return None
+    return _read_known_value(frame.f_locals.get("top_k_index"))
+
+
+def _sent_and_received(values: dict[str, Any]) -> Tensor | None:
+    """How many rows go to each rank and come from each; peers route as this rank does, and are as full."""
+    chosen, parallel = _read_known_value(values["top_k_index"]), values["self"]
+    if chosen is None:
+        return None
+    ranks, own = parallel.ep_mesh.size(), parallel.ep_mesh.get_local_rank()
+    sent = chosen.flatten().bincount(minlength=ranks * parallel.num_local_experts).view(ranks, -1).sum(1)
+    return torch.stack([sent, sent[own].expand(ranks)])
+
+
+def _equal_shares(tokens: int, experts: int) -> Tensor:
+    """Where each expert's tokens end if all get the same; how they are shared takes no memory here."""
+    return torch.tensor([tokens * (expert + 1) // experts for expert in range(experts)])
+
+
+def _read_known_value(tensor: Any) -> Tensor | None:
+    if not isinstance(tensor, Tensor) or not tensor.is_cuda:
+        return None
+    found: Tensor | None = torch.ops.paper.known_value(tensor)
+    return found
+
+
+Answer = bool | int
+
+
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """An operator (`cov`), what it reads by the operator that made the value (`aten.ge`), and how many values of a mask
+    hold, from the operator's own arguments."""
+
+    operator: str
+    why: str
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    count: Callable[..., int] | None = None
+    is_result: bool = False
+    """What is read is the result: a program's reader answers that, as it does for what the program reads itself."""
+
+
+def _count_combinations(values: torch.Tensor, r: int = 2, with_replacement: bool = False) -> int:
+    return comb(values.numel() + r - 1, r) if with_replacement else comb(values.numel(), r)
+
+
+_COMPOSITES = (
+    Composite(
+        "cov",
+        "no weight is negative, their sum is not zero, and there are more observations than the correction",
+        {"aten.ge": True, "aten.ne": True, "aten.le": False},
+    ),
+    Composite("istft", "windows overlap without gaps", {"aten.lt": False}),
+    Composite("combinations", "as many as there are, whatever the values", count=_count_combinations),
+    Composite("allclose", "a check of everything holds", {"aten.all": True}, is_result=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    composite: Composite
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+
+_entered: ContextVar[_Entered | None] = ContextVar("entered", default=None)
+
+
+def answer_of_composite(tensor: torch.Tensor, *, of_a_program: bool) -> tuple[Answer, str] | None:
+    """What the operator at work on this thread reads of the tensor, and why; None if none is or it is not known."""
+    at_work = _entered.get()
+    if at_work is None or (of_a_program and at_work.composite.is_result):
+        return None
+    found = at_work.composite.answers.get(native_records.operator_of(tensor))
+    return None if found is None else (found, at_work.composite.why)
+
+
+def count_of_composite() -> int | None:
+    """How many values of a mask hold that the operator at work on this thread has made; None if that is not known."""
+    at_work = _entered.get()
+    if at_work is None or at_work.composite.count is None:
+        return None
+    return at_work.composite.count(*at_work.arguments, **at_work.named)
+
+
+@cache
+def install_composites() -> torch.library.Library:
+    """Enter the operators of the table by name, once for the process."""
+    own = torch.library.Library("aten", "IMPL")
+    for composite in _COMPOSITES:
+        operator = getattr(torch.ops.aten, composite.operator).default
+        implicit = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
+        key = (
+            torch._C.DispatchKey.CompositeImplicitAutograd
+            if implicit
+            else torch._C.DispatchKey.CompositeExplicitAutograd
+        )
+        # An implicit one is differentiated by what it calls: it is entered above autograd, and where there is none.
+        for above in ("AutogradCUDA", "CUDA") if implicit else ("CUDA",):
+            own.impl(composite.operator, _make_kernel(composite, operator, key), above)
+    return own
+
+
+def _make_kernel(composite: Composite, operator: Any, key: Any) -> Callable[..., Any]:
+    def run(*arguments: Any, **named: Any) -> Any:
+        before = _entered.set(_Entered(composite, arguments, named))
+        try:
+            return operator._op_dk(key, *arguments, **named)
+        finally:
+            _entered.reset(before)
+
+    return run

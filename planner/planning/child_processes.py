@@ -13,16 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from planner.allocator.replay import replay
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import RankClass, rank_classes
+from planner.job.layout import Mesh, RankClass, rank_classes
 from planner.planning import pipeline
 from planner.planning.pipeline import PlannedClass, PlanningInputs, Progress
 from planner.planning.preload import PRELOAD
-from planner.runtime import answers, running
-from planner.runtime.channel import AnswerWriter
+from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
-from planner.runtime.task import Task
+from planner.runtime.messages import AnswerWriter, Task
 
 FEWEST = 4
 """Rank classes of a job that is worth a second process: one takes as long to start as to plan one or two of them."""
@@ -63,7 +61,7 @@ def _plan_in_children(work: PlanningInputs, shares: Sequence[range]) -> dict[int
     def ask(share: range) -> dict[int, PlannedClass]:
         task = Task("planner.planning.child_processes:plan_share", (work, share))
         answer = running.run(task, UNLIMITED, server=server)
-        answers.raise_failure(answer)
+        messages.raise_failure(answer)
         return {int(name): pickle.loads(content) for name, content in answer.parts.items()}
 
     try:

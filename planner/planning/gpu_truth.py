@@ -1,30 +1,236 @@
-"""`planner gpu-truth`: ten usual steps on the GPU of this machine beside their plans, learnt as facts about that GPU.
-
-Each step is measured and planned in a process of its own, one at a time, so that what the driver counts is its own.
-"""
+"""`planner gpu-truth`: measures usual steps on this GPU and on paper, and turns the differences into facts."""
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from planner.errors import MeasureError
-from planner.job.bundle import bundle
-from planner.job.loading import load_document
-from planner.job.schema import Job
-from planner.measuring import store
-from planner.measuring.measurement import Measurement
-from planner.planning.learnt_facts import LearntFacts, group_of, learn_facts
-from planner.runtime import answers, running
+from planner.errors import FactsError, MeasureError
+from planner.hardware import catalog, workspaces
+from planner.hardware.facts import OBSERVATIONS, WORKSPACES, read_lines, state_of
+from planner.hardware.workspaces import WorkspaceFact
+from planner.job import loading
+from planner.job.loading import bundle, load_bundle, load_document
+from planner.job.overhead import outside
+from planner.job.rank_sets import RankSet
+from planner.job.schema import Gpu, Job, Software
+from planner.planning import identity, pipeline
+from planner.report.statement import RankClassStatement
+from planner.runtime import messages, running
 from planner.runtime.limits import UNLIMITED
-from planner.runtime.task import Task
+from planner.runtime.messages import AnswerWriter, Task
+from planner.truth.calibration.interval import Calibration, observation_from_json, observation_to_json
+from planner.truth.calibration.learning import Coverage, cover_left_out
+from planner.truth.calibration.observation import Observation, make_observation
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measured_phases import phases_of
+from planner.truth.measuring.measurement_lines import DeviceFacts, Levels, MeasuredPhase, Measurement
+from planner.units import GIB
+from planner.versions import minor_of
 
-_MEASURE = "planner.measuring.measure_cases:measure_one"
-_PLAN = "planner.planning.step_on_paper:plan_one"
+_USUAL_ARCH = "sm_90"
+_ROOMY_BYTES = 1024 * GIB
+"""Of a GPU that nobody named: what a step takes is asked for, not whether it fits."""
+
+
+def plan_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
+    """The child's side: one line more in the file `out`. `job` is a bundle; `gpu` the name of a device that has run it,
+    else `device` is `paper:sm_90`, say."""
+    arch = asked["device"].partition(":")[2] or _USUAL_ARCH
+    job = load_bundle(asked["job"], asked["name"])
+    named = catalog.by_any_name(asked.get("gpu") or "")
+    gpu = _gpu_named(asked["gpu"]) if named else Gpu(total_bytes=_ROOMY_BYTES, arch=arch)
+    line = on_paper(job, gpu, rank=asked.get("rank", 0), case=asked["name"])
+    measurement_lines.append(Path(asked["out"]), [line])
+
+
+def on_paper(job: Job, gpu: Gpu, *, rank: int = 0, case: str = "") -> Measurement:
+    """What the step of one rank takes on paper, phase by phase, with the torch that is installed and no calibration."""
+    software = Software(torch=identity.installed_torch(), cuda=job.software.cuda)
+    placed = replace(job, cluster=replace(job.cluster, gpu=gpu), software=software)
+    found = pipeline.plan_with_traces(placed, Calibration.none())
+    statement = next(each for each in found.plan.rank_classes if rank in RankSet.parse(each.ranks))
+    return Measurement(
+        case=case or job.metadata.name,
+        job=loading.bundle(placed),
+        device=DeviceFacts(kind="paper", name=gpu.name, total_bytes=gpu.total_bytes, arch=gpu.arch),
+        software=dict(identity.software()),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        phases=_phases(statement, phases_of(found.events_of(rank))),
+        rank=rank,
+        peers="absent" if len(found.plan.rank_classes) > 1 else "none",
+        allocator_conf=job.allocator.conf,
+        seconds=found.plan.seconds.total,
+    )
+
+
+def gpu_of(device: DeviceFacts) -> Gpu:
+    """The GPU of a measurement: by the catalog's name where it has one, with the memory that the driver says."""
+    known = _gpu_named(device.name)
+    return replace(known, total_bytes=device.total_bytes or known.total_bytes, arch=device.arch or known.arch)
+
+
+def _gpu_named(name: str) -> Gpu:
+    found = catalog.by_any_name(name)
+    if len(found) != 1:
+        return Gpu(total_bytes=0, arch="")
+    return Gpu(name=found[0].name, total_bytes=found[0].total_bytes, arch=found[0].arch)
+
+
+def _phases(statement: RankClassStatement, requested: tuple[MeasuredPhase, ...]) -> tuple[MeasuredPhase, ...]:
+    asked = {(each.phase, each.iteration): each for each in requested}
+    nothing = Levels()
+    return tuple(
+        MeasuredPhase(
+            phase=each.phase,
+            iteration=each.iteration,
+            peak=Levels(
+                requested_bytes=here.peak.requested_bytes if here else nothing.requested_bytes,
+                allocated_bytes=each.peak_allocated_bytes,
+                active_bytes=each.peak_allocated_bytes,
+                reserved_bytes=each.peak_reserved_bytes,
+            ),
+            end=Levels(
+                requested_bytes=here.end.requested_bytes if here else nothing.requested_bytes,
+                allocated_bytes=each.end_allocated_bytes,
+            ),
+        )
+        for each in statement.phases
+        for here in (asked.get((each.phase, each.iteration)),)
+    )
+
+
+_OF_THE_STEP = ("model", "train", "parallel", "allocator")
+"""Sections of a bundle: GPU and software are told by the measurement itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearntFacts:
+    """What was written: `unexplained` operators taught nothing, `coverage` is of the group's observations."""
+
+    gpu: str
+    torch: str
+    workspaces: int
+    observations: int
+    unexplained: tuple[str, ...]
+    coverage: Coverage
+
+    def describe(self) -> str:
+        """For a terminal."""
+        covered = self.coverage
+        lines = [
+            f"{self.gpu} with torch {self.torch}: {self.workspaces} workspaces and {self.observations} observed steps",
+            f"left out one by one, {covered.covered} of {covered.observations} steps lie in the interval of the others",
+            *(f"  outside: {case}" for case in covered.outside),
+            *(f"  taught nothing, its sequence differs: {case}" for case in self.unexplained),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def learn_facts(
+    device: Sequence[Measurement],
+    paper: Sequence[Measurement],
+    folder: Path,
+    *,
+    measured: Sequence[WorkspaceFact] = (),
+    unexplained: tuple[str, ...] = (),
+) -> LearntFacts:
+    """Writes what is to be learnt into the folder, beside what other GPUs and versions taught.
+
+    `measured` are workspaces of single operators, where such were asked. A request or a step that was measured before
+    gives way. Raises FactsError where the two are not of one torch, or the device is no GPU of the catalog.
+    """
+    gpu, torch = group_of(device, paper)
+    observed = list(_observations(device, paper, gpu))
+    suffix = f"{gpu}-torch-{torch}.jsonl"
+    known = {each.request: each for each in _known_workspaces(folder, suffix)}
+    known |= {each.request: each for each in measured}
+    steps = {each.case: each for each in _known_observations(folder, suffix)} | {each.case: each for each in observed}
+    _write(folder / f"{WORKSPACES}-{suffix}", (workspaces.to_json(each) for each in known.values()))
+    _write(folder / f"{OBSERVATIONS}-{suffix}", (observation_to_json(each) for each in steps.values()))
+    return LearntFacts(
+        gpu=gpu,
+        torch=torch,
+        workspaces=len(known),
+        observations=len(steps),
+        unexplained=unexplained,
+        coverage=cover_left_out(list(steps.values())),
+    )
+
+
+def group_of(device: Sequence[Measurement], paper: Sequence[Measurement]) -> tuple[str, str]:
+    """The GPU by the catalog's name, and torch's major and minor version. Raises FactsError as `learn_facts`."""
+    names = {each.device.name for each in device if each.device.kind == "cuda"}
+    if len(names) != 1 or len(records := catalog.by_any_name(names.copy().pop())) != 1:
+        raise FactsError(
+            f"the measurements are of {', '.join(sorted(names)) or 'no GPU'}",
+            allowed="measurements of one GPU that the catalog knows",
+            remedy="add a record to planner/hardware/gpus.py, or measure each GPU into a folder of its own",
+        )
+    versions = {minor_of(each.software["torch"]) for each in (*device, *paper) if "torch" in each.software}
+    if len(versions) != 1:
+        raise FactsError(
+            f"the measurements and their counterparts on paper are of torch {' and '.join(sorted(versions))}",
+            allowed="one version: kernels change with it",
+            remedy="make the counterparts with the torch of the device",
+        )
+    return records[0].name, versions.pop()
+
+
+def _observations(device: Sequence[Measurement], paper: Sequence[Measurement], gpu: str) -> Iterable[Observation]:
+    there = {each.case: each for each in paper if each.phases and each.job and not each.error}
+    for each in device:
+        other = there.get(each.case)
+        if other is None or each.device.kind != "cuda" or not each.phases or each.error:
+            continue
+        if any(each.job.get(section) != other.job.get(section) for section in _OF_THE_STEP):
+            continue  # on paper it was another size
+        software = Software(torch=each.software.get("torch", ""), cuda=each.software.get("cuda", ""))
+        yield make_observation(
+            gpu=gpu,
+            torch=software.torch,
+            cuda=software.cuda,
+            world_size=each.world_size,
+            case=each.case,
+            reserved_bytes=(other.peak.reserved_bytes, each.peak.reserved_bytes),
+            predicted_context_bytes=outside(gpu_of(each.device), software, ()).cuda_context_bytes,
+            device_bytes=max((phase.device_bytes for phase in each.phases), default=0),
+            device_bytes_by=each.device_bytes_by,
+            device_total_bytes=each.device.total_bytes,
+            peers=each.peers,
+            measured_out_of_memory=each.out_of_memory is not None,
+            date=each.date,
+        )
+
+
+def _known_workspaces(folder: Path, suffix: str) -> list[WorkspaceFact]:
+    return [workspaces.from_json(document, place) for place, document in _lines(folder, WORKSPACES, suffix)]
+
+
+def _known_observations(folder: Path, suffix: str) -> list[Observation]:
+    return [observation_from_json(document, place) for place, document in _lines(folder, OBSERVATIONS, suffix)]
+
+
+def _lines(folder: Path, kind: str, suffix: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    return read_lines(tuple(each for each in state_of(folder, kind) if each[0].name == f"{kind}-{suffix}"))
+
+
+def _write(path: Path, documents: Iterable[Mapping[str, Any]]) -> None:
+    lines = [f"{json.dumps(each, separators=(',', ':'))}\n" for each in documents]
+    if lines:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(lines), encoding="utf-8")
+
+
+_MEASURE = "planner.truth.measuring.measure:measure_one"
+_PLAN = "planner.planning.gpu_truth:plan_one"
 _DECODER = {"decoder": {"layers": 12, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "vocab": 32000}}
 _GPT2, _RESNET, _VIT = ({"hf_config": {"model_type": name}} for name in ("gpt2", "resnet", "vit"))
 _TEXT, _IMAGES = {"micro_batch_size": 4, "sequence_length": 1024}, {"micro_batch_size": 32}
@@ -83,8 +289,8 @@ def learn_gpu(
             continue
         of_device.append(here)
         of_paper.append(there)
-        store.append(out / "measurements.jsonl", [here])
-        store.append(out / "paper.jsonl", [there])
+        measurement_lines.append(out / "measurements.jsonl", [here])
+        measurement_lines.append(out / "paper.jsonl", [there])
         say(f"{name}: {there.peak.reserved_bytes:,} B reserved planned, {here.peak.reserved_bytes:,} B measured")
     if not of_device:
         raise MeasureError("no step could be measured", remedy="see what each of them said")
@@ -98,8 +304,8 @@ def in_a_child(function: str, more: Mapping[str, str], job: Job) -> Measurement:
         asked = {"name": job.metadata.name, "job": bundle(job), "out": str(line), **more}
         environment = {**os.environ, "KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false"}
         ended = running.run(Task(function, asked), UNLIMITED, environment=environment)
-        error = answers.error_of(ended)
-        trouble = error.problem if error else answers.fault_line(ended)
+        error = messages.error_of(ended)
+        trouble = error.problem if error else messages.fault_line(ended)
         if trouble or ended.exit_code:
-            raise MeasureError(trouble or answers.ending(ended))
-        return store.read(line)[-1]
+            raise MeasureError(trouble or messages.ending(ended))
+        return measurement_lines.read(line)[-1]

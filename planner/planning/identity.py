@@ -9,14 +9,14 @@ import importlib.metadata
 from collections.abc import Mapping
 
 from planner import distribution
-from planner.calibration.interval import Calibration
-from planner.facts.folder import workspace_table, workspaces_digest
-from planner.facts.versions import minor_of
-from planner.job import bundle
+from planner.hardware.facts import workspace_table, workspaces_digest
+from planner.job import loading
 from planner.job.json_text import canonical_json
 from planner.job.schema import Job
 from planner.planning.provenance import own
 from planner.report.statement import Provenance
+from planner.truth.calibration.interval import Calibration
+from planner.versions import minor_of
 
 _LIBRARIES = ("deepspeed", "peft")
 """Those whose own code some traces run."""
@@ -27,7 +27,7 @@ def trace_id_of(job: Job, versions: Mapping[str, str] | None = None) -> str:
     another one (:func:`every_version`); metadata do not matter."""
     known = versions or every_version()
     parts = {**_of_every_trace(known), "code": own().trace_code, **_libraries_of(job, known), **_facts_for(job)}
-    return bundle.trace_id(job, parts)
+    return loading.trace_id(job, parts)
 
 
 def run_scope(versions: Mapping[str, str] | None = None) -> Mapping[str, str]:

@@ -1,22 +1,45 @@
-"""Sentences for people about a plan: what it rests on, and what it leaves out."""
+"""Sentences for people about a plan: what it rests on, what it takes for granted, and what it leaves out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner.calibration.approximations import (
+from planner.job.overhead import outside_of
+from planner.job.schema import Compile, Job
+from planner.planning import identity, judging, post_training
+from planner.planning.judging import RankTrace
+from planner.report.statement import AnotherTorch
+from planner.tracing.rank_trace import Trace
+from planner.truth.calibration.correction import (
     Approximation,
     approximations_of_kernels,
     approximations_of_spec,
 )
-from planner.facts.versions import minor_of
-from planner.job.schema import Compile, Job
-from planner.overhead.outside_of_job import outside_of
-from planner.planning import identity, judging, post_training
-from planner.planning.assumptions import assumptions_of
-from planner.planning.judging import RankTrace
-from planner.report.statement import AnotherTorch
-from planner.tracing.traced import Trace
+from planner.versions import minor_of
+
+_PADDING = {
+    "none": "sequences of one length without an attention mask (train.padding: none)",
+    "right": "batches with gaps and an attention mask (train.padding: right)",
+}
+
+
+def assumptions_of(job: Job) -> tuple[str, ...]:
+    """Which padding and which cache of keys and values were taken; nothing for models that take no tokens."""
+    config, train = job.model.hf_config, job.train
+    if config is None or not train.sequence_length:
+        return ()
+    taken = [_PADDING[train.padding]]
+    if train.lengths is not None:
+        taken = [taken[0].replace("sequences of one length", "sequences padded to the longest of their batch")]
+    if "vision_config" in config and not train.inputs:
+        taken.append(
+            "a picture of the config's size in each sequence, none where it does not say how many tokens one takes"
+        )
+    if job.model.use_cache:
+        taken.append("past_key_values are made in training (model.use_cache: true)")
+    elif config.get("use_cache", True) and train.recompute.mode == "none":
+        taken.append("no past_key_values in training (model.use_cache: false, as transformers' Trainer has it)")
+    return (f"Taken for the batches: {'; '.join(taken)}.",)
 
 
 def notes_of(job: Job, rank_traces: Sequence[RankTrace]) -> tuple[str, ...]:

@@ -1,7 +1,4 @@
-"""Plans a job step by step: the one module that knows the whole chain.
-
-job -> layout -> trace of each rank class -> replay through the allocator -> statement.
-"""
+"""Plans a job step by step, the whole chain; and says what it would take without torch.compile."""
 
 from __future__ import annotations
 
@@ -9,24 +6,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from planner.allocator.host.nodes import TracedHost, state_hosts
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
-from planner.calibration.interval import Calibration
-from planner.errors import SpecError
-from planner.events import Event
-from planner.host.state_hosts import TracedHost, state_hosts
-from planner.job import bundle
+from planner.errors import PlannerError, SpecError
+from planner.events import Category, Event
+from planner.job import loading
+from planner.job.layout import Mesh, RankClass, first_rank_differs, parts_of, rank_classes, set_first_apart
 from planner.job.schema import Job
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import RankClass, first_rank_differs, parts_of, rank_classes, set_first_apart
 from planner.planning import identity
 from planner.planning.judging import RankTrace, calibration_of, is_planned_as_eager, judge_trace
-from planner.planning.measured_calibration import measured_calibration
 from planner.planning.notes import another_torch_than, notes_of
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
-from planner.report.statement import Plan, RankClassStatement, Seconds
-from planner.rollout.asleep_on_host import with_sleeping_weights
-from planner.tracing.traced import Trace
+from planner.report.statement import Plan, RankClassStatement, Seconds, WithoutCompile
+from planner.tracing.rank_trace import Trace
+from planner.tracing.rollout import with_sleeping_weights
+from planner.truth.calibration.interval import Calibration
+from planner.truth.calibration.learning import measured_calibration
+from planner.units import show_bytes
 
 Progress = Callable[[str], None]
 
@@ -210,7 +207,7 @@ def assemble_plan(
         plan_id=identity.plan_id(trace_id, provenance),
         trace_id=trace_id,
         calibrated=calibration_of(job, calibration).calibrated,
-        job=bundle.bundle(job),
+        job=loading.bundle(job),
         rank_classes=tuple(statement for statement, _ in judgements),
         another_torch=another_torch_than(job.software.torch),
         host=state_hosts(job, [traced_host(job, each) for each in rank_traces]),
@@ -228,3 +225,64 @@ def traced_host(job: Job, each: RankTrace) -> TracedHost:
     if engine is not None and job.post_training is not None:
         events = with_sleeping_weights(events, engine, job.post_training.rollout)
     return TracedHost(each.rank_class.representative, each.rank_class.ranks, events, each.trace.host_assumed)
+
+
+_SHOWN_SHARE = 0.005
+"""Of the peak: what differs by less is not named."""
+_WORDS = {Category.ACTIVATION: "saved activations", Category.TEMPORARY: "temporaries that fusing avoids"}
+
+
+def add_eager(
+    found: PlanningResult,
+    job: Job,
+    calibration: Calibration,
+    source: TraceSource,
+    progress: Progress = lambda _: None,
+) -> PlanningResult:
+    """The plan of a compiled job with what the eager one takes, of the ranks that take most; others as they are."""
+    if job.train.compile is None or job.train.compile.planned_as == "eager":
+        return found
+    compiled = max(found.plan.rank_classes, key=lambda each: each.peak.device_bytes)
+    progress(f"tracing ranks {compiled.ranks} without torch.compile")
+    try:
+        eager = _plan_eager(job, compiled, calibration, source)
+    except PlannerError as error:
+        sentence = f"Without torch.compile the step cannot be traced: {error.problem}."
+        said = WithoutCompile(ranks=compiled.ranks, device_bytes=None, more_at_peak={}, sentence=sentence)
+    else:
+        said = _compare(compiled, eager)
+    return replace(found, plan=replace(found.plan, without_compile=said), notes=(*found.notes, said.sentence))
+
+
+def _plan_eager(
+    job: Job, compiled: RankClassStatement, calibration: Calibration, source: TraceSource
+) -> RankClassStatement:
+    eager = replace(job, train=replace(job.train, compile=None))
+    rank = compiled.representative
+    trace = source.trace_rank(eager, rank)
+    mine = next(each for each in rank_classes(Mesh.of(job.parallel)) if rank in each.ranks)
+    return judge_trace(eager, RankTrace(mine, trace), calibration).statement
+
+
+def _compare(compiled: RankClassStatement, eager: RankClassStatement) -> WithoutCompile:
+    differences = {each: eager.at_peak.get(each, 0) - compiled.at_peak.get(each, 0) for each in Category}
+    more = {category: size for category, size in differences.items() if size}
+    return WithoutCompile(
+        ranks=compiled.ranks,
+        device_bytes=eager.peak.device_bytes,
+        more_at_peak=more,
+        sentence=_sentence(compiled, eager, more),
+    )
+
+
+def _sentence(compiled: RankClassStatement, eager: RankClassStatement, differences: Mapping[Category, int]) -> str:
+    more = eager.peak.device_bytes - compiled.peak.device_bytes
+    said = f"Without torch.compile ranks {compiled.ranks} would take {show_bytes(eager.peak.device_bytes)}, "
+    said += f"{show_bytes(abs(more))} {'more' if more >= 0 else 'less'}"
+    least = eager.peak.allocated_bytes * _SHOWN_SHARE
+    parts = ", ".join(
+        f"{_WORDS.get(category, category.value.replace('_', ' '))} {'+' if size > 0 else '-'}{show_bytes(abs(size))}"
+        for category, size in sorted(differences.items(), key=lambda each: -abs(each[1]))
+        if abs(size) >= least
+    )
+    return f"{said}; at the peak: {parts}." if parts else f"{said}."

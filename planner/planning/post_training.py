@@ -1,9 +1,4 @@
-"""Judges a trainer that shares its GPU with an engine: the sum of both in every phase, and the largest safe share.
-
-The trainer's allocator is replayed with the memory that the engine leaves it in each phase: it gives its cache back
-when it has to, the engine does not wait for it to do so. A share fits if in every phase the sum, at the upper end of
-its interval, does; it is tight if it fits without the interval or after the cache was given back.
-"""
+"""Judges a trainer that shares its GPU with an engine: the sum of both in every phase, and who keeps what."""
 
 from __future__ import annotations
 
@@ -14,17 +9,57 @@ from planner.allocator.replay import Replay, replay
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
 from planner.events import Event, Phase
-from planner.job.post_training_schema import PostTraining
-from planner.job.schema import Job
-from planner.overhead import engine_table, table
-from planner.overhead.estimate import OutsideEstimate, outside
-from planner.planning.unshared import keepers
-from planner.report.phase_holders import HeldInPhase, held_in_phases
+from planner.job import overhead
+from planner.job.overhead import OutsideEstimate, outside
+from planner.job.schema import Job, PostTraining
+from planner.report.attribution import HeldInPhase, held_in_phases
 from planner.report.shared_gpu import SharedGpu, SharedPhase
 from planner.report.statement import Verdict
-from planner.rollout.engine_figures import EngineFigures
-from planner.rollout.engine_memory import EngineHeld, EngineMemory, EngineState, engine_memory
+from planner.tracing.rank_trace import EngineFigures
+from planner.tracing.rollout import EngineHeld, EngineMemory, EngineState, engine_memory
 from planner.units import MIB, show_bytes
+
+_WORTH_NAMING = 64 * MIB
+_ENGINE_RUNS = (Phase.WEIGHT_SYNC, Phase.ROLLOUT)
+
+
+def keepers(said: PostTraining, row: SharedPhase, held: HeldInPhase, capacity_bytes: int) -> str:
+    """A sentence on a phase that exceeds."""
+    offload, found = said.trainer_offload, []
+    cached = held.reserved_bytes - held.allocated_bytes
+    if row.phase in _ENGINE_RUNS:
+        if not offload.parameters and row.phase is Phase.ROLLOUT:
+            found.append((held.parameter_bytes, "the trainer's parameters", "trainer_offload.parameters: true"))
+        if not offload.optimizer:
+            found.append((held.optimizer_bytes, "the optimizer's state", "trainer_offload.optimizer: true"))
+        if row.phase is Phase.WEIGHT_SYNC:
+            found += _awake_while_synced(said, row)
+    elif said.rollout.sleep_level == 0:
+        awake = row.engine_weights_bytes + row.engine_kv_cache_bytes
+        found.append((awake, f"{said.rollout.engine}, which never sleeps", "rollout.sleep_level: 1"))
+    if not said.empty_cache:
+        found.append((cached, "the cache of the trainer's allocator", "empty_cache: true"))
+    for name, kept in (("reference", held.reference_bytes), ("reward", held.reward_bytes)):
+        frozen = getattr(said, name)
+        if frozen is not None and not frozen.offload and row.phase is not Phase(f"{name}_forward"):
+            found.append((kept, f"the {name} model", f"{name}.offload: true"))
+    named = [f"{show_bytes(size)} by {who} ({key})" for size, who, key in found if size >= _WORTH_NAMING]
+    more = show_bytes(row.total_bytes - capacity_bytes)
+    at = row.phase.value.replace("_", " ")
+    where = f"{at} of iteration {row.iteration} lacks {more}"
+    if not named:
+        return f"{where}, and everything that may rest does: a smaller share, smaller batches or more GPUs are needed"
+    return f"{where}; kept meanwhile: {', '.join(named)}"
+
+
+def _awake_while_synced(said: PostTraining, row: SharedPhase) -> list[tuple[int, str, str]]:
+    """The engine's cache, which the sync of the weights does not need."""
+    if said.rollout.sleep_level == 0:
+        return [(row.engine_kv_cache_bytes, f"{said.rollout.engine}, which never sleeps", "rollout.sleep_level: 1")]
+    if said.weight_sync.while_awake == "kv_cache":
+        return [(row.engine_kv_cache_bytes, "the engine's KV cache", "weight_sync.while_awake: weights")]
+    return []
+
 
 _STEPS = 100
 """Shares are looked for in steps of a hundredth."""
@@ -261,16 +296,16 @@ def engine_outside(job: Job, communicators: Sequence[int]) -> OutsideEstimate:
     The images of its kernels are part of its share (`engine_table.NON_TORCH`)."""
     assert job.post_training is not None
     rollout, gpu, software = job.post_training.rollout, job.cluster.gpu, job.software
-    context = outside(gpu, software, []).cuda_context_bytes - table.KERNEL_IMAGES * MIB
-    reported = (engine_table.ASLEEP_OF_SEVERAL_RANKS_LARGEST - engine_table.NON_TORCH) * MIB
+    context = outside(gpu, software, []).cuda_context_bytes - overhead.KERNEL_IMAGES * MIB
+    reported = (overhead.ASLEEP_OF_SEVERAL_RANKS_LARGEST - overhead.NON_TORCH) * MIB
     several = rollout.tensor_parallel > 1
     if rollout.placement == "own_process":
         alone = outside(gpu, software, [rollout.tensor_parallel])
-        high = alone.high_bytes - table.KERNEL_IMAGES_LARGEST * MIB
+        high = alone.high_bytes - overhead.KERNEL_IMAGES_LARGEST * MIB
         return replace(
             alone,
             cuda_context_bytes=context,
-            low_bytes=alone.low_bytes - table.KERNEL_IMAGES_SMALLEST * MIB,
+            low_bytes=alone.low_bytes - overhead.KERNEL_IMAGES_SMALLEST * MIB,
             high_bytes=max(high, reported) if several else high,
         )
     without = outside(gpu, software, communicators)
@@ -295,17 +330,17 @@ def assumptions_of(job: Job, figures: EngineFigures) -> tuple[str, ...]:
     said = [
         f"{rollout.engine} takes {shares[rollout.engine]}",
         "it starts when the trainer is loaded and at rest",
-        engine_table.NON_TORCH_SOURCE,
+        overhead.NON_TORCH_SOURCE,
         "NCCL's groups of the trainer stay while they are idle; 7 to 10 GB a rank were reported with Megatron-LM"
         " (verl-project/verl#6266), beyond the table that is counted here",
         *figures.assumed,
     ]
     if rollout.tensor_parallel > 1:
-        said.append(engine_table.ASLEEP_SOURCE)
+        said.append(overhead.ASLEEP_SOURCE)
     if rollout.engine == "vllm" and "expandable_segments:True" in job.allocator.conf:
         said.append(_WITH_EXPANDABLE_SEGMENTS)
     if not rollout.enforce_eager:
-        said.append(engine_table.CUDA_GRAPHS_SOURCE)
+        said.append(overhead.CUDA_GRAPHS_SOURCE)
     if rollout.placement == "same_process":
         said.append("the engine's activations take memory of their own, none of what the trainer has cached")
     return tuple(said)

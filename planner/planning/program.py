@@ -1,28 +1,27 @@
-"""Judges a program: chooses which of its ranks are run, replays what they did, and states what every rank will hold."""
+"""Judges a program: chooses which ranks run, replays what they did, and states what every rank and host holds."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from planner.allocator.host.nodes import ProgramHost, state_program_hosts
+from planner.allocator.host.statement import HostStatement
+from planner.allocator.replay import SettledReplay
 from planner.allocator.rules import Rules
-from planner.allocator.settled import SettledReplay
-from planner.calibration.approximations import approximations_of_kernels
-from planner.calibration.interval import Calibration
-from planner.errors import ProgramError
+from planner.errors import PlannerError, ProgramError
+from planner.events import Alloc
 from planner.hardware import catalog
-from planner.hardware.records import GpuRecord
-from planner.job.schema import Gpu, Software
-from planner.job.torch_releases import cuda_of
-from planner.layout.rank_classes import RankClass
-from planner.layout.rank_sets import RankSet
-from planner.overhead.estimate import OutsideEstimate, outside
+from planner.hardware.gpus import GpuRecord
+from planner.job.layout import RankClass
+from planner.job.overhead import OutsideEstimate, outside
+from planner.job.rank_sets import RankSet
+from planner.job.schema import Gpu, Software, cuda_of
 from planner.planning import identity
-from planner.planning.judging import Judge
-from planner.planning.kept_by_mistake import growth_moments
-from planner.planning.measured_calibration import measured_calibration
+from planner.planning.judging import Judge, growth_moments
 from planner.planning.notes import (
     describe_another_torch,
     describe_approximations,
@@ -30,23 +29,190 @@ from planner.planning.notes import (
     unknown_workspaces_of,
 )
 from planner.planning.pipeline import Progress
-from planner.planning.program_branches import try_branches
-from planner.planning.program_grounds import assumed_by, say_later_steps, say_untried, say_why_ranks_differ
-from planner.planning.program_hosts import state_hosts_of
-from planner.planning.program_ranks import RankShare, choose_ranks, more_ranks, share_ranks
-from planner.report.lives import phase_spans
-from planner.report.program_statement import ProgramStatement, StepStatement, say_unseen
+from planner.planning.program_ranks import (
+    RankShare,
+    are_alike,
+    choose_ranks,
+    more_ranks,
+    rank_set,
+    share_ranks,
+    speakers,
+)
+from planner.report.attribution import phase_spans
+from planner.report.program_statement import (
+    AssumptionStatement,
+    BranchStatement,
+    ProgramStatement,
+    StepStatement,
+    say_unseen,
+)
 from planner.report.statement import RankClassStatement, Seconds, Verdict
-from planner.running import rank_process
-from planner.running.launch_line import LaunchLine
-from planner.running.order import Gpu as FoundGpu
-from planner.running.order import ProgramOrder, RankRun
-from planner.running.rank_process import USUAL_LIMITS
-from planner.running.walled_program import WalledProgram
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
 from planner.tracing import garbage_collection
+from planner.tracing.program import rank_process
+from planner.tracing.program.assumptions import About, Branch
+from planner.tracing.program.launch_line import LaunchLine
+from planner.tracing.program.rank_orders import Gpu as FoundGpu
+from planner.tracing.program.rank_orders import ProgramOrder, RankRun
+from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
+from planner.tracing.rank_trace import Trace
+from planner.truth.calibration.correction import approximations_of_kernels
+from planner.truth.calibration.interval import Calibration
+from planner.truth.calibration.learning import measured_calibration
 from planner.units import show_bytes
+
+MOST_BRANCHES = 3
+"""Lines that are tried."""
+MOST_SECONDS = 60.0
+"""Of the run so far: what takes longer is not run again unasked."""
+_LONGER = 3.0
+
+JudgeRun = Callable[[RankRun], RankClassStatement]
+
+
+def try_branches(
+    taken: RankRun, order: ProgramOrder, run: Callable[[ProgramOrder], RankRun], judge: JudgeRun
+) -> tuple[BranchStatement, ...]:
+    """What would have come of the other answers, of the first lines that there are. `order` is the one of the run that
+    was `taken`."""
+    found = []
+    for number, each in enumerate(taken.branches):
+        if number >= MOST_BRANCHES or taken.trace.seconds > MOST_SECONDS:
+            found.append(_state(each, "not tried: " + ("others were" if number >= MOST_BRANCHES else "it takes long")))
+            continue
+        again = replace(
+            order,
+            otherwise=each.place,
+            steps=order.steps if taken.is_whole else taken.iterations,
+            seconds=_LONGER * taken.trace.seconds + MOST_SECONDS,
+        )
+        found.append(_try(each, taken, again, run, judge))
+    return tuple(found)
+
+
+def _try(
+    branch: Branch, taken: RankRun, order: ProgramOrder, run: Callable[[ProgramOrder], RankRun], judge: JudgeRun
+) -> BranchStatement:
+    try:
+        other = run(order)
+    except PlannerError as error:
+        return _state(branch, f"the program ends: {error.problem}")
+    if are_alike(other.trace, taken.trace):
+        return _state(branch, "the same memory")
+    before, after = judge(taken).peak, judge(other).peak
+    ending = f"; it {other.ending.removeprefix('the program ')}" if other.is_whole and not taken.is_whole else ""
+    return replace(
+        _state(branch, f"other memory{ending}"),
+        allocated_bytes=before.allocated_bytes,
+        reserved_bytes=before.reserved_bytes,
+        other_allocated_bytes=after.allocated_bytes,
+        other_reserved_bytes=after.reserved_bytes,
+    )
+
+
+def _state(branch: Branch, outcome: str) -> BranchStatement:
+    return BranchStatement(place=branch.place, taken=branch.answer, outcome=outcome)
+
+
+_MOST_PLACES = 3
+"""Lines that are named where a host reads."""
+
+
+def assumed_by(runs: Iterable[RankRun]) -> tuple[AssumptionStatement, ...]:
+    """By all ranks that were run; what several of them assume is said once, as often as one does."""
+    found: dict[tuple[str, str, str], int] = {}
+    for run in runs:
+        for each in run.assumptions:
+            key = (each.about.value, each.text, each.place)
+            found[key] = max(found.get(key, 0), each.count)
+    return tuple(
+        AssumptionStatement(about=about, text=text, place=place, count=count)
+        for (about, text, place), count in found.items()
+    )
+
+
+def say_untried(share: RankShare) -> AssumptionStatement:
+    """For which ranks a class speaks though they were not run."""
+    staged = "each as one of its pipeline's stage that was run"
+    why = staged if share.run.talkers else "only collectives travel between them"
+    return AssumptionStatement(
+        about="ranks",
+        text=f"not every rank was run: {share.ranks} are taken to do as rank {share.run.rank} does ({why})",
+    )
+
+
+def say_later_steps(run: RankRun, asked: Sequence[int]) -> Iterator[str]:
+    """Which steps of a schedule were not run, as far as that is known."""
+    yield from run.schedules
+    if run.schedules:
+        yield "what later steps take is in no figure (--steps-at 0,900 runs steps that are named)"
+    missed = set(asked) - {each.step for each in run.steps_at}
+    if missed:
+        yield f"the program did not come to step {', '.join(map(str, sorted(missed)))}"
+
+
+def say_why_ranks_differ(
+    judged: Sequence[tuple[RankShare, RankClassStatement]],
+) -> Iterator[AssumptionStatement]:
+    """Of classes that ask for the same bytes in the same order, and hold them longer because their host never waits;
+    the fullest comes first."""
+    if not judged:
+        return
+    fullest, statement = judged[0]
+    for share, other in judged[1:]:
+        more = statement.peak.allocated_bytes - other.peak.allocated_bytes
+        read = _reads(share.run) - _reads(fullest.run)
+        if more > 0 and read and _requests(share.run.trace) == _requests(fullest.run.trace):
+            where = ", ".join(sorted(read)[:_MOST_PLACES])
+            yield AssumptionStatement(
+                about="ranks",
+                text=f"with the same allocations {fullest.named} hold {show_bytes(more)} more at the peak than"
+                f" {share.named}: there the host reads values of the GPU ({where}), waits for it by that, and what"
+                " earlier work has used is free then. A host that reads nothing runs ahead of the GPU: NCCL's groups"
+                " (until their watchdog has looked) and other streams (record_stream) keep it longer",
+            )
+
+
+def _reads(run: RankRun) -> Counter[str]:
+    """How often the host has waited for a value, by the lines that read it."""
+    found: Counter[str] = Counter()
+    for each in run.assumptions:
+        if each.about is About.VALUE:
+            found[each.place] += each.count
+    return found
+
+
+def _requests(trace: Trace) -> list[int]:
+    """The bytes of all allocations in their order."""
+    return [each.requested_bytes for each in trace.written_out() if isinstance(each, Alloc)]
+
+
+def state_hosts_of(runs: Sequence[RankRun], line: LaunchLine, capacity_bytes: int) -> HostStatement:
+    """The statement about the nodes; `capacity_bytes` is what the program may use of each, 0 where nobody has said."""
+    spoken = [(run, rank_set(ranks)) for run, ranks in speakers(runs, line.world_size)]
+    found = state_program_hosts(
+        [
+            ProgramHost(
+                representative=run.rank,
+                ranks=ranks,
+                events=run.trace.host,
+                transformers="transformers" in run.libraries,
+                assumed=run.trace.host_assumed,
+            )
+            for run, ranks in spoken
+        ],
+        ranks_per_node=line.processes_per_node,
+        capacity_bytes=capacity_bytes,
+        conf=runs[0].allocator_conf,
+    )
+    untried = [
+        f"Of ranks {ranks} rank {run.rank} was run, and the others are taken to hold on the host what it does: what"
+        " only some rank does there (the first of a node, say) is not seen."
+        for run, ranks in spoken
+        if len(ranks) > 1
+    ]
+    return replace(found, assumptions=(*found.assumptions, *untried))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from itertools import product
 
 from planner.errors import SpecError
 from planner.events import Event, Free
-from planner.layout.rank_sets import RankSet
+from planner.job.rank_sets import RankSet
 from planner.report.statement import ranks_text
-from planner.running.order import RankRun
-from planner.tracing.traced import Trace
+from planner.tracing.program.rank_orders import RankRun
+from planner.tracing.rank_trace import Trace
 
 PLACE = "--ranks"
 _MOST_STAGES = 16

@@ -12,7 +12,7 @@ from planner.errors import PlannerError, SpecError
 from planner.job.loading import load_document
 from planner.job.printing import plain_yaml, short_yaml
 from planner.planning.program import ProgramInputs
-from planner.running.order import RankRun
+from planner.tracing.program.rank_orders import RankRun
 
 _PRECISIONS = {"bfloat16": "bf16_autocast", "float16": "fp16_autocast"}
 _MODELS_TAKE = ("input_ids", "labels")

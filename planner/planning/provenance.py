@@ -15,24 +15,24 @@ from importlib.resources.abc import Traversable
 
 from planner.distribution import version
 
-TRACE = ("planner.tracing.trace", "planner.tracing.trace_text")
+TRACE = ("planner.tracing.spec.step_trace", "planner.tracing.rank_trace")
 """Where the events of a rank are made, and the text as which they are kept."""
 
-CATALOG = ("planner.hardware.catalog", "planner.hardware.speeds", "planner.overhead.outside_of_job")
+CATALOG = ("planner.hardware.catalog", "planner.hardware.catalog", "planner.job.overhead")
 """What is known of GPUs and of what lives outside the allocator."""
 
-JUDGEMENT = ("planner.searching.answer",)
+JUDGEMENT = ("planner.search.answer",)
 """What makes figures, a verdict and advice of events; how they are shown is no part of it."""
 
-RUN = ("planner.planning.program", "planner.running.on_paper")
+RUN = ("planner.planning.program", "planner.tracing.program.on_paper")
 """What runs a program, and judges it."""
 
-SEARCH = ("planner.searching.requests", "planner.searching.known_answers")
+SEARCH = ("planner.search.requests", "planner.search.exact_plans")
 """What weighs the candidates of a search, besides their plans."""
 
 OF_NO_FIGURE = (
     "planner.distribution", "planner.errors", "planner.planning.provenance", "planner.runtime",
-    "planner.tracing.isolated", "planner.tracing.isolation",
+    "planner.tracing.isolated",
 )  # fmt: skip
 """What all of these import and what decides no figure: texts for people, processes, places of files."""
 

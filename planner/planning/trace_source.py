@@ -1,14 +1,129 @@
-"""Gives the trace of a rank: from the cache, made here, or made in a process of its own."""
+"""Gives the trace of a rank: from the cache on disk, made here, or made in a process of its own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from planner.job.schema import Job
-from planner.planning.trace_cache import TraceCache
-from planner.tracing.isolated import trace_isolated
-from planner.tracing.isolation import USUAL_ISOLATION, Isolation
-from planner.tracing.traced import Trace
+from planner.hardware.facts import workspace_table
+from planner.job.schema import Allocator, DataLoader, Gpu, Job, PostTraining, Rollout, WeightSync
+from planner.planning import identity
+from planner.runtime.user_cache import traces_folder
+from planner.tracing import rank_trace
+from planner.tracing.isolated import USUAL_ISOLATION, Isolation, trace_isolated
+from planner.tracing.rank_trace import Trace
+from planner.units import GIB, MIB
+
+MOST_BYTES = GIB
+"""Of all traces together: thousands of them, the ones used longest ago go first."""
+_LARGEST_TEXT_BYTES = 512 * MIB
+_SUFFIX = ".trace"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCache:
+    """A folder of traces that several processes may use at a time. What cannot be read or written is not kept."""
+
+    folder: Path
+    most_bytes: int = MOST_BYTES
+
+    @classmethod
+    def of_user(cls, environment: Mapping[str, str] = os.environ) -> TraceCache | None:
+        """The one in PLANNER_CACHE, by default in the user's cache folder; None where that says `none`."""
+        folder = traces_folder(environment)
+        return None if folder is None else cls(folder)
+
+    def has(self, job: Job, rank: int, target: str = "") -> bool:
+        return self._path(job, rank, target).is_file()
+
+    def load(self, job: Job, rank: int, target: str = "") -> Trace | None:
+        """The trace that was stored; None if there is none, or it is damaged."""
+        path = self._path(job, rank, target)
+        try:
+            text = _decompress(path.read_bytes())
+            found = rank_trace.loads(text)
+            os.utime(path)
+        except (OSError, ValueError, zlib.error):
+            return None
+        return found
+
+    def store(self, job: Job, rank: int, target: str, trace: Trace) -> None:
+        """Keep the trace, and no more than `most_bytes` with the others."""
+        path = self._path(job, rank, target)
+        content = zlib.compress(rank_trace.dumps(trace).encode(), 1)
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _temporary(self.folder) as new:
+                new.write_bytes(content)
+                new.replace(path)
+            self._forget_oldest()
+
+    def _path(self, job: Job, rank: int, target: str) -> Path:
+        traced = identity.trace_id_of(_traced_part(job))
+        return self.folder / f"{traced}-{target or job.cluster.gpu.arch}-{rank}{_SUFFIX}"
+
+    def _forget_oldest(self) -> None:
+        kept = [(each, each.stat()) for each in self.folder.glob(f"*{_SUFFIX}")]
+        room = self.most_bytes
+        for path, about in sorted(kept, key=lambda each: each[1].st_mtime, reverse=True):
+            room -= about.st_size
+            if room < 0:
+                path.unlink(missing_ok=True)
+
+
+def _traced_part(job: Job) -> Job:
+    """The job without what no trace depends on: how much memory there is, and what the allocator makes of it."""
+    has_facts = workspace_table(job.cluster.gpu.name, job.software.torch)  # then the GPU decides what is traced
+    gpu = Gpu(name=job.cluster.gpu.name if has_facts else "", total_bytes=0, arch=job.cluster.gpu.arch)
+    cluster = replace(job.cluster, gpu=gpu, held_by_others_bytes=0, host_memory=0)
+    return replace(
+        job,
+        allocator=Allocator(),
+        cluster=cluster,
+        train=replace(job.train, data_loader=DataLoader()),
+        post_training=_traced_post_training(job.post_training),
+    )
+
+
+def _traced_post_training(said: PostTraining | None) -> PostTraining | None:
+    """Without the engine's share, its place and its sleep, which no event depends on."""
+    if said is None:
+        return None
+    usual = Rollout()
+    rollout = replace(
+        said.rollout,
+        engine=usual.engine,
+        placement=usual.placement,
+        gpu_memory_utilization=usual.gpu_memory_utilization,
+        block_size=usual.block_size,
+        enforce_eager=usual.enforce_eager,
+        sleep_level=usual.sleep_level,
+    )
+    return replace(said, rollout=rollout, weight_sync=replace(said.weight_sync, while_awake=WeightSync().while_awake))
+
+
+def _decompress(content: bytes) -> str:
+    unpacking = zlib.decompressobj()
+    text = unpacking.decompress(content, _LARGEST_TEXT_BYTES)
+    if not unpacking.eof:
+        raise ValueError("the trace is cut off, or too large")
+    return text.decode()
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[Path]:
+    """A file that is gone at the end, unless it was renamed."""
+    descriptor, name = tempfile.mkstemp(dir=folder)
+    os.close(descriptor)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +140,7 @@ class TraceSource:
         known = self.cache.load(job, rank, target) if self.cache else None
         if known is not None:
             return known
-        from planner.tracing.trace import trace
+        from planner.tracing.spec.step_trace import trace
 
         made = trace(job, rank, target)
         if self.cache is not None:

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.allocator.blocks import Block
+from planner.allocator.blocks import Block, Device
 from planner.allocator.caching import CachingAllocator
-from planner.allocator.device import Device
 from planner.allocator.rules import Rules
 from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Mark, Synchronize, Use
-from planner.report.lives import Life, lives
-from planner.report.recorded_frames import ORIGIN, PHASE, PLANNED, ROLE
+from planner.report.attribution import Life, lives
+from planner.report.recorded_snapshot import ORIGIN, PHASE, PLANNED, ROLE
 
 
 def write_snapshot(path: Path, events: Sequence[Event], conf: str = "", capacity_bytes: int | None = None) -> None:

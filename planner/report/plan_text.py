@@ -1,4 +1,4 @@
-"""The plan for a terminal."""
+"""The plan for a terminal: the verdict, rank classes, holders, a shared GPU, the nodes' hosts, and advice."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from planner.bound.lower_bound import Bound
+from planner.allocator.host.statement import HostStatement, NodeStatement
 from planner.events import Category, Phase
-from planner.report.host_text import host_lines, host_needs, host_sentence
-from planner.report.shared_gpu_text import shared_lines
+from planner.host_events import HostCategory
+from planner.job.bound.lower_bound import Bound
+from planner.report.shared_gpu import SharedGpu, SharedPhase
 from planner.report.statement import (
     Advice,
     Holder,
@@ -28,6 +29,149 @@ from planner.report.statement import (
 )
 from planner.report.style import Style, size
 from planner.report.title import describe, gpu_of, name_of
+from planner.units import MIB
+
+_SHARED_LABEL, _SHARED_SIZE = 19, 11
+_HEADS = ("trainer", "weights", "KV cache", "the rest", "together")
+
+
+def shared_lines(statement: RankClassStatement, shared: SharedGpu, style: Style) -> Iterator[str]:
+    """The table of phases, and what it comes to."""
+    yield "  on the device: the trainer's process, the engine's weights, its KV cache, the rest of the engine"
+    yield from table_lines(shared, statement.capacity_bytes, style)
+    low, high = statement.peak.interval_bytes
+    yield f"    {'fullest, interval':<26}{size(low):>12} to {size(high)}"
+    yield f"    {'capacity':<26}{size(statement.capacity_bytes):>12}"
+    yield from (f"  {sentence}" for sentence in share_sentences(shared))
+
+
+def table_lines(shared: SharedGpu, capacity_bytes: int, style: Style) -> Iterator[str]:
+    """A row for each phase, the fullest of them marked."""
+    frozen = any(row.reference_bytes + row.reward_bytes >= MIB for row in shared.phases)
+    heads = [_HEADS[0], *(["frozen"] if frozen else []), *_HEADS[1:]]
+    yield style.paint(f"  {'phase':<{_SHARED_LABEL}}{''.join(f'{head:>{_SHARED_SIZE}}' for head in heads)}", "dim")
+    fullest = shared.fullest()
+    for row in shared.phases:
+        line = f"  {row.phase.value.replace('_', ' '):<{_SHARED_LABEL}}"
+        line += "".join(f"{size(count) if count else '':>{_SHARED_SIZE}}" for count in _columns(row, frozen=frozen))
+        over = row.total_bytes > capacity_bytes
+        arrow = (" ◂" if style.unicode else " <-") if row is fullest else ""
+        painted = style.paint(f"{line}{arrow}", "bold") if row is fullest else line
+        yield style.paint(f"{line}{arrow}", "red") if over else painted
+
+
+def share_sentences(shared: SharedGpu) -> Iterator[str]:
+    """The engine's share, its cache, and the largest shares."""
+    found = " (found by planner)" if shared.solved else ""
+    blocks = f"{shared.kv_blocks:,} blocks of {size(shared.kv_block_bytes)}"
+    yield f"gpu_memory_utilization {shared.utilization:.2f}{found}: {blocks}, {shared.kv_tokens:,} tokens"
+    if not shared.largest_utilization:
+        yield "no share goes: it exceeds with every one"
+        return
+    safe = f"{shared.largest_safe_utilization:.2f}" if shared.largest_safe_utilization else "none"
+    yield f"largest safe share: {safe}; largest that does not exceed: {shared.largest_utilization:.2f}"
+
+
+def _columns(row: SharedPhase, *, frozen: bool) -> list[int]:
+    apart = row.reference_bytes + row.reward_bytes
+    trainer = row.trainer_bytes + row.outside_bytes
+    return [
+        *([trainer, apart] if frozen else [trainer + apart]),
+        row.engine_weights_bytes,
+        row.engine_kv_cache_bytes,
+        row.engine_activation_bytes + row.engine_outside_bytes,
+        row.total_bytes,
+    ]
+
+
+_NAMES = {
+    HostCategory.PROCESS: "processes and libraries",
+    HostCategory.WORKER: "workers that load data",
+    HostCategory.DATASET: "data set",
+    HostCategory.BATCH: "batches read ahead",
+    HostCategory.PINNED_CACHE: "pinned and kept",
+    HostCategory.SHARED: "shared by the ranks",
+}
+
+
+def host_lines(host: HostStatement, style: Style, asked_by: str = "cluster.host_memory") -> Iterator[str]:
+    """Every kind of node: what it holds at its highest point, and what there is; in short where nothing is judged.
+
+    `asked_by`: where somebody may say what a node has.
+    """
+    for node in host.nodes:
+        if host.verdict is None:
+            yield from _unjudged(node, style, asked_by)
+            continue
+        yield style.paint(f"host of {nodes_of(node)}", "bold")
+        yield from _node(node, host, style)
+        yield ""
+
+
+def host_sentence(host: HostStatement) -> str:
+    """Whether the fullest node has the memory, in one sentence; empty where nothing is judged."""
+    node, capacity = host.fullest, host.capacity_bytes
+    if host.verdict is None:
+        return ""
+    if host.verdict == Verdict.FITS:
+        return f"On the host {size(host.headroom_bytes)} of {size(capacity)} stay free on {nodes_of(node)}."
+    if host.verdict == Verdict.EXCEEDS:
+        return (
+            f"It does not fit on the host: {nodes_of(node)} would take {size(-host.headroom_bytes)} more main memory "
+            f"than the {size(capacity)} there are."
+        )
+    return (
+        f"It is tight on the host: {size(node.peak.bytes)} fit into {size(capacity)} on {nodes_of(node)}, but not "
+        f"{size(max(node.peak.interval_bytes[1], node.peak.bytes + node.file_bytes))}, which it may take."
+    )
+
+
+def host_needs(host: HostStatement) -> str:
+    """What the fullest node takes of what there is, where, and when."""
+    node = host.fullest
+    needs = f"{size(node.peak.bytes)} of {size(host.capacity_bytes)} of main memory"
+    return f"{needs} on {nodes_of(node)}, {_host_moment(node)}"
+
+
+def _host_moment(node: NodeStatement) -> str:
+    phase = node.peak.phase.value.replace("_", " ")
+    return f"{phase} of iteration {node.peak.iteration}" if node.peak.iteration else phase
+
+
+def nodes_of(node: NodeStatement) -> str:
+    """The nodes and their ranks, in words."""
+    nodes = f"node {node.nodes}" if node.nodes.isdigit() else f"each of nodes {node.nodes}"
+    ranks = f"rank {node.ranks}" if node.ranks.isdigit() else f"ranks {node.ranks}"
+    return f"{nodes} ({ranks})"
+
+
+def _unjudged(node: NodeStatement, style: Style, asked_by: str) -> Iterator[str]:
+    low, high = (size(each) for each in node.peak.interval_bytes)
+    yield f"host of {nodes_of(node)}: {size(node.peak.bytes)} of main memory, {low} to {high}"
+    yield style.paint(f"  not judged: {asked_by} does not say what a node has", "dim")
+    yield ""
+
+
+def _node(node: NodeStatement, host: HostStatement, style: Style) -> Iterator[str]:
+    peak = node.peak
+    yield f"  at the peak, {_host_moment(node)}: {size(peak.bytes)}"
+    for category in HostCategory:
+        if count := node.parts.get(category, 0):
+            name = _NAMES.get(category, category.value.replace("_", " "))
+            yield f"  {name:<{_LABEL}}{size(count):>{_SIZE}}{count / peak.bytes:>7.1%}"
+    low, high = peak.interval_bytes
+    yield style.paint(f"  {'node':<{_LABEL}}{size(peak.bytes):>{_SIZE}}", "bold")
+    yield f"  {'  from what is assumed':<{_LABEL}}{size(low):>{_SIZE}} to {size(high)}"
+    if node.file_bytes:
+        yield f"  {'mapped files besides':<{_LABEL}}{size(node.file_bytes):>{_SIZE}}"
+    for each in node.local_ranks:
+        of = f"{each.count} {style.times} like rank {each.representative}"
+        yield f"  {of:<{_LABEL}}{size(each.resident_bytes):>{_SIZE}} resident each"
+    left = host.capacity_bytes - peak.bytes
+    yield f"  {'capacity':<{_LABEL}}{size(host.capacity_bytes):>{_SIZE}}"
+    label, color = ("too much", "red") if left < 0 else ("headroom", "green")
+    yield style.paint(f"  {label:<{_LABEL}}{size(abs(left)):>{_SIZE}}", color)
+
 
 _LABEL, _SIZE = 26, 12
 _MOST_ITERATIONS, _FIRST, _LAST = 12, 4, 2

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.allocator.host.statement import HostStatement, host_from_json, host_to_json
 from planner.errors import PlannerError
-from planner.host.statement import HostStatement, host_from_json, host_to_json
 from planner.report.statement import (
     Provenance,
     RankClassStatement,

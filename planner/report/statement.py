@@ -11,12 +11,34 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from planner.allocator.host.statement import HostStatement, host_from_json, host_to_json
 from planner.errors import PlannerError
 from planner.events import Category, Phase
-from planner.host.statement import HostStatement, host_from_json, host_to_json
 from planner.report import shared_gpu
-from planner.report.named_moments import NamedMoment, read_moment
 from planner.report.shared_gpu import SharedGpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedMoment:
+    """A moment at which jobs run out of memory.
+
+    The three figures are peaks in bytes: `reserved_bytes` is the most until this moment, `device_bytes` is that and
+    what lies outside the allocator. `iteration` is the optimizer step, counted from 1.
+    """
+
+    name: str
+    phase: Phase
+    iteration: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    sentence: str
+
+
+def read_moment(document: Mapping[str, Any]) -> NamedMoment:
+    """The moment that was written as its fields."""
+    return NamedMoment(**{**document, "phase": Phase(document["phase"])})
+
 
 SCHEMA = "planner.plan/1"
 _WITHOUT_COMPILE = "without_compile"

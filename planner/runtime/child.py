@@ -1,4 +1,4 @@
-"""Runs in a child process: reads its task, calls the function, answers, and ends without the ordinary way out."""
+"""The command line of a child's interpreter, and what the child does: takes its task, calls the function, answers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import resource
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.runtime.channel import AnswerWriter
-from planner.runtime.task import FAULT, MEMORY, PROBLEM, Task, take_request
+from planner.runtime.messages import FAULT, MEMORY, PROBLEM, AnswerWriter, Task, take_request
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """linux/prctl.h"""
@@ -75,7 +75,7 @@ def run(task: Task, answer: int) -> None:
 
 def problem_text(error: PlannerError) -> bytes:
     """The error as the part PROBLEM: its class and the classes from which that is derived, each `module:name`, and its
-    fields; see :func:`planner.runtime.answers.error_of`."""
+    fields; see :func:`planner.runtime.messages.error_of`."""
     kinds = [f"{each.__module__}:{each.__qualname__}" for each in type(error).__mro__ if issubclass(each, PlannerError)]
     return json.dumps({"kinds": kinds, "fields": dict(vars(error))}, default=str).encode()
 
@@ -83,3 +83,15 @@ def problem_text(error: PlannerError) -> bytes:
 def _prctl(option: int, value: int) -> Any:
     with contextlib.suppress(OSError, AttributeError):
         return ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+ROOT = Path(__file__).parents[2]
+"""The folder in which this planner lies."""
+_FIRST = "import sys, typing; sys.path.insert(0, sys.argv.pop(1)); import planner; sys.path.append(sys.path.pop(0)); "
+"""This planner, whatever else is called so there; then its folder is the last in the path: no file beside planner, or
+where it is started (-P), stands for a library."""
+
+
+def interpreter_words(code: str, *arguments: str, python: str = sys.executable, root: Path = ROOT) -> list[str]:
+    """The words that have an interpreter run `code`, with planner at hand and `arguments` in `sys.argv`."""
+    return [python, "-P", "-c", _FIRST + code, str(root), *arguments]

@@ -19,8 +19,8 @@ import threading
 from pathlib import Path
 
 from planner.runtime import child, process_tree
-from planner.runtime.bootstrap import ROOT, interpreter_words
-from planner.runtime.task import Task, request_of, take_request
+from planner.runtime.child import ROOT, interpreter_words
+from planner.runtime.messages import Task, request_of, take_request
 
 _SERVER = "from planner.runtime import fork_server; fork_server.serve()"
 _NUMBER = struct.Struct("!q")

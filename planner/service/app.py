@@ -1,10 +1,9 @@
-"""Builds the Serve application: replicas that answer, and one each that schedules plans, runs validations, searches.
-
-`serve deploy deploy/serve.yaml` and `planner serve` build it from here.
-"""
+"""Builds the Serve application: replicas that answer, and one each that schedules plans, runs validations, searches."""
 
 from __future__ import annotations
 
+import asyncio
+import faulthandler
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,22 +12,59 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import BackpressureConfig
 from ray.serve.handle import DeploymentHandle
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from planner.history.counters import Counters
-from planner.history.store import History
-from planner.service.calibration_in_use import CalibrationInUse
-from planner.service.dependencies import Dependencies
-from planner.service.interface import interface
+from planner.service.deployments import (
+    SearchesHandle,
+    TracingHandle,
+    ValidationsHandle,
+    searches_application,
+    tracers_application,
+    validations_application,
+)
+from planner.service.history.counters import Counters
+from planner.service.history.store import History
+from planner.service.http.dependencies import Dependencies
+from planner.service.http.interface import MOST_AT_ONCE, interface
 from planner.service.logs import start_logging
-from planner.service.loop_watchdog import LoopWatchdog
-from planner.service.plan_provider import PlanProvider
-from planner.service.request_log import MOST_AT_ONCE
-from planner.service.scheduler_deployment import TracingHandle, tracers_application
-from planner.service.searches_deployment import SearchesHandle, searches_application
+from planner.service.plan_provider import CalibrationInUse, PlanProvider
 from planner.service.torch_versions import ONLY_OWN, TorchVersions, read_torch_versions
-from planner.service.validations_deployment import ValidationsHandle, validations_application
 from planner.settings import Settings
+
+BEATS = 5
+"""How often within its time the loop says that it goes."""
+_STANDARD_ERROR = 2
+"""The file itself: whatever stands in sys.stderr may need Python's lock."""
+
+
+class LoopWatchdog:
+    """ASGI middleware: from the application's startup to its shutdown its event loop has to go.
+
+    The time is kept by a thread that needs no lock of Python's (faulthandler), so that a call into C that holds the
+    lock is found out too. It writes where every thread stands to standard error, and ends the process with 1.
+    """
+
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
+        """`seconds` is how long the loop may stand still; 0: for ever."""
+        self._app, self._seconds = app, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" or not self._seconds:
+            await self._app(scope, receive, send)
+            return
+        beating = asyncio.create_task(_beat(self._seconds))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            beating.cancel()
+            faulthandler.cancel_dump_traceback_later()
+
+
+async def _beat(seconds: float) -> None:
+    while True:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
+        await asyncio.sleep(seconds / BEATS)
+
 
 NAME = "planner"
 GRACE_SECONDS = 45.0

@@ -23,7 +23,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from planner.errors import PlannerError
-from planner.service.problems import MEDIA_TYPE
+from planner.service.http.problems import MEDIA_TYPE
 
 QUEUE = 1024
 """Connections that wait while no HAProxy accepts them."""
@@ -225,7 +225,7 @@ def _config(folder: Path, listener: int, replicas: range, longest_seconds: float
 
 
 def _error(status: int, said: str) -> str:
-    """As :func:`planner.service.problems.problem` says it, for what no replica can say."""
+    """As :func:`planner.service.http.problems.problem` says it, for what no replica can say."""
     title = HTTPStatus(status).phrase
     members = {
         "type": f"urn:planner:problem:{HTTPStatus(status).name.lower().replace('_', '-')}",

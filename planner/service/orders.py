@@ -1,19 +1,30 @@
-"""Says what a process that plans is given: a job or a program under a calibration, with the names that it will have.
-
-Read there with the torch of the job, beside which neither Ray nor what speaks HTTP has to be installed.
-"""
+"""What a process that plans is given and answers, the ids of both, and whether code of users is accepted."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
 
-from planner.calibration.interval import Calibration
+from planner.errors import PlannerError
+from planner.job.code_rules import CodeRules
+from planner.job.json_text import canonical_json
 from planner.job.schema import Gpu, Job
+from planner.planning import identity
 from planner.planning.program_ranks import choose_ranks
-from planner.running.launch_line import LaunchLine
-from planner.running.walled_program import WalledProgram
-from planner.runtime.limits import Limits
+from planner.report.program_statement import ProgramStatement
+from planner.report.statement import Plan
+from planner.runtime.limits import LimitExceededError, Limits
+from planner.runtime.walls import Walls
+from planner.service.errors import ProgramNotAllowedError
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
+from planner.settings import Settings, split_list
+from planner.tracing.isolated import Isolation
+from planner.tracing.program.launch_line import LaunchLine
+from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
+from planner.truth.calibration.interval import Calibration
 
 START_SECONDS = 30.0
 """For each rank of a program: a process of its own has to start, and to be ended."""
@@ -70,3 +81,132 @@ class RunOrder:
         """What its ranks may take together."""
         ranks = len(choose_ranks(self.request.ranks, self.request.line.world_size))
         return ranks * (self.limits.seconds + START_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMade:
+    """A plan, as the JSON text of the contract."""
+
+    text: str
+    stored: bool = True
+    """Whether the history has it; False: it could not be reached, and the plan is known to its caller only."""
+    from_store: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRefused:
+    """The job cannot be planned, or not now."""
+
+    error: PlannerError
+
+
+Outcome = PlanMade | PlanRefused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerResult:
+    """What a worker brought to an end before it was done, or was ended for exceeding a limit."""
+
+    plan: Plan | None = None
+    """With advice, if the job exceeds its GPUs and there was time for it."""
+    run: ProgramStatement | None = None
+    """In place of a plan, of a program."""
+    traces: Mapping[int, str] = field(default_factory=dict)
+    """Traces as text, by representative."""
+    further: tuple[int, ...] = ()
+    """Ranks of a traced class that have to be traced as well: their part of what is split is of another size."""
+    exceeded: LimitExceededError | None = None
+
+
+class PlanMaker(Protocol):
+    """Whoever makes plans: the one that all replicas share, or in its place whatever a test needs."""
+
+    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
+        """The plan; None if it is not ready after `seconds`.
+
+        With `keep` the work goes on when nobody waits any more; without, it ends then, also if this is cancelled.
+        """
+
+
+def refuse_code(job: Job, settings: Settings) -> None:
+    """Raises FactoryNotAllowedError for a factory that the settings do not name, or in a folder that they do not."""
+    if job.model.factory:
+        _code_rules(settings).refuse_name(job.model.factory, job.model.factory_path)
+
+
+def refuse_programs(settings: Settings) -> None:
+    """Raises ProgramNotAllowedError where the settings do not let whole programs be run."""
+    if not settings.programs:
+        raise ProgramNotAllowedError(
+            "this service runs no programs of its users",
+            allowed="specs (POST /v1/plans)",
+            remedy="run it with the command line (planner run), or ask the operator for PLANNER_PROGRAMS",
+        )
+
+
+def walled_program(request: RunRequest, settings: Settings) -> WalledProgram:
+    """The program's files, and the walls behind which it is run."""
+    readable = tuple(str(Path(each).resolve()) for each in split_list(settings.program_data))
+    walls = Walls(readable=readable, as_root=settings.factories_as_root)
+    return WalledProgram(walls=walls, folder=request.folder, tarball=request.tarball)
+
+
+def program_limits(settings: Settings) -> Limits:
+    """For one rank."""
+    return Limits(
+        seconds=settings.program_seconds,
+        memory_bytes=settings.trace_memory_bytes,
+        tasks=USUAL_LIMITS.tasks,
+        answer_bytes=USUAL_LIMITS.answer_bytes,
+    )
+
+
+def code_isolation(settings: Settings) -> Isolation:
+    """The limits and walls within which such code is traced."""
+    readable = (str(Path(settings.factory_folder).resolve()),) if settings.factory_folder else ()
+    return Isolation(
+        limits=Limits(seconds=settings.trace_seconds, memory_bytes=settings.trace_memory_bytes),
+        walls=Walls(readable=readable, as_root=settings.factories_as_root),
+        code=_code_rules(settings),
+    )
+
+
+def _code_rules(settings: Settings) -> CodeRules:
+    return CodeRules(settings.factory_patterns, settings.factory_folder)
+
+
+def run_order_of(
+    request: RunRequest, calibration: Calibration, settings: Settings, torches: TorchVersions = ONLY_OWN
+) -> RunOrder:
+    """The program as it is ordered. What lies in a folder may be another program tomorrow, under the same name."""
+    limits = program_limits(settings)
+    parts = {
+        "files": hashlib.sha256(request.tarball).hexdigest() if request.tarball else request.folder,
+        "command": list(request.command),
+        "gpu": asdict(request.gpu),
+        "ranks": request.ranks,
+        "steps": request.steps,
+        "strict": request.strict,
+        "limits": asdict(limits),
+        "readable": settings.program_data,
+        **identity.run_scope(torches.nearest(request.torch).versions),
+        **({"host_memory": request.host_memory_bytes} if request.host_memory_bytes else {}),
+        **({"runs torch": request.torch} if request.torch else {}),
+    }
+    trace_id = "run-" + hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+    plan_id = identity.plan_id(trace_id, identity.provenance_of(calibration))
+    return RunOrder(
+        request=request,
+        walled=walled_program(request, settings),
+        limits=limits,
+        calibration=calibration,
+        trace_id=trace_id,
+        plan_id=plan_id,
+    )
+
+
+def order_of(job: Job, calibration: Calibration, torches: TorchVersions = ONLY_OWN) -> Order:
+    """The job as it is ordered; no time is lost on it: a fifth of a millisecond. Metadata are no part of the names."""
+    trace_id = identity.trace_id_of(job, torches.nearest(job.software.torch).versions)
+    plan_id = identity.plan_id(trace_id, identity.provenance_of(calibration))
+    return Order(job=job, calibration=calibration, trace_id=trace_id, plan_id=plan_id)

@@ -1,30 +1,205 @@
-"""Provides plans to a replica's endpoints: from the store, or made by the scheduler."""
+"""Provides plans to a replica's endpoints: from memory, from the store, or made by the scheduler."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import logging
+import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from planner.bound.lower_bound import Bound, lower_bound
-from planner.errors import PlannerError
-from planner.history.store import History
-from planner.job.schema import Job
-from planner.overhead.outside_of_job import outside_of
+from planner.errors import AllocatorConfError, PlannerError, SpecError, TraceError
+from planner.job.bound.lower_bound import Bound, lower_bound
+from planner.job.overhead import outside_of
+from planner.job.schema import Job, Metadata
 from planner.planning import pipeline
-from planner.service.calibration_in_use import CalibrationInUse
-from planner.service.ids import order_of, run_order_of
-from planner.service.known_plans import KnownPlan, KnownPlans
-from planner.service.orders import Order, RunRequest
-from planner.service.outcomes import PlanMaker, PlanRefused
-from planner.service.remembered_failures import RememberedFailures
-from planner.service.service_errors import DeadlineError
+from planner.report.statement import SCHEMA
+from planner.service.errors import DeadlineError, TraceLimitError
+from planner.service.history.plan_table import Failure
+from planner.service.history.schema import compact_json
+from planner.service.history.store import History
+from planner.service.orders import (
+    Order,
+    PlanMaker,
+    PlanRefused,
+    RunOrder,
+    RunRequest,
+    order_of,
+    refuse_code,
+    run_order_of,
+)
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
-from planner.service.user_code import refuse_code
 from planner.settings import Settings
+from planner.truth.calibration import interval
+from planner.truth.calibration.interval import Calibration
+from planner.truth.calibration.learning import measured_calibration
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPlan:
+    """The JSON text of a plan, on both sides of its metadata."""
+
+    head: str
+    tail: str
+
+    @classmethod
+    def read(cls, text: str, plan_id: str) -> KnownPlan:
+        """Raises PlannerError if the text is not that of this plan."""
+        try:
+            document = json.loads(text)
+            metadata = compact_json(document["job"]["metadata"])
+            right = document["schema"] == SCHEMA and document["plan_id"] == plan_id and bool(document["rank_classes"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise PlannerError(f"the document of plan {plan_id} is damaged: {error}") from error
+        # The first of that name is the job's: what stands before it are words of ours.
+        head, key, tail = text.partition('"metadata":')
+        if not right or not tail.startswith(metadata):
+            raise PlannerError(f"the document of plan {plan_id} is not that of the plan")
+        return cls(head + key, tail[len(metadata) :])
+
+    def text(self, metadata: Metadata) -> str:
+        """The plan of a job with these metadata; byte for byte what was stored if that job had the same."""
+        return self.head + compact_json(dataclasses.asdict(metadata)) + self.tail
+
+
+class KnownPlans:
+    """The plans used last, for a while and up to a number of characters. Shared by the threads of a replica."""
+
+    def __init__(
+        self, *, seconds: float = 60.0, characters: int = 64 * 2**20, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._seconds, self._most, self._now = seconds, characters, now
+        self._lock = threading.Lock()
+        self._plans: OrderedDict[str, tuple[KnownPlan, float]] = OrderedDict()
+        self._characters = 0
+
+    def get(self, plan_id: str) -> KnownPlan | None:
+        """After its time a plan is looked up in the store again, which notes its use, or has forgotten it."""
+        with self._lock:
+            plan, until = self._plans.get(plan_id, (None, 0.0))
+            if plan is None:
+                return None
+            if self._now() >= until:
+                self._drop(plan_id)
+                return None
+            self._plans.move_to_end(plan_id)
+            return plan
+
+    def put(self, plan_id: str, plan: KnownPlan) -> None:
+        with self._lock:
+            self._drop(plan_id)
+            self._plans[plan_id] = plan, self._now() + self._seconds
+            self._characters += _size(plan)
+            while self._characters > self._most:
+                self._drop(next(iter(self._plans)))
+
+    def _drop(self, plan_id: str) -> None:
+        plan, _ = self._plans.pop(plan_id, (None, 0.0))
+        self._characters -= 0 if plan is None else _size(plan)
+
+
+def _size(plan: KnownPlan) -> int:
+    return len(plan.head) + len(plan.tail)
+
+
+LASTING: Mapping[str, type[PlannerError]] = {
+    kind.__name__: kind for kind in (TraceLimitError, TraceError, SpecError, AllocatorConfError)
+}
+"""What the same job would fall into again; a worker that died or a full queue is not among them."""
+MOST_CHARACTERS = 16_384
+"""Of all texts of a failure together; a longer one is found out anew."""
+
+
+class RememberedFailures:
+    """The failures in the history, as they count under these settings. Methods block: they read and write the store."""
+
+    def __init__(self, settings: Settings, history: History) -> None:
+        self._settings, self._history = settings, history
+
+    def find(self, order: Order) -> PlannerError | None:
+        """Why the job cannot be traced; None where nobody knows, or it may work under the limits of today."""
+        if order.runs_code:
+            return None
+        try:
+            failure = self._history.failures.get(order.trace_id)
+        except PlannerError as error:
+            _log.warning("it is not known whether %s has failed before: %s", order.trace_id, error.problem)
+            return None
+        if failure is None or failure.kind not in LASTING or self._may_work_now(failure):
+            return None
+        return LASTING[failure.kind](
+            failure.problem, allowed=failure.allowed, remedy=failure.remedy, place=failure.place
+        )
+
+    def remember(self, order: Order | RunOrder, error: PlannerError) -> None:
+        """Store the failure if the job would fail so again: not one that brings code, which may be other code then."""
+        texts = error.problem, error.allowed, error.remedy, error.place
+        if order.runs_code or type(error).__name__ not in LASTING or sum(map(len, texts)) > MOST_CHARACTERS:
+            return
+        failure = Failure(
+            trace_id=order.trace_id,
+            kind=type(error).__name__,
+            problem=error.problem,
+            allowed=error.allowed,
+            remedy=error.remedy,
+            place=error.place,
+            trace_seconds=self._settings.trace_seconds,
+            trace_memory_bytes=self._settings.trace_memory_bytes,
+        )
+        try:
+            self._history.failures.put(failure)
+        except PlannerError as unstored:
+            _log.warning("the failure of %s is not remembered: %s", order.trace_id, unstored.problem)
+
+    def _may_work_now(self, failure: Failure) -> bool:
+        """Whether a limit was what it ran into, and one of them is larger today."""
+        if failure.kind != TraceLimitError.__name__:
+            return False
+        now = self._settings
+        return now.trace_seconds > failure.trace_seconds or now.trace_memory_bytes > failure.trace_memory_bytes
+
+
+LOOK_SECONDS = 2.0
+"""A calibration that was learnt is used by every replica within this time."""
+
+
+class CalibrationInUse:
+    """Shared by the threads of a replica."""
+
+    def __init__(self, history: History, now: Callable[[], float] = time.monotonic) -> None:
+        self._history, self._now = history, now
+        self._lock = threading.Lock()
+        self._known = measured_calibration()
+        self._known_name = ""
+        self._looked = -float("inf")
+
+    def current(self) -> Calibration:
+        """The one put last; the last one known if the history does not answer or what it holds cannot be read.
+
+        It may read from the database, so it is not called on an event loop.
+        """
+        if self._now() - self._looked < LOOK_SECONDS:
+            return self._known
+        with self._lock:
+            if self._now() - self._looked >= LOOK_SECONDS:
+                self._look()
+                self._looked = self._now()
+        return self._known
+
+    def _look(self) -> None:
+        try:
+            stored = self._history.calibrations.current()
+            if stored is not None and stored.calibration_id != self._known_name:
+                self._known = interval.from_json(stored.document)
+                self._known_name = stored.calibration_id
+        except PlannerError as error:
+            _log.warning("calibration %s stays in use: %s", self._known.id, error)
+
 
 _log = logging.getLogger("planner.service")
 

@@ -89,8 +89,15 @@ def _on_its_own_ray(
 ) -> Iterator[Callable[[], list[str]] | None]:
     """A Ray, the application and HAProxy before it; gives what says which of its parts are lost, None if it ended."""
     from planner.service.front_proxy import front_proxy, listener
-    from planner.service.instances import instance_folder, sweep_dead_instances
-    from planner.service.local_ray import environment, free_port_range, free_ports, local_ray, lost_parts
+    from planner.service.local_ray import (
+        environment,
+        free_port_range,
+        free_ports,
+        instance_folder,
+        local_ray,
+        lost_parts,
+        sweep_dead_instances,
+    )
 
     sweep_dead_instances()
     with contextlib.ExitStack() as stack:
@@ -131,8 +138,8 @@ def _application(settings: Settings, host: str, port: int) -> Iterator[None]:
     from ray import serve
 
     from planner.service.app import NAME, application
+    from planner.service.deployments import end_tracing
     from planner.service.local_ray import lost_parts
-    from planner.service.scheduler_deployment import end_tracing
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(http_options={"host": host, "port": port})
@@ -176,7 +183,7 @@ def _is_ready(address: str, ended: threading.Event) -> bool:
 
 def _open_once(settings: Settings) -> None:
     """The store is brought to this schema, or refused, before anything is started."""
-    from planner.history.store import History
+    from planner.service.history.store import History
 
     History.open(settings.database).close()
 

@@ -9,14 +9,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.environments.brought_code import bring_code
-from planner.environments.interpreter import read_interpreter
-from planner.environments.torch_environments import find_environment
 from planner.errors import PlannerError, SettingError
-from planner.facts.versions import minor_of
 from planner.planning import identity
-from planner.runtime.bootstrap import interpreter_words
+from planner.runtime.child import interpreter_words
+from planner.runtime.environments.handover import bring_code
+from planner.runtime.environments.interpreters import read_interpreter
+from planner.runtime.environments.torch_environments import find_environment
 from planner.settings import PREFIX, split_list
+from planner.versions import minor_of
 
 _PLACE = f"{PREFIX}TORCH_VERSIONS"
 _ALLOWED = "2.6=/opt/torch-2.6/bin/python, or 2.6, whose environment planner has made for this user"

@@ -1,19 +1,34 @@
-"""Traces in a child process: for code that may loop, eat memory, or change torch."""
+"""Traces in a child process under limits and walls: for code that may loop, eat memory, or change torch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from planner.errors import SpecError
-from planner.job.code_rules import CodeRules
+from planner.job.code_rules import ANY_CODE, CodeRules
 from planner.job.schema import Job
-from planner.runtime import answers, running
-from planner.runtime.channel import AnswerWriter
+from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
-from planner.runtime.limits import Limit, LimitExceededError
-from planner.runtime.task import MEMORY, Answer, Task
-from planner.tracing import trace_text
-from planner.tracing.isolation import USUAL_ISOLATION, Isolation
-from planner.tracing.traced import Trace
+from planner.runtime.limits import Limit, LimitExceededError, Limits
+from planner.runtime.messages import MEMORY, Answer, AnswerWriter, Task
+from planner.runtime.walls import Walls
+from planner.tracing import rank_trace
+from planner.tracing.rank_trace import Trace
 from planner.units import show_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """For one process of a factory. On a user's own machine their code runs with limits alone."""
+
+    limits: Limits = field(default_factory=Limits)
+    walls: Walls | None = None
+    code: CodeRules = ANY_CODE
+    """Which factories may be called there."""
+
+
+USUAL_ISOLATION = Isolation()
+
 
 _TRACE = "trace"
 _PLACE = "model.factory"
@@ -45,13 +60,13 @@ def trace_isolated(
         raise _limit_error(answer.exceeded, job)
     if MEMORY in answer.parts:
         raise _limit_error(LimitExceededError(Limit.MEMORY, limits), job)
-    error = answers.error_of(answer)
+    error = messages.error_of(answer)
     if error is not None:
         raise error
     if answer.whole and (answer.exit_code or _TRACE not in answer.parts):
         raise _ended_error(answer, job)
     try:
-        return trace_text.loads(answer.parts.get(_TRACE, b"").decode())
+        return rank_trace.loads(answer.parts.get(_TRACE, b"").decode())
     except ValueError:
         # The program could write there itself: nothing is believed of what came.
         how = f"exit code {answer.exit_code}: its answer is no trace"
@@ -60,12 +75,12 @@ def trace_isolated(
 
 def answer_trace(argument: tuple[Job, int, str, CodeRules], answer: AnswerWriter) -> None:
     """The child's side: the trace as its one part. Raises what `trace` raises."""
-    from planner.tracing.trace import trace
-    from planner.training.models import factory
+    from planner.tracing.spec.step_trace import trace
+    from planner.training.models import build
 
     job, rank, target, rules = argument
-    factory.allow(rules)
-    answer.write(_TRACE, trace_text.dumps(trace(job, rank, target)).encode())
+    build.allow(rules)
+    answer.write(_TRACE, rank_trace.dumps(trace(job, rank, target)).encode())
 
 
 def _limit_error(exceeded: LimitExceededError, job: Job) -> SpecError:
@@ -100,11 +115,11 @@ def _limit_error(exceeded: LimitExceededError, job: Job) -> SpecError:
 
 
 def _ended_error(answer: Answer, job: Job) -> SpecError:
-    fault = answers.fault_line(answer)
+    fault = messages.fault_line(answer)
     if fault is not None:
         return _error(f"{_subject(job)} broke its process: {fault}")
     return _error(
-        f"{_subject(job)} ended its process with {answers.ending(answer)}",
+        f"{_subject(job)} ended its process with {messages.ending(answer)}",
         remedy="run the factory by itself and see where it ends",
     )
 

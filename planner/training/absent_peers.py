@@ -1,16 +1,12 @@
-"""Runs one rank of any world in one process: collectives complete at once, without the other ranks.
-
-Reductions and broadcasts leave the tensors as they are; gathers and scatters are done by torch's fake process group,
-which fills what it can from this rank's own tensors. torch's fake group alone does not do: the future of its work
-carries no value (torch 2.11 to 2.13, torch/csrc/distributed/c10d/FakeProcessGroup.hpp), and the reducer of
-DistributedDataParallel takes the reduced bucket from that future (reducer.cpp).
-"""
+"""Runs one rank of any world in one process: collectives complete at once, and checkpoint code agrees with itself."""
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +15,44 @@ from torch import Tensor
 
 from planner import upstream
 from planner.errors import MeasureError
-from planner.training import dtensor_caches
+from planner.job import schema
+from planner.upstream import checking
+
+
+def forget() -> None:
+    """DTensor starts anew, in this thread and in the one in which autograd runs for a GPU."""
+    tensors: Any = sys.modules.get("torch.distributed.tensor")
+    if tensors is None:
+        return
+    from torch.distributed.tensor import _redistribute, _sharding_prop
+
+    propagator = tensors.DTensor._op_dispatcher.sharding_propagator
+    # It keeps one cache to each thread: a new one forgets them all.
+    propagator.propagate_op_sharding = _sharding_prop.LocalLRUCache(propagator.propagate_op_sharding_non_cached)
+    clear = getattr(getattr(_redistribute, "_gen_transform_infos", None), "cache_clear", None)
+    if clear is not None:
+        clear()
+    getattr(_redistribute, "_planner_cache", {}).clear()
+    clear_in_c = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # since torch 2.10
+    if clear_in_c is None:
+        return
+    clear_in_c()
+    if torch.cuda.is_available():
+        _BackwardCall.apply(torch.zeros((), device="cuda", requires_grad=True)).backward()  # type: ignore[no-untyped-call]
+
+
+class _BackwardCall(torch.autograd.Function):
+    """Its backward runs in the thread of the device."""
+
+    @staticmethod
+    def forward(_context: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        torch._C._clear_DTensor_sharding_propagator_cache()
+        return gradient
+
 
 BACKEND = "absent_peers"
 _CHECK_OF_HOOKS = "torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook"
@@ -66,7 +99,7 @@ def join(rank: int, world_size: int) -> Iterator[None]:
             yield
         finally:
             dist.destroy_process_group()
-            dtensor_caches.forget()
+            forget()
 
 
 @contextmanager
@@ -259,3 +292,87 @@ def _register() -> None:
     dist.Backend.register_backend(
         BACKEND, lambda _store, rank, size, _timeout: AbsentPeers(rank, size), devices=["cpu", "cuda"]
     )
+
+
+_WRAPPER = "torch.distributed.checkpoint.utils:_DistWrapper.__init__"
+_VALIDATE = "torch.distributed.checkpoint.default_planner:_validate_global_plan"
+_BROADCASTS = (
+    "torch.distributed._state_dict_utils:_broadcast_state_dict",
+    "torch.distributed.checkpoint.state_dict:_broadcast_state_dict",
+)
+_OBJECTS = "torch.distributed:broadcast_object_list"
+
+
+ANNOUNCED = "rank 0 announces the state dict that it sends: names and shapes are taken to be those of this rank's own"
+
+
+@contextmanager
+def alone(said: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Inside, checkpoints are saved and loaded without asking the other ranks; `said` hears what is assumed."""
+    wrapped: dict[str, upstream.Wrapper] = {
+        _WRAPPER: _coordinating_alone,
+        _VALIDATE: _for_a_part,
+        **dict.fromkeys(_BROADCASTS, partial(_announcing_own, said)),
+    }
+    with upstream.patch_targets("checkpoint peers", wrapped=wrapped):
+        yield
+
+
+def where_absent(train: schema.Train) -> AbstractContextManager[None]:
+    """As `alone`, for a step that has to do with checkpoints in a world of absent peers.
+
+    Raises TraceError if torch is not the one whose checkpoints planner knows.
+    """
+    if train.checkpoint_load is None and train.checkpoint_save is None:
+        return nullcontext()
+    checking.enforce("checkpoints")
+    return alone() if dist.is_initialized() and dist.get_backend() == BACKEND else nullcontext()
+
+
+def _coordinating_alone(real: Callable[..., None]) -> Callable[..., None]:
+    """As `no_dist` has it, but that a rank keeps its number."""
+
+    def init(self: Any, *arguments: Any, **named: Any) -> None:
+        real(self, *arguments, **named)
+        self.use_dist, self.is_coordinator = False, True
+
+    return init
+
+
+def _for_a_part(real: Callable[..., Any]) -> Callable[..., Any]:
+    """That a checkpoint is whole, of which only this rank's part is there. torch 2.11 says so by a truth value, 2.13 by
+    a list of what is wrong."""
+
+    def validate(*arguments: Any) -> Any:
+        return True if isinstance(real(*arguments), bool) else []
+
+    return validate
+
+
+def _announcing_own(said: Callable[[str], None], real: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(real)
+    def broadcast(full: dict[str, Any], local: dict[str, Any], *arguments: Any, **named: Any) -> None:
+        if dist.get_rank() == 0:
+            real(full, local, *arguments, **named)
+            return
+        said(ANNOUNCED)
+        announced = {name: _describe(value) for name, value in local.items()}
+
+        def receive(objects: list[Any], *_arguments: Any, **_named: Any) -> None:
+            objects[0] = announced
+
+        with upstream.patch_targets("state dict announced", replaced={_OBJECTS: receive}):
+            real(full, local, *arguments, **named)
+
+    return broadcast
+
+
+def _describe(value: Any) -> Any:
+    """As rank 0 has it in its message (torch 2.13, _state_dict_utils.py, `_broadcast_state_dict`)."""
+    from torch.distributed._state_dict_utils import _TensorInfo
+
+    if not torch.is_tensor(value):
+        return value
+    if value.dim() == 0:
+        return torch.zeros((), dtype=value.dtype)
+    return _TensorInfo(value.size(), value.dtype)

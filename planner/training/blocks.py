@@ -1,12 +1,23 @@
-"""Finds blocks: the repeated layers, which are recomputed, wrapped or split."""
+"""Finds a model's repeated layers, and has them recompute or offload activations, be compiled, or tell their paths."""
 
 from __future__ import annotations
 
 import fnmatch
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from planner.errors import SpecError
+from planner.job import schema
+from planner.training.host import Host
 
 
 def find(model: nn.Module, pattern: str = "") -> list[tuple[str, nn.Module]]:
@@ -68,3 +79,231 @@ def _outermost(found: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]
         inside.update(id(child) for child in module.modules())
         kept.append((path, module))
     return kept
+
+
+@contextmanager
+def follow(
+    module: nn.Module, enter: Callable[[str], None], leave: Callable[[], None], compiled: Iterable[nn.Module] = ()
+) -> Iterator[None]:
+    """Inside, `enter(path)` and `leave()` surround every forward of a module below `module`.
+
+    Paths are those of `module.named_modules()`, with the root as the empty path. A recomputed block enters again, from
+    the thread in which the backward runs. Modules that are not below `module` say nothing, and those inside of one that
+    is `compiled` neither: a hook there would break what is compiled into pieces.
+    """
+    silent = {id(inside) for each in compiled for inside in each.modules() if inside is not each}
+    handles = []
+    for path, child in module.named_modules():
+        if id(child) in silent:
+            continue
+        handles.append(child.register_forward_pre_hook(partial(_before, enter, path), prepend=True))
+        handles.append(child.register_forward_hook(partial(_after, leave), prepend=True, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _before(enter: Callable[[str], None], path: str, _module: nn.Module, _arguments: Any) -> None:
+    enter(path)
+
+
+def _after(leave: Callable[[], None], _module: nn.Module, _arguments: Any, _output: Any) -> None:
+    leave()
+
+
+MODES = ("none", "full", "every", "selective")
+
+_aten = torch.ops.aten
+_MATMULS = (_aten.mm.default, _aten.addmm.default)
+_SAVED = {
+    *_MATMULS,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+"""What `selective` keeps: attention and every second matmul, the policy of torchtitan's operator-level checkpointing
+(torchtitan/distributed/activation_checkpoint.py), with addmm beside mm for layers that have a bias."""
+
+
+def apply_recompute(model: nn.Module, spec: schema.Recompute, pattern: str = "") -> list[str]:
+    """Makes the chosen blocks recompute, in place; returns their paths.
+
+    Raises SpecError for an unknown mode, or if the model has no blocks.
+    """
+    if spec.mode not in MODES:
+        raise SpecError(f"unknown recompute {spec.mode!r}", allowed=", ".join(MODES), place="train.recompute")
+    if spec.mode == "none":
+        return []
+    if spec.every < 1:
+        raise SpecError(f"every {spec.every}", allowed="a whole number from 1", place="train.recompute.every")
+    found = find(model, pattern)
+    if not found:
+        raise SpecError(
+            f"no repeated layers are found in {type(model).__name__}",
+            remedy="say which modules are recomputed in model.blocks",
+            place="train.recompute",
+        )
+    # As torchtitan counts: with every 2, the second, the fourth, ...
+    chosen = found[spec.every - 1 :: spec.every] if spec.mode == "every" else found
+    for _, block in chosen:
+        _recompute_block(block, selective=spec.mode == "selective")
+    return [path for path, _ in chosen]
+
+
+def _recompute_block(block: nn.Module, *, selective: bool) -> None:
+    original = _without_its_block(block)
+
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        if not block.training or not torch.is_grad_enabled():
+            return original(*arguments, **keywords)
+        if selective:
+            return checkpoint(
+                original, *arguments, use_reentrant=False, context_fn=_make_selective_contexts, **keywords
+            )
+        return checkpoint(original, *arguments, use_reentrant=False, **keywords)
+
+    block.forward = forward
+
+
+def _without_its_block(block: nn.Module) -> Callable[..., Any]:
+    """The block's forward, of which compiled code does not ask whether it is this very block's: before torch 2.13 it
+    asks so of methods (torch/_dynamo/variables/builder.py), and one code would not do for all blocks."""
+    if not inspect.ismethod(block.forward):
+        return block.forward
+    function = block.forward.__func__
+
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        return function(block, *arguments, **keywords)
+
+    return forward
+
+
+def _make_selective_contexts() -> Any:
+    """Called for each forward, whether it is compiled or not: with a fresh count of matmuls, shared by nothing."""
+    seen: Counter[bool] = Counter()
+    return create_selective_checkpoint_contexts(partial(_keep_attention_and_every_second_matmul, seen))
+
+
+def _keep_attention_and_every_second_matmul(
+    seen: Counter[bool], context: Any, op: Any, *_arguments: Any, **_keywords: Any
+) -> CheckpointPolicy:
+    if op not in _SAVED:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    if op in _MATMULS:
+        seen[context.is_recompute] += 1
+        if seen[context.is_recompute] % 2 == 0:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE
+
+
+def apply_offload(model: nn.Module, *, wanted: bool, host: Host, pattern: str = "") -> None:
+    """Makes the blocks of the model offload, in place, to this host. Raises SpecError if it has no blocks."""
+    if not wanted:
+        return
+    found = find(model, pattern)
+    if not found:
+        raise SpecError(
+            f"no repeated layers are found in {type(model).__name__}",
+            remedy="say which modules are offloaded in model.blocks",
+            place="train.activation_offload",
+        )
+    for _, block in found:
+        _offload_block(block, host)
+
+
+def _offload_block(block: nn.Module, host: Host) -> None:
+    original = block.forward
+
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return original(*arguments, **keywords)
+        with host.saving_activations():
+            return original(*arguments, **keywords)
+
+    block.forward = forward
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def compile_model(model: nn.Module, spec: schema.Compile | None, pattern: str = "") -> list[nn.Module]:
+    """Compiles the forward of the model or of each of its blocks, in place; the modules that were compiled.
+
+    Raises SpecError for blocks that are not found.
+    """
+    if spec is None:
+        return []
+    if "model" in spec.scope:
+        compiled = [model]
+    elif "blocks" in spec.scope:
+        compiled = [block for _, block in find(model, pattern)]
+        if not compiled:
+            raise SpecError(
+                f"no repeated layers are found in {type(model).__name__}",
+                remedy="say which modules are compiled in model.blocks, or compile the model",
+                place="train.compile.scope",
+            )
+    else:
+        return []
+    for module in compiled:
+        module.forward = _compile(module.forward, spec)
+    return compiled
+
+
+def compile_loss(loss: _Function, spec: schema.Compile | None) -> _Function:
+    """The function that computes the loss, compiled where the job says so."""
+    return _compile(loss, spec) if spec is not None and "loss" in spec.scope else loss
+
+
+def compile_optimizer(optimizer: torch.optim.Optimizer, spec: schema.Compile | None) -> None:
+    """Compiles the optimizer's step, in place, where the job says so."""
+    if spec is not None and "optimizer" in spec.scope:
+        optimizer.step = _compile(optimizer.step, spec)  # type: ignore[method-assign]
+
+
+def compiled_backward(spec: schema.Compile | None) -> AbstractContextManager[None]:
+    """Inside, a backward is captured as a whole and compiled, where the job says so (compiled autograd)."""
+    if spec is None or not spec.autograd:
+        return nullcontext()
+    from torch._dynamo import compiled_autograd
+
+    return compiled_autograd._enable(partial(_compile, spec=spec))
+
+
+def fewest_iterations(spec: schema.Compile | None) -> int:
+    """After how many a compiled step does what it goes on doing: CUDA graphs are warmed up, captured, captured again
+    where what they read came to lie elsewhere, and then replayed."""
+    return 4 if spec is not None and spec.mode in ("reduce-overhead", "max-autotune") else 0
+
+
+def forget_compiled(spec: schema.Compile | None) -> None:
+    """A step that compiles begins as in a fresh process: with nothing compiled."""
+    if spec is not None:
+        torch.compiler.reset()
+
+
+def graphs_so_far() -> tuple[int, int]:
+    """How many graphs this process has compiled, and how often it began to capture CUDA graphs of them: where one was
+    in between, there is no repetition."""
+    if "torch._dynamo.utils" not in sys.modules:
+        return 0, 0
+    return int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"]), _captures_so_far()
+
+
+def _captures_so_far() -> int:
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None:
+        return 0
+    containers = trees.get_obj(trees.local, "tree_manager_containers").values()
+    return sum(each.tree_manager.debug_fail_counter for each in containers if each.tree_manager is not None)
+
+
+def _compile(function: _Function, spec: schema.Compile) -> _Function:
+    mode = None if spec.mode == "default" else spec.mode
+    compiled: Any = torch.compile(
+        function, backend=spec.backend, mode=mode, fullgraph=spec.fullgraph, dynamic=spec.dynamic
+    )
+    return compiled  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from planner.errors import SpecError
 from planner.host_events import HostBlock, HostCategory
-from planner.training import absent_peers, optimizer_checkpoints, ownership
+from planner.training import absent_peers, checkpoint_reading, observers
 from planner.training.checkpoint_reading import Loading
 
 MAP_LOCATIONS = ("cpu", "device")
@@ -31,15 +31,15 @@ def load(loading: Loading) -> Any:
     state: Any = None
     if spec.kind != "state_dict":
         # Jobs that load so alone pay for the import of torch.distributed.checkpoint.
-        from planner.training import checkpoint_resuming
+        from planner.training import distributed_checkpoints
 
         with absent_peers.naming_devices():
-            state = checkpoint_resuming.LOADS[spec.kind](loading)
+            state = distributed_checkpoints.LOADS[spec.kind](loading)
     elif any(isinstance(tensor, DTensor) for tensor in loading.model.state_dict().values()):
         _into_shards(loading)
     else:
         state = _whole(loading)
-    ownership.tell_optimizer_state(loading.optimizer, loading.model, loading.observer)
+    observers.tell_optimizer_state(loading.optimizer, loading.model, loading.observer)
     return state if spec.keep_reference else None
 
 
@@ -47,7 +47,7 @@ def _whole(loading: Loading) -> Any:
     """As a program that calls torch.load, load_state_dict of the model and that of the optimizer."""
     state: dict[str, Any] = {"model": loading.model_state()}
     if loading.spec.optimizer:
-        state["optimizer"] = optimizer_checkpoints.by_numbers(loading)
+        state["optimizer"] = checkpoint_reading.by_numbers(loading)
     with loading.held(state):
         loading.model.load_state_dict(state["model"])
         if loading.spec.optimizer:

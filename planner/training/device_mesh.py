@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from planner.job.layout import MESH_AXES, Mesh
 from planner.job.schema import Parallel
-from planner.layout.mesh import AXES, Mesh
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class World:
         return cls(Mesh.of(parallel), rank, device.type)
 
     def degree(self, axis: str) -> int:
-        return self.mesh.degrees[AXES.index(axis)]
+        return self.mesh.degrees[MESH_AXES.index(axis)]
 
     def coordinate(self, axis: str) -> int:
         return self.mesh.coordinates(self.rank)[axis]
@@ -44,7 +44,7 @@ class World:
     @cached_property
     def device_mesh(self) -> DeviceMesh:
         """The mesh with the axes that have more than one rank, outermost first."""
-        axes = [axis for axis in AXES if self.degree(axis) > 1]
+        axes = [axis for axis in MESH_AXES if self.degree(axis) > 1]
         return init_device_mesh(self.device_type, tuple(self.degree(axis) for axis in axes), mesh_dim_names=tuple(axes))
 
     def sharding_mesh(self) -> DeviceMesh:

@@ -1,18 +1,90 @@
-"""Caches what DTensor and fully_shard compute anew for every parameter, though mostly the same.
-
-The results are those that torch gives: each is kept only for arguments that are equal.
-"""
+"""Caches what DTensor and fully_shard compute anew for every parameter, though mostly the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import torch.distributed as dist
+from torch import Tensor
 
 from planner import upstream
-from planner.training import dtensor_lists
+
+_LIST_OPERATORS = ("aten::_foreach_", "aten::_fused_")
+
+
+def by_groups(real: Callable[..., Any]) -> Callable[..., Any]:
+    """OpDispatcher's way to the sharding of an operator, for one tensor of each kind in its lists."""
+
+    def propagate(dispatcher: Any, op: Any, args: Any, kwargs: Any, op_info: Any, *rest: Any) -> Any:
+        groups = _groups_of(op, op_info.schema)
+        if groups is None:
+            return real(dispatcher, op, args, kwargs, op_info, *rest)
+        schema = groups.shortened(op_info.schema)
+        return groups.lengthened(real(dispatcher, op, args, kwargs, replace(op_info, schema=schema), *rest))
+
+    return propagate
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Which places of the lists are alike: the first place of each group, and the group of each place."""
+
+    firsts: tuple[int, ...]
+    group_at: tuple[int, ...]
+
+    def shortened(self, schema: Any) -> Any:
+        arguments = tuple(
+            type(each)(each[place] for place in self.firsts) if _is_list(each) and each else each
+            for each in schema.args_schema
+        )
+        return type(schema)(schema.op, arguments, schema.kwargs_schema, schema.schema_info)
+
+    def lengthened(self, sharding: Any) -> Any:
+        """The answer for the whole lists. Its specs are shared, as those are that torch keeps for equal operators."""
+        schema = sharding.redistribute_schema
+        if schema is not None:
+            arguments = tuple(self._whole(each) for each in schema.args_schema)
+            schema = type(schema)(schema.op, arguments, schema.kwargs_schema, schema.schema_info)
+        return replace(sharding, output_spec=self._whole(sharding.output_spec), redistribute_schema=schema)
+
+    def _whole(self, value: Any) -> Any:
+        if not _is_list(value) or not value:
+            return value
+        return type(value)(value[group] for group in self.group_at)
+
+
+def _groups_of(op: Any, schema: Any) -> _Groups | None:
+    """None where there is nothing to group, or something that is not one list beside another."""
+    if schema is None or not op.name().startswith(_LIST_OPERATORS):
+        return None
+    lists = [each for each in schema.args_schema if _is_list(each) and each]
+    if not lists or len({len(each) for each in lists}) > 1 or any(map(_is_list, schema.kwargs_schema.values())):
+        return None
+    keys = [tuple(map(_key, column)) for column in zip(*lists, strict=True)]
+    if any(None in key for key in keys):
+        return None
+    known: dict[tuple[Any, ...], int] = {}
+    group_at = tuple(known.setdefault(key, len(known)) for key in keys)
+    if len(known) == len(keys):
+        return None
+    return _Groups(tuple(group_at.index(group) for group in range(len(known))), group_at)
+
+
+def _is_list(value: Any) -> bool:
+    return type(value) in (list, tuple)
+
+
+def _key(value: Any) -> Any:
+    """All that the answer for a value of a list hinges on; None for what is no tensor laid out on a mesh."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    if not isinstance(value, DTensorSpec) or value.tensor_meta is None:
+        return None
+    return (value, getattr(value, "use_strided_shard_as_shard_order", None))
+
 
 _MESHES = "torch.distributed.device_mesh:DeviceMesh"
 _PROPAGATION = "torch.distributed.tensor._dispatch:OpDispatcher._propagate_op_sharding_dispatch_slow_path"
@@ -24,13 +96,13 @@ def once_for_all_parameters() -> Iterator[None]:
 
     torch 2.13: fsdp/_fully_shard/_fsdp_param.py joins the meshes of sharding and tensor parallelism again for every
     parameter; distributed/device_mesh.py compares two meshes rank by rank, which is asked for every operator. For
-    lists of tensors see :mod:`planner.training.dtensor_lists`.
+    lists of tensors see :mod:`planner.training.dtensor_speed`.
     """
     if not dist.is_available():
         yield
         return
     meshes: dict[str, upstream.Wrapper] = {f"{_MESHES}._concatenate": _joining, f"{_MESHES}.__eq__": _comparing}
-    lists: dict[str, upstream.Wrapper] = {_PROPAGATION: dtensor_lists.by_groups}
+    lists: dict[str, upstream.Wrapper] = {_PROPAGATION: by_groups}
     with upstream.patch_targets("mesh speed", wrapped=meshes), upstream.patch_targets("list speed", wrapped=lists):
         yield
 
@@ -63,3 +135,48 @@ def _comparing(real: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         return known[key][2]
 
     return equal
+
+
+_TARGET = "torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty"
+
+
+class ShardChunks(Sequence[Tensor]):
+    """What torch.chunk makes of a tensor, filled up with empty tensors to `number`."""
+
+    def __init__(self, tensor: Tensor, number: int, dim: int) -> None:
+        self._tensor, self._number, self._dim = tensor, number, dim
+        self._rows = -(-tensor.size(dim) // number)
+
+    def __len__(self) -> int:
+        return self._number
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Tensor]: ...
+
+    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(index, slice):
+            return [self._chunk(each) for each in range(self._number)[index]]
+        return self._chunk(range(self._number)[index])
+
+    def _chunk(self, number: int) -> Tensor:
+        size, start = self._tensor.size(self._dim), number * self._rows
+        if 0 < size <= start:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._rows, size - start))
+
+
+@contextmanager
+def made_when_asked_for() -> Iterator[None]:
+    """Inside, fully_shard makes the chunks that it takes and no others."""
+    if not dist.is_available():
+        yield
+        return
+    with upstream.patch_targets("shard chunks", replaced={_TARGET: _chunk_with_empty}):
+        yield
+
+
+def _chunk_with_empty(tensor: Tensor, num_chunks: int, dim: int) -> ShardChunks:
+    return ShardChunks(tensor, num_chunks, dim)

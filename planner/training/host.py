@@ -1,21 +1,77 @@
-"""Host work of a step on offloaded tensors: really done, or as whoever runs the step has it done.
-
-What the host holds besides is told here too: `hold` and `keep` take blocks of planner.host_events.
-"""
+"""Host work of a step: offloaded tensors, models that rest there, the folder of its checkpoints."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 from planner.host_events import HostBlock, HostCategory
-from planner.training.checkpoint_files import CheckpointFiles, TemporaryFiles
+
+
+class CheckpointFiles(Protocol):
+    """The files of one checkpoint; a context, at whose end they are given up."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def save(self, state: dict[str, Any]) -> None:
+        """As torch.save writes a state dict."""
+
+    def save_pretrained(self, model: nn.Module, state: dict[str, Any] | None) -> None:
+        """As transformers writes a model; `state` is its state dict, where it was gathered."""
+
+    def writer(self) -> Any:
+        """A StorageWriter of torch.distributed.checkpoint for what lies on the device."""
+
+    def background_writer(self) -> Any:
+        """One for a thread, and for what was staged on the host."""
+
+    def hand_over(self) -> Callable[[], None]:
+        """The files stay beyond the end of the context, until what is returned is called."""
+
+
+class TemporaryFiles:
+    """Really written, and removed."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="checkpoint-")))
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._open.close()
+
+    def save(self, state: dict[str, Any]) -> None:
+        torch.save(state, self._folder / "checkpoint.pt")
+
+    def save_pretrained(self, model: nn.Module, state: dict[str, Any] | None) -> None:
+        model.save_pretrained(self._folder, state_dict=state)  # type: ignore[operator]
+
+    def writer(self) -> Any:
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+        return FileSystemWriter(self._folder)
+
+    def background_writer(self) -> Any:
+        return self.writer()
+
+    def hand_over(self) -> Callable[[], None]:
+        return self._open.pop_all().close
+
 
 STANDARD_DEVIATION = 0.02
 """Of the small random values that stand for trained ones."""
@@ -91,3 +147,40 @@ class RealHost:
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
     return torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+class Resting:
+    """Tensors that rest on the host at times. `find` names them each time: an optimizer's state is born in a step."""
+
+    def __init__(
+        self, find: Callable[[], Iterable[Tensor]], device: torch.device, host: Host, category: HostCategory
+    ) -> None:
+        self._find, self._device, self._host, self._category = find, device, host, category
+        self._kept: list[tuple[torch.UntypedStorage, int, Any]] = []
+
+    @property
+    def rests(self) -> bool:
+        """Whether they are on the host now."""
+        return bool(self._kept)
+
+    def leave(self) -> None:
+        """They give the device's memory up."""
+        if self._kept:
+            return
+        for storage in self._storages():
+            size = storage.nbytes()
+            self._kept.append((storage, size, self._host.set_aside(storage, self._category)))
+            storage.resize_(0)
+
+    def come_back(self) -> None:
+        """They take memory of the device again, in the order in which they left."""
+        for storage, size, content in self._kept:
+            storage.resize_(size)
+            self._host.put_back(storage, content)
+        self._kept.clear()
+
+    def _storages(self) -> list[torch.UntypedStorage]:
+        locals_ = (getattr(each, "_local_tensor", each) for each in self._find())
+        found = [each.untyped_storage() for each in locals_ if each.device.type == self._device.type]
+        # A storage is another Python object each time it is asked for.
+        return list({each._cdata: each for each in found if each.nbytes()}.values())

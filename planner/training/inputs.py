@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
-from planner.job.length_draws import draw_steps
-from planner.training import signatures
-from planner.training.dtypes import any_dtype
-from planner.training.feed import Feed
-from planner.training.observer import Observer
+from planner.job.sampled_runs import draw_steps
+from planner.training import batch_shapes
+from planner.training.batch_shapes import Feed, any_dtype
+from planner.training.observers import Observer
 
 TARGETS = ("labels", "target", "targets")
 """Names in `train.inputs` that the loss gets when the model's forward does not take them."""
@@ -121,7 +120,7 @@ def _host(name: str, spec: schema.Input, batch: int, *, padded: bool = False) ->
 
 
 def _of_names(model: nn.Module, given: dict[str, schema.Input]) -> Feed:
-    takes = signatures.of_forward(model)
+    takes = batch_shapes.of_forward(model)
     labels = {name: spec for name, spec in given.items() if name in TARGETS and not takes.has(name)}
     arguments = {name: spec for name, spec in given.items() if name not in labels}
     unknown = [name for name in arguments if not takes.has(name)]
@@ -139,7 +138,7 @@ def _of_names(model: nn.Module, given: dict[str, schema.Input]) -> Feed:
 def _override(found: Feed, given: dict[str, schema.Input], model: nn.Module) -> Feed:
     if not given:
         return found
-    takes = signatures.of_forward(model)
+    takes = batch_shapes.of_forward(model)
     for name in given:
         if name not in TARGETS and name not in takes.names:
             raise SpecError(

@@ -1,40 +1,247 @@
-"""The training loop: micro-batches, clipping, the optimizer's step, evaluation.
-
-What lives how long is that of transformers' Trainer and of torchtitan: the model's output ends with the computation of
-the loss, before the backward; the micro-batch and its loss live until the backward has ended.
-"""
+"""The training loop: micro-batches, precision, clipping, the optimizer's step, evaluation; and DeepSpeed's."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from planner.errors import SpecError
 from planner.events import Category, Phase
 from planner.job import schema
-from planner.job.length_draws import Steps, draw_steps
-from planner.training import clipping, compiling, folding, inputs, ownership
-from planner.training.evaluation import Evaluation, Generation
-from planner.training.feed import Feed
-from planner.training.folded_accumulation import accumulation_folder_of
+from planner.job.sampled_runs import Part, Steps, batches_on_device, draw_steps, shown_batches, shown_tokens
+from planner.training import batch_shapes, blocks, folding, inputs, observers, optimizers
+from planner.training.batch_shapes import Feed
+from planner.training.folding import accumulation_folder_of
 from planner.training.host import Host
-from planner.training.loss import Objective
-from planner.training.observer import NullObserver, Observer
-from planner.training.other_phases import NO_OTHER_PHASES, OtherPhases
-from planner.training.precision import Precision
-from planner.training.wraps import context_parallel, fsdp2, in_backward, zero_redundancy
+from planner.training.inputs import MicroBatch
+from planner.training.loss_functions import Objective
+from planner.training.observers import NullObserver, Observer
+from planner.training.wraps import context_parallel, deepspeed_engine, fsdp2
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
 
 if TYPE_CHECKING:
-    from planner.training.checkpoint_saving import CheckpointSaver
+    from planner.training.distributed_checkpoints import CheckpointSaver
+
+
+class OtherPhases(Protocol):
+    """Told by the loop where it stands."""
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+
+    def begin(self) -> None:
+        """Everything is loaded; the first iteration is next."""
+
+    def before(self, iteration: int) -> None:
+        """An iteration is next."""
+
+    def after(self, iteration: int) -> None:
+        """An iteration has ended, its evaluation too."""
+
+
+class _NoOtherPhases:
+    def __bool__(self) -> bool:
+        return False
+
+    def begin(self) -> None: ...
+
+    def before(self, iteration: int) -> None: ...
+
+    def after(self, iteration: int) -> None: ...
+
+
+NO_OTHER_PHASES: OtherPhases = _NoOtherPhases()
+
+
+PRECISIONS = ("none", "bf16_autocast", "fp16_autocast", "fsdp_mixed")
+_AUTOCAST = {"bf16_autocast": torch.bfloat16, "fp16_autocast": torch.float16}
+
+
+class Precision:
+    """How a job computes: plainly, or under autocast, with a scaler for fp16.
+
+    Pure low precision is `none` with parameters of that dtype; `fsdp_mixed` is the policy of fully_shard,
+    which casts by itself.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        """Raises SpecError for a precision that does not exist, RuntimeError if torch turned the scaler off."""
+        if name not in PRECISIONS:
+            raise SpecError(f"unknown precision {name!r}", allowed=", ".join(PRECISIONS), place="train.precision")
+        self._device_type = device.type
+        self._dtype = _AUTOCAST.get(name)
+        self.scaler = _scaler(device.type) if name == "fp16_autocast" else None
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Around forward and loss, not around backward."""
+        if self._dtype is None:
+            yield
+            return
+        with torch.autocast(self._device_type, self._dtype):
+            # Both classes look for their device themselves and turn off with a mere warning: a plan without them
+            # would be a plan of another program.
+            if not torch.is_autocast_enabled(self._device_type):
+                raise RuntimeError(f"autocast turned itself off on {self._device_type}")
+            yield
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+
+def _scaler(device_type: str) -> torch.amp.GradScaler:
+    scaler = torch.amp.GradScaler(device_type)
+    if not scaler.is_enabled():
+        raise RuntimeError(f"GradScaler turned itself off on {device_type}")
+    return scaler
+
+
+Autocast = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What was gathered so far, each kind in one tensor."""
+
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Copies what was there, with this behind it."""
+        before = self.kept.get(name)
+        self.kept[name] = tensor if before is None else torch.cat((before, tensor), dim=0)
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """One evaluation of a model; `batch` makes a step's batch on the device, `mark` tells that a phase goes on, `free`
+    empties the allocator's cache, and `to_host` takes a tensor there."""
+
+    spec: schema.Eval
+    objective: Objective
+    batch: Callable[[], MicroBatch]
+    mark: Callable[[Phase], None]
+    around: Callable[[MicroBatch], AbstractContextManager[None]]
+    to_host: Callable[[Tensor], object]
+    free: Callable[[], None]
+
+    def run(self, model: nn.Module, *, shortened: bool) -> None:
+        """All steps, or, `shortened`, those from which the others follow (planner.job.sampled_runs)."""
+        gathered = Gathered()
+        count = len(shown_batches(self.spec)) if shortened else self._steps()
+        latest: dict[str, Tensor] = {}
+        for number in range(1, count + 1):
+            self.mark(Phase.EVAL)
+            # What the last step has left goes when this one's takes its place.
+            latest = self._step(model)
+            for name, tensor in latest.items():
+                gathered.add(name, tensor)
+            whole = self.spec.accumulation_steps
+            if whole and number % whole == 0 and not shortened:
+                self._take_to_host(gathered)
+                latest = {}
+                self.free()
+        if self.spec.gather:
+            self.mark(Phase.EVAL)
+            self._take_to_host(gathered)
+
+    def _steps(self) -> int:
+        return self.spec.batches if self.spec.gather else batches_on_device(self.spec)
+
+    def _step(self, model: nn.Module) -> dict[str, Tensor]:
+        with torch.no_grad():
+            batch = self.batch()
+            with self.around(batch):
+                if not self.spec.gather:
+                    self.objective(model, batch)
+                    return {}
+                loss, logits = self.objective.with_logits(model, batch)
+            found = {"loss": gather(loss.detach().mean().repeat(self.spec.micro_batch_size))}
+            if self.spec.gather == "logits":
+                # accelerate: the output of a model under autocast is made float32.
+                found["logits"] = gather(logits.detach().float())
+                found |= {name: gather(each) for name, each in batch.labels.items()}
+            return found
+
+    def _take_to_host(self, gathered: Gathered) -> None:
+        for tensor in gathered.kept.values():
+            self.to_host(tensor)
+        gathered.kept.clear()
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """The tensor of every rank, one behind the other (accelerate 1, utils/operations.py, _gpu_gather)."""
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    if world == 1:
+        return tensor
+    tensor = tensor.contiguous()
+    gathered = torch.empty(world * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    torch.distributed.all_gather_into_tensor(gathered, tensor)
+    return gathered.view(-1, *tensor.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Greedy generation; `prompt` makes the tokens of the prompts on the device."""
+
+    spec: schema.Generate
+    feed: Feed
+    prompt: Callable[[int], Tensor]
+    mark: Callable[[], None]
+    autocast: Autocast
+
+    def run(self, model: nn.Module, *, shortened: bool) -> None:
+        """All tokens, or, `shortened`, those from which the others follow."""
+        with torch.no_grad():
+            self._run(model, self._parts(shortened))
+
+    def _parts(self, shortened: bool) -> Iterator[Part]:
+        if shortened:
+            return iter(shown_tokens(self.spec.max_new_tokens))
+        return (Part(number) for number in range(1, self.spec.max_new_tokens))
+
+    def _run(self, model: nn.Module, parts: Iterator[Part]) -> None:
+        self.mark()
+        tokens = self.prompt(self.spec.prompt_tokens)
+        token, cache = self._next(model, tokens, None)
+        tokens = torch.cat((tokens, token), dim=1)
+        for part in parts:
+            self.mark()
+            fed = token if part.count == 1 else token.expand(-1, part.count)
+            if part.count > 1:  # so many tokens at once: the cache grows to where the next are shown
+                tokens = torch.cat((tokens, fed[:, 1:]), dim=1)
+            token, cache = self._next(model, fed if self.spec.use_cache else tokens, cache)
+            tokens = torch.cat((tokens, token), dim=1)
+        self.mark()  # the last token is as those before it: what it found goes when all is over
+
+    def _next(self, model: nn.Module, tokens: Tensor, cache: object) -> tuple[Tensor, object]:
+        """The next token of each prompt, and the keys and values of all before it."""
+        with self.autocast():
+            if not self.spec.use_cache:
+                name = next(iter(self.feed.arguments))
+                output = model(tokens) if self.feed.positional else model(**{name: tokens})
+            else:
+                last = {"logits_to_keep": 1} if "logits_to_keep" in batch_shapes.of_forward(model).names else {}
+                output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **last)
+                cache = getattr(output, "past_key_values", None)
+                if cache is None:
+                    raise SpecError(
+                        f"{type(model).__name__} keeps no keys and values",
+                        allowed="false",
+                        place="train.eval.generate.use_cache",
+                    )
+            logits = output if isinstance(output, Tensor) else output.logits
+        scores = logits[:, -1, :].to(copy=True, dtype=torch.float32)
+        return scores.argmax(dim=-1, keepdim=True), cache
+
 
 _FEWEST_GROWING = 7
 """Iterations of a step that keeps something: so many show what one keeps."""
@@ -80,12 +287,12 @@ class Loop:
 
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
-        with self._telling_gradients(), in_backward.stepping(self.optimizer, self._tell_state):
+        with self._telling_gradients(), optimizers.stepping(self.optimizer, self._tell_state):
             folder = None if self.others else folding.folder_of(self.observer)
             self.others.begin()
             for iteration in range(1, self._iterations() + 1):
                 began = folder.place() if folder else 0
-                known = compiling.graphs_so_far()
+                known = blocks.graphs_so_far()
                 self.others.before(iteration)
                 self._iterate(iteration)
                 if self._evaluates(iteration):
@@ -96,7 +303,7 @@ class Loop:
                 self.others.after(iteration)
                 if self.train.empty_cache_every and iteration % self.train.empty_cache_every == 0:
                     self._empty_cache()
-                settled = iteration > 1 and compiling.graphs_so_far() == known
+                settled = iteration > 1 and blocks.graphs_so_far() == known
                 if folder and settled and folding.iterations_are_alike(self.train, self.parallel):
                     folder.repeat(began, folder.place(), self._iterations() - iteration)
                     break
@@ -105,14 +312,14 @@ class Loop:
 
     def optimizer_parts(self) -> tuple[int, ...]:
         """For each replica the number of the part of the optimizer that it has; empty where each has all of it."""
-        return zero_redundancy.parts(self.optimizer)
+        return optimizers.parts(self.optimizer)
 
     def _telling_gradients(self) -> AbstractContextManager[None]:
         views = self.parallel.dp_replicate.gradient_as_bucket_view and self.parallel.dp_replicate.degree > 1
-        return ownership.telling_gradients(self.bare_model, self.observer, bucket_views=views)
+        return observers.telling_gradients(self.bare_model, self.observer, bucket_views=views)
 
     def _tell_state(self, optimizer: torch.optim.Optimizer) -> None:
-        ownership.tell_optimizer_state(optimizer, self.bare_model, self.observer)
+        observers.tell_optimizer_state(optimizer, self.bare_model, self.observer)
 
     def _iterate(self, iteration: int) -> None:
         steps = self.train.gradient_accumulation_steps
@@ -151,7 +358,7 @@ class Loop:
         if self.train.retains == "loss":
             self._losses.append(loss)
         self._tell_communication()
-        ownership.tell_gradients(self.bare_model, self.observer)
+        observers.tell_gradients(self.bare_model, self.observer)
 
     def _of_one(self, loss: Tensor) -> Tensor:
         """What one micro-batch has of the loss."""
@@ -159,7 +366,7 @@ class Loop:
         return loss / steps if steps > 1 else loss
 
     def _backward(self, loss: Tensor) -> None:
-        with compiling.compiled_backward(self.train.compile):
+        with blocks.compiled_backward(self.train.compile):
             self.precision.scale_loss(loss).backward()
 
     def _step(self) -> None:
@@ -178,7 +385,7 @@ class Loop:
         self.optimizer.zero_grad(set_to_none=self.train.zero_grad_set_to_none)
 
     def _clip(self, limit: float) -> None:
-        clipping.clip(self.host.select_clipped(self._trained_parameters()), limit)
+        optimizers.clip(self.host.select_clipped(self._trained_parameters()), limit)
 
     def _empty_cache(self) -> None:
         if self.device.type == "cuda":
@@ -203,7 +410,7 @@ class Loop:
     def _iterations(self) -> int:
         if self._steps:
             return len(self._steps)
-        fewest = max(fewest_iterations(self.parallel.dp_replicate), compiling.fewest_iterations(self.train.compile))
+        fewest = max(fewest_iterations(self.parallel.dp_replicate), blocks.fewest_iterations(self.train.compile))
         return max(self.train.iterations, fewest, _FEWEST_GROWING if self.train.retains else 0)
 
     def _evaluates(self, iteration: int) -> bool:
@@ -220,7 +427,7 @@ class Loop:
     def saver(self) -> CheckpointSaver:
         """What saves checkpoints, where the job does."""
         # Jobs that save alone pay for the import of torch.distributed.checkpoint.
-        from planner.training.checkpoint_saving import CheckpointSaver
+        from planner.training.distributed_checkpoints import CheckpointSaver
 
         assert self.train.checkpoint_save is not None
         return CheckpointSaver(self.train.checkpoint_save, self.bare_model, self.optimizer, self.observer, self.host)
@@ -278,3 +485,40 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train()
+
+
+class EngineLoop(Loop):
+    """As `Loop`; the model is DeepSpeed's own engine."""
+
+    def optimizer_parts(self) -> tuple[int, ...]:
+        return deepspeed_engine.parts(self._engine)
+
+    def _telling_gradients(self) -> AbstractContextManager[None]:
+        """They have been told of since the engine was made."""
+        return nullcontext()
+
+    def _iterate(self, iteration: int) -> None:
+        steps, watched = self.train.gradient_accumulation_steps, not isinstance(self.observer, NullObserver)
+        for micro_batch in self._micro_batches(iteration):
+            self._micro_batch(iteration)
+            if watched:
+                deepspeed_engine.tell_whole(self._engine, self.observer)
+            if micro_batch == steps:
+                self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
+            self._engine.step()
+        if watched:
+            deepspeed_engine.tell_state(self._engine, self.observer)
+
+    def _leave_out(self, micro_batches: int) -> None:
+        """The engine counts them, and steps after the last."""
+        self._engine.micro_steps += micro_batches
+
+    def _of_one(self, loss: Tensor) -> Tensor:
+        return loss
+
+    def _backward(self, loss: Tensor) -> None:
+        self._engine.backward(loss)
+
+    @property
+    def _engine(self) -> Any:
+        return self.model

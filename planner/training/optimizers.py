@@ -1,20 +1,289 @@
-"""Optimizers: any class of `torch.optim` with its own arguments."""
+"""Optimizers: of torch.optim, of low-bit libraries, divided among replicas, in the backward; clipping."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+from torch.optim.optimizer import Optimizer
 
 from planner.errors import SpecError
 from planner.job import schema
-from planner.training import clipping, low_bit
-from planner.training.wraps import in_backward
+from planner.training.device_mesh import World
 from planner.upstream import versions
+
+_REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
+
+
+def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The parameters of each mesh, in the order in which they come."""
+    found: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        found.setdefault(mesh, []).append(parameter)
+    return list(found.values())
+
+
+def clip(parameters: Iterable[nn.Parameter], limit: float) -> None:
+    """Gradients scaled, in place, so that their norm is `limit` at most."""
+    groups = by_mesh(parameters)
+    if len(groups) < 2:
+        clip_grad_norm_(groups[0] if groups else [], limit)
+        return
+    total = torch.linalg.vector_norm(torch.stack([_norm(group) for group in groups]))
+    for group in groups:
+        clip_grads_with_norm_(group, limit, total)
+
+
+def _norm(group: Sequence[nn.Parameter]) -> Tensor:
+    norm = get_total_norm([each.grad for each in group if each.grad is not None])
+    if not isinstance(norm, DTensor):
+        return norm
+    before = _REMARKS.level
+    _REMARKS.setLevel(logging.ERROR)  # that one number is reduced along one axis after the other
+    try:
+        return norm.full_tensor()
+    finally:
+        _REMARKS.setLevel(before)
+
+
+_LEAST = 4096
+"""Both keep the state of smaller tensors in full."""
+_PAGED_FROM = 100_000
+"""Elements from which a paged optimizer of bitsandbytes keeps a state in unified memory."""
+_BNB_BLOCK = 256
+
+
+class _StateModel(torch.optim.Optimizer):
+    """Takes the state of a parameter when it first has a gradient."""
+
+    def __init__(self, params: Any, lr: float, betas: Any, eps: float, weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if not self.state[parameter]:
+                    self.state[parameter].update(self._state_of(parameter))
+                self._after_update(parameter)
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _after_update(self, parameter: Tensor) -> None:
+        """After the update of one parameter."""
+
+
+class _BitsAndBytes(_StateModel):
+    paged = False
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: Any = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        min_8bit_size: int = _LEAST,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay)
+        if any(isinstance(each, DTensor) for group in self.param_groups for each in group["params"]):
+            raise ValueError("the kernels of bitsandbytes take whole tensors, not the shards of a DTensor")
+        self._least = min_8bit_size
+        self._maps: list[Tensor] = []
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+        if parameter.numel() < self._least:
+            return {"step": 0, "state1": self._buffer(parameter, torch.float32),
+                    "state2": self._buffer(parameter, torch.float32)}  # fmt: skip
+        if not self._maps:
+            # One table for signed and one for unsigned values serve all parameters.
+            self._maps = [torch.zeros(256, device=parameter.device) for _ in range(2)]
+        blocks = -(-parameter.numel() // _BNB_BLOCK)
+        return {
+            "step": 0,
+            "state1": self._buffer(parameter, torch.uint8),
+            "qmap1": self._maps[0],
+            "state2": self._buffer(parameter, torch.uint8),
+            "qmap2": self._maps[1],
+            "absmax1": torch.zeros(blocks, device=parameter.device),
+            "absmax2": torch.zeros(blocks, device=parameter.device),
+        }
+
+    def _buffer(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.paged and parameter.numel() >= _PAGED_FROM:
+            # Unified memory (cudaMallocManaged), which no allocator of torch knows and which moves to the host.
+            return torch.empty(parameter.shape, dtype=dtype, device="meta")
+        return torch.zeros_like(parameter, dtype=dtype)
+
+    def _after_update(self, parameter: Tensor) -> None:
+        if parameter.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+class _Paged(_BitsAndBytes):
+    paged = True
+
+
+class _TorchAo(_StateModel):
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: Any = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        block_size: int = 256,
+        bf16_stochastic_round: bool = False,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay)
+        self._names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if amsgrad else 2]
+        self._block = block_size
+        self._rounds = bf16_stochastic_round
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        state: dict[str, Any] = {"step": torch.tensor(0.0)}
+        for name in self._names:
+            if local.numel() >= _LEAST and local.numel() % self._block == 0:
+                state |= {f"{name}.{part}": tensor for part, tensor in self._low(local).items()}
+            else:
+                state[name] = torch.zeros_like(local)
+        return state
+
+    def _low(self, local: Tensor) -> dict[str, Tensor]:
+        """Each state has its own table of the values that its codes stand for."""
+        return {
+            "codes": torch.zeros(local.shape, dtype=torch.uint8, device=local.device),
+            "scale": self._scales(local),
+            "qmap": torch.zeros(256, device=local.device),
+        }
+
+    def _scales(self, local: Tensor) -> Tensor:
+        return torch.zeros(local.numel() // self._block, device=local.device)
+
+
+class _TorchAo4bit(_TorchAo):
+    def __init__(self, params: Any, *arguments: Any, block_size: int = 128, **named: Any) -> None:
+        super().__init__(params, *arguments, block_size=block_size, **named)
+
+    def _low(self, local: Tensor) -> dict[str, Tensor]:
+        return {
+            "codes": torch.zeros(local.numel() // 2, dtype=torch.uint8, device=local.device),
+            "scale": self._scales(local),
+            "qmap": torch.zeros(16, device=local.device),
+        }
+
+
+class _TorchAoFp8(_TorchAo):
+    def _low(self, local: Tensor) -> dict[str, Tensor]:
+        codes = torch.zeros(local.shape, dtype=torch.float8_e4m3fn, device=local.device)
+        return {"codes": codes, "scale": self._scales(local)}
+
+
+MODELLED: dict[str, type[torch.optim.Optimizer]] = {
+    "bitsandbytes.Adam8bit": _BitsAndBytes,
+    "bitsandbytes.AdamW8bit": _BitsAndBytes,
+    "bitsandbytes.PagedAdam8bit": _Paged,
+    "bitsandbytes.PagedAdamW8bit": _Paged,
+    "torchao.Adam4bit": _TorchAo4bit,
+    "torchao.Adam8bit": _TorchAo,
+    "torchao.AdamFp8": _TorchAoFp8,
+    "torchao.AdamW4bit": _TorchAo4bit,
+    "torchao.AdamW8bit": _TorchAo,
+    "torchao.AdamWFp8": _TorchAoFp8,
+}
+"""By the name that a job writes; Adam and AdamW differ in their arithmetic only."""
+
+
+class InBackwardOptimizer(Optimizer):
+    """What the loop holds: the optimizers of all parameters."""
+
+    def __init__(self, trained: list[nn.Parameter], inside: dict[Tensor, Optimizer]) -> None:
+        super().__init__(trained, {})
+        self.inside = inside
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        assert set_to_none
+
+
+def each_alone(kind: Any, trained: list[nn.Parameter], arguments: dict[str, Any]) -> InBackwardOptimizer:
+    """An optimizer of this kind for each parameter."""
+    return InBackwardOptimizer(trained, {each: kind([each], **arguments) for each in trained})
+
+
+@contextmanager
+def stepping(optimizer: Optimizer, born: Callable[[Optimizer], None]) -> Iterator[None]:
+    """Inside, gradients are used up when they are accumulated, after whatever hooks were installed before.
+
+    `born` hears of each optimizer that has just made its state: fully_shard steps within its reduction, whose
+    communication the state is not.
+    """
+    if not isinstance(optimizer, InBackwardOptimizer):
+        yield
+        return
+
+    def use_up(parameter: Tensor) -> None:
+        inside = optimizer.inside[parameter]
+        first = not inside.state
+        inside.step()
+        inside.zero_grad()
+        if first:
+            born(inside)
+
+    handles = [each.register_post_accumulate_grad_hook(use_up) for each in optimizer.inside]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def divide_optimizer(
+    kind: type[Optimizer], trained: Sequence[nn.Parameter], arguments: dict[str, Any], group: dist.ProcessGroup | None
+) -> Optimizer:
+    """An optimizer of this kind over this replica's part; `group` are the replicas (None: the whole world)."""
+    # Jobs that ask for it alone pay for the import.
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(trained, kind, process_group=group, **arguments)
+
+
+def parts(optimizer: Optimizer) -> tuple[int, ...]:
+    """For each replica the number of the part it has: equal where two have parameters of the same shapes.
+
+    Empty for an optimizer that is not divided.
+    """
+    partition = getattr(optimizer, "_partition_parameters", None)
+    if partition is None:
+        return ()
+    numbers: dict[Any, int] = {}
+    shapes = (tuple(_kinds(groups)) for groups in partition())
+    return tuple(numbers.setdefault(each, len(numbers)) for each in shapes)
+
+
+def _kinds(groups: Sequence[dict[str, Any]]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(parameter.shape, parameter.dtype) for group in groups for parameter in group["params"]]
+
 
 _PLACE = "train.optimizer"
 _NAME_PLACE = f"{_PLACE}.name"
@@ -30,7 +299,7 @@ def names() -> list[str]:
 
 def all_names() -> list[str]:
     """Those of `torch.optim`, then those of other packages that are modelled."""
-    return [*names(), *low_bit.MODELLED]
+    return [*names(), *MODELLED]
 
 
 OptimizerMaker = Callable[[Any, list[nn.Parameter], dict[str, Any]], torch.optim.Optimizer]
@@ -39,7 +308,7 @@ OptimizerMaker = Callable[[Any, list[nn.Parameter], dict[str, Any]], torch.optim
 
 def plain(kind: Any, trained: list[nn.Parameter], arguments: dict[str, Any]) -> torch.optim.Optimizer:
     # One kernel takes no DTensors of several meshes: each has a group of its own, as in transformers' Trainer (5.23).
-    groups = clipping.by_mesh(trained)
+    groups = by_mesh(trained)
     given = trained if len(groups) == 1 else [{"params": group} for group in groups]
     made: torch.optim.Optimizer = kind(given, **arguments)
     return made
@@ -66,7 +335,7 @@ def build(
 
 def with_state(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
     """The optimizers that keep the state: those that others have inside, or the optimizer itself."""
-    if isinstance(optimizer, in_backward.InBackwardOptimizer):
+    if isinstance(optimizer, InBackwardOptimizer):
         return tuple(optimizer.inside.values())
     inside = getattr(optimizer, "optim", None)
     return (inside,) if isinstance(inside, torch.optim.Optimizer) else (optimizer,)
@@ -74,8 +343,8 @@ def with_state(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer,
 
 def _class(name: str) -> Any:
     known = all_names()
-    if name in low_bit.MODELLED:
-        return low_bit.MODELLED[name]
+    if name in MODELLED:
+        return MODELLED[name]
     if name in known:
         return getattr(torch.optim, name)
     if name in _WANTS_A_CLOSURE:
@@ -112,3 +381,10 @@ def _check_arguments(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
             )
     # YAML has no tuples, and Adam compares its betas with one.
     return {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
+
+
+def optimizer_maker(spec: schema.Job, world: World) -> OptimizerMaker:
+    """How the job's optimizer is made."""
+    if spec.parallel.dp_replicate.zero_redundancy_optimizer:
+        return partial(divide_optimizer, group=world.group("dp_replicate"))
+    return each_alone if spec.train.optimizer_in_backward else plain

@@ -1,38 +1,143 @@
-"""Post-training around a loop: before each iteration weights are sent, answers generated, scored and compared.
-
-The order is that of verl's hybrid engine (0.6, workers/fsdp_workers.py) and of TRL's colocate mode (0.24): the
-trainer's weights go to the engine, the engine generates while the trainer waits, the reference and the reward model run
-forward, then the trainer takes its step. What the engine itself holds is no part of these phases: see planner/rollout.
-"""
+"""Post-training around a loop: before each iteration weights are sent, answers generated, scored and compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
-from planner.events import Phase
+from planner.events import Category, Phase
 from planner.host_events import HostCategory
 from planner.job import schema
-from planner.job.post_training_schema import PostTraining
-from planner.training import frozen_models, inputs, ownership, weight_sync
+from planner.job.schema import FrozenModel, PostTraining
+from planner.training import blocks, inputs, observers
+from planner.training.batch_shapes import Feed, floating
 from planner.training.device_mesh import World
-from planner.training.dtypes import floating
-from planner.training.frozen_models import Frozen
-from planner.training.host import Host
+from planner.training.host import Host, Resting
 from planner.training.inputs import MicroBatch
 from planner.training.loop import Loop
-from planner.training.loss import Objective
-from planner.training.observer import ModuleFollower
-from planner.training.resting import Resting
+from planner.training.loss_functions import Objective
+from planner.training.models.build import build, materialize
+from planner.training.observers import ModuleFollower, Observer
+from planner.training.wraps import fsdp2, tensor_parallel
+
+_NAME = "weights for the engine"
+
+
+def send(model: nn.Module, dtype: torch.dtype, bucket_bytes: int, device: torch.device, observer: Observer) -> None:
+    """Every parameter of the model, gathered and let go of again."""
+    with torch.no_grad():
+        if bucket_bytes:
+            _send_in_buckets(model, dtype, bucket_bytes, device, observer)
+        else:
+            for tensor in _whole_tensors(model, dtype, device):
+                observer.assign(tensor, Category.COMMUNICATION, _NAME)
+
+
+def _send_in_buckets(
+    model: nn.Module, dtype: torch.dtype, bucket_bytes: int, device: torch.device, observer: Observer
+) -> None:
+    """A bucket is there as long as the sync; a tensor larger than it is sent alone, by a bucket as large as it."""
+    bucket = torch.empty(bucket_bytes, dtype=torch.uint8, device=device)
+    observer.assign(bucket, Category.COMMUNICATION, _NAME)
+    used = 0
+    for tensor in _whole_tensors(model, dtype, device):
+        size = tensor.numel() * tensor.element_size()
+        if used + size > bucket.numel():
+            used = 0
+        if size > bucket.numel():
+            alone = torch.empty(size, dtype=torch.uint8, device=device)
+            alone.copy_(tensor.reshape(-1).view(torch.uint8))
+            continue
+        bucket[used : used + size].copy_(tensor.reshape(-1).view(torch.uint8))
+        used += size
+
+
+def _whole_tensors(model: nn.Module, dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):
+            # Shards that rest on the host are gathered on the device.
+            shard: Any = parameter.detach().to(device)
+            yield shard.full_tensor().to(dtype)
+        else:
+            yield parameter.detach().to(device).to(dtype)
+
+
+REWARD_HEAD = "sequence_classification"
+
+
+@dataclass(slots=True)
+class Frozen:
+    """One such model; `resting` is None where it stays on the device, or its shards come and go one by one."""
+
+    name: str
+    module: nn.Module
+    feed: Feed
+    resting: Resting | None
+
+    def wake(self, observer: Observer) -> None:
+        """It comes to the device if it rested as a whole."""
+        if self.resting is not None:
+            self.resting.come_back()
+            tell(self.name, self.module, observer)
+
+    def rest(self) -> None:
+        """It gives back what its forward left, and the device's memory if it rests as a whole."""
+        if isinstance(self.module, FSDPModule):
+            self.module.reshard()  # without a backward the root keeps what it gathered
+        if self.resting is not None:
+            self.resting.leave()
+
+
+def load(
+    name: str, said: FrozenModel, spec: schema.Job, world: World, device: torch.device, host: Host, observer: Observer
+) -> Frozen:
+    """The model, without gradients, on the device or at rest. Raises SpecError for a config that is no model."""
+    model = model_of(said, spec.model, is_reward=name == "reward")
+    module = build(model, torch.device("meta"))
+    feed = inputs.feed_of(module, replace(spec, model=model))
+    if world.degree("tp") > 1:
+        tensor_parallel.split(module, replace(spec.parallel.tp, loss_parallel=False), world.device_mesh["tp"])
+    module.requires_grad_(False)
+    shards = world.shards
+    if shards:
+        shard = replace(spec.parallel.dp_shard, offload="cpu" if said.offload else "", prefetch=0)
+        found = [block for _, block in blocks.find(module, model.blocks)]
+        mixed = spec.train.precision == "fsdp_mixed"
+        fsdp2.shard(module, found, shard, world.sharding_mesh(), mixed=mixed)
+    materialize(module, device, host, offloaded=shards and said.offload)
+    module.eval()
+    tell(name, module, observer)
+    resting = Resting(module.parameters, device, host, HostCategory.PARAMETER) if said.offload and not shards else None
+    if resting is not None:
+        resting.leave()
+    return Frozen(name, module, feed, resting)
+
+
+def model_of(said: FrozenModel, policy: schema.Model, *, is_reward: bool) -> schema.Model:
+    """The model section that it stands for: its own config, or the policy's."""
+    of_policy = said.config is None
+    base = policy if of_policy else schema.Model(hf_config=said.config, attention=policy.attention)
+    head = said.head or (REWARD_HEAD if is_reward and base.hf_config is not None else base.head)
+    return replace(base, head=head, parameter_dtype=said.dtype)
+
+
+def tell(name: str, module: nn.Module, observer: Observer) -> None:
+    """Its parameters and buffers are parameters of this model's name."""
+    for path, tensor in (*module.named_parameters(), *module.named_buffers()):
+        observer.assign(tensor, Category.PARAMETER, f"{name}.{path}")
 
 
 def phases_around(loop: Loop, spec: schema.Job, world: World, host: Host) -> PostTrainingPhases:
     """The phases of a job, its reference and reward models loaded. Raises SpecError for what cannot be built."""
     assert spec.post_training is not None
     frozen = {
-        name: frozen_models.load(name, said, spec, world, loop.device, host, loop.observer)
+        name: load(name, said, spec, world, loop.device, host, loop.observer)
         for name, said in (("reference", spec.post_training.reference), ("reward", spec.post_training.reward))
         if said is not None
     }
@@ -40,7 +145,7 @@ def phases_around(loop: Loop, spec: schema.Job, world: World, host: Host) -> Pos
 
 
 class PostTrainingPhases:
-    """What the loop is told of; see :class:`planner.training.other_phases.OtherPhases`."""
+    """What the loop is told of; see :class:`planner.training.loop.OtherPhases`."""
 
     def __init__(self, loop: Loop, spec: schema.Job, host: Host, frozen: dict[str, Frozen]) -> None:
         assert spec.post_training is not None
@@ -92,7 +197,7 @@ class PostTrainingPhases:
         rested = self._parameters.rests
         self._parameters_come_back()
         sync, model = self._said.weight_sync, self._loop.bare_model
-        weight_sync.send(model, self._dtype, sync.bucket_bytes, self._loop.device, self._loop.observer)
+        send(model, self._dtype, sync.bucket_bytes, self._loop.device, self._loop.observer)
         if rested:
             self._parameters.leave()
         self._hand_over()
@@ -100,12 +205,12 @@ class PostTrainingPhases:
     def _parameters_come_back(self) -> None:
         if self._parameters.rests:
             self._parameters.come_back()
-            ownership.tell_parameters(self._loop.bare_model, self._loop.observer)
+            observers.tell_parameters(self._loop.bare_model, self._loop.observer)
 
     def _states_come_back(self) -> None:
         if self._states.rests:
             self._states.come_back()
-            ownership.tell_optimizer_state(self._loop.optimizer, self._loop.bare_model, self._loop.observer)
+            observers.tell_optimizer_state(self._loop.optimizer, self._loop.bare_model, self._loop.observer)
 
     def _optimizer_states(self) -> Iterator[Tensor]:
         for state in self._loop.optimizer.state.values():

@@ -14,33 +14,23 @@ from torch import nn
 from planner.events import Phase
 from planner.job import schema
 from planner.training import (
-    absent_checkpoint_peers,
-    activation_offload,
+    absent_peers,
     blocks,
     checkpoints,
-    chunked_head,
-    collectives,
-    compiling,
     inputs,
-    module_paths,
-    optimizer_variants,
+    loss_functions,
+    observers,
     optimizers,
-    ownership,
     post_training,
-    recompute,
-    routing,
 )
+from planner.training.batch_shapes import Feed
 from planner.training.checkpoint_reading import Loading
-from planner.training.deepspeed_loop import EngineLoop
 from planner.training.device_mesh import World
-from planner.training.feed import Feed
 from planner.training.host import Host, RealHost
-from planner.training.loop import Loop
-from planner.training.loss import Objective
-from planner.training.materialize import materialize
-from planner.training.models.build import build
-from planner.training.observer import ModuleFollower, NullObserver, Observer
-from planner.training.precision import Precision
+from planner.training.loop import EngineLoop, Loop, Precision
+from planner.training.loss_functions import Objective
+from planner.training.models.build import build, materialize
+from planner.training.observers import ModuleFollower, NullObserver, Observer
 from planner.training.wraps import (
     context_parallel,
     deepspeed_engine,
@@ -86,24 +76,24 @@ def run(
     a seed that depends on nothing but the rank. Raises SpecError for whatever of the job cannot be used.
     """
     watching = NullObserver() if observer is None else observer
-    compiling.forget_compiled(spec.train.compile)
+    blocks.forget_compiled(spec.train.compile)
     world, doing = World.of(spec.parallel, rank, device), RealHost() if host is None else host
     torch.manual_seed(rank)
     with (
         _collecting_by_hand(),
         fsdp2.observe_fsdp(watching),
-        collectives.observe_collectives(watching),
+        observers.observe_collectives(watching),
         ExitStack() as following,
     ):
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, watching))
-        following.enter_context(absent_checkpoint_peers.where_absent(spec.train))
+        following.enter_context(absent_peers.where_absent(spec.train))
         watching.mark(Phase.LOAD, 0)
         place = _StepContext(world, device, watching, doing)
         loop, recomputed = _load(spec, place)
         if spec.post_training is not None:
             loop.others = post_training.phases_around(loop, spec, world, doing)
         if isinstance(watching, ModuleFollower) and watching.follows_modules:
-            following.enter_context(module_paths.follow(loop.bare_model, watching.enter, watching.leave, loop.compiled))
+            following.enter_context(blocks.follow(loop.bare_model, watching.enter, watching.leave, loop.compiled))
         gc.collect()
         kept = None
         if spec.train.checkpoint_load is not None:
@@ -152,15 +142,15 @@ def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
     with deepspeed_engine.partitioning(spec):
         bare = build(spec.model, torch.device("meta") if world.splits else device)
     feed, feeds = inputs.feed_of(bare, spec), inputs.feeds_by_length(bare, spec)
-    chunked_head.apply(bare, spec.train.loss)
+    loss_functions.apply(bare, spec.train.loss)
     if world.degree("tp") > 1:
         tensor_parallel.split(bare, spec.parallel.tp, world.device_mesh["tp"])
     if world.degree("ep") > 1:
         expert_parallel.split(bare, spec.parallel.ep, world)
-    routing.force(bare, spec.parallel.ep, expert_parallel.fullest(world))
-    recomputed = recompute.apply(bare, spec.train.recompute, spec.model.blocks)
-    compiled = compiling.compile_model(bare, spec.train.compile, spec.model.blocks)
-    activation_offload.apply(bare, wanted=spec.train.activation_offload, host=place.host, pattern=spec.model.blocks)
+    expert_parallel.force(bare, spec.parallel.ep, expert_parallel.fullest(world))
+    recomputed = blocks.apply_recompute(bare, spec.train.recompute, spec.model.blocks)
+    compiled = blocks.compile_model(bare, spec.train.compile, spec.model.blocks)
+    blocks.apply_offload(bare, wanted=spec.train.activation_offload, host=place.host, pattern=spec.model.blocks)
     if world.shards:
         found = [block for _, block in blocks.find(bare, spec.model.blocks)]
         mixed = spec.train.precision == "fsdp_mixed"
@@ -169,7 +159,7 @@ def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
         fsdp2.shard(bare, found, spec.parallel.dp_shard, world.sharding_mesh(), mixed=mixed)
     if world.splits:
         materialize(bare, device, place.host, offloaded=spec.parallel.dp_shard.offload == "cpu")
-    ownership.tell_parameters(bare, observer)
+    observers.tell_parameters(bare, observer)
     if deepspeed_engine.uses_engine(spec):
         optimizer = optimizers.build(spec.train.optimizer, bare.parameters())
         engine = deepspeed_engine.wrap_model(spec, bare, optimizer, observer)
@@ -178,10 +168,8 @@ def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
     replicate = spec.parallel.dp_replicate
     alone = replicate.degree == 1 or world.shards
     model = bare if alone else ObservedDdp(bare, replicate, observer, world.group("dp_replicate"))
-    optimizer = optimizers.build(
-        spec.train.optimizer, bare.parameters(), optimizer_variants.optimizer_maker(spec, world)
-    )
-    compiling.compile_optimizer(optimizer, spec.train.compile)
+    optimizer = optimizers.build(spec.train.optimizer, bare.parameters(), optimizers.optimizer_maker(spec, world))
+    blocks.compile_optimizer(optimizer, spec.train.compile)
     splitting = context_parallel.splitting(spec.parallel.cp, world)
     parts = _parts_of_a_loop(spec, place, model, bare, optimizer, feed)
     return Loop(**parts, feeds=feeds, splitting=splitting, compiled=compiled), recomputed
@@ -214,29 +202,29 @@ def _parts_of_a_loop(
 def _load_pipeline(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
     """As `_load`, for each of the parts of the model that this rank has."""
     # Pipelines alone pay for the import of torch.distributed.pipelining.
-    from planner.training import pipelined_loop, stages
+    from planner.training import pipelined_loop
 
     world = place.world
-    parts = stages.parts(spec, world.coordinate("pp"))
+    parts = pipelined_loop.parts(spec, world.coordinate("pp"))
     recomputed, compiled = [], []
     for part in parts:
         if world.degree("tp") > 1:
             tensor_parallel.split(part.module, spec.parallel.tp, world.device_mesh["tp"])
-        if list(routing.experts_of(part.module)):
-            routing.force(part.module, spec.parallel.ep)
-        recomputed += recompute.apply(part.module, spec.train.recompute, spec.model.blocks)
-        compiled += compiling.compile_model(part.module, spec.train.compile, spec.model.blocks)
+        if list(expert_parallel.experts_of(part.module)):
+            expert_parallel.force(part.module, spec.parallel.ep)
+        recomputed += blocks.apply_recompute(part.module, spec.train.recompute, spec.model.blocks)
+        compiled += blocks.compile_model(part.module, spec.train.compile, spec.model.blocks)
         if world.shards:
             found = [block for _, block in blocks.find(part.module, spec.model.blocks)]
             mixed = spec.train.precision == "fsdp_mixed"
             fsdp2.shard(part.module, found, spec.parallel.dp_shard, world.sharding_mesh(), mixed=mixed)
     bare = pipelined_loop.together(parts)
     materialize(bare, place.device, place.host, offloaded=spec.parallel.dp_shard.offload == "cpu")
-    ownership.tell_parameters(bare, place.observer)
+    observers.tell_parameters(bare, place.observer)
     optimizer = optimizers.build(spec.train.optimizer, bare.parameters())
-    compiling.compile_optimizer(optimizer, spec.train.compile)
+    blocks.compile_optimizer(optimizer, spec.train.compile)
     loop = pipelined_loop.PipelinedLoop(
-        **_parts_of_a_loop(spec, place, bare, bare, optimizer, stages.feed_of(spec, parts[0])),
+        **_parts_of_a_loop(spec, place, bare, bare, optimizer, pipelined_loop.feed_of(spec, parts[0])),
         compiled=compiled,
         spec=spec,
         world=world,

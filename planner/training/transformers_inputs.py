@@ -12,9 +12,9 @@ from torch import nn
 from planner.errors import SpecError
 from planner.job import schema
 from planner.job.schema import Input
-from planner.training import signatures
-from planner.training.feed import Feed
-from planner.training.models import heads
+from planner.training import batch_shapes
+from planner.training.batch_shapes import Feed
+from planner.training.models import transformers_models
 
 DEFAULT_IMAGE_SIZE = 224
 DEFAULT_SAMPLES = 160_000
@@ -28,8 +28,8 @@ def feed_of(model: nn.Module, spec: schema.Job) -> Feed:
     tokens without `train.sequence_length`.
     """
     config: Any = model.config
-    head = heads.head_of(model)
-    takes = signatures.of_forward(model)
+    head = transformers_models.head_of(model)
+    takes = batch_shapes.of_forward(model)
     main = str(model.main_input_name)
     if "pixel_values" in takes.names and "input_ids" in takes.names:
         return _with_mask(_image_and_text(config, takes, spec), takes, spec)
@@ -48,7 +48,7 @@ def feed_of(model: nn.Module, spec: schema.Job) -> Feed:
     )
 
 
-def _with_mask(found: Feed, takes: signatures.ForwardSignature, spec: schema.Job) -> Feed:
+def _with_mask(found: Feed, takes: batch_shapes.ForwardSignature, spec: schema.Job) -> Feed:
     """A padded batch has its mask beside the tokens."""
     if spec.train.padding == "none":
         return found
@@ -62,7 +62,7 @@ def _with_mask(found: Feed, takes: signatures.ForwardSignature, spec: schema.Job
     return replace(found, arguments={**found.arguments, "attention_mask": mask}, padded=True)
 
 
-def _text(config: Any, head: str, takes: signatures.ForwardSignature, spec: schema.Job) -> Feed:
+def _text(config: Any, head: str, takes: batch_shapes.ForwardSignature, spec: schema.Job) -> Feed:
     tokens = _tokens(config, spec)
     length = tokens.shape[0]
     arguments = {"input_ids": tokens}
@@ -101,7 +101,7 @@ def _image(config: Any, head: str) -> Feed:
     return Feed(arguments=arguments)
 
 
-def _audio(config: Any, head: str, main: str, takes: signatures.ForwardSignature, spec: schema.Job) -> Feed:
+def _audio(config: Any, head: str, main: str, takes: batch_shapes.ForwardSignature, spec: schema.Job) -> Feed:
     arguments = {main: _sound_input(config, spec)}
     if "decoder_input_ids" in takes.names:
         tokens = _tokens(config, spec, longest=getattr(config, "max_target_positions", 0))
@@ -115,7 +115,7 @@ def _audio(config: Any, head: str, main: str, takes: signatures.ForwardSignature
     return Feed(arguments=arguments)
 
 
-def _image_and_text(config: Any, takes: signatures.ForwardSignature, spec: schema.Job) -> Feed:
+def _image_and_text(config: Any, takes: batch_shapes.ForwardSignature, spec: schema.Job) -> Feed:
     text, vision = getattr(config, "text_config", config), getattr(config, "vision_config", config)
     tokens = _tokens(text, spec, longest=getattr(text, "max_position_embeddings", 0))
     arguments = {"input_ids": tokens}

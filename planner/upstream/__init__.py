@@ -6,6 +6,6 @@ the sources that the list was written for. It imports no package that it describ
 The packages that run torch's code (paper, training, tracing, measuring) call it.
 """
 
-from planner.upstream.patching import Wrapper, patch_targets
+from planner.upstream.table import Wrapper, patch_targets
 
 __all__ = ["Wrapper", "patch_targets"]

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from planner.upstream import checking, sources, table
+from planner.upstream import checking, table
 from planner.upstream.entries import Entry
 
 
@@ -36,7 +36,7 @@ def changed(package: str, old: str, new: str) -> Iterator[str]:
         word = "changed" if was and now else "new" if now else "gone"
         yield f"{word:8} {entry.target} ({entry.kind}, {entry.change}): {entry.why} [{entry.test}]"
         if Path(old).is_dir() and Path(new).is_dir():
-            was, now = (sources.source(entry, Path(folder)) for folder in (old, new))
+            was, now = (checking.source(entry, Path(folder)) for folder in (old, new))
             lines = difflib.unified_diff(was.splitlines(), now.splitlines(), n=2, lineterm="")
             yield from (f"    {line}" for line in list(lines)[2:])
 
@@ -59,7 +59,7 @@ def _read(package: str, version_or_folder: str) -> Mapping[str, str]:
 
 
 def _digests(package: str, folder: Path) -> dict[str, str]:
-    return {entry.target: sources.digest(entry, folder) for entry in _entries(package)}
+    return {entry.target: checking.digest(entry, folder) for entry in _entries(package)}
 
 
 def main(words: Sequence[str]) -> None:

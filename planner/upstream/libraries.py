@@ -32,7 +32,7 @@ TRANSFORMERS = (
         "transformers.integrations.moe", "grouped_mm_experts_forward",
         kind=Kind.MIRROR, optional=True, test=_MIXTURES,
 
-        why="whole numbers that it copies to the host are found by the names of its variables (paper/routed.py)",
+        why="whole numbers that it copies to the host are found by the names of its variables (paper/values.py)",
     ),
 )  # fmt: skip
 

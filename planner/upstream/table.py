@@ -1,8 +1,15 @@
-"""The list: everything inside other packages that planner replaces, overrides, calls by a private name or mirrors."""
+"""Everything inside other packages that planner replaces, overrides, calls privately or mirrors; applies patches."""
 
 from __future__ import annotations
 
-from planner.upstream import libraries, torch_checkpoints, torch_compile, torch_device, torch_distributed
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from planner.errors import TraceError
+from planner.upstream import libraries, torch_compile, torch_device, torch_distributed
 from planner.upstream.entries import Entry, Kind
 
 TABLE: tuple[Entry, ...] = (
@@ -18,7 +25,7 @@ TABLE: tuple[Entry, ...] = (
     *torch_distributed.FSDP2,
     *torch_distributed.DDP,
     *torch_distributed.PIPELINES,
-    *torch_checkpoints.CHECKPOINTS,
+    *torch_distributed.CHECKPOINTS,
     *torch_compile.INDUCTOR,
     *libraries.TRANSFORMERS,
     *libraries.DEEPSPEED,
@@ -35,3 +42,54 @@ def patches(group: str) -> tuple[Entry, ...]:
 def groups() -> tuple[str, ...]:
     """The names of all groups of patches, in the order of the table."""
     return tuple(dict.fromkeys(entry.group for entry in TABLE if entry.kind is Kind.PATCH))
+
+
+Wrapper = Callable[[Any], Any]
+
+
+@contextmanager
+def patch_targets(
+    group: str, *, replaced: Mapping[str, Any] | None = None, wrapped: Mapping[str, Wrapper] | None = None
+) -> Iterator[None]:
+    """Inside, every target of the table's `group` is another one; afterwards all are as before.
+
+    `replaced`: what stands for a target. `wrapped`: a function that makes it from the target. Both are keyed by
+    targets, and together name those of the group, no more and no fewer. Raises TraceError for a target that is not
+    there, and ValueError for keys that are not those of the group.
+    """
+    given = {**(replaced or {}), **(wrapped or {})}
+    expected = {entry.target: entry for entry in patches(group)}
+    if given.keys() != expected.keys():
+        raise ValueError(f"patches of {group!r} differ from the table: {sorted(given.keys() ^ expected.keys())}")
+    with ExitStack() as stack:
+        for target, entry in expected.items():
+            owner, name = owner_of(entry)
+            if owner is None or not (hasattr(owner, name) or entry.created):
+                if entry.optional:
+                    continue
+                raise _missing(entry)
+            new = wrapped[target](getattr(owner, name)) if wrapped and target in wrapped else given[target]
+            stack.enter_context(mock.patch.object(owner, name, new, create=entry.created))
+        yield
+
+
+def owner_of(entry: Entry) -> tuple[Any, str]:
+    """The module or class that has the target, imported where it has to be, and the target's name in it.
+
+    None for an owner that is not there.
+    """
+    *path, name = entry.name.split(".")
+    try:
+        owner: Any = importlib.import_module(entry.module)
+    except ImportError:
+        return None, name
+    for each in path:
+        owner = getattr(owner, each, None)
+    return owner, name
+
+
+def _missing(entry: Entry) -> TraceError:
+    return TraceError(
+        f"{entry.package} has no {entry.target.replace(':', '.')}, which planner replaces: {entry.why}",
+        remedy=f"install a version of {entry.package} that planner knows (docs/torch.md)",
+    )

@@ -1,7 +1,10 @@
-"""What training in a world of ranks relies on in torch: process groups, DDP, FSDP2, DTensor, pipelines."""
+"""What training in a world of ranks relies on in torch: process groups, DDP, FSDP2, DTensor, pipelines, checkpoints."""
 
 from __future__ import annotations
 
+from functools import partial
+
+from planner.upstream import entries as listing
 from planner.upstream.entries import Change, Entry, Kind, entries
 
 _ABSENT = "tests/measuring/test_absent_peers.py"
@@ -266,5 +269,64 @@ PIPELINES = (
     Entry(
         target="torch.distributed.pipelining._backward:get_param_groups", kind=Kind.MIRROR, test=_PIPELINES,
         why="walks over sets, whose order hinges on addresses: the order that is put in its place reads its results",
+    ),
+)  # fmt: skip
+
+
+CheckpointEntry = partial(listing.Entry, part="checkpoints")
+checkpoint_entries = partial(listing.entries, part="checkpoints")
+
+_SAVES = "tests/traces/test_checkpoint_cpu_runs.py"
+_RUN_CHECKPOINTS = "tests/running/test_program_checkpoints.py"
+_DCP = "torch.distributed.checkpoint"
+
+CHECKPOINTS = (
+    CheckpointEntry(
+        target=f"{_DCP}.utils:_DistWrapper.__init__", kind=Kind.PATCH, group="checkpoint peers", test=_SAVES,
+        why="plans for all ranks on rank 0: with absent peers each rank plans its own part",
+    ),
+    CheckpointEntry(
+        target=f"{_DCP}.default_planner:_validate_global_plan", kind=Kind.PATCH, group="checkpoint peers",
+        has_source=False, test=_RUN_CHECKPOINTS,
+        why="a checkpoint of which this rank writes its part is not whole: the parts of absent peers are missing",
+    ),
+    *(
+        CheckpointEntry(
+            target=f"{module}:_broadcast_state_dict", kind=Kind.PATCH, group="checkpoint peers",
+            has_source="utils" in module, test=_SAVES,
+            why="rank 0 announces what it sends: of absent peers the names and shapes are those of this rank's own",
+        )
+        for module in ("torch.distributed._state_dict_utils", f"{_DCP}.state_dict")
+    ),
+    CheckpointEntry(
+        target="torch.distributed:broadcast_object_list", kind=Kind.PATCH, group="state dict announced",
+        has_source=False, test=_SAVES, why="as above: the announcement",
+    ),
+    CheckpointEntry(
+        target="torch.distributed._state_dict_utils:_TensorInfo", kind=Kind.PRIVATE, test=_SAVES,
+        why="how the announcement describes a tensor",
+    ),
+    CheckpointEntry(
+        target="torch.distributed._state_dict_utils:_iterate_state_dict", kind=Kind.PATCH, group="state dicts told",
+        change=Change.REPORTED, test=_SAVES, why="where whole tensors are gathered, which are told as a checkpoint's",
+    ),
+    *checkpoint_entries(
+        "torch.cuda._pin_memory_utils", "pin_memory", "unpin_memory",
+        kind=Kind.PATCH, group="checkpoints not pinned", optional=True, test=_SAVES,
+        why="what async_save stages is pinned by the driver, which is not there",
+    ),
+    *listing.entries(
+        f"{_DCP}.state_dict", "_get_model_state_dict", "_get_optim_state_dict", "_load_model_state_dict",
+        "_load_optim_state_dict",
+        kind=Kind.PATCH, group="program watched", has_source=False, change=Change.REPORTED, test=_RUN_CHECKPOINTS,
+        why="where a program gathers a state dict or loads one, which begins a phase",
+    ),
+    CheckpointEntry(
+        target="safetensors.torch:serialize_file", kind=Kind.PATCH, group="tensors unwritten", has_source=False,
+        test=_SAVES, why="writes a file of tensors that have no bytes",
+    ),
+    CheckpointEntry(
+        target=f"{_DCP}.filesystem:_write_files_from_queue", kind=Kind.MIRROR, change=Change.REPORTED, test=_SAVES,
+        why="writes by the writer's file system and transforms, which a plan replaces",
     ),
 )  # fmt: skip

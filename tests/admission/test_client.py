@@ -14,8 +14,7 @@ from planner.admission.decision import Action, Decision, decide
 from planner.admission.policy import Answer, Policy
 from planner.admission.service_query import ask, bind
 from planner.errors import SettingError, SpecError
-from planner.job.bundle import bundle
-from planner.job.loading import load_document
+from planner.job.loading import bundle, load_document
 
 Plans = dict[str, dict[str, Any]]
 BUNDLE = {"schema": "planner.bundle/1", "metadata": {"name": "mine"}}

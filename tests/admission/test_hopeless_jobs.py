@@ -13,9 +13,8 @@ from planner.admission.client import Client, ExceedsByBound, UnreachableError
 from planner.admission.decision import Action, Decision, decide
 from planner.admission.policy import Answer, Policy
 from planner.admission.service_query import ask, bind
-from planner.bound.lower_bound import lower_bound
-from planner.job.bundle import bundle
-from planner.job.loading import load_document
+from planner.job.bound.lower_bound import lower_bound
+from planner.job.loading import bundle, load_document
 from planner.units import GIB
 
 JOB = load_document(

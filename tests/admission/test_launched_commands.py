@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from planner.admission import command_hook, supervising
+from planner.admission import command_hook
 from planner.admission.policy import Policy
 
 SECONDS = 120.0
@@ -197,9 +197,9 @@ def test_a_lease_is_renewed_while_the_command_runs() -> None:
     """In a process of its own: the main thread's signals are its own there."""
     script = (
         "import os, sys\n"
-        "from planner.admission import supervising\n"
+        "from planner.admission import command_hook\n"
         "renewed = []\n"
-        "code = supervising.run([sys.executable, '-c', 'import time; time.sleep(1.5)'], os.environ,"
+        "code = command_hook.run([sys.executable, '-c', 'import time; time.sleep(1.5)'], os.environ,"
         " lambda: renewed.append(1), 0.1)\n"
         "print(code, len(renewed) >= 3)"
     )
@@ -241,7 +241,7 @@ def test_a_system_without_these_signals_becomes_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     became: list[Any] = []
-    monkeypatch.setattr(supervising, "can_supervise", lambda: False)
+    monkeypatch.setattr(command_hook, "can_supervise", lambda: False)
     monkeypatch.setattr(os, "execvpe", lambda *given: became.append(given))
     command_hook.launch(["train"], {"A": "b"}, Policy(), bound=True)
 

@@ -15,8 +15,7 @@ from answering import Answering
 from planner.admission import ray_jobs, slurm
 from planner.admission.kubernetes_api import Api
 from planner.admission.policy import Answer, Policy
-from planner.admission.reviews import Review
-from planner.admission.webhook import decide
+from planner.admission.webhook import Review, decide
 
 Plans = dict[str, dict[str, Any]]
 

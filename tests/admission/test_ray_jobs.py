@@ -18,8 +18,7 @@ from ray_head import ray_head as running_ray
 from planner.admission import ray_jobs, specs
 from planner.admission.policy import Answer
 from planner.errors import SpecError
-from planner.job.bundle import bundle_text
-from planner.job.loading import load_job
+from planner.job.loading import bundle_text, load_job
 
 JobFile = Callable[..., Path]
 

@@ -20,10 +20,9 @@ import pytest
 from planner.admission import slurm
 from planner.admission.client import Client, PlanFound
 from planner.admission.policy import Answer, Policy
-from planner.admission.slurm_holds import HeldJob, HeldJobs, held_jobs
+from planner.admission.slurm import HeldJob, HeldJobs, held_jobs
 from planner.admission.specs import bundle_of_file
-from planner.service.instances import instance_folder
-from planner.service.local_ray import free_ports
+from planner.service.local_ray import free_ports, instance_folder
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo", "squeue", "scancel")

@@ -9,10 +9,9 @@ import pytest
 
 from planner.api.given import read_job
 from planner.errors import SpecError
-from planner.importers import given_job
-from planner.importers.given_job import GivenJob
-from planner.job.bundle import bundle
-from planner.job.loading import load_job
+from planner.job.importers import job_import
+from planner.job.importers.job_import import GivenJob
+from planner.job.loading import bundle, load_job
 from planner.job.shorthand import REST, Shorthand
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -42,7 +41,7 @@ def test_words_are_those_of_the_command_line() -> None:
         gpus="4xH100", sequence_length="4k", micro_batch_size=2, degrees={"dp_shard": REST},
         lora="r=16,target=q_proj+v_proj", recompute="full",
     )  # fmt: skip
-    said = given_job.read(GivenJob(named="Qwen/Qwen3-8B", words=words), Path())
+    said = job_import.read(GivenJob(named="Qwen/Qwen3-8B", words=words), Path())
 
     assert found.job == said.job
     assert found.taken == (*(f"taken: {each}" for each in said.supposed), *said.chosen)

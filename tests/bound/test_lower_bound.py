@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.bound.lower_bound import MOST_BYTES, Bound, lower_bound
 from planner.errors import PlannerError
+from planner.job.bound.lower_bound import MOST_BYTES, Bound, lower_bound
 from planner.job.loading import load_document, load_job
+from planner.job.overhead import outside_of
 from planner.job.pipeline_schedules import stage_count
 from planner.job.schema import Job
-from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
 from planner.report.statement import Plan, Verdict
 from planner.units import GIB

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from planner.bound.optimizer_state import state_bytes
+from planner.job.bound.lower_bound import state_bytes
 from planner.job.schema import Optimizer
 from planner.training import optimizers
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from planner.bound.parameters import CLASSES, FAMILIES, elements_of
+from planner.job.bound.parameters import CLASSES, FAMILIES, elements_of
 from planner.job.schema import Decoder, Input, Job, Loss, Model, Optimizer, Train
 from planner.training import step
 from planner.training.models.build import build

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.calibration.observation import Observation
+from planner.truth.calibration.observation import Observation
 from planner.units import GIB, MIB
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from planner.calibration.interval import Calibration, interval
-from planner.calibration.learning import learn
-from planner.calibration.observation import Observation
-from planner.overhead.estimate import OutsideEstimate
+from planner.job.overhead import OutsideEstimate
+from planner.truth.calibration.interval import Calibration, interval
+from planner.truth.calibration.learning import learn
+from planner.truth.calibration.observation import Observation
 
 PREDICTED = 10**10
 NOTHING = OutsideEstimate(cuda_context_bytes=0, nccl_bytes=0, low_bytes=0, high_bytes=0)
@@ -58,7 +58,7 @@ def test_few_measurements_cover_at_least_that_less_two_points(distribution: str,
 
 
 def test_without_the_correction_for_few_measurements_they_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.calibration.estimate.small_sample_factor", lambda _: 1.0)
+    monkeypatch.setattr("planner.truth.calibration.correction.small_sample_factor", lambda _: 1.0)
 
     assert covered("normal", scale=0.05, shift=0.02, count=8, rounds=150) < 0.93
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from planner.calibration.document import digest, from_json, to_json
-from planner.calibration.interval import Calibration
-from planner.calibration.learning import learn
-from planner.calibration.observation import Observation
 from planner.errors import PlannerError
+from planner.truth.calibration.interval import Calibration, digest, from_json, to_json
+from planner.truth.calibration.learning import learn
+from planner.truth.calibration.observation import Observation
 from planner.units import MIB
 
 Seen = Callable[..., Observation]

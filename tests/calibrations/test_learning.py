@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from planner.calibration.correction import Correction
-from planner.calibration.estimate import Estimate, estimate
-from planner.calibration.interval import Calibration, interval
-from planner.calibration.learning import learn
-from planner.calibration.observation import Observation, make_observation, minor_of
-from planner.overhead.estimate import OutsideEstimate
+from planner.job.overhead import OutsideEstimate
+from planner.truth.calibration.correction import Correction, Estimate, estimate
+from planner.truth.calibration.interval import Calibration, interval
+from planner.truth.calibration.learning import learn
+from planner.truth.calibration.observation import Observation, make_observation, minor_of
 from planner.units import GIB, MIB
 
 Seen = Callable[..., Observation]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from planner.calibration.coverage import Coverage, cover_left_out
-from planner.calibration.observation import Observation
+from planner.truth.calibration.learning import Coverage, cover_left_out
+from planner.truth.calibration.observation import Observation
 
 Seen = Callable[..., Observation]
 

@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from planner.calibration.interval import Calibration
-from planner.calibration.learning import learn
-from planner.calibration.observation import Observation
 from planner.events import Alloc, Mark, Phase
+from planner.job.layout import Mesh, rank_classes
+from planner.job.overhead import outside_of
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Software
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import rank_classes
-from planner.overhead.outside_of_job import outside_of
 from planner.planning import identity, judging
 from planner.planning.judging import RankTrace
 from planner.planning.pipeline import PlanningResult, judge_traces
 from planner.report.plan_text import render
 from planner.report.statement import Peak, Verdict, from_json, to_json
 from planner.report.style import Style
-from planner.tracing.traced import Trace
+from planner.tracing.rank_trace import Trace
+from planner.truth.calibration.interval import Calibration
+from planner.truth.calibration.learning import learn
+from planner.truth.calibration.observation import Observation
 from planner.units import GIB, MIB
 
 Seen = Callable[..., Observation]

@@ -11,13 +11,11 @@ from collections.abc import Callable
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from planner.calibration.correction import AppliedCorrection
-from planner.calibration.document import from_json, to_json
-from planner.calibration.estimate import estimate, weight_of
-from planner.calibration.interval import Calibration, interval
-from planner.calibration.learning import learn
-from planner.calibration.observation import Observation
-from planner.overhead.estimate import OutsideEstimate
+from planner.job.overhead import OutsideEstimate
+from planner.truth.calibration.correction import AppliedCorrection, estimate, weight_of
+from planner.truth.calibration.interval import Calibration, from_json, interval, to_json
+from planner.truth.calibration.learning import learn
+from planner.truth.calibration.observation import Observation
 from planner.units import GIB, MIB
 
 Seen = Callable[..., Observation]

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from planner.calibration.approximations import (
+from planner.job.loading import load_document
+from planner.truth.calibration.correction import (
     EVERY_APPROXIMATION,
     Approximation,
     approximations_of_kernels,
     approximations_of_spec,
 )
-from planner.calibration.interval import PRIOR_RESERVED_ERROR, reserved_band
-from planner.job.loading import load_document
+from planner.truth.calibration.interval import PRIOR_RESERVED_ERROR, reserved_band
 
 _GROUPS = json.loads((Path(__file__).parents[1] / "data" / "published_residuals.json").read_text(encoding="utf-8"))
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from planner.calibration.interval import Calibration
-from planner.calibration.learning import learn
-from planner.calibration.observation import Observation
+from planner.truth.calibration.interval import Calibration
+from planner.truth.calibration.learning import learn
+from planner.truth.calibration.observation import Observation
 from planner.units import GIB, MIB
 
 Seen = Callable[..., Observation]

@@ -421,15 +421,15 @@ def test_validators_are_found_by_their_gpu() -> None:
 def test_the_service_knows_the_gpus_of_its_validators(name: str) -> None:
     """By the label that Ray gives the nodes, as the validations look for them."""
     from planner.hardware import catalog
-    from planner.validation import placement
+    from planner.service.validation import measuring_workers
 
     groups = only(rendered(name), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    kinds = [each["labels"][placement.LABEL] for each in groups if placement.LABEL in each["labels"]]
+    kinds = [each["labels"][measuring_workers.LABEL] for each in groups if measuring_workers.LABEL in each["labels"]]
 
     assert kinds
     for kind in kinds:
-        node = placement.Node(name="one", gpus=1, kind=kind, labelled=True)
-        assert any(placement.suiting([node], gpu_of(name_of)) for name_of in catalog.names()), kind
+        node = measuring_workers.Node(name="one", gpus=1, kind=kind, labelled=True)
+        assert any(measuring_workers.suiting([node], gpu_of(name_of)) for name_of in catalog.names()), kind
 
 
 def gpu_of(name: str) -> Any:

@@ -245,7 +245,7 @@ def boxes(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from planner.running import vision_operators
+    from planner.tracing.program.packages import libraries
 
-    with vision_operators.declared():  # transformers imports torchvision
+    with libraries.declared():  # transformers imports torchvision
         make(Path(sys.argv[1]))

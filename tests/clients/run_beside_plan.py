@@ -22,19 +22,18 @@ from pathlib import Path
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.events import Event
-from planner.importers.import_sources import ImportSources
-from planner.importers.job_import import import_job
-from planner.job.gpu_names import look_up
+from planner.job.importers.job_import import ImportSources, import_job
 from planner.job.loading import load_yaml
+from planner.job.named_gpus import look_up
 from planner.job.schema import Job
 from planner.job.shorthand import Shorthand
 from planner.planning.pipeline import plan_with_traces
 from planner.planning.program import inputs_of
 from planner.planning.program_spec import spec_text
-from planner.running.launch_line import parse
-from planner.running.order import Gpu, ProgramOrder, RankRun
-from planner.running.rank_process import PRELOAD, USUAL_LIMITS, run_rank
 from planner.runtime.fork_server import ForkServer
+from planner.tracing.program.launch_line import parse
+from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
+from planner.tracing.program.rank_process import PRELOAD, USUAL_LIMITS, run_rank
 
 GPU = "H100-SXM-80GB"
 ITERATIONS = 3
@@ -174,9 +173,9 @@ def spec_of(pair: Pair, run: RankRun) -> Job:
 def planned(job: Job) -> Peaks:
     """Rank 0 of a spec; in a fresh process."""
     from planner import paper  # noqa: F401 - before torch
-    from planner.running import vision_operators
+    from planner.tracing.program.packages import libraries
 
-    with vision_operators.declared():  # transformers imports torchvision, whose wheel wants another torch than ours
+    with libraries.declared():  # transformers imports torchvision, whose wheel wants another torch than ours
         trace = plan_with_traces(job).traces[0].trace
     return peaks_of(trace.written_out(), job.allocator.conf)
 

@@ -24,11 +24,11 @@ from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.errors import PlannerError
 from planner.hardware import catalog as gpus
-from planner.running.assumptions import About
-from planner.running.launch_line import parse
-from planner.running.order import Gpu, ProgramOrder, RankRun
-from planner.running.rank_process import PRELOAD, USUAL_LIMITS, CrashedError, run_rank
 from planner.runtime.fork_server import ForkServer
+from planner.tracing.program.assumptions import About
+from planner.tracing.program.launch_line import parse
+from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
+from planner.tracing.program.rank_process import PRELOAD, USUAL_LIMITS, CrashedError, run_rank
 
 _HERE = Path(__file__).parent
 _SECONDS = 600.0

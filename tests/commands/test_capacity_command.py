@@ -13,12 +13,12 @@ import pytest
 from filled_history import fill_history, make_plan
 from scraped import exporting, serving
 
-from planner.admission.capacity_query import moment
+from planner.admission.client import moment
 from planner.cli import main
-from planner.history.counters import Counters
-from planner.history.job_values import JobChange
-from planner.history.store import History
 from planner.report.capacity_text import render_capacity
+from planner.service.history.counters import Counters
+from planner.service.history.job_changes import JobChange
+from planner.service.history.store import History
 
 TABLE = """\
 team    queue  gpu            jobs  gpus   asked for   predicted    headroom   measured  wrong/judged  out of memory

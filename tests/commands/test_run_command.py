@@ -11,14 +11,14 @@ import pytest
 from standard_error import without_progress
 
 from planner import cli
-from planner.job.gpu_names import look_up
 from planner.job.loading import load_job
+from planner.job.named_gpus import look_up
 from planner.job.schema import Gpu, Software
 from planner.planning.program import inputs_of
 from planner.report.program_statement import from_json, to_json
 from planner.report.program_text import render
 from planner.report.style import Style
-from planner.running.launch_line import parse
+from planner.tracing.program.launch_line import parse
 from planner.units import GIB
 
 PROGRAMS = Path(__file__).parents[1] / "running/programs"

@@ -12,9 +12,9 @@ import pytest
 from fake_environments import PYTHON, make_fake_environment, write_script
 
 from planner import cli
-from planner.environments import brought_code, interpreter
-from planner.environments.interpreter import Interpreter, read_interpreter, this_interpreter
 from planner.errors import PlannerError
+from planner.runtime.environments import handover, interpreters
+from planner.runtime.environments.interpreters import Interpreter, read_interpreter, this_interpreter
 
 SPEC = """
 model: {decoder: {layers: 1, hidden: 64, heads: 2, kv_heads: 2, ffn: 64, vocab: 100}}
@@ -77,7 +77,7 @@ def test_a_script_that_starts_another_python_stands_for_that(tmp_path: Path) -> 
 def test_what_is_no_python_for_planner_is_refused(
     text: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interpreter, "_SECONDS", 0.5)
+    monkeypatch.setattr(interpreters, "_SECONDS", 0.5)
     script = write_script(tmp_path / "python", text)
 
     with pytest.raises(PlannerError) as raised:
@@ -97,7 +97,7 @@ def test_a_python_without_torch_is_refused_where_one_is_needed(tmp_path: Path) -
 
 def test_another_python_gets_planner_and_yaml_and_nothing_else_of_ours(tmp_path: Path, cache: Path) -> None:
     python = make_fake_environment(tmp_path / "job") / "bin/python"
-    folder = brought_code.bring_code()
+    folder = handover.bring_code()
 
     code = "import planner.job.loading, yaml, json; print(json.dumps([planner.__file__, yaml.__file__]))"
     ended = subprocess.run(
@@ -112,11 +112,11 @@ def test_another_python_gets_planner_and_yaml_and_nothing_else_of_ours(tmp_path:
 
 @pytest.mark.usefixtures("cache")
 def test_code_is_brought_again_where_a_link_leads_elsewhere() -> None:
-    folder = brought_code.bring_code()
+    folder = handover.bring_code()
     (folder / "yaml").unlink()
     (folder / "yaml").symlink_to("/nowhere")
 
-    assert brought_code.bring_code() == folder
+    assert handover.bring_code() == folder
     assert (folder / "yaml/__init__.py").exists()
 
 

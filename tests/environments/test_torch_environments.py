@@ -12,11 +12,10 @@ import pytest
 from fake_environments import PYTHON, make_fake_environment, write_script
 
 from planner import cli
-from planner.environments import making
-from planner.environments.interpreter import Interpreter, this_interpreter
-from planner.environments.making import make_environment
-from planner.environments.torch_environments import find_environment, list_environments
 from planner.errors import PlannerError
+from planner.runtime.environments import torch_environments
+from planner.runtime.environments.interpreters import Interpreter, this_interpreter
+from planner.runtime.environments.torch_environments import find_environment, list_environments, make_environment
 
 UV = """#!/bin/sh
 echo "$@" >>{log}
@@ -107,9 +106,9 @@ def test_uv_is_told_what_planning_needs_and_where_pip_looks_for_packages(
 
 
 def test_without_uv_it_is_made_by_venv_and_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "_uv", list)
+    monkeypatch.setattr(torch_environments, "_uv", list)
 
-    made, installed = making._commands(Path("/x"), "2.8")
+    made, installed = torch_environments._commands(Path("/x"), "2.8")
 
     assert made == [sys.executable, "-m", "venv", "/x/made"]
     assert installed[:5] == ["/x/made/bin/python", "-m", "pip", "install", "torch==2.8.*"]

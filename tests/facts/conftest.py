@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.facts.workspaces import WorkspaceFact, WorkspaceRequest, to_json
+from planner.hardware.workspaces import WorkspaceFact, WorkspaceRequest, to_json
 
 GPU = "H200-SXM-141GB"
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import FactsError
-from planner.facts.folder import workspace_table
-from planner.facts.workspaces import (
+from planner.hardware.facts import workspace_table
+from planner.hardware.workspaces import (
     WorkspaceAnswer,
     WorkspaceFact,
     WorkspaceRequest,

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import conv2d
 
 from planner.events import Alloc, Category, Role
-from planner.facts.workspaces import WorkspaceFact, WorkspaceRequest, WorkspaceTable
+from planner.hardware.workspaces import WorkspaceFact, WorkspaceRequest, WorkspaceTable
 from planner.paper.device import Paper
 
 GPU = "H200-SXM-141GB"

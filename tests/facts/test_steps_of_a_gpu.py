@@ -15,11 +15,10 @@ from planner import cli
 from planner.errors import FactsError, MeasureError
 from planner.job.loading import load_document
 from planner.job.schema import Job
-from planner.measuring import store
-from planner.measuring.measurement import DeviceFacts, Measurement
-from planner.planning.gpu_truth import learn_gpu, usual_steps
+from planner.planning.gpu_truth import gpu_of, learn_gpu, on_paper, usual_steps
 from planner.planning.pipeline import plan_with_traces
-from planner.planning.step_on_paper import gpu_of, on_paper
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 from planner.units import MIB
 
 GPU = "H200-SXM-141GB"
@@ -75,7 +74,7 @@ def test_steps_are_learnt_and_plans_for_that_gpu_are_calibrated(
 def test_the_lines_of_both_sides_are_kept(tmp_path: Path) -> None:
     learn_gpu(tmp_path, [step()], lambda _: None, measured=measured)
 
-    sides = [store.read(tmp_path / name) for name in ("measurements.jsonl", "paper.jsonl")]
+    sides = [measurement_lines.read(tmp_path / name) for name in ("measurements.jsonl", "paper.jsonl")]
     assert [[(each.case, each.device.kind) for each in side] for side in sides] == [
         [("tiny", "cuda")],
         [("tiny", "paper")],

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from planner.events import Alloc, Category, Event, Phase
-from planner.out_of_memory.explanation import Explanation, explain
 from planner.report.memory_viz import snapshot
 from planner.report.statement import (
     Holder,
@@ -21,6 +20,7 @@ from planner.report.statement import (
     RankClassStatement,
     Verdict,
 )
+from planner.truth.failures.explanation import Explanation, explain
 from planner.units import GIB, MIB
 
 Message = Callable[..., str]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.out_of_memory.explanation import explain
-from planner.out_of_memory.failure import Cause
-from planner.out_of_memory.host_words import find_host_failures
+from planner.truth.failures.explanation import explain
+from planner.truth.failures.messages import Cause, find_host_failures
 from planner.units import KIB
 
 KERNEL = (

@@ -8,12 +8,11 @@ import pytest
 from torch_messages import processes, reserved
 
 from planner.errors import PlannerError
-from planner.out_of_memory.causes import judge
-from planner.out_of_memory.explanation import explain
-from planner.out_of_memory.explanation_text import render
-from planner.out_of_memory.failure import Cause, Form, Frame, ProcessBytes
-from planner.out_of_memory.messages import find_messages
 from planner.report.style import Style
+from planner.truth.failures.causes import judge
+from planner.truth.failures.explanation import explain
+from planner.truth.failures.explanation_text import render
+from planner.truth.failures.messages import Cause, Form, Frame, ProcessBytes, find_messages
 from planner.units import GIB, MIB
 
 Message = Callable[..., str]
@@ -165,7 +164,7 @@ def test_the_traceback_above_a_message_says_where_it_was_raised(message: Message
     found = explain(log)
 
     assert found.messages[0][0].frames[1] == Frame("/job/model.py", 34, "forward")
-    from planner.out_of_memory.explanation import to_json
+    from planner.truth.failures.explanation import to_json
 
     assert to_json(found)["messages"][0]["raised_at"] == {"file": "/job/model.py", "line": 34, "function": "forward"}
 

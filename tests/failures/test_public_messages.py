@@ -9,9 +9,8 @@ import pytest
 import yaml
 from torch_messages import FORMS
 
-from planner.out_of_memory.causes import judge
-from planner.out_of_memory.failure import Form
-from planner.out_of_memory.messages import find_messages
+from planner.truth.failures.causes import judge
+from planner.truth.failures.messages import Form, find_messages
 
 POSTED: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parents[1] / "data" / "out_of_memory_messages.yaml").read_text("utf-8")

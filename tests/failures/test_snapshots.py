@@ -15,13 +15,12 @@ from planner.allocator.rules import Rules
 from planner.allocator.snapshot import snapshot_of_bytes
 from planner.errors import SnapshotError
 from planner.events import Alloc, Category, EmptyCache, Event, Free, Mark, Origin, Phase, Role
-from planner.out_of_memory.explanation import explain
-from planner.out_of_memory.explanation_text import render
-from planner.out_of_memory.failure import Cause
-from planner.out_of_memory.remedies import Remedy
-from planner.out_of_memory.snapshot_failure import SnapshotFailure, explain_failures
 from planner.report.memory_viz import snapshot
 from planner.report.style import Style
+from planner.truth.failures.explanation import explain
+from planner.truth.failures.explanation_text import render
+from planner.truth.failures.messages import Cause
+from planner.truth.failures.snapshot_failure import Remedy, SnapshotFailure, explain_failures
 from planner.units import GIB, MIB
 
 Failed = Callable[..., bytes]

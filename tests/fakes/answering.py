@@ -12,8 +12,7 @@ from typing import Any
 
 from quiet_server import QuietServer
 
-from planner.job.bundle import bundle
-from planner.job.loading import load_document
+from planner.job.loading import bundle, load_document
 from planner.units import GIB
 
 PLAN_ID = "pl-" + "a" * 26

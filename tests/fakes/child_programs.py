@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
-from planner.runtime.channel import AnswerWriter
+from planner.runtime.messages import AnswerWriter
 
 MIB = 2**20
 

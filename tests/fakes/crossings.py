@@ -6,14 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.admission import specs
-from planner.history import job_checks
 from planner.job import size_limits
-from planner.running import launch_wrappers, rank_answer, shell_script
-from planner.running.rank_process import USUAL_LIMITS
-from planner.runtime import answers
-from planner.service import plan_tasks, reading_process, run_requests, tarballs
+from planner.runtime import messages
+from planner.service.history import job_changes
+from planner.service.http import bodies, run_requests
+from planner.service.scheduling import plan_tasks
 from planner.settings import Settings
-from planner.tracing import trace_text
+from planner.tracing import rank_trace
+from planner.tracing.program import launch_wrappers, rank_orders, shell_script
+from planner.tracing.program.rank_process import USUAL_LIMITS
 from planner.units import show_bytes
 
 TENANTS = "tests/fuzz/test_what_tenants_send.py"
@@ -37,64 +38,65 @@ class Crossing:
 CROSSINGS = (
     Crossing(
         "a request's body: a job, a search, a spec by words",
-        "planner/service/body_contents.py",
+        "planner/service/http/body_readers.py",
         f"{show_bytes(Settings().body_bytes)}; JSON of {size_limits.MOST_JSON_VALUES:,} values,"
         f" {size_limits.MOST_DEPTH} deep; a job of {size_limits.MOST_VALUES:,}; YAML of"
-        f" {show_bytes(size_limits.LARGEST_YAML)}; {reading_process.LIMITS.seconds:g} s and"
-        f" {show_bytes(reading_process.LIMITS.memory_bytes)} in a process of its own",
+        f" {show_bytes(size_limits.LARGEST_YAML)}; {bodies.LIMITS.seconds:g} s and"
+        f" {show_bytes(bodies.LIMITS.memory_bytes)} in a process of its own",
         BODIES,
     ),
     Crossing(
         "a tarball of a program, and each of its members",
-        "planner/service/tarballs.py",
-        f"{tarballs.MOST_FILES:,} files, {show_bytes(tarballs.MOST_UNPACKED_BYTES)} unpacked; files and folders under"
-        f" relative names of {tarballs.LONGEST_PATH:,} characters, each one thing; sizes and times as files have them",
+        "planner/service/http/run_requests.py",
+        f"{run_requests.MOST_FILES:,} files, {show_bytes(run_requests.MOST_UNPACKED_BYTES)} unpacked; files and folders"
+        f" under relative names of {run_requests.LONGEST_PATH:,} characters, each one thing; sizes and times as files"
+        " have them",
         f"{TENANTS}::test_hostile_tarballs_are_refused_soon",
     ),
     Crossing(
         "a launch line",
-        "planner/running/launch_line.py",
+        "planner/tracing/program/launch_line.py",
         f"{run_requests._MOST_WORDS:,} words, {run_requests._LONGEST_COMMAND:,} characters; {size_limits.MOST_RANKS:,}"
         f" ranks, {run_requests.MOST_RANKS} of them run",
         f"{TENANTS}::test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service",
     ),
     Crossing(
         "a script or a config file that the launch line names",
-        "planner/running/shell_script.py",
-        f"of the program's own files, and readable by everybody; {show_bytes(tarballs.MOST_TEXT_BYTES)};"
+        "planner/tracing/program/shell_script.py",
+        f"of the program's own files, and readable by everybody; {show_bytes(run_requests.MOST_TEXT_BYTES)};"
         f" {shell_script._MOST_COMMANDS:,} commands; {shell_script._LONGEST_WORD:,} characters of a word, expanded",
         f"{TENANTS}::test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service",
     ),
     Crossing(
         "the environment that a launch line or a script sets",
-        "planner/running/launch_wrappers.py",
+        "planner/tracing/program/launch_wrappers.py",
         f"{launch_wrappers._MOST_VARIABLES:,} variables of {launch_wrappers._LONGEST_VALUE:,} bytes;"
         " set behind the walls",
         f"{TENANTS}::test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service",
     ),
     Crossing(
         "the answer of a program's process: its report",
-        "planner/running/rank_answer.py",
-        f"the types of a run's own record; {show_bytes(rank_answer._MOST_BYTES)}, lists of"
-        f" {rank_answer._MOST_LISTED:,}, texts of {rank_answer._MOST_TEXT:,} characters",
+        "planner/tracing/program/rank_orders.py",
+        f"the types of a run's own record; {show_bytes(rank_orders._MOST_BYTES)}, lists of"
+        f" {rank_orders._MOST_LISTED:,}, texts of {rank_orders._MOST_TEXT:,} characters",
         f"{TENANTS}::test_hostile_answers_of_programs_are_refused_soon",
     ),
     Crossing(
         "the same: its trace",
-        "planner/tracing/trace_text.py",
-        f"{show_bytes(USUAL_LIMITS.answer_bytes)}; lines of {show_bytes(trace_text._MOST_LINE_CHARACTERS)}, counts up"
-        f" to 2^62, texts of {trace_text._MOST_TEXT:,} characters; attested",
+        "planner/tracing/rank_trace.py",
+        f"{show_bytes(USUAL_LIMITS.answer_bytes)}; lines of {show_bytes(rank_trace._MOST_LINE_CHARACTERS)}, counts up"
+        f" to 2^62, texts of {rank_trace._MOST_TEXT:,} characters; attested",
         f"{TENANTS}::test_hostile_answers_of_programs_are_refused_soon",
     ),
     Crossing(
         "the same: an error that it says it had",
-        "planner/runtime/answers.py",
-        f"{show_bytes(answers._MOST_PROBLEM_BYTES)}, {answers._MOST_CHARACTERS:,} characters of each part",
+        "planner/runtime/messages.py",
+        f"{show_bytes(messages._MOST_PROBLEM_BYTES)}, {messages._MOST_CHARACTERS:,} characters of each part",
         f"{TENANTS}::test_hostile_answers_of_programs_are_refused_soon",
     ),
     Crossing(
         "what is kept of a run",
-        "planner/service/plan_tasks.py",
+        "planner/service/scheduling/plan_tasks.py",
         show_bytes(plan_tasks.MOST_STATEMENT_BYTES),
         "tests/service/test_runs.py::test_a_run_of_which_too_much_is_to_be_said_is_not_kept",
     ),
@@ -107,8 +109,8 @@ CROSSINGS = (
     ),
     Crossing(
         "a job's report, and the log of its end",
-        "planner/history/job_checks.py",
-        f"{job_checks.LONGEST_REPORT:,} characters of a report, {job_checks.LONGEST_FAILURE:,} of a failure",
+        "planner/service/history/job_changes.py",
+        f"{job_changes.LONGEST_REPORT:,} characters of a report, {job_changes.LONGEST_FAILURE:,} of a failure",
         BODIES,
     ),
     Crossing(
@@ -119,7 +121,7 @@ CROSSINGS = (
     ),
     Crossing(
         "an object that Kubernetes reviews, and its annotations",
-        "planner/admission/reviews.py",
+        "planner/admission/webhook.py",
         f"{show_bytes(specs.MOST_BYTES)} of a spec; what is not as the API has it asks for nothing",
         f"{ANY}::test_a_text_with_bytes_cut_out_and_put_in",
     ),

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from planner.calibration import document
-from planner.calibration.learning import learn
-from planner.calibration.observation import Observation
+from planner.allocator.host.statement import HostPeak, HostStatement, NodeStatement
 from planner.events import Category, Phase
-from planner.history.check_table import Check
-from planner.history.counters import Counters
-from planner.history.job_values import JobChange, MeasuredRank, Outcome
-from planner.history.store import History
-from planner.history.validation_table import State, Validation
-from planner.host.statement import HostPeak, HostStatement, NodeStatement
 from planner.host_events import HostCategory
-from planner.metrics.definitions import REQUEST_SECONDS, REQUESTS
 from planner.report.statement import OutsideAllocator, Peak, Plan, Provenance, RankClassStatement, Verdict
-from planner.service.pool_metrics import PoolFigures
+from planner.service.history.counters import Counters
+from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
+from planner.service.history.records import Check, Validation, ValidationState
+from planner.service.history.store import History
+from planner.service.metrics import REQUEST_SECONDS, REQUESTS
+from planner.service.scheduling.worker_pool import PoolFigures
+from planner.truth.calibration import interval
+from planner.truth.calibration.learning import learn
+from planner.truth.calibration.observation import Observation
 from planner.units import GIB, MIB
 
 
@@ -97,15 +96,17 @@ def fill_history(history: History) -> Counters:
     for number, error in enumerate((4.0, 1.0, 1.5)):
         history.validations.put(
             Validation(
-                validation_id=str(number), plan_id=running.plan_id, state=State.DONE,
+                validation_id=str(number), plan_id=running.plan_id, state=ValidationState.DONE,
                 asked_at=now + timedelta(seconds=number), gpu="H100-SXM-80GB", torch="2.13.0", error_percent=error,
             )
         )  # fmt: skip
     history.validations.put(
-        Validation(validation_id="f", plan_id=running.plan_id, state=State.FAILED, asked_at=now, problem="it hung")
+        Validation(
+            validation_id="f", plan_id=running.plan_id, state=ValidationState.FAILED, asked_at=now, problem="it hung"
+        )
     )
     learnt = learn([*(_observation(case) for case in range(3)), _observation(9, measured_reserved_bytes=0)])
-    history.calibrations.put(learnt.id, document.to_json(learnt), measurements=3)
+    history.calibrations.put(learnt.id, interval.to_json(learnt), measurements=3)
     counters = Counters(history.totals)
     count(counters)
     pool = PoolFigures(counters)
@@ -121,7 +122,7 @@ def count(counters: Counters) -> None:
 
 
 def pool_state(**figures: int) -> dict[str, int]:
-    """What `planner.service.plan_scheduler.PlanScheduler.state` says."""
+    """What `planner.service.scheduling.plan_scheduler.PlanScheduler.state` says."""
     return {
         "workers": 4, "busy": 3, "waiting": 2, "traced_total": 10, "retried_total": 1, "killed_time_total": 2,
         "killed_memory_total": 0, "killed_abandoned_total": 1, "deduplicated_total": 5, "refused_busy_total": 6,

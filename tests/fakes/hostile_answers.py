@@ -8,13 +8,12 @@ from collections.abc import Iterator
 
 from planner.events import Alloc, Free, Mark, Origin, Phase, Role
 from planner.events import Category as Kind
-from planner.running import attested, rank_answer
-from planner.running.assumptions import About, Assumption
-from planner.running.branches import Branch
-from planner.running.order import Announced, BroadcastNumber, RankRun
-from planner.runtime.task import FAULT, MEMORY, PROBLEM, Answer
-from planner.tracing import trace_text
-from planner.tracing.traced import Trace
+from planner.runtime.messages import FAULT, MEMORY, PROBLEM, Answer
+from planner.tracing import rank_trace
+from planner.tracing.program import attestation, rank_orders
+from planner.tracing.program.assumptions import About, Assumption, Branch
+from planner.tracing.program.rank_orders import Announced, BroadcastNumber, RankRun
+from planner.tracing.rank_trace import Trace
 
 ORIGIN = Origin("aten.mm", "model.layers.0", (4, 4), "float32")
 HONEST = RankRun(
@@ -36,10 +35,10 @@ HONEST = RankRun(
     libraries=("transformers",),
 )
 PARTS = {
-    rank_answer.TRACE: trace_text.dumps(HONEST.trace).encode(),
-    rank_answer.ABOUT: rank_answer.about_text(HONEST),
-    attested.SEAL: bytes(80),
-    attested.TAIL: trace_text.dumps(Trace(())).encode(),
+    rank_orders.TRACE: rank_trace.dumps(HONEST.trace).encode(),
+    rank_orders.ABOUT: rank_orders.about_text(HONEST),
+    attestation.SEAL: bytes(80),
+    attestation.TAIL: rank_trace.dumps(Trace(())).encode(),
 }
 _PIECES = (
     "null", "true", "-1", "1e999", "1e308", "NaN", "-Infinity", "9" * 5000, "2" * 25, '""', '"\\ud800"', '"\\u0000"',
@@ -58,22 +57,22 @@ def hostile_answers(count: int, seed: int = 0) -> Iterator[Answer]:
 
 
 def _found_before() -> Iterator[Answer]:
-    about = json.loads(PARTS[rank_answer.ABOUT])
+    about = json.loads(PARTS[rank_orders.ABOUT])
     for name, value in (
         ("ending", "x" * 20_000_000), ("iterations", 10**400), ("seen", {"eval": "many"}), ("rank", 3),
         ("memory_fraction", 1e9), ("memory_fraction", 0), ("allocator_conf", ["x"]), ("branches", [{"place": 1}]),
     ):  # fmt: skip
-        yield Answer(parts={**PARTS, rank_answer.ABOUT: json.dumps({**about, name: value}).encode()})
-    endless = PARTS[rank_answer.ABOUT].replace(b'"iterations": 3', b'"iterations": 1e999')
-    yield Answer(parts={**PARTS, rank_answer.ABOUT: endless})
-    yield Answer(parts={rank_answer.CRASH: json.dumps({"said": "x" * 10**7, "text": "y" * 10**7}).encode()})
-    yield Answer(parts={rank_answer.CRASH: b"[" * 10**6})
+        yield Answer(parts={**PARTS, rank_orders.ABOUT: json.dumps({**about, name: value}).encode()})
+    endless = PARTS[rank_orders.ABOUT].replace(b'"iterations": 3', b'"iterations": 1e999')
+    yield Answer(parts={**PARTS, rank_orders.ABOUT: endless})
+    yield Answer(parts={rank_orders.CRASH: json.dumps({"said": "x" * 10**7, "text": "y" * 10**7}).encode()})
+    yield Answer(parts={rank_orders.CRASH: b"[" * 10**6})
     yield Answer(parts={FAULT: b"\xff" * 10**6}, exit_code=1)
 
 
 def _with_piece(chosen: random.Random) -> Answer:
     """Something else in the place of a value."""
-    part = chosen.choice((rank_answer.ABOUT, rank_answer.ABOUT, rank_answer.TRACE, attested.TAIL))
+    part = chosen.choice((rank_orders.ABOUT, rank_orders.ABOUT, rank_orders.TRACE, attestation.TAIL))
     text = PARTS[part].decode()
     places = [at for at, letter in enumerate(text) if letter in ":,["]
     at = chosen.choice(places) + 1
@@ -91,12 +90,14 @@ def _with_bytes(chosen: random.Random) -> Answer:
 
 
 def _of_other_parts(chosen: random.Random) -> Answer:
-    kind = chosen.choice(("planner.errors:TraceError", "planner.service.problems:RequestError", "x:y", "\ud800", ""))
+    kind = chosen.choice(
+        ("planner.errors:TraceError", "planner.service.http.problems:RequestError", "x:y", "\ud800", "")
+    )
     said = {"problem": chosen.choice(("x" * 10**5, "\ud800", "")), "allowed": "", "remedy": "", "place": ""}
     problem = {"kinds": [kind, "planner.errors:PlannerError"], "fields": {**said, "status": 599, "headers": {}}}
     others = {
         PROBLEM: json.dumps(problem).encode(), FAULT: b"Traceback\nKeyError: 1", MEMORY: b"",
-        rank_answer.CRASH: chosen.choice((b"{}", b"null", b"\xff", json.dumps({"said": "\ud800", "text": 1}).encode())),
+        rank_orders.CRASH: chosen.choice((b"{}", b"null", b"\xff", json.dumps({"said": "\ud800", "text": 1}).encode())),
     }  # fmt: skip
     kept = {name: content for name, content in PARTS.items() if chosen.random() < 0.5}
     added = {name: content for name, content in others.items() if chosen.random() < 0.3}

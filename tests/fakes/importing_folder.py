@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from planner.errors import SpecError
-from planner.importers.job_import import ImportedJob, ImportSources, import_job
+from planner.job.importers.job_import import ImportedJob, ImportSources, import_job
 
 LLAMA: Mapping[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,

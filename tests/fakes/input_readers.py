@@ -11,28 +11,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planner.admission import kubernetes, kubernetes_specs, reviews
+from planner.admission import kubernetes, webhook
 from planner.admission.decision import Action, Decision
 from planner.admission.kueue_workloads import Workload, gpu_of_flavor
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import read_snapshot
 from planner.allocator.verify import verify
-from planner.calibration import document as calibrations
-from planner.calibration.interval import Calibration
 from planner.errors import PlannerError
-from planner.history.job_checks import check_change
-from planner.job.bundle import bundle_text
-from planner.job.loading import load_document, load_job
+from planner.job.loading import bundle_text, load_document, load_job
 from planner.job.schema import Job
-from planner.measuring import store
-from planner.out_of_memory.explanation import explain, snapshot_to_json, to_json
-from planner.out_of_memory.snapshot_failure import explain_failures
 from planner.planning.pipeline import refuse_unplannable
-from planner.service.body_contents import JSON, YAML, read_job, read_object
-from planner.service.ids import order_of
-from planner.service.job_bodies import change_of
-from planner.service.problems import MOST_BYTES, problem
-from planner.validation import request as requests
+from planner.service.history.job_changes import check_change
+from planner.service.http.body_readers import JSON, YAML, read_job, read_object
+from planner.service.http.job_bodies import change_of
+from planner.service.http.problems import MOST_BYTES, problem
+from planner.service.orders import order_of
+from planner.service.validation import requests as requests
+from planner.truth.calibration import interval as calibrations
+from planner.truth.calibration.interval import Calibration
+from planner.truth.failures.explanation import explain, snapshot_to_json, to_json
+from planner.truth.failures.snapshot_failure import explain_failures
+from planner.truth.measuring import measurement_lines
 
 Reader = Callable[[bytes], Any]
 
@@ -72,15 +71,15 @@ def report(content: bytes) -> Any:
 
 def review(content: bytes) -> Any:
     """An AdmissionReview, and what is answered where its job cannot be read."""
-    found = reviews.read(content)
+    found = webhook.read(content)
     submitted = kubernetes.read_submission(found.job, found.namespace)
     try:
-        job = kubernetes_specs.job_of(submitted.annotations, submitted.namespace, _no_api)
-        notes = kubernetes_specs.differences(submitted.pods, job, products=submitted.products)
+        job = kubernetes.job_of(submitted.annotations, submitted.namespace, _no_api)
+        notes = kubernetes.differences(submitted.pods, job, products=submitted.products)
         decision = Decision(action=Action.WARN, reason="it was read", verdict="fits")
     except PlannerError as error:
         notes, decision = [], Decision(action=Action.WARN, reason=str(error), verdict="unplannable")
-    answer = json.dumps(reviews.answer(found.uid, decision, notes))
+    answer = json.dumps(webhook.answer(found.uid, decision, notes))
     assert len(answer) < 64 * 1024
     return answer
 
@@ -114,7 +113,7 @@ def log(content: bytes) -> Any:
 
 def measurements(content: bytes) -> Any:
     """The file of `planner compare`."""
-    return [each.peak for each in _of_file(content, store.read)]
+    return [each.peak for each in _of_file(content, measurement_lines.read)]
 
 
 def allocator_conf(content: bytes) -> Any:

@@ -10,25 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from planner.events import Alloc, Category, Free, Mark, Phase, Role
-from planner.history.store import History
+from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Decoder, DpShard, Gpu, Input, Job, Metadata, Model, Parallel, Pp, Train
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import rank_classes
 from planner.planning import pipeline
 from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Advice, Plan, Verdict
 from planner.runtime.limits import Limit, LimitExceededError, Limits
-from planner.service.calibration_in_use import CalibrationInUse
-from planner.service.ids import order_of
-from planner.service.orders import Order, RunOrder
-from planner.service.outcomes import WorkerResult
-from planner.service.plan_provider import PlanAnswer, PlanPending, PlanProvider
-from planner.service.plan_scheduler import PlanScheduler
+from planner.service.history.store import History
+from planner.service.orders import Order, RunOrder, WorkerResult, order_of
+from planner.service.plan_provider import CalibrationInUse, PlanAnswer, PlanPending, PlanProvider
+from planner.service.scheduling.plan_scheduler import PlanScheduler
+from planner.service.scheduling.worker_pool import Workers
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
-from planner.service.worker_pool import Workers
 from planner.settings import Settings
-from planner.tracing import trace_text
-from planner.tracing.traced import Trace
+from planner.tracing import rank_trace
+from planner.tracing.rank_trace import Trace
 from planner.units import GIB, MIB
 
 GPU = Cluster(gpu=Gpu(name="H100-SXM-80GB", total_bytes=80 * GIB, arch="sm_90"))
@@ -136,7 +132,7 @@ class FakeWorker:
         return None if self._pool.does is None else await self._pool.does(method)
 
     def run(self, order: RunOrder) -> WorkerResult:
-        judged = self._judged(order_of(JOB, order.calibration), {0: trace_text.dumps(trace_of(0, self._pool.size))})
+        judged = self._judged(order_of(JOB, order.calibration), {0: rank_trace.dumps(trace_of(0, self._pool.size))})
         return WorkerResult(run=ran(order, judged))
 
     def plan(self, order: Order) -> WorkerResult:
@@ -150,7 +146,7 @@ class FakeWorker:
         found = trace_of(rank, self._pool.size, dims=(10,) if job.parallel.dp_shard.degree > 1 else ())
         classes = [each for each in rank_classes(Mesh.of(job.parallel)) if each.representative == rank]
         parts = [part.representative for each in classes for part in pipeline.parts_of_class(job, each, found)]
-        return WorkerResult(traces={rank: trace_text.dumps(found)}, further=tuple(parts[1:]))
+        return WorkerResult(traces={rank: rank_trace.dumps(found)}, further=tuple(parts[1:]))
 
     def judge(self, order: Order, texts: dict[int, str]) -> WorkerResult | None:
         try:
@@ -159,7 +155,7 @@ class FakeWorker:
             return None
 
     def _judged(self, order: Order, texts: Mapping[int, str]) -> Plan:
-        found = {rank: trace_text.loads(text) for rank, text in texts.items()}
+        found = {rank: rank_trace.loads(text) for rank, text in texts.items()}
         return pipeline.judge_traces(order.job, pipeline.assign_ranks(order.job, found), order.calibration).plan
 
     def _advised(self, plan: Plan) -> Plan:

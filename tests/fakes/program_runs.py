@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from planner.running.order import Announced, BroadcastNumber, RankRun
+from planner.tracing.program.rank_orders import Announced, BroadcastNumber, RankRun
 
 
 class Run(Protocol):

@@ -16,8 +16,7 @@ import httpx
 import pytest
 from planner_serve import Processes
 
-from planner.service.instances import instance_folder
-from planner.service.local_ray import free_ports
+from planner.service.local_ray import free_ports, instance_folder
 
 RAY = str(Path(sys.executable).with_name("ray"))
 _AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "b" * 64}

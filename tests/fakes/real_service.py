@@ -14,21 +14,21 @@ from typing import Any
 
 import uvicorn
 
-from planner.bound.lower_bound import Bound, lower_bound
-from planner.history.store import History
-from planner.job.bundle import bundle_text
+from planner.job.bound.lower_bound import Bound, lower_bound
+from planner.job.loading import bundle_text
 from planner.job.schema import Job
 from planner.report.statement import to_json
-from planner.searching.answer import plan_and_advise
-from planner.searching.exact import Answer
-from planner.searching.exact_groups import Group, plan_here
-from planner.searching.requests import SearchRequest
-from planner.service import search_document
-from planner.service.dependencies import Dependencies
-from planner.service.interface import interface
+from planner.search.answer import plan_and_advise
+from planner.search.exact_groups import Group, plan_here
+from planner.search.exact_plans import Answer
+from planner.search.requests import SearchRequest
+from planner.service.history.store import History
+from planner.service.http.dependencies import Dependencies
+from planner.service.http.interface import interface
 from planner.service.local_ray import free_ports
 from planner.service.plan_provider import PlanAnswer, PlanPending
-from planner.service.search_runner import SearchRunner
+from planner.service.scheduling import search_runner
+from planner.service.scheduling.search_runner import SearchRunner
 from planner.settings import Settings
 
 TOKEN = "a-token-of-this-test"
@@ -101,12 +101,12 @@ class SearchesHere:
         if self._runner is None:
             self._runner = SearchRunner(self._history, self._settings, self.groups, self._one)
             await asyncio.to_thread(self._runner.begin)
-        return search_document.to_json(await asyncio.to_thread(self._runner.start, request))
+        return search_runner.to_json(await asyncio.to_thread(self._runner.start, request))
 
     async def cancel(self, search_id: str) -> dict[str, Any] | None:
         assert self._runner is not None
         found = await asyncio.to_thread(self._runner.cancel, search_id)
-        return None if found is None else search_document.to_json(found)
+        return None if found is None else search_runner.to_json(found)
 
     def close(self) -> None:
         if self._runner is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from planner.runtime.task import Task
+from planner.runtime.messages import Task
 
 
 def task(function: str, argument: object = None) -> Task:

@@ -12,10 +12,10 @@ from typing import Any
 import uvicorn
 from quiet_server import QuietServer
 
-from planner.history.counters import Counters
-from planner.history.store import History
-from planner.service.dependencies import Dependencies
-from planner.service.interface import interface
+from planner.service.history.counters import Counters
+from planner.service.history.store import History
+from planner.service.http.dependencies import Dependencies
+from planner.service.http.interface import interface
 from planner.service.local_ray import free_ports
 from planner.settings import Settings
 

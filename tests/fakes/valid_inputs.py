@@ -9,12 +9,19 @@ from typing import Any
 from hostile_documents import DECODER, DEEPSPEED, REPORT, SPEC, VALIDATION
 from torch_messages import alloc_conf
 
-from planner.calibration import document as calibrations
-from planner.calibration.interval import Calibration
 from planner.events import Alloc, Phase
-from planner.measuring import store
-from planner.measuring.measurement import DeviceFacts, Levels, MeasuredPhase, Measurement, OutOfMemory, Truth
 from planner.report import memory_viz
+from planner.truth.calibration import interval as calibrations
+from planner.truth.calibration.interval import Calibration
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measurement_lines import (
+    DeviceFacts,
+    Levels,
+    MeasuredPhase,
+    Measurement,
+    OutOfMemory,
+    Truth,
+)
 from planner.units import MIB
 
 TEMPLATE = {
@@ -104,7 +111,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "report": {**REPORT, "system": "slurm", "id": "4711"},
     "review": REVIEW,
     "workload": WORKLOAD,
-    "measurements": json.loads(store.line(MEASUREMENT)),
+    "measurements": json.loads(measurement_lines.line(MEASUREMENT)),
     "calibration": calibrations.to_json(Calibration.none()),
 }
 """Of the readers that read JSON, or YAML."""

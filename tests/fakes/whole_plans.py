@@ -8,11 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from planner.history.store import History
+from planner.job.layout import Mesh, rank_classes
 from planner.job.loading import load_bundle
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import rank_classes
 from planner.report.statement import from_json
+from planner.service.history.store import History
 
 
 def whole_plans(url: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from planner_serve import Job, serving, session, until
 
-from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.http.openapi import EXAMPLE_JOB
 
 
 def job(layers: int = 2, **train: Any) -> Job:

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from planner.service.instances import LOCK, VARIABLE
-from planner.service.local_ray import free_ports
+from planner.service.local_ray import LOCK, VARIABLE, free_ports
 
 pytestmark = pytest.mark.cluster
 
@@ -106,7 +105,7 @@ def test_whatever_else_belongs_to_it_is_killed_and_it_goes_on(port: Port) -> Non
 
 
 def test_another_service_that_runs_is_left_alone(port: Port) -> None:
-    from planner.service.instances import sweep_dead_instances
+    from planner.service.local_ray import sweep_dead_instances
 
     folder, processes = port.folder(), port.service.processes.commands()
 

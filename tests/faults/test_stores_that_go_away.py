@@ -17,8 +17,14 @@ from typing import Any
 
 import pytest
 
-from planner.service.instances import end_processes, instance_folder
-from planner.service.local_ray import OBJECT_STORE_BYTES, environment, free_port_range, free_ports
+from planner.service.local_ray import (
+    OBJECT_STORE_BYTES,
+    end_processes,
+    environment,
+    free_port_range,
+    free_ports,
+    instance_folder,
+)
 
 pytestmark = pytest.mark.cluster
 

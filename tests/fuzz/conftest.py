@@ -11,12 +11,11 @@ from filled_history import make_plan
 from hostile_documents import PLAN_ID
 from starlette.testclient import TestClient
 
-from planner.history.store import History
-from planner.service.calibration_in_use import CalibrationInUse
-from planner.service.dependencies import Dependencies
-from planner.service.interface import interface
+from planner.service.history.store import History
+from planner.service.http.dependencies import Dependencies
+from planner.service.http.interface import interface
 from planner.service.orders import Order
-from planner.service.plan_provider import PlanProvider
+from planner.service.plan_provider import CalibrationInUse, PlanProvider
 from planner.settings import Settings
 
 

@@ -25,7 +25,7 @@ from valid_inputs import MEASUREMENT, REVIEW, snapshot
 from planner.allocator.snapshot import read_snapshot
 from planner.errors import SnapshotError
 from planner.job.size_limits import MOST_RANKS
-from planner.measuring import store
+from planner.truth.measuring import measurement_lines
 from planner.units import MIB
 
 Make = Callable[[int], bytes]
@@ -153,11 +153,13 @@ FAMILIES: dict[str, tuple[str, int, Make]] = {
     "memos": (
         "snapshot", 100_000, lambda n: b"\x80\x02]%s." % b"".join(b"Nr%s0" % k.to_bytes(4, "little") for k in range(n))
     ),
-    "measurements": ("measurements", 400, lambda n: b"\n".join([store.line(MEASUREMENT).encode()] * n)),
+    "measurements": ("measurements", 400, lambda n: b"\n".join([measurement_lines.line(MEASUREMENT).encode()] * n)),
     "blank lines": ("measurements", 200_000, lambda n: b"\n" * n),
     "phases": (
         "measurements", 4_000,
-        lambda n: json.dumps({**json.loads(store.line(MEASUREMENT)), "marks": [["forward", 1, 1]] * n}).encode(),
+        lambda n: json.dumps(
+            {**json.loads(measurement_lines.line(MEASUREMENT)), "marks": [["forward", 1, 1]] * n}
+        ).encode(),
     ),
     "messages that never end": ("log", 3_000, lambda n: b"CUDA out of memory. Tried to allocate " * n),
     "failures of NCCL": ("log", 5_000, lambda n: b"Cuda failure 'out of memory' " * n),

@@ -12,7 +12,7 @@ import pytest
 from hostile_bodies import COUNT, HostileRequest, found_before, hostile_requests
 from starlette.testclient import TestClient
 
-from planner.service.problems import MEDIA_TYPE, MOST_BYTES
+from planner.service.http.problems import MEDIA_TYPE, MOST_BYTES
 from planner.units import MIB
 
 MOST_SECONDS = 2.0

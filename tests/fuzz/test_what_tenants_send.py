@@ -19,13 +19,13 @@ from hostile_launches import HostileLaunch, as_body, hostile_launches
 from hostile_tarballs import hostile_tarballs, packed
 
 from planner.errors import PlannerError, ProgramError
-from planner.running import attested, rank_process
-from planner.running.launch_line import parse
-from planner.running.order import Gpu, ProgramOrder, RankRun
-from planner.running.rank_process import USUAL_LIMITS
-from planner.runtime.task import PROBLEM, Answer
-from planner.service.problems import problem
-from planner.service.run_requests import read_run
+from planner.runtime.messages import PROBLEM, Answer
+from planner.service.http.problems import problem
+from planner.service.http.run_requests import read_run
+from planner.tracing.program import attestation, rank_process
+from planner.tracing.program.launch_line import parse
+from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
+from planner.tracing.program.rank_process import USUAL_LIMITS
 from planner.units import MIB
 
 COUNT = EXAMPLES if ASKED else 700
@@ -92,13 +92,13 @@ def read_answer(answer: Answer) -> RankRun:
         raise ProgramError("a fault")
     found = rank_process._result_of(replace(answer, is_foreign=True), USUAL_LIMITS, ORDER)
     with pytest.raises(ProgramError):  # no events are attested by anybody here
-        attested.check_events(found.trace, (), attested.Attested(bytes(32), 100, 0))
+        attestation.check_events(found.trace, (), attestation.Attested(bytes(32), 100, 0))
     return found
 
 
 def test_a_program_chooses_no_status_of_its_request() -> None:
     fields = {"problem": "x", "allowed": "", "remedy": "", "place": "", "status": 204, "headers": {"A": "b"}}
-    said = json.dumps({"kinds": ["planner.service.problems:RequestError"], "fields": fields}).encode()
+    said = json.dumps({"kinds": ["planner.service.http.problems:RequestError"], "fields": fields}).encode()
 
     with pytest.raises(ProgramError, match="ended its process"):
         rank_process._result_of(Answer(parts={PROBLEM: said}, exit_code=1, is_foreign=True), USUAL_LIMITS, ORDER)

@@ -18,15 +18,14 @@ from planner import paper  # before torch
 from gpu_truth.learning import learn_campaign
 from gpu_truth.matrix import WORKSPACES, Case
 from gpu_truth.operators_on_paper import measure_family
-from planner.calibration.interval import Calibration
 from planner.errors import FactsError
-from planner.facts.folder import workspace_table
+from planner.hardware.facts import workspace_table
 from planner.job.loading import load_document
 from planner.job.schema import Job
-from planner.measuring.measurement import DeviceFacts, Measurement
-from planner.planning.learnt_facts import LearntFacts
+from planner.planning.gpu_truth import LearntFacts, on_paper
 from planner.planning.pipeline import PlanningResult, plan_with_traces
-from planner.planning.step_on_paper import on_paper
+from planner.truth.calibration.interval import Calibration
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 from planner.units import MIB
 
 GPU = "H200-SXM-141GB"
@@ -191,6 +190,6 @@ def test_a_gpu_that_the_catalog_does_not_know_is_refused(operators: list[Measure
 
 
 def test_nothing_measured_leaves_every_plan_uncalibrated() -> None:
-    from planner.planning.measured_calibration import measured_calibration
+    from planner.truth.calibration.learning import measured_calibration
 
     assert measured_calibration() == Calibration.none()

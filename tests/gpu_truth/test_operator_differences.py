@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_truth.operator_differences import OperatorDifference, compare_operators, render
-from planner.measuring.measurement import DeviceFacts, Measurement
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 
 
 def measured(name: str, **sample: Any) -> Measurement:

@@ -9,7 +9,7 @@ from planner import paper  # before torch
 # isort: split
 from gpu_truth.matrix import WORKSPACES, cases
 from gpu_truth.operators_on_paper import measure_family
-from planner.measuring.measurement import DeviceFacts, Measurement
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 
 FACTS = DeviceFacts(kind="paper", name="paper", arch="sm_90")
 

@@ -10,14 +10,14 @@ import pytest
 from gpu_truth.matrix import cases
 from gpu_truth.one_case import measure_one, with_chosen_size
 from planner.errors import MeasureError
-from planner.measuring import store
-from planner.measuring.measurement import Measurement
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measurement_lines import Measurement
 
 
 def measured(name: str, out: Path, **more: Any) -> Measurement:
     asked = {"name": name, "out": str(out), "device": "cpu", "small": True, "alone": True, **more}
     measure_one(asked, None)  # type: ignore[arg-type]
-    return store.read(out / f"{name}.jsonl")[-1]
+    return measurement_lines.read(out / f"{name}.jsonl")[-1]
 
 
 def test_device_bytes_are_read_after_each_kind_of_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

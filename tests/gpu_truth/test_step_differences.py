@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_truth.step_differences import StepDifference, compare_steps, render_steps
 from planner.events import Phase
-from planner.measuring.measurement import DeviceFacts, Levels, MeasuredPhase, Measurement
+from planner.truth.measuring.measurement_lines import DeviceFacts, Levels, MeasuredPhase, Measurement
 
 
 def step(case: str, *, allocated: int, reserved: int, error: str = "") -> Measurement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_truth.workspace_facts import FoundFacts, find_facts
-from planner.measuring.measurement import DeviceFacts, Measurement
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 
 GPU = "H200-SXM-141GB"
 KIB = 1024

@@ -9,8 +9,8 @@ import pytest
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.hardware.architectures import ARCHITECTURES as KNOWN
-from planner.hardware.records import GpuRecord
-from planner.job import gpu_names
+from planner.hardware.gpus import GpuRecord
+from planner.job import named_gpus
 
 ARCHITECTURES = {
     "V100-SXM2-16GB": "sm_70",
@@ -46,7 +46,7 @@ def test_the_catalog_has_these_gpus_with_these_architectures() -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_gpu_gives_to_cuda_what_its_name_says_less_what_driver_and_ecc_take(name: str) -> None:
     """The GB of a name are GiB for GDDR and older HBM, 10^9 bytes for others: between them the figure must lie."""
-    gpu = gpu_names.look_up(name)
+    gpu = named_gpus.look_up(name)
     named = re.search(r"(\d+)GB$", name)
 
     assert named is not None
@@ -57,7 +57,7 @@ def test_a_gpu_gives_to_cuda_what_its_name_says_less_what_driver_and_ecc_take(na
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_gpu_is_of_an_architecture_whose_kernels_are_known(name: str) -> None:
-    assert gpu_names.look_up(name).arch in KNOWN
+    assert named_gpus.look_up(name).arch in KNOWN
 
 
 @pytest.mark.parametrize("arch", KNOWN)
@@ -89,7 +89,7 @@ def test_a_gpu_is_of_the_model_of_its_record_or_of_its_name(name: str, model: st
 
 
 def test_a_name_is_found_in_any_case() -> None:
-    assert gpu_names.look_up("mi300x-192gb") is catalog.gpus()["MI300X-192GB"]
+    assert named_gpus.look_up("mi300x-192gb") is catalog.gpus()["MI300X-192GB"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_schedulers_names_lead_to_all_gpus_that_they_may_mean(alias: str, names:
 
 def test_an_unknown_gpu_is_answered_with_the_nearest_ones() -> None:
     with pytest.raises(SpecError) as caught:
-        gpu_names.look_up("L40-48GB")
+        named_gpus.look_up("L40-48GB")
 
     assert caught.value.remedy == "did you mean `L40S-48GB`?"
     assert caught.value.allowed.startswith("L40S-48GB, ")
@@ -116,7 +116,7 @@ def test_an_unknown_gpu_is_answered_with_the_nearest_ones() -> None:
 
 def test_a_name_that_is_like_nothing_is_answered_with_the_whole_catalog() -> None:
     with pytest.raises(SpecError) as caught:
-        gpu_names.look_up("?")
+        named_gpus.look_up("?")
 
     assert caught.value.allowed.startswith(", ".join(ARCHITECTURES))
 
@@ -143,20 +143,20 @@ def test_a_name_that_is_like_nothing_is_answered_with_the_whole_catalog() -> Non
     ],
 )
 def test_people_nvidia_smi_and_node_labels_may_call_a_gpu_as_they_do(written: str, name: str) -> None:
-    assert gpu_names.look_up(written).name == name
+    assert named_gpus.look_up(written).name == name
 
 
 @pytest.mark.parametrize("gpu", catalog.gpus().values(), ids=lambda gpu: gpu.name)
 def test_a_product_a_label_and_a_name_lead_to_their_own_gpu(gpu: GpuRecord) -> None:
     written = [name for name in (gpu.name, gpu.product, gpu.node_label) if name]
 
-    assert [gpu_names.look_up(each) for each in written] == [gpu] * len(written)
-    assert [gpu_names.tell_choice(each) for each in written] == [""] * len(written)
+    assert [named_gpus.look_up(each) for each in written] == [gpu] * len(written)
+    assert [named_gpus.tell_choice(each) for each in written] == [""] * len(written)
 
 
 @pytest.mark.parametrize("alias", sorted({alias for gpu in catalog.gpus().values() for alias in gpu.aliases}))
 def test_every_alias_leads_to_one_of_its_gpus(alias: str) -> None:
-    assert gpu_names.look_up(alias) in catalog.by_alias(alias)
+    assert named_gpus.look_up(alias) in catalog.by_alias(alias)
 
 
 @pytest.mark.parametrize(
@@ -176,15 +176,15 @@ def test_every_alias_leads_to_one_of_its_gpus(alias: str) -> None:
 )
 def test_a_name_that_says_no_model_or_another_thing_is_refused(written: str) -> None:
     with pytest.raises(SpecError):
-        gpu_names.look_up(written)
+        named_gpus.look_up(written)
 
 
 def test_what_was_chosen_is_said_with_the_memory_where_that_differs() -> None:
-    assert gpu_names.tell_choice("A100") == (
+    assert named_gpus.tell_choice("A100") == (
         "the GPU A100 is taken as A100-SXM-80GB, of 79.14 GiB; say which one it is if it is another: A100-SXM-40GB"
         " (39.39 GiB), A100-PCIE-40GB (39.38 GiB), A100-PCIE-80GB (79.14 GiB)"
     )
-    assert gpu_names.tell_choice("A100-80GB") == (
+    assert named_gpus.tell_choice("A100-80GB") == (
         "the GPU A100-80GB is taken as A100-SXM-80GB; A100-PCIE-80GB has the same memory"
     )
-    assert gpu_names.tell_choice("4090") == gpu_names.tell_choice("no-such-gpu") == ""
+    assert named_gpus.tell_choice("4090") == named_gpus.tell_choice("no-such-gpu") == ""

@@ -11,7 +11,6 @@ import pytest
 from stopped_clock import Clock
 
 from planner.events import Category, Phase
-from planner.history.store import History
 from planner.report.statement import (
     Advice,
     Holder,
@@ -24,6 +23,7 @@ from planner.report.statement import (
     Seconds,
     Verdict,
 )
+from planner.service.history.store import History
 from planner.units import GIB, MIB
 
 MakePlan = Callable[..., Plan]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from planner.history.capacity_totals import Capacity
-from planner.history.job_values import JobChange, MeasuredRank, Outcome
-from planner.history.store import History
-from planner.out_of_memory.failure import Cause
 from planner.report.statement import Plan, Verdict
+from planner.service.history.capacity import Capacity
+from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
+from planner.service.history.store import History
+from planner.truth.failures.messages import Cause
 from planner.units import GIB
 
 

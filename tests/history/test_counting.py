@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from planner.history.check_table import Check
-from planner.history.counters import Counters
-from planner.history.history_errors import HistoryError, HistoryUnavailableError
-from planner.history.store import History
-from planner.history.totals import SharedFigures, Totals
-from planner.history.validation_table import State, Validation
 from planner.report.statement import Verdict
+from planner.service.history.counters import Counters, SharedFigures, Totals
+from planner.service.history.errors import HistoryError, HistoryUnavailableError
+from planner.service.history.records import Check, Validation, ValidationState
+from planner.service.history.store import History
 
 ASKED = ("asked", (("route", "/v1/plans"),))
 BUSY = ("busy", ())
@@ -147,7 +145,7 @@ def test_levels_of_a_process_that_fell_silent_are_not_believed(history: History,
 
 
 def test_what_cannot_be_counted_is_refused_and_told(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.history.counters.MOST_SERIES", 2)
+    monkeypatch.setattr("planner.service.history.counters.MOST_SERIES", 2)
     counters = Counters(history.totals)
     counters.add("asked", {}, float("nan"))
     counters.add("asked", {}, float("inf"))
@@ -183,7 +181,7 @@ def test_a_verdict_counts_once_and_is_not_forgotten(history: History, clock: Any
 
 
 def test_an_error_counts_when_its_validation_ends(history: History, clock: Any) -> None:
-    def put(name: str, state: State, error: float | None) -> None:
+    def put(name: str, state: ValidationState, error: float | None) -> None:
         history.validations.put(
             Validation(
                 validation_id=name, plan_id="pl-1", state=state, asked_at=clock.passes(seconds=1), gpu="H100" * 40,
@@ -191,11 +189,11 @@ def test_an_error_counts_when_its_validation_ends(history: History, clock: Any) 
             )
         )  # fmt: skip
 
-    put("a", State.RUNNING, None)
+    put("a", ValidationState.RUNNING, None)
     for _ in range(2):
-        put("a", State.DONE, 1.5)
-    put("b", State.FAILED, None)
-    put("c", State.DONE, 0.04)
+        put("a", ValidationState.DONE, 1.5)
+    put("b", ValidationState.FAILED, None)
+    put("c", ValidationState.DONE, 0.04)
 
     labels = (("gpu", ("H100" * 40)[:60]), ("torch", "2.13.0"))
     assert history.totals.figures().totals == {
@@ -204,7 +202,7 @@ def test_an_error_counts_when_its_validation_ends(history: History, clock: Any) 
         ("validation_error_sum", labels): pytest.approx(0.0154),
     }
     assert history.validations.errors() == {("H100" * 40, "2.13.0"): (0.04, 1.5)}
-    assert history.validations.counts() == {State.DONE: 2, State.FAILED: 1}
+    assert history.validations.counts() == {ValidationState.DONE: 2, ValidationState.FAILED: 1}
 
 
 def test_two_who_do_not_store_leave_no_trace(history: History) -> None:

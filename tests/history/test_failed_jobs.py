@@ -7,12 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from planner.history.failed_jobs import OUT_OF_MEMORY
-from planner.history.history_errors import HistoryError
-from planner.history.job_values import JobChange, Outcome
-from planner.history.store import History
-from planner.out_of_memory.failure import Cause
 from planner.report.statement import Plan
+from planner.service.history.errors import HistoryError
+from planner.service.history.job_changes import OUT_OF_MEMORY, JobChange, Outcome
+from planner.service.history.store import History
+from planner.truth.failures.messages import Cause
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 RAN_OUT = Outcome.OUT_OF_MEMORY

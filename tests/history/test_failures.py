@@ -6,9 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from planner.history.failure_table import Failure
-from planner.history.retention import DeletedCounts, Retention
-from planner.history.store import History
+from planner.service.history.plan_table import Failure
+from planner.service.history.store import DeletedCounts, History, Retention
 
 FAILURE = Failure(
     trace_id="a" * 64,

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
-from planner.history.history_errors import HistoryError, HistoryUnavailableError
-from planner.history.store import History
-from planner.history.writability import Writability
 from planner.report.statement import Plan, to_json
-from planner.tracing.traced import Trace
+from planner.service.history.database import Writability
+from planner.service.history.errors import HistoryError, HistoryUnavailableError
+from planner.service.history.store import History
+from planner.tracing.rank_trace import Trace
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 def test_importing_the_history_loads_neither_torch_nor_ray() -> None:
     code = (
-        "import sys, planner.history.store, planner.history.migrating;"
+        "import sys, planner.service.history.store, planner.service.history.database;"
         "print([name for name in ('torch', 'transformers', 'ray', 'numpy', 'pydantic') if name in sys.modules])"
     )
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from planner.history.history_errors import HistoryError
-from planner.history.job_values import BoundJob, JobChange, MeasuredRank, Outcome
-from planner.history.store import History
 from planner.report.statement import Plan
+from planner.service.history.errors import HistoryError
+from planner.service.history.job_changes import BoundJob, JobChange, MeasuredRank, Outcome
+from planner.service.history.store import History
 from planner.units import GIB
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)

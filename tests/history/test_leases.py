@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from planner.history.history_errors import HistoryError
-from planner.history.job_values import JobChange, Outcome
-from planner.history.retention import Retention
-from planner.history.store import History
 from planner.report.statement import Plan
+from planner.service.history.errors import HistoryError
+from planner.service.history.job_changes import JobChange, Outcome
+from planner.service.history.store import History, Retention
 
 
 def counted(history: History) -> int:

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from planner.history.job_values import JobChange, MeasuredRank, Outcome
-from planner.history.retention import Retention
-from planner.history.store import History
 from planner.report.statement import Plan, to_json
-from planner.tracing.traced import Trace
+from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
+from planner.service.history.store import History, Retention
+from planner.tracing.rank_trace import Trace
 
 REPOSITORY = Path(__file__).parents[2]
 WRITERS = 3

@@ -12,18 +12,16 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import insert
 
-from planner.history import database as database_module
-from planner.history import schema
-from planner.history.check_table import Check
-from planner.history.columns import compact_json
-from planner.history.database import Database
-from planner.history.history_errors import HistoryUnavailableError
-from planner.history.job_values import JobChange
-from planner.history.migrating import migrate
-from planner.history.store import History
-from planner.history.totals import SharedFigures
-from planner.history.validation_table import State, Validation
 from planner.report.statement import Plan, Verdict, to_json
+from planner.service.history import database as database_module
+from planner.service.history import schema
+from planner.service.history.counters import SharedFigures
+from planner.service.history.database import Database, migrate
+from planner.service.history.errors import HistoryUnavailableError
+from planner.service.history.job_changes import JobChange
+from planner.service.history.records import Check, Validation, ValidationState
+from planner.service.history.schema import compact_json
+from planner.service.history.store import History
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -80,7 +78,7 @@ def test_a_database_of_the_first_schema_keeps_its_plans_and_gets_the_rest(
     shared_url: str, plan: Callable[..., Plan]
 ) -> None:
     of_first_schema(shared_url, plan())
-    validation = Validation(validation_id="v", plan_id=plan().plan_id, state=State.PENDING, asked_at=NOW)
+    validation = Validation(validation_id="v", plan_id=plan().plan_id, state=ValidationState.PENDING, asked_at=NOW)
 
     with History.open(shared_url) as history:
         assert version(history) == "0008"

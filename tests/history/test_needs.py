@@ -6,9 +6,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from planner.history.job_values import JobChange, MeasuredRank, Outcome
-from planner.history.store import History
 from planner.report.statement import Plan
+from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
+from planner.service.history.store import History
 from planner.units import GIB
 
 

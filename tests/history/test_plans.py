@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from planner.events import Category
-from planner.history.history_errors import HistoryError
-from planner.history.plan_table import PlanSummary, RankClassSummary
-from planner.history.store import History
 from planner.report.statement import Plan, Verdict, to_json
+from planner.service.history.errors import HistoryError
+from planner.service.history.plan_table import PlanSummary, RankClassSummary
+from planner.service.history.store import History
 from planner.units import GIB
 
 

@@ -6,22 +6,20 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from planner.history.calibration_table import StoredCalibration
-from planner.history.check_table import Check
-from planner.history.store import History
-from planner.history.validation_table import State, Validation
 from planner.report.statement import Verdict
+from planner.service.history.records import Check, StoredCalibration, Validation, ValidationState
+from planner.service.history.store import History
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 CHECK = Check(check_id="c-1", plan_id="pl-1", asked_at=NOW, system="slurm", name="sft", team="nlp", queue="h100")
 VALIDATION = Validation(
-    validation_id="v-1", plan_id="pl-1", state=State.RUNNING, asked_at=NOW, mode="gpu", gpu="H100-SXM-80GB",
+    validation_id="v-1", plan_id="pl-1", state=ValidationState.RUNNING, asked_at=NOW, mode="gpu", gpu="H100-SXM-80GB",
     torch="2.13.0",
 )  # fmt: skip
 RESULT = {"rank_classes": [{"representative": 0, "error_percent": 0.4, "measured": {"device_bytes": 3}}]}
 DONE = replace(
-    VALIDATION, state=State.DONE, finished_at=NOW + timedelta(minutes=2), out_of_memory=False, error_percent=0.4,
-    result=RESULT,
+    VALIDATION, state=ValidationState.DONE, finished_at=NOW + timedelta(minutes=2), out_of_memory=False,
+    error_percent=0.4, result=RESULT,
 )  # fmt: skip
 
 
@@ -54,14 +52,14 @@ def test_a_validation_goes_its_way_and_stays_as_it_ended(history: History) -> No
 
     history.validations.put(DONE)
     history.validations.put(VALIDATION)
-    history.validations.put(replace(DONE, state=State.FAILED, problem="late"))
+    history.validations.put(replace(DONE, state=ValidationState.FAILED, problem="late"))
 
     assert history.validations.get("v-1") == DONE
     assert history.validations.get("v-2") is None
 
 
 def test_a_failure_says_why_whatever_its_text(history: History) -> None:
-    failed = replace(VALIDATION, state=State.FAILED, problem="RuntimeError:\n  at line 3\0 of \ud800")
+    failed = replace(VALIDATION, state=ValidationState.FAILED, problem="RuntimeError:\n  at line 3\0 of \ud800")
 
     history.validations.put(failed)
 
@@ -78,8 +76,8 @@ def test_validations_can_be_narrowed(history: History) -> None:
         return [each.validation_id for each in history.validations.newest(**wanted)]
 
     assert found() == ["v-2", "v-1"]
-    assert found(state=State.RUNNING) == found(gpu="A100") == ["v-2"]
-    assert found(plan_id="pl-1", state=State.DONE) == ["v-1"]
+    assert found(state=ValidationState.RUNNING) == found(gpu="A100") == ["v-2"]
+    assert found(plan_id="pl-1", state=ValidationState.DONE) == ["v-1"]
 
 
 def test_the_calibration_that_was_put_last_is_in_use(history: History, clock: Any) -> None:

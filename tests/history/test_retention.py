@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from planner.history.check_table import Check
-from planner.history.job_values import JobChange, MeasuredRank, Outcome
-from planner.history.retention import DeletedCounts, Retention
-from planner.history.store import History
-from planner.history.totals import SharedFigures
-from planner.history.validation_table import State, Validation
 from planner.report.statement import Plan
-from planner.tracing.traced import Trace
+from planner.service.history.counters import SharedFigures
+from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
+from planner.service.history.records import Check, Validation, ValidationState
+from planner.service.history.store import DeletedCounts, History, Retention
+from planner.tracing.rank_trace import Trace
 
 
 def remembered(history: History) -> set[str]:
@@ -53,7 +51,7 @@ def test_plans_are_forgotten_by_number_the_longest_unused_first(
 def test_more_than_fit_into_one_transaction_are_forgotten(
     history: History, plan: Callable[..., Plan], clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planner.history.retention._AT_ONCE", 2)
+    monkeypatch.setattr("planner.service.history.store._AT_ONCE", 2)
     for number in range(7):
         history.plans.put(plan(number))
         history.checks.put(Check(check_id=str(number), plan_id="pl-1", asked_at=clock.passes(seconds=1)))
@@ -93,7 +91,9 @@ def test_traces_go_whole(history: History, clock: Any) -> None:
 def test_results_are_forgotten_by_age_and_calibrations_by_number(history: History, clock: Any) -> None:
     history.checks.put(Check(check_id="c", plan_id="pl-1", asked_at=clock.now))
     history.validations.put(
-        Validation(validation_id="v", plan_id="pl-1", state=State.REFUSED, asked_at=clock.now, problem="no GPU")
+        Validation(
+            validation_id="v", plan_id="pl-1", state=ValidationState.REFUSED, asked_at=clock.now, problem="no GPU"
+        )
     )
     for name in "abc":
         history.calibrations.put(name, {})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from planner.events import Alloc, Category, EmptyCache, Free, FreeCompleted, Mark, Origin, Phase, Role, Synchronize, Use
-from planner.history.store import History
-from planner.tracing.traced import Trace
+from planner.service.history.store import History
+from planner.tracing.rank_trace import Trace
 
 TRACE = Trace(
     events=(

@@ -9,10 +9,10 @@ import json
 import sys
 import time
 
-from planner.history.job_values import JobChange, MeasuredRank
-from planner.history.store import History
 from planner.report.statement import from_json
-from planner.tracing.traced import Trace
+from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.store import History
+from planner.tracing.rank_trace import Trace
 
 
 def main(url: str, name: str, start: float) -> None:

@@ -1,4 +1,4 @@
-"""Prints what Python and its libraries hold in a process of this machine: the table of planner/host/processes.py.
+"""Prints what Python and its libraries hold in a process here: the table of planner/allocator/host/processes.py.
 
 `OMP_NUM_THREADS=1 python tests/host/measure_processes.py [transformers]`: MiB of its own (anonymous) and of files.
 """

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from planner.events import Category, Phase
 from planner.job.loading import load_document
 from planner.training import step
-from planner.training.observer import NullObserver
+from planner.training.observers import NullObserver
 
 MIB = 2**20
 WORKERS, PREFETCH, SAMPLES, SAMPLE_ELEMENTS = 2, 2, 16, 131072

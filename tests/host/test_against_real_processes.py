@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 from measured_alone import printed_by
 
+from planner.allocator.host import processes
+from planner.allocator.host.pinned import PinnedRules
+from planner.allocator.host.replay import RankTimeline, loader_blocks, replay_host
 from planner.events import Phase
-from planner.host import processes
-from planner.host.loaders import loader_blocks
-from planner.host.pinned import PinnedRules
-from planner.host.replay import RankTimeline, replay_host
 from planner.host_events import HostCategory
 from planner.job.loading import load_document
 from planner.job.schema import DataLoader
 from planner.tracing.host_ledger import SMALLEST_BYTES
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
 
 HERE = Path(__file__).parent
 JOB: dict[str, Any] = {

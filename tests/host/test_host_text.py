@@ -8,7 +8,7 @@ import pytest
 
 from planner.events import Mark, Phase
 from planner.host_events import Backing, BatchTaken, HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
-from planner.tracing.host_text import read_rows, rows_of
+from planner.tracing.rank_trace import read_rows, rows_of
 
 EVENTS: list[HostEvent] = [
     Mark(Phase.LOAD),

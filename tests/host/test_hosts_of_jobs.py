@@ -12,18 +12,18 @@ import pytest
 from planner import cli
 from planner.admission.decision import Action, decide
 from planner.admission.policy import Answer, Policy
+from planner.allocator.host.pinned import PinnedRules
+from planner.allocator.host.replay import HostPhase, replay_host
+from planner.allocator.host.statement import HostStatement
 from planner.events import Phase
-from planner.host.pinned import PinnedRules
-from planner.host.replay import HostPhase, replay_host
-from planner.host.statement import HostStatement
 from planner.host_events import HostCategory
 from planner.job.loading import load_document
 from planner.job.schema import DataLoader
 from planner.planning.pipeline import plan
 from planner.report.plan_text import one_line, verdict_sentence
 from planner.report.statement import Plan, Verdict, from_json, to_json
-from planner.tracing import trace_text
-from planner.tracing.trace import trace
+from planner.tracing import rank_trace
+from planner.tracing.spec.step_trace import trace
 from planner.units import GIB
 
 HIDDEN, FFN, VOCAB, LAYERS = 256, 512, 1000, 2
@@ -51,7 +51,7 @@ def job(train: dict[str, Any] | None = None, cluster: dict[str, Any] | None = No
 
 def phases_of(document: dict[str, Any], rules: PinnedRules = EXACT) -> dict[tuple[Phase, int], HostPhase]:
     """What the first rank holds of the job's own, without what Python and libraries take."""
-    traced = trace_text.loads(trace_text.dumps(trace(load_document(document))))
+    traced = rank_trace.loads(rank_trace.dumps(trace(load_document(document))))
     timeline = replay_host(traced.host, base=(), loader=DataLoader(), rules=rules)
     return {(each.phase, each.iteration): each for each in timeline.phases}
 
@@ -207,7 +207,7 @@ def test_check_ends_with_3_where_the_host_does_not_do(tmp_path: Path, capsys: py
 
 
 def test_settings_that_no_trace_depends_on_do_not_trace_again() -> None:
-    from planner.planning.trace_cache import _traced_part
+    from planner.planning.trace_source import _traced_part
 
     other = job({"data_loader": {"workers": 8}}, {"host_memory": "1GiB"}, dp_shard=2)
 

@@ -7,15 +7,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.allocator.host.nodes import RankOnHost, count_nodes, node_kinds, sum_nodes
+from planner.allocator.host.pinned import PinnedRules
+from planner.allocator.host.replay import RankTimeline, replay_host
+from planner.allocator.host.statement import HostPeak, HostPhaseStatement, NodeStatement, RankHost
 from planner.events import Mark, Phase
-from planner.host.nodes import count_nodes, node_kinds
-from planner.host.pinned import PinnedRules
-from planner.host.replay import RankTimeline, replay_host
-from planner.host.statement import HostPeak, HostPhaseStatement, NodeStatement, RankHost
-from planner.host.summing import RankOnHost, sum_nodes
 from planner.host_events import Backing, HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
+from planner.job.rank_sets import RankSet
 from planner.job.schema import DataLoader
-from planner.layout.rank_sets import RankSet
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 8))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from planner.allocator.host.pinned import PinnedMemory, PinnedRules
 from planner.errors import AllocatorConfError
-from planner.host.pinned import PinnedMemory, PinnedRules
 from planner.units import GIB, MIB
 
 

@@ -12,7 +12,13 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "ray", "numpy", "pydantic")
-ROOMS = ["planner", "planner.job", "planner.layout", "planner.admission", "planner.importers.job_import", "planner.cli"]
+ROOMS = [
+    "planner",
+    "planner.job",
+    "planner.admission",
+    "planner.job.importers.job_import",
+    "planner.cli",
+]
 
 
 def modules_of(room: str) -> list[str]:

@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "planner"
 NAMES = """
 from planner.planning import identity
-from planner.calibration.interval import Calibration
+from planner.truth.calibration.interval import Calibration
 from planner.job.schema import Decoder, Job, Model
 none = Calibration.none()
 decoder = Decoder(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=64)
@@ -31,7 +31,7 @@ PLAN_AND_ADVISE = """
 import sys
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Train
 from planner.planning.trace_source import TraceSource
-from planner.searching.answer import plan_and_advise
+from planner.search.answer import plan_and_advise
 decoder = Decoder(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=64)
 job = Job(model=Model(decoder=decoder), train=Train(micro_batch_size=1, sequence_length=8),
           cluster=Cluster(gpus_per_node=1, gpu=Gpu(name="", total_bytes=1 << 20, arch="sm_80")))
@@ -101,7 +101,14 @@ def append(path: Path, text: str = "\n") -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", ["paper/kernels/loss.py", "paper/native/kernels.cpp", "training/step.py", "job/schema.py", "events.py"]
+    "changed",
+    [
+        "paper/kernels/training_operators.py",
+        "paper/native/kernels.cpp",
+        "training/step.py",
+        "job/schema.py",
+        "events.py",
+    ],
 )
 def test_a_changed_step_or_kernel_is_another_trace_plan_run_and_search(
     package: Path, unchanged: dict[str, str], changed: str
@@ -114,8 +121,8 @@ def test_a_changed_step_or_kernel_is_another_trace_plan_run_and_search(
 @pytest.mark.parametrize(
     "changed",
     [
-        "allocator/caching.py", "report/rank_class.py", "calibration/approximations.py", "calibration/learning.py",
-        "report/style.py",
+        "allocator/caching.py", "report/rank_class.py", "report/style.py", "truth/calibration/correction.py",
+        "truth/calibration/learning.py",
     ],
 )  # fmt: skip
 def test_a_changed_rule_is_another_plan_of_the_same_trace(
@@ -129,7 +136,7 @@ def test_a_changed_rule_is_another_plan_of_the_same_trace(
 @pytest.mark.parametrize(
     "changed",
     [
-        "running/stopping.py", "running/outside/hub_kernels.py", "paper/outside/apex_optimizers.py",
+        "tracing/program/stopping.py", "tracing/program/packages/kernels.py", "paper/outside/apex.py",
         "planning/program.py", "report/program_statement.py",
     ],
 )  # fmt: skip
@@ -142,7 +149,7 @@ def test_what_only_programs_use_is_another_run_and_no_other_trace(
 
 
 def test_what_only_searches_use_is_another_search(package: Path, unchanged: dict[str, str]) -> None:
-    append(package / "searching/usual_space.py")
+    append(package / "search/requests.py")
 
     assert differing(digests(package), unchanged) == {"search_code"}
 
@@ -162,23 +169,23 @@ def test_how_a_plan_is_shown_served_and_run_is_no_part_of_it(
     ("importer", "other"),
     [
         ("tracing/garbage_collection.py", {"trace_code", "run_code", "search_code"}),
-        ("calibration/approximations.py", {"allocator_rules", "run_code", "search_code"}),
-        ("running/stopping.py", {"run_code"}),
+        ("truth/calibration/correction.py", {"allocator_rules", "run_code", "search_code"}),
+        ("tracing/program/stopping.py", {"run_code"}),
     ],
 )
 def test_a_module_is_part_of_the_names_from_the_day_on_which_it_is_imported(
     package: Path, importer: str, other: set[str]
 ) -> None:
-    (package / "layout/fresh.py").write_text("FIGURE = 1\n")
-    append(package / importer, "\n\ndef later() -> None:\n    from planner.layout import fresh  # noqa\n")
+    (package / "job/fresh.py").write_text("FIGURE = 1\n")
+    append(package / importer, "\n\ndef later() -> None:\n    from planner.job import fresh  # noqa\n")
     before = digests(package)
-    append(package / "layout/fresh.py")
+    append(package / "job/fresh.py")
 
     assert differing(digests(package), before) == other
 
 
 def test_a_module_that_is_imported_by_its_name_is_part_of_the_run(package: Path, unchanged: dict[str, str]) -> None:
-    append(package / "paper/outside/flash_attention_padding.py")
+    append(package / "paper/outside/flash_attention_2.py")
 
     assert differing(digests(package), unchanged) == {"run_code"}
 
@@ -186,11 +193,11 @@ def test_a_module_that_is_imported_by_its_name_is_part_of_the_run(package: Path,
 @pytest.mark.parametrize(
     ("changed", "other"),
     [
-        ("paper/kernels/loss.py", {"trace", "plan", "run", "search"}),
-        ("calibration/approximations.py", {"plan", "run", "search"}),
-        ("overhead/table.py", {"plan", "run", "search"}),
-        ("running/stopping.py", {"run"}),
-        ("searching/usual_space.py", {"search"}),
+        ("paper/kernels/training_operators.py", {"trace", "plan", "run", "search"}),
+        ("truth/calibration/correction.py", {"plan", "run", "search"}),
+        ("job/overhead.py", {"plan", "run", "search"}),
+        ("tracing/program/stopping.py", {"run"}),
+        ("search/requests.py", {"search"}),
     ],
 )
 def test_ids_are_made_of_these_digests(package: Path, own_ids: dict[str, str], changed: str, other: set[str]) -> None:
@@ -210,7 +217,7 @@ def test_names_hinge_neither_on_line_endings_nor_on_compiled_files(package: Path
     for path in package.rglob("*.py"):
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     (package / "paper/kernels/__pycache__").mkdir()
-    (package / "paper/kernels/__pycache__/loss.cpython-311.pyc").write_bytes(b"compiled")
+    (package / "paper/kernels/__pycache__/training_operators.cpython-311.pyc").write_bytes(b"compiled")
 
     assert digests(package) == before
 
@@ -231,7 +238,11 @@ def test_every_module_that_a_plan_with_advice_loads_is_part_of_its_name() -> Non
     named = provenance.Sources(PACKAGE).reached((*provenance.TRACE, *provenance.CATALOG, *provenance.JUDGEMENT))
 
     assert {each for each in loaded - named if not is_of_no_figure(each)} == set()
-    assert loaded & named >= {"planner.tracing.trace", "planner.calibration.approximations", "planner.searching.engine"}
+    assert loaded & named >= {
+        "planner.tracing.spec.step_trace",
+        "planner.truth.calibration.correction",
+        "planner.search.engine",
+    }
 
 
 def test_imports_are_read_as_python_reads_them() -> None:
@@ -256,7 +267,7 @@ def test_what_is_left_out_of_the_names_is_there(each: str) -> None:
 
 def test_every_file_of_the_packages_named_is_read() -> None:
     """But for charts and compiled files: a new kind of source would be left out of the names otherwise."""
-    kinds = {path.suffix for room in ("paper", "training", "allocator", "overhead") for path in files(PACKAGE / room)}
+    kinds = {path.suffix for room in ("paper", "training", "allocator", "job") for path in files(PACKAGE / room)}
 
     assert kinds <= {".py", *provenance.TABLES}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from planner.units import GIB
 from planner.upstream import checking, table, versions
 from planner.upstream.entries import Change, Entry
-from planner.upstream.version_differences import read_peaks
+from planner.upstream.versions import read_peaks
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
 BEGIN, END = "<!-- the table -->\n", "<!-- the end -->\n"

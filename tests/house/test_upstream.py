@@ -16,15 +16,15 @@ import torch
 
 from planner import paper, upstream
 from planner.errors import TorchVersionError, TraceError
-from planner.measuring import rank_recorder
 from planner.paper import compiled
+from planner.truth.measuring import rank_recorder
 from planner.upstream import __main__ as command
-from planner.upstream import checking, sources, table, versions
+from planner.upstream import checking, table, versions
 from planner.upstream.entries import Change, Entry, Kind
 
 REPOSITORY = Path(__file__).parents[2]
 ROOMS = ("paper", "running", "tracing", "training", "measuring")
-INSTALLED = [entry for entry in table.TABLE if sources.folder_of(entry.package) is not None]
+INSTALLED = [entry for entry in table.TABLE if checking.folder_of(entry.package) is not None]
 
 
 def text_of_packages() -> Iterator[tuple[Path, str]]:
@@ -95,7 +95,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def known_digests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digests = {entry.target: sources.digest(entry, folder) for entry in (entry_of("first"), entry_of("Kept._second"))}
+    digests = {entry.target: checking.digest(entry, folder) for entry in (entry_of("first"), entry_of("Kept._second"))}
     monkeypatch.setattr(checking, "read_digests", lambda: {"torch": {"9.1": digests}})
 
 
@@ -126,7 +126,7 @@ def another_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(checking, "table", SimpleNamespace(TABLE=entries))
         digests = {entry.target: "1" for entry in entries}
         monkeypatch.setattr(checking, "read_digests", lambda: {"torch": {"9.1": digests}})
-        monkeypatch.setattr(sources, "folder_of", lambda _package: tmp_path)
+        monkeypatch.setattr(checking, "folder_of", lambda _package: tmp_path)
         monkeypatch.setattr(checking.importlib.metadata, "version", lambda _name: "9.2.0+cpu")
         checking.enforce.cache_clear()
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from importing_folder import Folder
 
 from planner.errors import SpecError
-from planner.importers import accelerate, fsdp, training_arguments
-from planner.importers.foreign_keys import Key
-from planner.importers.training_argument_keys import KEYS, RETIRED
+from planner.job.importers import accelerate, fsdp, training_arguments
+from planner.job.importers.drafts import Key
+from planner.job.importers.training_arguments import KEYS, RETIRED
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 9), st.floats(allow_nan=True), st.text(max_size=5),

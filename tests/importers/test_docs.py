@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from planner.importers import (
+from planner.job.importers import (
     accelerate,
-    axolotl_keys,
+    axolotl,
     fsdp,
-    launch_options,
+    launch_lines,
     llama_factory,
     peft,
-    torchtitan_keys,
+    torchtitan,
     training_arguments,
 )
-from planner.importers.foreign_keys import Key
-from planner.importers.training_argument_keys import KEYS, RETIRED
+from planner.job.importers.drafts import Key
+from planner.job.importers.training_arguments import KEYS, RETIRED
 
 PAGE = Path(__file__).parents[2] / "docs" / "importers.md"
 TABLES: Mapping[str, Mapping[str, Key]] = {
@@ -34,8 +34,8 @@ TABLES: Mapping[str, Mapping[str, Key]] = {
     "parallelism_config": accelerate.PARALLELISM_KEYS,
     "dynamo_config": accelerate.DYNAMO_KEYS,
     "LoraConfig": peft.KEYS,
-    "torchtitan": torchtitan_keys.KEYS,
-    "Axolotl": axolotl_keys.KEYS,
+    "torchtitan": torchtitan.KEYS,
+    "Axolotl": axolotl.KEYS,
     "LLaMA-Factory": llama_factory.KEYS,
 }
 
@@ -75,7 +75,7 @@ def test_the_page_holds_the_table(name: str) -> None:
 def test_the_page_holds_the_options_of_launchers() -> None:
     text = PAGE.read_text(encoding="utf-8")
 
-    for name in sorted(launch_options.ACCELERATE_READ):
+    for name in sorted(launch_lines.ACCELERATE_READ):
         assert f"`--{name}`" in text, name
 
 

@@ -18,9 +18,9 @@ from torch.distributed.run import get_args_parser
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from planner.importers import accelerate, fsdp, launch_options, linear_layers, peft, trainer_optimizer
-from planner.importers.foreign_keys import Key
-from planner.importers.training_argument_keys import KEYS, RETIRED
+from planner.job.importers import accelerate, fsdp, launch_lines, peft, recipes, training_arguments
+from planner.job.importers.drafts import Key
+from planner.job.importers.training_arguments import KEYS, RETIRED
 
 FIELDS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
 
@@ -63,22 +63,22 @@ def test_every_option_of_deepspeeds_launcher_is_known() -> None:
     actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     names = {option.lstrip("-") for action in actions for option in action.option_strings}
     alone = {option.lstrip("-") for action in actions if action.nargs == 0 for option in action.option_strings}
-    assert names ^ (launch_options.DEEPSPEED_ALONE | launch_options.DEEPSPEED_WITH_VALUE) == set()
-    assert alone == launch_options.DEEPSPEED_ALONE
+    assert names ^ (launch_lines.DEEPSPEED_ALONE | launch_lines.DEEPSPEED_WITH_VALUE) == set()
+    assert alone == launch_lines.DEEPSPEED_ALONE
 
 
-@pytest.mark.parametrize("model_type", linear_layers.NAMES)
+@pytest.mark.parametrize("model_type", recipes.NAMES)
 def test_the_linear_layers_of_a_model_are_those_in_the_table(model_type: str) -> None:
     few = {"num_hidden_layers": 1, "pad_token_id": None}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **few))
 
     found = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
-    assert found - {"lm_head", "embed_out"} == set(linear_layers.NAMES[model_type])
+    assert found - {"lm_head", "embed_out"} == set(recipes.NAMES[model_type])
 
 
 def test_what_is_planned_of_optimizers_exists() -> None:
-    assert set(trainer_optimizer.PLANNED) <= {each.value for each in OptimizerNames}
+    assert set(training_arguments.PLANNED) <= {each.value for each in OptimizerNames}
 
 
 def test_every_key_of_accelerates_config_has_its_fate() -> None:
@@ -106,9 +106,9 @@ def test_every_option_of_accelerate_launch_is_read_ignored_or_refused() -> None:
         assert _missing(known, names) == set(), prefix
         options -= {name for name in options if name.startswith(f"{prefix}_")}
     known_options = (
-        launch_options.ACCELERATE_ALONE
-        | launch_options.ACCELERATE_READ
-        | launch_options.ACCELERATE_IGNORED
+        launch_lines.ACCELERATE_ALONE
+        | launch_lines.ACCELERATE_READ
+        | launch_lines.ACCELERATE_IGNORED
         | accelerate.DEEPSPEED_KEYS.keys()
     )
     assert {name for name in options - known_options if not name.startswith(("fp8_", "megatron_lm_"))} == set()
@@ -121,7 +121,7 @@ def test_options_of_accelerate_launch_that_stand_alone_do() -> None:
         if action.nargs == 0 and action.dest != "help"
         for option in action.option_strings
     }
-    assert alone == launch_options.ACCELERATE_ALONE
+    assert alone == launch_lines.ACCELERATE_ALONE
 
 
 def test_every_option_of_torchrun_is_known_with_or_without_a_value() -> None:
@@ -130,8 +130,8 @@ def test_every_option_of_torchrun_is_known_with_or_without_a_value() -> None:
         names = {option.lstrip("-").replace("-", "_") for option in action.option_strings}
         (alone if action.nargs == 0 else valued).update(names - {"h", "help"})
 
-    assert alone == launch_options.TORCHRUN_ALONE
-    assert valued == launch_options.TORCHRUN_WITH_VALUE
+    assert alone == launch_lines.TORCHRUN_ALONE
+    assert valued == launch_lines.TORCHRUN_WITH_VALUE
 
 
 def test_every_field_of_accelerates_fsdp_plugin_has_its_fate() -> None:

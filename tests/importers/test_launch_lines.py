@@ -8,9 +8,9 @@ import pytest
 from foreign_files import training_arguments
 from importing_folder import ZERO_2, Folder
 
-from planner.importers import launch_lines
-from planner.importers.launch_lines import LaunchLine
 from planner.job.deepspeed_config import zero_of
+from planner.job.importers import launch_lines
+from planner.job.importers.launch_lines import LaunchLine
 from planner.job.schema import DpReplicate, Recompute
 
 

@@ -11,8 +11,7 @@ import pytest
 from foreign_files import FSDP_2, accelerate_config, training_arguments
 from importing_folder import LLAMA, TORCHRUN, ZERO_2, Folder
 
-from planner.job.bundle import bundle
-from planner.job.loading import load_bundle, load_job
+from planner.job.loading import bundle, load_bundle, load_job
 from planner.job.printing import job_yaml
 from planner.job.schema import Job, Metadata
 from planner.planning.pipeline import plan

@@ -7,7 +7,7 @@ import torch
 from accelerate.utils.fsdp_utils import _find_final_norm
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from planner.importers import sharding
+from planner.job.importers import fsdp
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -15,7 +15,7 @@ SMALL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", sharding.PARTS)
+@pytest.mark.parametrize("model_type", fsdp.PARTS)
 def test_the_parts_are_those_of_the_model(model_type: str) -> None:
     config = AutoConfig.for_model(model_type, **SMALL)
     with torch.device("meta"):
@@ -23,7 +23,7 @@ def test_the_parts_are_those_of_the_model(model_type: str) -> None:
     names = {id(module): name for name, module in model.named_modules()}
     embedding, head, norm = model.get_input_embeddings(), model.get_output_embeddings(), _find_final_norm(model)
 
-    found = sharding.Parts(
+    found = fsdp.Parts(
         layer=next(iter(model._no_split_modules)),
         embedding=names[id(embedding)],
         norm=names[id(norm)],
@@ -31,17 +31,17 @@ def test_the_parts_are_those_of_the_model(model_type: str) -> None:
         tied=config.tie_word_embeddings,
     )
 
-    assert found == sharding.PARTS[model_type]
+    assert found == fsdp.PARTS[model_type]
     assert len(model._no_split_modules) == 1
 
 
 def test_tied_weights_are_gathered_together_and_others_apart() -> None:
-    tied = sharding.groups_of({"model_type": "qwen2", "tie_word_embeddings": True})
-    untied = sharding.groups_of({"model_type": "qwen2"})
+    tied = fsdp.groups_of({"model_type": "qwen2", "tie_word_embeddings": True})
+    untied = fsdp.groups_of({"model_type": "qwen2"})
 
     assert tied == ["model.norm model.embed_tokens lm_head"]
     assert untied == ["model.embed_tokens", "model.norm lm_head"]
 
 
 def test_of_other_models_nobody_knows() -> None:
-    assert sharding.groups_of({"model_type": "mamba"}) is None
+    assert fsdp.groups_of({"model_type": "mamba"}) is None

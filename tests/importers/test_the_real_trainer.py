@@ -20,8 +20,8 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from planner.importers import launcher_options, sharding, trainer_optimizer, training_arguments
-from planner.importers.training_argument_keys import KEYS
+from planner.job.importers import fsdp, launcher_options, training_arguments
+from planner.job.importers.training_arguments import KEYS
 from planner.job.nodes import node_from_data
 from planner.job.schema import DpShard
 from planner.training.wraps import fsdp2
@@ -49,7 +49,7 @@ def test_the_optimizer_is_that_of_the_trainer(tmp_path: Path, changed: dict[str,
     written = json.loads(real.to_json_string())
     values = training_arguments.TrainingArguments(node_from_data(written, "args.json").mapping(), Path())
 
-    ours = trainer_optimizer.optimizer_of({name: values[name] for name in training_arguments.OPTIMIZER})
+    ours = training_arguments.optimizer_of({name: values[name] for name in training_arguments.OPTIMIZER})
 
     assert ours.pop("name") == kind.__name__
     assert ours.pop("weight_decay") == named.pop("weight_decay", real.weight_decay)
@@ -129,7 +129,7 @@ def test_a_model_is_divided_as_accelerate_divides_it(two_ranks: Any, tied: bool,
         parallelism_config=SimpleNamespace(fsdp_dim_names=["dp_shard_cp"]), mixed_precision="no", device="cpu",
         is_main_process=False,
     )  # fmt: skip
-    groups = sharding.groups_of({**LLAMA, "tie_word_embeddings": tied})
+    groups = fsdp.groups_of({**LLAMA, "tie_word_embeddings": tied})
     assert groups is not None
 
     fsdp2_prepare_model(accelerator, theirs)

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from planner.job.loading import load_job
-from planner.measuring.callback import report_memory
 from planner.training.models.build import build
+from planner.truth.measuring.callback import report_memory
 
 LONGEST_SECONDS = 120.0
 FIGURES = ("requested", "allocated", "active", "reserved")

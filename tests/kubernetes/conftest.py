@@ -13,8 +13,7 @@ from answering import Answering, answering_service
 from real_service import RealService, serving
 
 from planner.admission.client import Client
-from planner.job.bundle import bundle
-from planner.job.loading import load_yaml
+from planner.job.loading import bundle, load_yaml
 
 SMALL = """\
 metadata: {{name: {name}, team: nlp}}

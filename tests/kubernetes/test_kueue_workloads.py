@@ -9,6 +9,7 @@ import pytest
 
 from planner.admission.decision import Action, Decision, decide_without_verdict
 from planner.admission.kubernetes import Pods
+from planner.admission.kueue import WorkQueue
 from planner.admission.kueue_workloads import (
     Owner,
     Workload,
@@ -18,7 +19,6 @@ from planner.admission.kueue_workloads import (
     smallest_gpu,
 )
 from planner.admission.policy import Answer
-from planner.admission.work_queue import WorkQueue
 
 NOW = "2026-01-31T12:00:00Z"
 PLAN = "pl-" + "a" * 26

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.admission import reviews
+from planner.admission import webhook
 from planner.admission.decision import Action, Decision
 from planner.admission.kubernetes_api import Api, ApiError
 from planner.admission.policy import Policy
@@ -25,7 +25,7 @@ PLAN = "pl-" + "a" * 26
 
 
 def response(decision: Decision | None, notes: tuple[str, ...] = ()) -> dict[str, Any]:
-    return dict(reviews.answer("u", decision, notes)["response"])
+    return dict(webhook.answer("u", decision, notes)["response"])
 
 
 def test_who_is_admitted_hears_nothing_and_the_audit_log_the_plan() -> None:
@@ -64,8 +64,8 @@ def test_a_long_warning_is_told_in_parts_none_longer_than_a_client_is_shown() ->
 
     found = response(decision)["warnings"]
 
-    assert len(found) == reviews.MOST_WARNINGS
-    assert max(len(each) for each in found) <= reviews.LONGEST_WARNING
+    assert len(found) == webhook.MOST_WARNINGS
+    assert max(len(each) for each in found) <= webhook.LONGEST_WARNING
     assert sum(len(each) for each in found) < 4096
 
 
@@ -80,7 +80,7 @@ def test_a_warning_has_no_control_characters() -> None:
     [("10s", 9.0), ("30s", 27.0), ("3s", 2.0), ("2s", 1.0), ("1s", 0.5), ("", 9.0), ("x", 9.0), ("999s", 27.0)],
 )
 def test_the_answer_is_there_well_before_the_api_server_stops_waiting(timeout: str, seconds: float) -> None:
-    assert reviews.seconds_left(timeout) == seconds
+    assert webhook.seconds_left(timeout) == seconds
 
 
 JSON = st.recursive(

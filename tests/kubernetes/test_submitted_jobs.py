@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from planner.admission.kubernetes import BUNDLE, CONFIGMAP, ConfigMapKey, Pods, find_spec, read_submission
-from planner.admission.kubernetes_specs import differences, read
+from planner.admission.kubernetes import (
+    BUNDLE,
+    CONFIGMAP,
+    ConfigMapKey,
+    Pods,
+    differences,
+    find_spec,
+    read,
+    read_submission,
+)
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.job.loading import job_on_gpu

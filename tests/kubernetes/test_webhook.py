@@ -20,7 +20,7 @@ from certificate_authority import Authority
 from cryptography import x509
 from emulated_cluster import Cluster, emulated_cluster, until
 
-from planner.admission.reviews import LONGEST_WARNING
+from planner.admission.webhook import LONGEST_WARNING
 
 BUNDLE, CONFIGMAP = "planner.dev/bundle", "planner.dev/spec-configmap"
 TINY = "{total_bytes: 1.9GiB, arch: sm_90}"

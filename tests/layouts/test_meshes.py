@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.job.layout import MESH_AXES, Mesh
 from planner.job.schema import Cp, DpReplicate, DpShard, Ep, Parallel, Pp, Tp
-from planner.layout.mesh import AXES, Mesh
 
-small_meshes = st.tuples(*[st.integers(1, 4)] * len(AXES)).map(Mesh)
+small_meshes = st.tuples(*[st.integers(1, 4)] * len(MESH_AXES)).map(Mesh)
 
 
 def test_a_mesh_takes_its_degrees_from_the_job() -> None:
@@ -27,7 +27,7 @@ def test_a_mesh_takes_its_degrees_from_the_job() -> None:
 
     mesh = Mesh.of(parallel)
 
-    assert dict(zip(AXES, mesh.degrees, strict=True)) == {
+    assert dict(zip(MESH_AXES, mesh.degrees, strict=True)) == {
         "pp": 7,
         "dp_replicate": 2,
         "dp_shard": 3,
@@ -48,7 +48,7 @@ def test_neighbours_along_tp_are_consecutive_ranks_and_along_pp_far_apart() -> N
 
 @given(small_meshes)
 def test_every_place_has_one_rank_and_ranks_count_through_the_places_in_order(mesh: Mesh) -> None:
-    places = [dict(zip(AXES, place, strict=True)) for place in itertools.product(*map(range, mesh.degrees))]
+    places = [dict(zip(MESH_AXES, place, strict=True)) for place in itertools.product(*map(range, mesh.degrees))]
 
     assert [mesh.rank(place) for place in places] == list(range(mesh.world_size))
     assert [mesh.coordinates(rank) for rank in range(mesh.world_size)] == places

@@ -5,17 +5,18 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.job.schema import Cp, DpReplicate, DpShard, Parallel, Pp, Tp
-from planner.layout.mesh import AXES, Mesh
-from planner.layout.rank_classes import (
+from planner.job.layout import (
+    MESH_AXES,
     SHARDING,
+    Mesh,
     RankClass,
     rank_classes,
     representatives,
     split_by_parts,
     split_by_shards,
 )
-from planner.layout.rank_sets import RankSet
+from planner.job.rank_sets import RankSet
+from planner.job.schema import Cp, DpReplicate, DpShard, Parallel, Pp, Tp
 
 
 def replicas(degree: int) -> Mesh:
@@ -25,7 +26,7 @@ def replicas(degree: int) -> Mesh:
 def test_all_replicas_are_one_class() -> None:
     (found,) = rank_classes(replicas(8))
 
-    assert found == RankClass(0, RankSet(((0, 7),)), dict.fromkeys(AXES, 0))
+    assert found == RankClass(0, RankSet(((0, 7),)), dict.fromkeys(MESH_AXES, 0))
     assert str(found.ranks) == "0-7"
 
 
@@ -40,7 +41,7 @@ def test_each_rank_is_in_one_class_and_the_lowest_speaks_for_it(degree: int) -> 
     assert [found.coordinates for found in classes] == [mesh.coordinates(found.representative) for found in classes]
 
 
-@given(st.tuples(*(st.integers(1, 4) for _ in AXES)), st.integers(0, 20))
+@given(st.tuples(*(st.integers(1, 4) for _ in MESH_AXES)), st.integers(0, 20))
 @settings(deadline=None)
 def test_representatives_are_those_of_the_first_classes(degrees: tuple[int, ...], most: int) -> None:
     mesh = Mesh(degrees)
@@ -80,7 +81,7 @@ def test_shards_that_do_not_divide_make_classes_by_what_their_ranks_hold() -> No
     assert [str(part.ranks) for part in split_by_shards(mesh, only, [10, 5])] == ["0-1,4-5", "2,6", "3,7"]
 
 
-@given(st.tuples(*[st.integers(1, 3)] * len(AXES)).map(Mesh), st.lists(st.integers(1, 40), max_size=3))
+@given(st.tuples(*[st.integers(1, 3)] * len(MESH_AXES)).map(Mesh), st.lists(st.integers(1, 40), max_size=3))
 def test_parts_by_shards_are_all_ranks_of_the_class_and_ranks_of_one_part_hold_the_same_rows(
     mesh: Mesh, dims: list[int]
 ) -> None:
@@ -98,7 +99,7 @@ def rows_of(mesh: Mesh, rank: int, dims: tuple[int, ...]) -> tuple[int, ...]:
     """As torch.chunk gives them out, one by one."""
     at, degree, shard = mesh.coordinates(rank), 1, 0
     for axis in SHARDING:
-        each = mesh.degrees[AXES.index(axis)]
+        each = mesh.degrees[MESH_AXES.index(axis)]
         degree, shard = degree * each, shard * each + at[axis]
     return tuple(len(range(size)[shard * -(-size // degree) : (shard + 1) * -(-size // degree)]) for size in dims)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.layout.rank_sets import RankSet
+from planner.job.rank_sets import RankSet
 
 spans = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda span: (span[0], span[0] + span[1])))
 

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import soak
 
+from planner.allocator.long_runs.replayed_run import ReplayedRun, compose
 from planner.allocator.rules import Rules
 from planner.job.loading import load_yaml
-from planner.long_run.composed_run import compose
-from planner.long_run.replayed_run import ReplayedRun
-from planner.measuring.event_phases import phases_of
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
+from planner.truth.measuring.measured_phases import phases_of
 
 TOLERANCE = 0.005
 """Attention on a CPU takes scratch memory that no GPU takes."""

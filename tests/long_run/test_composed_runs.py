@@ -8,14 +8,14 @@ from itertools import pairwise
 import pytest
 
 from planner import paper
+from planner.allocator.long_runs.replayed_run import ComposedRun, compose
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
 from planner.events import Event, Mark, Phase
 from planner.job.loading import load_yaml
 from planner.job.schema import Job
-from planner.long_run.composed_run import ComposedRun, compose
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
 from planner.training import step
 from planner.units import MIB
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.job.bundle import bundle
-from planner.job.length_draws import draw_steps, longest_batch, steps_for_the_longest, traced_lengths
-from planner.job.loading import load_bundle, load_yaml
+from planner.job.loading import bundle, load_bundle, load_yaml
 from planner.job.printing import job_yaml, short_yaml
+from planner.job.sampled_runs import draw_steps, longest_batch, steps_for_the_longest, traced_lengths
 from planner.job.schema import Job
 
 HISTOGRAM = "{histogram: {128: 0.6, 512: 0.3, 1k: 0.1}}"

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from planner import paper
+from planner.allocator.long_runs.growth import find_end, growth_of
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.events import Alloc, Event, Free, Mark, Origin, Phase
 from planner.job.loading import load_yaml
-from planner.long_run.growth import find_end, growth_of
 from planner.planning.pipeline import plan
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
 from planner.training import step
 from planner.units import GIB, MIB
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from planner.allocator.long_runs.series import Series
 from planner.events import Alloc, Event, Free, Mark
-from planner.job.evaluation_schema import Eval
 from planner.job.loading import load_yaml
-from planner.job.schema import Job
-from planner.job.shown_evaluation import shown_batches, shown_tokens
-from planner.long_run.series import Series
-from planner.tracing import shortened_phases
-from planner.tracing.trace import trace
+from planner.job.sampled_runs import shown_batches, shown_tokens
+from planner.job.schema import Eval, Job
+from planner.tracing.spec import step_trace
+from planner.tracing.spec.step_trace import trace
 
 CASES = [
     "{every: 1, micro_batch_size: 2, batches: 30, gather: logits}",
@@ -54,14 +53,14 @@ def test_what_is_written_out_is_what_happens_when_all_of_it_is_run(
 ) -> None:
     job = job_of(evaluation)
     shortened: list[Series] = []
-    real = shortened_phases.write_out
+    real = step_trace.write_out
 
     def write_out(events: Sequence[Event], series: Series) -> list[Event]:
         written = real(events, series)  # raises where the evaluation has to be run in full
         shortened.append(series)
         return written
 
-    monkeypatch.setattr(shortened_phases, "write_out", write_out)
+    monkeypatch.setattr(step_trace, "write_out", write_out)
 
     found = trace(job)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from planner.long_run.sizes import between, rule_of
+from planner.allocator.long_runs.stretches import between, rule_of
 
 LENGTHS = (7, 100, 263, 517, 801, 1024)
 

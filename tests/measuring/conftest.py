@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.events import Phase
-from planner.measuring.measurement import DeviceFacts, Levels, MeasuredPhase, Measurement, Truth
+from planner.truth.measuring.measurement_lines import DeviceFacts, Levels, MeasuredPhase, Measurement, Truth
 
 GPU = DeviceFacts(kind="cuda", name="NVIDIA H100 80GB HBM3", total_bytes=85_000_000_000, arch="sm_90")
 

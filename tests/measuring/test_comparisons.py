@@ -8,14 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.comparing import compare_files, plan_comparison
-from planner.comparing.comparison import Figure, SizeComparison, to_json
-from planner.comparing.comparison_text import render
-from planner.comparing.operations import compare_sizes, first_difference
 from planner.errors import PlannerError
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
-from planner.measuring import store
-from planner.measuring.measurement import DeviceFacts, Measurement
 from planner.report.statement import (
     OutsideAllocator,
     Peak,
@@ -25,6 +19,10 @@ from planner.report.statement import (
     RankClassStatement,
     Verdict,
 )
+from planner.truth import plan_comparison
+from planner.truth.comparison import Figure, SizeComparison, compare_sizes, first_difference, render, to_json
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 
 Build = Callable[..., Measurement]
 
@@ -138,23 +136,25 @@ def test_the_first_allocation_that_differs_is_found() -> None:
 
 def test_a_file_of_measurements_is_compared_case_by_case(plan: Plan, measurement: Build, tmp_path: Path) -> None:
     path = tmp_path / "measurements.jsonl"
-    store.append(path, [measurement(case="mlp"), measurement(case="other"), measurement(case="mlp", error="it failed")])
-    assert [each.case for each in compare_files.run_compare(plan, path)] == ["mlp", "other"]
-    assert [each.case for each in compare_files.run_compare(plan, path, case="other")] == ["other"]
+    measurement_lines.append(
+        path, [measurement(case="mlp"), measurement(case="other"), measurement(case="mlp", error="it failed")]
+    )
+    assert [each.case for each in plan_comparison.run_compare(plan, path)] == ["mlp", "other"]
+    assert [each.case for each in plan_comparison.run_compare(plan, path, case="other")] == ["other"]
     with pytest.raises(PlannerError, match="no measurement of 'none'"):
-        compare_files.run_compare(plan, path, case="none")
+        plan_comparison.run_compare(plan, path, case="none")
 
 
 def test_each_rank_is_compared_with_the_events_of_its_own_class(plan: Plan, measurement: Build, tmp_path: Path) -> None:
     path = tmp_path / "measurements.jsonl"
     on_cpu = replace(measurement(), device=DeviceFacts(kind="cpu"))
-    store.append(path, [replace(on_cpu, rank=0), replace(on_cpu, rank=1)])
+    measurement_lines.append(path, [replace(on_cpu, rank=0), replace(on_cpu, rank=1)])
     predicted: dict[int, list[Event]] = {
         0: [Mark(Phase.FORWARD, 1), Alloc(0, 297)],
         1: [Mark(Phase.FORWARD, 1), Alloc(0, 200)],
     }
 
-    found = compare_files.run_compare(plan, path, events_of=predicted.__getitem__)
+    found = plan_comparison.run_compare(plan, path, events_of=predicted.__getitem__)
 
     assert [each.peak for each in found] == [
         (Figure(name="requested", predicted=297, measured=300),),
@@ -168,4 +168,4 @@ def test_it_reads_as_a_table_and_as_json(plan: Plan, measurement: Build) -> None
     document = to_json(found)
     assert document["schema"] == "planner.comparison/1"
     assert document["peak"][0] == {"name": "allocated", "predicted": 303, "measured": 300, "error_percent": 1.0}
-    assert compare_files.format_comparisons([found], as_json=True).startswith('{\n  "schema": "planner.comparison/1"')
+    assert plan_comparison.format_comparisons([found], as_json=True).startswith('{\n  "schema": "planner.comparison/1"')

@@ -11,15 +11,13 @@ import pytest
 import torch_with_figures
 
 from planner import cli
-from planner.comparing.program_comparison import with_program
 from planner.events import Phase
-from planner.measuring.measured_program import MeasuredProgram, from_json, write
-from planner.measuring.measurement import Levels
-from planner.measuring.program import measure_program
-from planner.measuring.program_ranks import World
 from planner.report import program_statement
 from planner.report.program_statement import ProgramStatement
 from planner.report.statement import OutsideAllocator, Peak, Provenance, RankClassStatement, Verdict
+from planner.truth.measuring.measurement_lines import Levels
+from planner.truth.measuring.program import MeasuredProgram, World, from_json, measure_program, write
+from planner.truth.plan_comparison import with_program
 
 MIB = 2**20
 TWO_RANKS = ("torchrun", "--nproc-per-node", "2", "train.py")
@@ -233,7 +231,7 @@ def test_device_bytes_are_the_reserved_peak_and_what_was_outside_at_the_end() ->
 def test_what_cannot_be_measured_is_said_before_anything_is_started(
     arguments: list[str], said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planner.measuring.nvml.device_count", lambda: 0)
+    monkeypatch.setattr("planner.truth.measuring.nvml.device_count", lambda: 0)
     Path("train.py").write_text("print('started')")
 
     assert cli.main(arguments) == 2

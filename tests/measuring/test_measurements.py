@@ -10,9 +10,9 @@ import pytest
 
 from planner.errors import MeasureError
 from planner.events import Phase
-from planner.measuring import store
-from planner.measuring.measured_phases import Phases
-from planner.measuring.measurement import Levels, Measurement, OutOfMemory, Truth, from_json, to_json
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measured_phases import Phases
+from planner.truth.measuring.measurement_lines import Levels, Measurement, OutOfMemory, Truth, from_json, to_json
 
 Build = Callable[..., Measurement]
 
@@ -20,7 +20,7 @@ Build = Callable[..., Measurement]
 def test_a_line_gives_the_measurement_back(measurement: Build) -> None:
     out = OutOfMemory(phase=Phase.BACKWARD, iteration=1, message="CUDA out of memory.")
     for each in (measurement(), measurement(out_of_memory=out, truth=None), measurement(operator={"forward": [8, -8]})):
-        assert from_json(json.loads(store.line(each))) == each
+        assert from_json(json.loads(measurement_lines.line(each))) == each
 
 
 def test_the_peak_is_the_highest_of_all_phases(measurement: Build) -> None:
@@ -30,9 +30,9 @@ def test_the_peak_is_the_highest_of_all_phases(measurement: Build) -> None:
 
 def test_a_file_grows_line_by_line(measurement: Build, tmp_path: Path) -> None:
     path = tmp_path / "new" / "measurements.jsonl"
-    store.append(path, [measurement(case="one")])
-    store.append(path, [measurement(case="two"), measurement(case="three")])
-    assert [each.case for each in store.read(path)] == ["one", "two", "three"]
+    measurement_lines.append(path, [measurement(case="one")])
+    measurement_lines.append(path, [measurement(case="two"), measurement(case="three")])
+    assert [each.case for each in measurement_lines.read(path)] == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize(
@@ -46,21 +46,21 @@ def test_a_file_grows_line_by_line(measurement: Build, tmp_path: Path) -> None:
 )
 def test_a_line_that_is_none_is_named(measurement: Build, tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "measurements.jsonl"
-    path.write_text(store.line(measurement()) + "\n" + text + "\n")
+    path.write_text(measurement_lines.line(measurement()) + "\n" + text + "\n")
     with pytest.raises(MeasureError) as error:
-        store.read(path)
+        measurement_lines.read(path)
     assert said in str(error.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match="cannot be read"):
-        store.read(tmp_path / "none.jsonl")
+        measurement_lines.read(tmp_path / "none.jsonl")
 
 
 def test_a_file_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(measurement_lines, "MOST_BYTES", 2**20)
     with pytest.raises(MeasureError, match="/dev/zero is larger than 1 MiB"):
-        store.read(Path("/dev/zero"))
+        measurement_lines.read(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from filled_history import fill_history, make_plan
 from stopped_clock import Clock
 
-from planner.history.counters import Counters
-from planner.history.store import History
 from planner.report.statement import Plan
+from planner.service.history.counters import Counters
+from planner.service.history.store import History
 
 
 @pytest.fixture

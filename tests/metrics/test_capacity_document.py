@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from planner.history.job_values import JobChange, Outcome
-from planner.history.store import History
 from planner.report.statement import Plan
-from planner.service.dependencies import Dependencies
-from planner.service.interface import interface
+from planner.service.history.job_changes import JobChange, Outcome
+from planner.service.history.store import History
+from planner.service.http.dependencies import Dependencies
+from planner.service.http.interface import interface
 from planner.settings import Settings
 from planner.units import GIB
 

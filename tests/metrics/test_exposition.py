@@ -15,14 +15,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import insert
 
-from planner.history import schema
-from planner.history.capacity_totals import Capacity
-from planner.history.job_values import JobChange, MeasuredRank
-from planner.history.overview import OTHER, Bounds, overview
-from planner.history.store import History
-from planner.metrics.definitions import METRICS, STORE_UP, Kind
-from planner.metrics.exposition import PlannerCollector, exposition, table
 from planner.report.statement import Plan
+from planner.service.history import schema
+from planner.service.history.capacity import Capacity
+from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.overview import OTHER, Bounds, overview
+from planner.service.history.store import History
+from planner.service.metrics import METRICS, STORE_UP, Kind, PlannerCollector, exposition, table
 from planner.units import GIB
 
 REPOSITORY = Path(__file__).parents[2]
@@ -127,7 +126,7 @@ def test_the_text_is_that_of_the_client_library(
     """Two readings differ in the time that they took: held still here."""
     fill(history)
     history.plans.put(plan(3, name='\\ "x" \\n {}, =ü', team="a\\"))
-    monkeypatch.setattr("planner.history.overview.time.perf_counter", lambda: 0.0)
+    monkeypatch.setattr("planner.service.history.overview.time.perf_counter", lambda: 0.0)
 
     encode, media_type = choose_encoder(accept)
 

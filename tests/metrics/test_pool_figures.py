@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from planner.history.counters import Counters
-from planner.history.store import History
-from planner.history.totals import SharedFigures
-from planner.service.pool_metrics import PoolFigures
+from planner.service.history.counters import Counters, SharedFigures
+from planner.service.history.store import History
+from planner.service.scheduling.worker_pool import PoolFigures
 
 STATE = {
     "workers": 4, "busy": 3, "waiting": 2, "traced_total": 10, "retried_total": 1, "killed_time_total": 2,

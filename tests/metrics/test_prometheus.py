@@ -11,9 +11,9 @@ import httpx
 import pytest
 from scraped import exporting, serving
 
-from planner.history.counters import Counters
-from planner.history.store import History
-from planner.metrics.definitions import METRICS, REQUEST_SECONDS, REQUESTS, STORE_UP
+from planner.service.history.counters import Counters
+from planner.service.history.store import History
+from planner.service.metrics import METRICS, REQUEST_SECONDS, REQUESTS, STORE_UP
 from planner.units import GIB
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from planner.history.job_values import JobChange, Outcome
-from planner.history.store import History
-from planner.history.what_if import simulate_added_nodes
-from planner.job.gpu_names import look_up
+from planner.job.named_gpus import look_up
 from planner.report.statement import Plan, Verdict
-from planner.service.dependencies import Dependencies
-from planner.service.interface import interface
+from planner.service.history.capacity import simulate_added_nodes
+from planner.service.history.job_changes import JobChange, Outcome
+from planner.service.history.store import History
+from planner.service.http.dependencies import Dependencies
+from planner.service.http.interface import interface
 from planner.settings import Settings
 from planner.units import GIB
 
@@ -137,7 +137,7 @@ def test_thousands_of_jobs_and_nodes_are_answered_at_once(history: History, plan
 
 
 def test_what_others_hold_of_a_gpu_they_hold_of_another(history: History, plan: Callable[..., Plan]) -> None:
-    from planner.history.what_if import verdict_on
+    from planner.service.history.capacity import verdict_on
 
     history.plans.put(sized(plan(1, classes=("0",)), 38 * GIB))
     history.jobs.bind("ray", "a", JobChange(plan_id=plan(1).plan_id))

@@ -12,8 +12,8 @@ import pytest
 from filled_history import count, fill_history
 from scraped import exporting, serving
 
-from planner.history.counters import Counters
-from planner.history.store import History
+from planner.service.history.counters import Counters
+from planner.service.history.store import History
 from planner.units import GIB, MIB
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.metrics.definitions import METRICS, STORE_UP
+from planner.service.metrics import METRICS, STORE_UP
 
 HERE = Path(__file__).parent
 DEPLOYED = HERE.parents[1] / "deploy" / "prometheus"

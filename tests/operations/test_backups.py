@@ -17,8 +17,8 @@ from filled_history import make_plan
 from planner_serve import until
 from scraped import serving
 
-from planner.history.counters import Counters
-from planner.history.store import History
+from planner.service.history.counters import Counters
+from planner.service.history.store import History
 from planner.units import GIB
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")

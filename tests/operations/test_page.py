@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from planner.metrics.definitions import METRICS, STORE_UP
 from planner.service import logs
+from planner.service.metrics import METRICS, STORE_UP
 from planner.settings import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance import Difference
 
-_HOLDS = "taken to hold (planner/paper/composites.py)"
+_HOLDS = "taken to hold (planner/paper/values.py)"
 _SPARSE = "of sparse tensors paper has what is made of parts (planner/paper/native/sparse.cpp)"
 _STATISTICS = "a GPU keeps statistics in float32, also in evaluation (cuda/Normalization.cu, cuda/layer_norm_kernel.cu)"
 _UNPOOLED = "a GPU's result is contiguous (cuda/MaxUnpooling.cu, max_unpooling2d_forward_out_cuda)"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.interval import PRIOR_RESERVED_ERROR, Calibration, interval
+from planner.job.overhead import OutsideEstimate, outside
 from planner.job.schema import Gpu, Software
-from planner.overhead.estimate import OutsideEstimate, outside
+from planner.truth.calibration.interval import PRIOR_RESERVED_ERROR, Calibration, interval
 from planner.units import GIB, MIB
 
 H100 = Gpu(name="H100-SXM-80GB", total_bytes=79 * GIB, arch="sm_90")

@@ -16,8 +16,8 @@ from real_service import TOKEN, RealService, serving
 from screenshots import photograph_if_asked
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
 
-from planner.history.job_values import JobChange, MeasuredRank
 from planner.report.style import size
+from planner.service.history.job_changes import JobChange, MeasuredRank
 
 TINY = """\
 metadata: {{name: {name}}}

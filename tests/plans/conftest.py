@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from planner.events import Category, Phase
+from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Train
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import rank_classes
 from planner.planning import pipeline
 from planner.planning.judging import RankTrace
 from planner.planning.pipeline import PlanningResult
-from planner.report.lives import Life, alive, lives, phase_spans
+from planner.report.attribution import Life, alive, lives, phase_spans
 from planner.report.statement import PhaseStatement, RankClassStatement
-from planner.tracing.trace import trace
-from planner.tracing.traced import Trace
+from planner.tracing.rank_trace import Trace
+from planner.tracing.spec.step_trace import trace
 from planner.units import GIB
 
 DECODER = Decoder(layers=2, hidden=128, heads=2, kv_heads=2, ffn=256, vocab=512)

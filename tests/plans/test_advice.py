@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 
-from planner.calibration.interval import Calibration
-from planner.job.bundle import document
-from planner.job.loading import load_document
+from planner.job.loading import document, load_document
+from planner.job.overhead import outside_of
 from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, Recompute
-from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
 from planner.planning.pipeline import judge_traces
 from planner.report.statement import Advice, Verdict, change_text
-from planner.searching.advice import Advised, advise
-from planner.searching.answer import plan_and_advise, what_was_tried
-from planner.searching.exact_groups import PlansHere
-from planner.searching.steps import more_gpus
+from planner.search.advice import Advised, advise, more_gpus
+from planner.search.answer import plan_and_advise, what_was_tried
+from planner.search.exact_groups import PlansHere
+from planner.truth.calibration.interval import Calibration
 from planner.units import GIB, MIB, show_bytes
 
 JobOf = Callable[..., Job]

@@ -17,7 +17,7 @@ from planner.errors import PlannerError
 from planner.job.loading import load_job
 from planner.planning import trace_source
 from planner.planning.pipeline import plan_with_traces
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
 
 FOLDER = Path(__file__).parent.parent / "bad_specs" / "after_loading"
 MESSAGES = {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}

@@ -15,12 +15,11 @@ from planner.planning.child_processes import ChildProcesses
 from planner.planning.pipeline import PlanningResult
 from planner.planning.preload import PRELOAD
 from planner.report.statement import Seconds
-from planner.runtime import answers, running
-from planner.runtime.channel import AnswerWriter
+from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED, Limits
-from planner.runtime.task import Answer, Task
-from planner.searching.answer import plan_and_advise
+from planner.runtime.messages import Answer, AnswerWriter, Task
+from planner.search.answer import plan_and_advise
 
 JOB = Job(
     model=Model(decoder=Decoder(layers=8, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)),
@@ -74,7 +73,7 @@ def test_a_child_finds_everything_of_planner_loaded() -> None:
     finally:
         server.close()
 
-    answers.raise_failure(answer)
+    messages.raise_failure(answer)
     late = answer.parts["late"].decode().split("\n")
     assert [name for name in late if name.partition(".")[0] in ("planner", "transformers")] == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from planner.events import Alloc, Category, Phase, Role
 from planner.job.schema import Optimizer
-from planner.report.lives import Life, lives, phase_spans
+from planner.report.attribution import Life, lives, phase_spans
 
 Planned = Callable[..., Any]
 EMBEDDING = 4 * 512 * 128

@@ -17,9 +17,8 @@ from planner.planning import trace_source
 from planner.planning.pipeline import plan_with_traces
 from planner.planning.trace_source import TraceSource
 from planner.runtime.limits import Limits
-from planner.tracing.isolated import trace_isolated
-from planner.tracing.isolation import Isolation
-from planner.tracing.trace import trace
+from planner.tracing.isolated import Isolation, trace_isolated
+from planner.tracing.spec.step_trace import trace
 from planner.units import GIB, MIB
 
 FACTORIES = """

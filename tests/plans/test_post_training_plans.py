@@ -9,8 +9,23 @@ import pytest
 
 import planner.paper  # noqa: F401  # before torch
 from planner.events import Phase
-from planner.job.post_training_schema import FrozenModel, PostTraining, Rollout, TrainerOffload, WeightSync
-from planner.job.schema import Allocator, Cluster, Decoder, DpShard, Gpu, Job, Model, Optimizer, Parallel, Train
+from planner.job.schema import (
+    Allocator,
+    Cluster,
+    Decoder,
+    DpShard,
+    FrozenModel,
+    Gpu,
+    Job,
+    Model,
+    Optimizer,
+    Parallel,
+    PostTraining,
+    Rollout,
+    Train,
+    TrainerOffload,
+    WeightSync,
+)
 from planner.planning.judging import RankTrace
 from planner.planning.pipeline import judge_traces, trace_job
 from planner.report import shared_gpu

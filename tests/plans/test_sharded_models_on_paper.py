@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from planner.job.schema import Cluster, DpShard, Gpu, Input, Job, Model, Parallel, Train
-from planner.measuring.event_phases import most_by_category
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
+from planner.truth.measuring.measured_phases import most_by_category
 from planner.units import GIB
 
 TESTS = Path(__file__).parents[1]

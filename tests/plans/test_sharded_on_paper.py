@@ -11,6 +11,7 @@ import pytest
 from planner.allocator.replay import replay
 from planner.errors import SpecError
 from planner.events import Category, Event, Mark, Phase
+from planner.job.layout import Mesh, rank_classes, split_by_shards
 from planner.job.schema import (
     CheckpointLoad,
     Cluster,
@@ -25,11 +26,9 @@ from planner.job.schema import (
     Parallel,
     Train,
 )
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import rank_classes, split_by_shards
-from planner.measuring.event_phases import most_by_category, phases_of
-from planner.tracing.trace import trace
-from planner.tracing.traced import Trace
+from planner.tracing.rank_trace import Trace
+from planner.tracing.spec.step_trace import trace
+from planner.truth.measuring.measured_phases import most_by_category, phases_of
 
 DECODER = Decoder(layers=2, hidden=64, heads=2, kv_heads=2, ffn=128, vocab=256)
 UNEVEN = Decoder(layers=1, hidden=72, heads=2, kv_heads=2, ffn=130, vocab=257)

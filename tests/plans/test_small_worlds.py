@@ -8,10 +8,9 @@ import pytest
 
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
+from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Cp, Decoder, DpShard, Gpu, Job, Model, Parallel, Tp, Train
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import rank_classes
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
 from planner.units import GIB
 
 WORLDS = [degrees for degrees in itertools.product((1, 2), repeat=3) if max(degrees) > 1]

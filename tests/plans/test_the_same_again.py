@@ -12,7 +12,7 @@ from planner.errors import SpecError, TraceError
 from planner.job.schema import Eval, Job, Optimizer, Recompute
 from planner.planning import pipeline
 from planner.tracing.isolated import trace_isolated
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
 
 JobOf = Callable[..., Job]
 SMALL: dict[str, Any] = {"micro_batch_size": 2, "sequence_length": 32, "iterations": 2}

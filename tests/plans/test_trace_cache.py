@@ -11,13 +11,12 @@ import pytest
 
 from planner.job.schema import Allocator, Cluster, Decoder, Gpu, Job, Metadata, Model, Train
 from planner.planning import identity
-from planner.planning.trace_cache import TraceCache
-from planner.planning.trace_source import TraceSource
+from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.statement import Plan, Seconds
 from planner.runtime.user_cache import NONE, inductor_folder
-from planner.searching.answer import plan_and_advise
-from planner.tracing import trace as tracing
-from planner.tracing.trace import trace
+from planner.search.answer import plan_and_advise
+from planner.tracing.spec import step_trace as tracing
+from planner.tracing.spec.step_trace import trace
 
 JOB = Job(
     model=Model(decoder=Decoder(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=64)),

@@ -23,8 +23,8 @@ from planner.events import (
     Synchronize,
     Use,
 )
-from planner.tracing import trace_text
-from planner.tracing.traced import Trace
+from planner.tracing import rank_trace
+from planner.tracing.rank_trace import Trace
 
 numbers = st.integers(0, 2**62)
 texts = st.text(max_size=12)
@@ -59,46 +59,46 @@ def repeated(trace: Trace, times: int) -> Trace:
 @given(st.builds(repeated, traces, numbers))
 @settings(max_examples=150, deadline=None)
 def test_what_is_written_is_read_again(trace: Trace) -> None:
-    assert trace_text.loads(trace_text.dumps(trace)) == trace
+    assert rank_trace.loads(rank_trace.dumps(trace)) == trace
 
 
 def test_an_origin_that_comes_often_is_written_once() -> None:
     origin = Origin("aten.mm", "layers.0", (2, 3), "float32")
     trace = Trace(tuple(Alloc(block, 24, 0, origin) for block in range(100)))
 
-    assert trace_text.dumps(trace).count("aten.mm") == 1
+    assert rank_trace.dumps(trace).count("aten.mm") == 1
 
 
 def test_what_is_no_event_is_refused() -> None:
-    written = trace_text.dumps(Trace((Free(1),))).replace('"f"', '"x"')
+    written = rank_trace.dumps(Trace((Free(1),))).replace('"f"', '"x"')
 
     with pytest.raises(ValueError, match="no event"):
-        trace_text.loads(written)
+        rank_trace.loads(written)
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "", "{}", "[" * 1_000_000, "\n" * 1000, '{"events":1e400}', "null", "\ud800", '{"origins":0,"events":-1}',
-        trace_text.dumps(Trace((Free(1),))) + "\n[[]]",
-        trace_text.dumps(Trace((Free(1),), repeats=(Repeat(0, 2, 1),))),
-        trace_text.dumps(Trace((Free(1),), repeats=(Repeat(1, 1, 1),))),
-        trace_text.dumps(Trace((Free(1), Free(2)), repeats=(Repeat(0, 2, 1), Repeat(1, 2, 1)))),
-        trace_text.dumps(Trace((Free(1), Free(2)))).replace('"f",1', '"f",true'),
-        trace_text.dumps(Trace((Free(1),))).replace("[[\"f\",1]]", "[[\"f\"," + "9" * 5000 + "]]"),
-        trace_text.dumps(Trace((Alloc(0, 8, 0, Origin("mm")),))).replace("0]]", "7]]"),
+        rank_trace.dumps(Trace((Free(1),))) + "\n[[]]",
+        rank_trace.dumps(Trace((Free(1),), repeats=(Repeat(0, 2, 1),))),
+        rank_trace.dumps(Trace((Free(1),), repeats=(Repeat(1, 1, 1),))),
+        rank_trace.dumps(Trace((Free(1), Free(2)), repeats=(Repeat(0, 2, 1), Repeat(1, 2, 1)))),
+        rank_trace.dumps(Trace((Free(1), Free(2)))).replace('"f",1', '"f",true'),
+        rank_trace.dumps(Trace((Free(1),))).replace("[[\"f\",1]]", "[[\"f\"," + "9" * 5000 + "]]"),
+        rank_trace.dumps(Trace((Alloc(0, 8, 0, Origin("mm")),))).replace("0]]", "7]]"),
     ],
 )  # fmt: skip
 def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  whatever it says
-        trace_text.loads(text)
+        rank_trace.loads(text)
 
 
 @given(traces, st.data())
 @settings(max_examples=100, deadline=None)
 def test_a_text_that_was_cut_or_changed_is_a_trace_or_refused(trace: Trace, data: st.DataObject) -> None:
-    text = trace_text.dumps(trace)
+    text = rank_trace.dumps(trace)
     at = data.draw(st.integers(0, len(text)))
     changed = text[:at] + data.draw(st.text(max_size=3)) + text[at + data.draw(st.integers(0, 3)) :]
     with contextlib.suppress(ValueError):
-        assert isinstance(trace_text.loads(changed), Trace)
+        assert isinstance(rank_trace.loads(changed), Trace)

@@ -82,7 +82,7 @@ def _record(words: list[str]) -> int:
     import torch
 
     from planner.events import Alloc, Free
-    from planner.measuring.host_recorder import COLLECTIVES, HostRecorder
+    from planner.truth.measuring.recorders import COLLECTIVES, HostRecorder
 
     torch.backends.mkldnn.enabled = False
     torch.backends.nnpack.set_flags(False)

@@ -23,13 +23,13 @@ _NEEDED = (
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
-    "planner.measuring.measure",
-    "planner.training.stages",
+    "planner.truth.measuring.measure",
+    "planner.training.pipelined_loop",
 )
 
 
 def on_paper(job: Any, rank: int) -> dict[str, Any]:
-    from planner.tracing.trace import trace
+    from planner.tracing.spec.step_trace import trace
 
     traced = trace(job, rank, target="cpu")
     return {"events": traced.written_out(), "ddp": dict(traced.buckets), "host": traced.host}
@@ -38,7 +38,7 @@ def on_paper(job: Any, rank: int) -> dict[str, Any]:
 def for_real(job: Any, rank: int) -> dict[str, Any]:
     import torch
 
-    from planner.measuring.measure import measure
+    from planner.truth.measuring.measure import measure
 
     peers = "present" if torch.distributed.is_initialized() else "absent"
     measured = measure(job, torch.device("cpu"), rank=rank, peers=peers)

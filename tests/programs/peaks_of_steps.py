@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from planner.job.loading import load_yaml
-from planner.measuring.event_phases import phases_of
-from planner.measuring.host_recorder import HostRecorder
 from planner.training import step
+from planner.truth.measuring.measured_phases import phases_of
+from planner.truth.measuring.recorders import HostRecorder
 
 
 def measure(spec: str) -> dict[str, Any]:

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from planner.job.post_training_schema import FrozenModel, PostTraining, Rollout, TrainerOffload, WeightSync
-from planner.job.schema import Cluster, Decoder, DpShard, Job, Metadata, Model, Optimizer, Parallel, Train
+from planner.job.schema import (
+    Cluster,
+    Decoder,
+    DpShard,
+    FrozenModel,
+    Job,
+    Metadata,
+    Model,
+    Optimizer,
+    Parallel,
+    PostTraining,
+    Rollout,
+    Train,
+    TrainerOffload,
+    WeightSync,
+)
 
 _DECODER = Model(decoder=Decoder(layers=2, hidden=64, heads=4, kv_heads=2, ffn=192, vocab=500))
 _ENGINE = Rollout(gpu_memory_utilization=0.5, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64)

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.job.schema import AS_BUILT, Job
-from planner.measuring import store
-from planner.measuring.measurement import from_json
-from planner.tracing import trace_text
-from planner.tracing.traced import Trace
+from planner.tracing import rank_trace
+from planner.tracing.rank_trace import Trace
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measurement_lines import from_json
 
 FOLDER = Path(__file__).parents[1] / "data" / "cpu_runs"
 MODE = os.environ.get("PLANNER_CPU_RUNS", "")
@@ -48,7 +48,7 @@ def read(name: str, worlds: Worlds) -> Answers | None:
     found: Answers = {}
     digests = {}
     for about in map(json.loads, lines):
-        trace = trace_text.loads("\n".join(next(lines) for _ in range(about["lines"])))
+        trace = rank_trace.loads("\n".join(next(lines) for _ in range(about["lines"])))
         which = about["job"], about["rank"]
         digests[which] = about["digest"]
         found[which] = {
@@ -76,8 +76,8 @@ def _lines(worlds: Worlds, answers: Answers) -> Iterator[str]:
     yield json.dumps(_software())
     for (job, rank), digest in _digests(worlds).items():
         answer = answers[job, rank]
-        events = trace_text.dumps(Trace(events=tuple(answer["events"])))
-        measurement = json.loads(store.line(answer["measurement"]))
+        events = rank_trace.dumps(Trace(events=tuple(answer["events"])))
+        measurement = json.loads(measurement_lines.line(answer["measurement"]))
         about = {"job": job, "rank": rank, "digest": digest, "lines": events.count("\n") + 1}
         yield json.dumps({**about, "ddp": answer["ddp"], "measurement": measurement})
         yield events

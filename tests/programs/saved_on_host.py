@@ -25,7 +25,7 @@ JOB = Job(
 
 
 def on_paper() -> int:
-    from planner.tracing.trace import trace
+    from planner.tracing.spec.step_trace import trace
 
     held: dict[int, int] = {}
     most, saves = 0, False
@@ -44,7 +44,7 @@ def for_real() -> int:
     import torch
 
     from planner.training import step
-    from planner.training.observer import NullObserver
+    from planner.training.observers import NullObserver
 
     _save_once()
     before = 0

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from planner.running import vision_operators
+from planner.tracing.program.packages import libraries
 
 CONFIGS = {
     "llama-2-7b/lora": "Llama-2-7b-hf",
@@ -41,7 +41,7 @@ def fill(folder: Path) -> None:
 def _checkpoint(place: Path, name: str) -> None:
     import torch
 
-    with vision_operators.declared():  # its packages import torchvision
+    with libraries.declared():  # its packages import torchvision
         from litgpt import GPT, Config
         from litgpt.utils import save_config
     from tokenizers import Tokenizer, models, pre_tokenizers

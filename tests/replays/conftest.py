@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from planner.allocator.blocks import Block
+from planner.allocator.blocks import Block, Device
 from planner.allocator.caching import CachingAllocator
-from planner.allocator.device import Device
 from planner.allocator.rules import Rules
 from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
 from planner.units import parse_bytes

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.allocator.intervals import Intervals
+from planner.allocator.recording import Intervals
 
 changes = st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(0, 30)), max_size=12)
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.allocator.blocks import ADDRESS_BITS
+from planner.allocator.blocks import ADDRESS_BITS, Device
 from planner.allocator.caching import CachingAllocator
-from planner.allocator.device import Device
 from planner.allocator.replay import Replay, replay
 from planner.allocator.rules import Rules
 from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.allocator.device import Device
+from planner.allocator.blocks import Device
 from planner.allocator.recording import Recording, recordings
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import read_snapshot

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
-from planner.report.lives import Life, alive, alive_at, lives
+from planner.report.attribution import Life, alive, alive_at, lives
 
 
 @st.composite

@@ -9,9 +9,9 @@ from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.events import Alloc, Category, EmptyCache, Event, Free, Mark, Phase, Role, Synchronize, Use
 from planner.report.attribution import attribute, dnnmem
+from planner.report.class_timeline import thin
 from planner.report.memory_viz import snapshot
-from planner.report.phase_table import state_phases
-from planner.report.series import thin
+from planner.report.rank_class import state_phases
 
 _SIZES = st.sampled_from([1, 512, 1000, 1 << 20, (1 << 20) + 1, 7 << 20, 25 << 20])
 

@@ -12,9 +12,8 @@ import pytest
 from planner.allocator.replay import replay
 from planner.errors import PlannerError
 from planner.events import Category, Event, Phase
-from planner.report.rank_class import state_rank_class
+from planner.report.rank_class import decide, state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, Verdict, from_json, to_json
-from planner.report.verdict import decide
 
 KEYS = {
     "": "schema plan_id trace_id verdict calibrated job rank_classes advice provenance seconds",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.report.replay_text import render_replay
+from planner.report.recorded_snapshot import render_replay
 from planner.report.style import Style
 from planner.units import GIB
 

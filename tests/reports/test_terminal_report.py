@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from planner.events import Phase
-from planner.report.named_moments import NamedMoment
 from planner.report.plan_text import one_line, render
-from planner.report.statement import Plan, Verdict
+from planner.report.statement import NamedMoment, Plan, Verdict
 from planner.report.style import Style, size, style_of
 from planner.units import GIB, KIB
 

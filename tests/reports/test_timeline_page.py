@@ -15,12 +15,11 @@ import pytest
 
 from planner.allocator.replay import replay
 from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
-from planner.report.category_colors import STACKED
-from planner.report.class_timeline import ClassTimeline
+from planner.report.class_timeline import ClassTimeline, Places, thin
+from planner.report.html_pages import render_page
 from planner.report.rank_class import state_rank_class
-from planner.report.series import Places, thin
 from planner.report.statement import OutsideAllocator, Plan
-from planner.report.timeline_page import render_page
+from planner.report.style import STACKED
 
 
 def _page(plan: Plan, events: list[Event]) -> str:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from planner.job.bundle import bundle
+from planner.job.loading import bundle
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Parallel, Tp, Train
 from planner.report.style import Style
 from planner.report.title import describe, gpu_of, name_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.allocator.replay import replay
 from planner.events import Category, Event
 from planner.report.attribution import HolderKey, attribute
-from planner.report.moments import Held, holders_at, largest_at
+from planner.report.class_timeline import Held, holders_at, largest_at
 
 
 def test_at_every_event_the_holders_are_all_that_is_allocated(training: list[Event]) -> None:

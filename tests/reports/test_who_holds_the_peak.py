@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.allocator.replay import replay
 from planner.events import Category, Origin, Phase, Role
 from planner.report.attribution import DnnMem, attribute, dnnmem
-from planner.report.phase_table import state_phases
+from planner.report.rank_class import state_phases
 from planner.report.statement import Holder, PhaseStatement
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from planner.events import Mark, Phase
 from planner.host_events import HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
-from planner.job.post_training_schema import Rollout
-from planner.rollout.asleep_on_host import backup_blocks, with_sleeping_weights
-from planner.rollout.engine_figures import EngineFigures
+from planner.job.schema import Rollout
+from planner.tracing.rank_trace import EngineFigures
+from planner.tracing.rollout import backup_blocks, with_sleeping_weights
 from planner.units import KIB, MIB
 
 FIGURES = EngineFigures(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.job.post_training_schema import Rollout
-from planner.overhead.estimate import OutsideEstimate
-from planner.rollout.engine_figures import EngineFigures
-from planner.rollout.engine_memory import EngineHeld, EngineMemory, EngineState, engine_memory
+from planner.job.overhead import OutsideEstimate
+from planner.job.schema import Rollout
+from planner.tracing.rank_trace import EngineFigures
+from planner.tracing.rollout import EngineHeld, EngineMemory, EngineState, engine_memory
 from planner.units import GIB, MIB
 
 FIGURES = EngineFigures(

@@ -6,7 +6,7 @@ import pytest
 
 from planner.errors import SpecError
 from planner.job.schema import Decoder, Model
-from planner.rollout.kv_cache import KvShape, kv_shape_of
+from planner.tracing.spec.engine import KvShape, kv_shape_of
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
          "hidden_size": 4096}  # fmt: skip

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import planner.paper  # noqa: F401  # before torch
-from planner.job import known_models
+from planner.job import hf_config
 from planner.job.schema import Model
-from planner.rollout.engine_memory import kv_blocks, weights_in_allocator
-from planner.rollout.kv_cache import KvShape, kv_shape_of
+from planner.tracing.rollout import kv_blocks, weights_in_allocator
+from planner.tracing.spec.engine import KvShape, kv_shape_of
 from planner.units import GIB
 
 LOGS = json.loads((Path(__file__).parents[1] / "data" / "engine_logs.json").read_text(encoding="utf-8"))
@@ -28,7 +28,7 @@ def _name(log: dict[str, Any]) -> str:
 
 
 def _model(log: dict[str, Any]) -> Model:
-    known = known_models.by_name(log["model"])
+    known = hf_config.by_name(log["model"])
     assert known is not None
     return Model(hf_config={**known.config, **log.get("config", {})})
 
@@ -47,7 +47,7 @@ def _counted(log: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("log", [each for each in LOGS if "weights_gib" in each], ids=_name)
 def test_the_weights_are_those_of_the_log(log: dict[str, Any]) -> None:
-    from planner.training.engine_parameters import engine_tensor_bytes
+    from planner.training.inference_engine import engine_tensor_bytes
 
     model = _model(log)
     sizes = engine_tensor_bytes(model, "bfloat16", log["tensor_parallel"], kv_shape_of(model).kv_heads)
@@ -58,7 +58,7 @@ def test_the_weights_are_those_of_the_log(log: dict[str, Any]) -> None:
 @pytest.mark.parametrize("log", [each for each in LOGS if "max_num_batched_tokens" in each], ids=_name)
 def test_the_profile_runs_activations_are_near_those_of_the_log(log: dict[str, Any]) -> None:
     from planner.job.loading import load_document
-    from planner.tracing.engine import engine_figures
+    from planner.tracing.spec.engine import engine_figures
 
     tokens, ranks = log["max_num_batched_tokens"], log["tensor_parallel"]
     rollout = {"tensor_parallel": ranks, "max_model_len": tokens}

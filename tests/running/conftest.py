@@ -10,10 +10,10 @@ import pytest
 from program_runs import Run
 
 from planner.hardware import catalog
-from planner.running.launch_line import parse
-from planner.running.order import Announced, BroadcastNumber, Gpu, ProgramOrder, RankRun
-from planner.running.rank_process import PRELOAD, USUAL_LIMITS, run_rank
 from planner.runtime.fork_server import ForkServer
+from planner.tracing.program.launch_line import parse
+from planner.tracing.program.rank_orders import Announced, BroadcastNumber, Gpu, ProgramOrder, RankRun
+from planner.tracing.program.rank_process import PRELOAD, USUAL_LIMITS, run_rank
 
 PROGRAMS = Path(__file__).parent / "programs"
 

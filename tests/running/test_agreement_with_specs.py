@@ -9,18 +9,18 @@ import pytest
 from program_runs import Run
 
 from planner.allocator.replay import replay
-from planner.calibration.approximations import approximations_of_kernels
-from planner.calibration.interval import Calibration
-from planner.job.gpu_names import look_up
+from planner.job.layout import RankClass
 from planner.job.loading import load_job
+from planner.job.named_gpus import look_up
+from planner.job.rank_sets import RankSet
 from planner.job.schema import Cluster, Job, Model
-from planner.layout.rank_classes import RankClass
-from planner.layout.rank_sets import RankSet
 from planner.planning.judging import RankTrace, judge_trace
 from planner.planning.pipeline import plan
 from planner.planning.program import inputs_of, judge_run
 from planner.planning.program_ranks import RankShare
-from planner.running.launch_line import parse
+from planner.tracing.program.launch_line import parse
+from planner.truth.calibration.correction import approximations_of_kernels
+from planner.truth.calibration.interval import Calibration
 
 SPEC = """
 model:

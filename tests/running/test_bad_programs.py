@@ -11,10 +11,10 @@ from program_runs import Run
 
 from planner.errors import AllocatorConfError, PlannerError, ProgramError, TraceError
 from planner.events import Mark
-from planner.running import rank_process
-from planner.running.launch_line import parse
-from planner.running.order import Gpu, ProgramOrder
-from planner.running.rank_process import CrashedError
+from planner.tracing.program import rank_process
+from planner.tracing.program.launch_line import parse
+from planner.tracing.program.rank_orders import Gpu, ProgramOrder
+from planner.tracing.program.rank_process import CrashedError
 
 Program = Callable[[str], str]
 

@@ -13,8 +13,8 @@ HAS_IT = importlib.util.find_spec("bitsandbytes") is not None
 PROGRAM = """
 import torch
 torch.zeros(1, device="cuda")
-from planner.training import low_bit
-from planner.training.models import four_bit
+from planner.training import optimizers
+from planner.training.models import adapters
 
 def taken(make):
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
@@ -34,7 +34,7 @@ def train(optimizer_class):
 for name in ("Adam8bit", "AdamW8bit", "PagedAdamW8bit"):
     import bitsandbytes
     kept, real = taken(lambda: train(getattr(bitsandbytes.optim, name)))
-    kept, modelled = taken(lambda: train(low_bit.MODELLED[f"bitsandbytes.{name}"]))
+    kept, modelled = taken(lambda: train(optimizers.MODELLED[f"bitsandbytes.{name}"]))
     assert real == modelled, (name, real, modelled)
 
 layer = torch.nn.Linear(512, 256, bias=False)
@@ -46,7 +46,7 @@ def quantized():
     return made.cuda()
 quantized()  # the first one leaves a table of 1 KiB in the package
 real_layer, real = taken(quantized)
-model_layer, modelled = taken(lambda: four_bit.Linear4bit(torch.nn.Linear(512, 256, bias=False, device="cuda")))
+model_layer, modelled = taken(lambda: adapters.Linear4bit(torch.nn.Linear(512, 256, bias=False, device="cuda")))
 assert real == modelled, (real, modelled)
 
 def run(layer):

@@ -13,9 +13,9 @@ from planner.allocator.replay import replay
 from planner.errors import TraceError
 from planner.events import Alloc, Role
 from planner.paper.recorder import Recorder
-from planner.running import compiling
-from planner.running.assumptions import About
-from planner.running.order import RankRun
+from planner.tracing.program import compiling
+from planner.tracing.program.assumptions import About
+from planner.tracing.program.rank_orders import RankRun
 
 PROGRAM = "{programs}/compiled.py"
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from program_runs import Run
 
+from planner.allocator.long_runs.growth import growth_of
 from planner.allocator.rules import Rules
-from planner.long_run.growth import growth_of
 
 LOOP = """
 import torch

@@ -12,18 +12,17 @@ import torch
 from measured_alone import printed_by
 from program_runs import Run
 
+from planner.allocator.host.nodes import ProgramHost, state_program_hosts
+from planner.allocator.host.pinned import PinnedRules
+from planner.allocator.host.replay import HostPhase, RankTimeline, condense, replay_host
 from planner.errors import SpecError
 from planner.events import Mark, Phase
-from planner.host.condensing import condense
-from planner.host.pinned import PinnedRules
-from planner.host.replay import HostPhase, RankTimeline, replay_host
-from planner.host.state_program_hosts import ProgramHost, state_program_hosts
 from planner.host_events import HostAlloc, HostBlock, HostCategory, HostEvent, HostFree, LoaderEnded, LoaderStarted
-from planner.job.host_memory import read_host_memory
+from planner.job.rank_sets import RankSet
 from planner.job.schema import DataLoader
-from planner.layout.rank_sets import RankSet
-from planner.running.host_memory import tensors_in
-from planner.running.order import RankRun
+from planner.job.shorthand import read_host_memory
+from planner.tracing.program.host_memory import tensors_in
+from planner.tracing.program.rank_orders import RankRun
 from planner.units import GIB, MIB
 
 HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ from program_runs import Run
 from planner.errors import SpecError
 from planner.events import Mark
 from planner.planning.program_spec import spec_text
-from planner.running.order import RankRun
-from planner.running.stopping import FORWARDS, Stopping
+from planner.tracing.program.rank_orders import RankRun
+from planner.tracing.program.stopping import FORWARDS, Stopping
 
 Program = Callable[[str], str]
 

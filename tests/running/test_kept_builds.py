@@ -9,11 +9,11 @@ import pytest
 from program_runs import Run
 
 from planner.hardware.catalog import by_name
-from planner.running.launch_line import parse
-from planner.running.order import Gpu, ProgramOrder
-from planner.running.rank_process import CrashedError, run_rank
 from planner.runtime.overlay import OverlayError
 from planner.runtime.user_cache import user_cache
+from planner.tracing.program.launch_line import parse
+from planner.tracing.program.rank_orders import Gpu, ProgramOrder
+from planner.tracing.program.rank_process import CrashedError, run_rank
 
 COMPILER = """#!/bin/sh
 while [ $# -gt 1 ]; do

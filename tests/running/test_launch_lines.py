@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import SpecError
-from planner.running.launch_line import Launcher, LaunchLine, parse
-from planner.running.rank_environment import extra_arguments, variables_of
+from planner.tracing.program.launch_line import Launcher, LaunchLine, extra_arguments, parse, rank_variables
 
 
 def line(command: str) -> LaunchLine:
@@ -19,7 +18,7 @@ def test_python_starts_one_process() -> None:
     found = line("python3.11 -u train.py --lr 0.1")
 
     assert found == LaunchLine(launcher=Launcher.PYTHON, program="train.py", arguments=("--lr", "0.1"))
-    assert variables_of(found, 0) == {}
+    assert rank_variables(found, 0) == {}
 
 
 @pytest.mark.parametrize("command", ["python -m pkg.train --x 1", "env A=1 python -X dev -m pkg.train --x 1"])
@@ -42,7 +41,7 @@ def test_torchrun_has_nodes_and_processes(launcher: str) -> None:
 
 
 def test_torchrun_sets_what_decides_a_rank() -> None:
-    found = variables_of(line("torchrun --nnodes 2 --nproc_per_node 4 --rdzv-id run7 t.py"), 6)
+    found = rank_variables(line("torchrun --nnodes 2 --nproc_per_node 4 --rdzv-id run7 t.py"), 6)
 
     assert {name: found[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")} == {
         "RANK": "6", "LOCAL_RANK": "2", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1",

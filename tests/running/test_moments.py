@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.events import Phase
-from planner.running.moments import Kind, Moments
+from planner.tracing.program.stopping import Kind, Moments
 
 LETTERS = {"f": Kind.FORWARD, "e": Kind.EVAL, "b": Kind.BACKWARD, "a": Kind.ASIDE, "s": Kind.SAVE, "l": Kind.LOAD}
 

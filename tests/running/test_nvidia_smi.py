@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from planner.running import nvidia_smi
+from planner.tracing.program import gpu_statistics
 
 
 @pytest.fixture(autouse=True)
 def _two_gpus() -> Iterator[None]:
-    with nvidia_smi.on_the_path("NVIDIA H100 80GB HBM3", 81559 << 20, 2, (9, 0)):
+    with gpu_statistics.on_the_path("NVIDIA H100 80GB HBM3", 81559 << 20, 2, (9, 0)):
         yield
 
 

@@ -15,7 +15,7 @@ from program_runs import Run
 from told_events import told_events
 
 import planner.paper  # noqa: F401
-from planner.paper.outside import apex_normalization, apex_optimizers
+from planner.paper.outside import apex
 
 
 def trained(make: Callable[[], torch.nn.Module], autocast: bool = False) -> list[str]:
@@ -31,7 +31,7 @@ def trained(make: Callable[[], torch.nn.Module], autocast: bool = False) -> list
 
 
 def test_layer_norm() -> None:
-    assert trained(lambda: apex_normalization.FusedLayerNorm(32)) == [
+    assert trained(lambda: apex.FusedLayerNorm(32)) == [
         "+ norm_fwd 6x32 bfloat16",
         "+ norm_fwd 6 float32",  # mean
         "+ norm_fwd 6 float32",  # one over the deviation
@@ -46,7 +46,7 @@ def test_layer_norm() -> None:
 
 
 def test_rms_norm_of_mixed_dtypes_that_keeps_its_result() -> None:
-    assert trained(lambda: apex_normalization.MixedFusedRMSNorm(32, memory_efficient=True)) == [
+    assert trained(lambda: apex.MixedFusedRMSNorm(32, memory_efficient=True)) == [
         "+ norm_fwd 6x32 float32",
         "+ norm_fwd 6 float32",
         "+ norm_bwd 6x32 bfloat16",
@@ -59,7 +59,7 @@ def test_rms_norm_of_mixed_dtypes_that_keeps_its_result() -> None:
 
 @pytest.mark.parametrize(("autocast", "dtype"), [(False, "float32"), (True, "bfloat16")])
 def test_autocast_casts_the_weight(autocast: bool, dtype: str) -> None:
-    lines = trained(lambda: apex_normalization.FusedRMSNorm(32), autocast)
+    lines = trained(lambda: apex.FusedRMSNorm(32), autocast)
 
     assert f"+ norm_bwd 32 {dtype}" in lines
 
@@ -68,7 +68,7 @@ def test_adam_keeps_its_states_in_float32() -> None:
     def step() -> Any:
         parameter = torch.nn.Parameter(torch.empty(40, dtype=torch.bfloat16, device="cuda"))
         parameter.grad = torch.empty_like(parameter)
-        optimizer = apex_optimizers.FusedAdam([parameter])
+        optimizer = apex.FusedAdam([parameter])
         optimizer.step()
         optimizer.step()
         return optimizer

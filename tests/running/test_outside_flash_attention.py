@@ -15,13 +15,7 @@ from told_events import told_events
 
 import planner.paper  # noqa: F401
 from planner.errors import TraceError
-from planner.paper.outside import (
-    flash_attention_2,
-    flash_attention_3,
-    flash_attention_loss,
-    flash_attention_padding,
-    flash_attention_rotary,
-)
+from planner.paper.outside import flash_attention_2, flash_attention_3
 
 DTYPE = torch.bfloat16
 
@@ -195,9 +189,9 @@ def test_padding_goes_and_comes_back() -> None:
     def pad() -> Any:
         states, mask = tensor(2, 5, 3), torch.tensor([[1] * 5, [1] * 3 + [0] * 2]).cuda()
         indices = torch.nonzero(torch.ones(8)).flatten().cuda()
-        rows = flash_attention_padding.index_first_axis(states.flatten(0, 1), indices)
+        rows = flash_attention_2.index_first_axis(states.flatten(0, 1), indices)
         del mask
-        return flash_attention_padding.pad_input(rows, indices, 2, 5)
+        return flash_attention_2.pad_input(rows, indices, 2, 5)
 
     lines = told_events(trained(pad))
 
@@ -208,7 +202,7 @@ def test_padding_goes_and_comes_back() -> None:
 def test_rotary_embedding_of_half_a_head() -> None:
     def turn() -> Any:
         cos = torch.empty(10, 8, dtype=DTYPE, device="cuda")
-        return flash_attention_rotary.apply_rotary_emb(tensor(2, 10, 4, 32), cos, cos)
+        return flash_attention_2.apply_rotary_emb(tensor(2, 10, 4, 32), cos, cos)
 
     lines = after(told_events(trained(turn)), "apply_rotary")
 
@@ -219,7 +213,7 @@ def test_cross_entropy_keeps_a_figure_a_row_and_can_write_over_its_logits() -> N
     def lose(inplace: bool) -> list[str]:
         def loss() -> Any:
             scores = tensor(6, 1000) * 1.0
-            module = flash_attention_loss.CrossEntropyLoss(inplace_backward=inplace)
+            module = flash_attention_2.CrossEntropyLoss(inplace_backward=inplace)
             return module(scores, torch.zeros(6, dtype=torch.int64, device="cuda"))
 
         return [line for line in told_events(trained(loss)) if line.startswith("+ cross_entropy")]

@@ -10,10 +10,10 @@ from program_runs import Run
 
 from planner.errors import ProgramError, TraceError
 from planner.events import Alloc
-from planner.running.assumptions import About
-from planner.running.order import RankRun
-from planner.running.outside import own_kernels, packages, requirements
-from planner.running.rank_process import CrashedError
+from planner.tracing.program.assumptions import About
+from planner.tracing.program.packages import kernels, package_table
+from planner.tracing.program.rank_orders import RankRun
+from planner.tracing.program.rank_process import CrashedError
 
 STEP = """
 import torch
@@ -83,7 +83,7 @@ def test_a_project_file_lists_packages_too(tmp_path: Path) -> None:
         '[project]\ndependencies = ["torch"]\n[project.optional-dependencies]\ngpu = ["Flash_Attn >= 2"]\n'
     )
 
-    assert requirements.listed([tmp_path]) == {"torch": "pyproject.toml", "flash-attn": "pyproject.toml"}
+    assert package_table.listed([tmp_path]) == {"torch": "pyproject.toml", "flash-attn": "pyproject.toml"}
 
 
 def test_transformers_uses_it_where_the_command_names_it(run: Run, program: Callable[[str], str]) -> None:
@@ -211,9 +211,9 @@ assert torch.cuda.memory_allocated() == before + 2 * 512
 def test_the_page_names_every_package_with_its_version() -> None:
     page = (Path(__file__).parents[2] / "docs" / "outside-kernels.md").read_text()
 
-    modelled = [each for each in packages.PACKAGES if each.has_known_kernels]
+    modelled = [each for each in package_table.PACKAGES if each.has_known_kernels]
     assert [each.name for each in modelled if f"| {each.name} | {each.version} |" not in page] == []
-    assert [each.name for each in packages.PACKAGES if each.name not in page and not each.instead] == []
+    assert [each.name for each in package_table.PACKAGES if each.name not in page and not each.instead] == []
 
 
 def test_an_extension_that_cannot_be_loaded_is_to_be_described(run: Run, program: Callable[[str], str]) -> None:
@@ -228,6 +228,6 @@ def test_a_file_that_describes_nothing_is_refused(tmp_path: Path) -> None:
     path.write_text("def registers(kernels): ...\n")
 
     with pytest.raises(ProgramError, match="has no function register"):
-        own_kernels.read(str(path))
+        kernels.read(str(path))
     with pytest.raises(ProgramError, match="there is no file"):
-        own_kernels.read(str(tmp_path / "other.py"))
+        kernels.read(str(tmp_path / "other.py"))

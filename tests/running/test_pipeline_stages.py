@@ -9,9 +9,9 @@ from program_runs import Run
 
 from planner.errors import ProgramError, TorchVersionError
 from planner.events import Alloc
-from planner.running.assumptions import Assumptions
-from planner.running.order import RankRun
-from planner.running.pipeline_stages import PipelineNeighbours
+from planner.tracing.program.assumptions import Assumptions
+from planner.tracing.program.rank_orders import RankRun
+from planner.tracing.program.value_answers import PipelineNeighbours
 from planner.upstream import versions
 
 LINES = """

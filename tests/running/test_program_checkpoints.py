@@ -9,8 +9,8 @@ from program_runs import Run
 
 from planner.errors import ProgramError
 from planner.events import Alloc, Free, Mark, Phase
-from planner.running.assumptions import About
-from planner.running.order import RankRun
+from planner.tracing.program.assumptions import About
+from planner.tracing.program.rank_orders import RankRun
 
 BEGIN = """
 import tempfile, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp

@@ -7,8 +7,8 @@ import pytest
 from planner.errors import SpecError
 from planner.events import Alloc, Free
 from planner.planning.program_ranks import choose_ranks, do_the_same, more_ranks, share_ranks
-from planner.running.order import RankRun
-from planner.tracing.traced import Trace
+from planner.tracing.program.rank_orders import RankRun
+from planner.tracing.rank_trace import Trace
 
 
 def ran(rank: int, size: int, talkers: tuple[tuple[int, ...], ...] = ()) -> RankRun:

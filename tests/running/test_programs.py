@@ -12,8 +12,8 @@ from planner.allocator.replay import replay
 from planner.errors import TraceError
 from planner.events import Alloc, Category, Mark, Phase, Role
 from planner.planning.program_ranks import do_the_same
-from planner.running.assumptions import About
-from planner.running.order import RankRun
+from planner.tracing.program.assumptions import About
+from planner.tracing.program.rank_orders import RankRun
 
 
 def texts(found: RankRun) -> list[str]:

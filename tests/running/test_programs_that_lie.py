@@ -13,8 +13,8 @@ from planner.hardware import catalog
 from planner.planning import program as programs
 from planner.planning.program_ranks import RankShare
 from planner.report.statement import Verdict
-from planner.running.launch_line import parse
-from planner.running.order import RankRun
+from planner.tracing.program.launch_line import parse
+from planner.tracing.program.rank_orders import RankRun
 
 Program = Callable[[str], str]
 HONEST = """
@@ -43,15 +43,15 @@ def small(events):
 ANSWER = """
 import json
 from planner.events import Alloc, Free, Mark, Phase
-from planner.running import attested, rank_answer
-from planner.running.order import RankRun
-from planner.running.rank_process import _report_of
-from planner.runtime.channel import AnswerWriter
-from planner.tracing import trace_text
-from planner.tracing.traced import Trace
+from planner.tracing.program import attestation, rank_orders
+from planner.tracing.program.rank_orders import RankRun
+from planner.tracing.program.rank_process import _report_of
+from planner.runtime.messages import AnswerWriter
+from planner.tracing import rank_trace
+from planner.tracing.rank_trace import Trace
 events = (Mark(Phase.FORWARD, 1), Alloc(0, 512, 0, None), Free(0))
 run = RankRun(rank=0, trace=Trace(events), ending="it is small", iterations=3, seen={"eval": 0, "save": 0, "load": 0})
-trace, about = trace_text.dumps(run.trace).encode(), rank_answer.about_text(run)
+trace, about = rank_trace.dumps(run.trace).encode(), rank_orders.about_text(run)
 def pipes():
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -65,7 +65,7 @@ from planner.paper import library
 native = library.load()
 """
 RUN = """
-from planner.running.on_paper import ProgramRun
+from planner.tracing.program.on_paper import ProgramRun
 frame = sys._getframe()
 while not isinstance(frame.f_locals.get("run"), ProgramRun):
     frame = frame.f_back
@@ -96,7 +96,7 @@ os._exit(0)
     "it has its own answer sealed": (
         HONEST + ANSWER + """
 step(200)
-seal = attested.seal_of(_report_of(trace, about))
+seal = attestation.seal_of(_report_of(trace, about))
 for pipe in pipes():
     writer = AnswerWriter(pipe)
     for name, content in (("trace", trace), ("about", about), ("seal", seal), ("tail", trace)):
@@ -117,9 +117,9 @@ Recorder.repeating_events = lambda *asked: (small(told(*asked)[0]), told(*asked)
     "it changes how a trace is written": (
         HONEST + SMALL_EVENTS + """
 from dataclasses import replace
-from planner.tracing import trace_text
-written = trace_text.dumps
-trace_text.dumps = lambda trace: written(replace(trace, events=tuple(small(trace.events))))
+from planner.tracing import rank_trace
+written = rank_trace.dumps
+rank_trace.dumps = lambda trace: written(replace(trace, events=tuple(small(trace.events))))
 """ + LARGE, FORGED),
     "it changes what is written to the channel": (
         HONEST + """
@@ -166,7 +166,7 @@ object.__setattr__(run._order, "rank", 7)
 """ + LARGE, FORGED),
     "it ends the report before its large steps": (
         HONEST + """
-from planner.running.moments import Moments
+from planner.tracing.program.stopping import Moments
 moment_after = Moments.moment_after
 Moments.moment_after = lambda self, iterations: moment_after(self, 1)
 step(1)
@@ -187,7 +187,7 @@ for _ in range(4):
 """, FORGED),
     "it says that it meets nobody": (
         HONEST + """
-from planner.running.peers import World
+from planner.tracing.program.peers import World
 World.communicators = lambda self: ()
 step(1)
 step(1)
@@ -195,8 +195,8 @@ step(1)
 """, FORGED),
     "it says that its GPU has other rules": (
         HONEST + """
-from planner.running import live_memory
-live_memory.LiveMemory.settle.__code__ = (lambda self, conf=None: self._allocator).__code__
+from planner.tracing.program import gpu_statistics
+gpu_statistics.LiveMemory.settle.__code__ = (lambda self, conf=None: self._allocator).__code__
 for _ in range(4):
     step(1)
 """, "."),

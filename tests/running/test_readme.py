@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.job.gpu_names import look_up
+from planner.job.named_gpus import look_up
 from planner.planning.program import inputs_of, judge_program
 from planner.report.program_text import render
 from planner.report.style import Style
-from planner.running.launch_line import parse
+from planner.tracing.program.launch_line import parse
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -9,14 +9,14 @@ from program_runs import Run
 
 from planner.allocator.replay import replay
 from planner.errors import SpecError
-from planner.job.gpu_names import look_up
 from planner.job.loading import load_yaml
+from planner.job.named_gpus import look_up
 from planner.job.schema import DpReplicate, DpShard, Job
 from planner.planning.pipeline import plan
 from planner.planning.program import inputs_of
 from planner.planning.program_spec import spec_text
-from planner.running.launch_line import parse
-from planner.running.order import RankRun
+from planner.tracing.program.launch_line import parse
+from planner.tracing.program.rank_orders import RankRun
 
 
 def saved(ran: RankRun, command: str) -> tuple[str, Job]:

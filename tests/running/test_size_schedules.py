@@ -10,7 +10,7 @@ from textwrap import dedent, indent
 import pytest
 from program_runs import Run
 
-from planner.running.size_schedules import say_schedules, sizes_by_step
+from planner.tracing.program.training_steps import say_schedules, sizes_by_step
 
 LOOP = """
 {before}

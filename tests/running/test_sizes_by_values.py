@@ -9,7 +9,7 @@ from program_runs import Run
 
 from planner.errors import TraceError
 from planner.events import Alloc
-from planner.running.assumptions import About
+from planner.tracing.program.assumptions import About
 
 PROGRAM = """
 import torch

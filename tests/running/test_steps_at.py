@@ -9,7 +9,7 @@ import pytest
 from program_runs import Run
 
 from planner.errors import ProgramError
-from planner.running.order import RankRun
+from planner.tracing.program.rank_orders import RankRun
 
 HEAD = """
 import sys, torch

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.running.stopping import MOST, Seen, Stopping
+from planner.tracing.program.stopping import MOST, Seen, Stopping
 
 
 class Clock:

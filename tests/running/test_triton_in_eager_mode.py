@@ -10,7 +10,7 @@ from program_runs import Run
 
 from planner.errors import TraceError
 from planner.events import Alloc, Free
-from planner.running.assumptions import About
+from planner.tracing.program.assumptions import About
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 PROGRAM = """

@@ -8,8 +8,8 @@ import pytest
 from program_runs import Run
 
 from planner.errors import TraceError
-from planner.running.assumptions import About, Assumption
-from planner.running.order import RankRun
+from planner.tracing.program.assumptions import About, Assumption
+from planner.tracing.program.rank_orders import RankRun
 
 Program = Callable[[str], str]
 

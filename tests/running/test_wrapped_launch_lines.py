@@ -9,8 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from planner.errors import SpecError
-from planner.running.launch_line import LaunchLine, parse
-from planner.running.rank_environment import variables_of
+from planner.tracing.program.launch_line import LaunchLine, parse, rank_variables
 
 SLURM_SCRIPT = """#!/bin/bash
 #SBATCH --job-name=sft --nodes=2
@@ -65,7 +64,7 @@ def test_srun_and_mpirun_start_each_rank(command: str, nodes: int, per_node: int
 
 
 def test_slurm_says_what_decides_a_rank() -> None:
-    found = variables_of(line("srun -N 2 -n 8 --export=ALL,MODE=x python t.py"), 6)
+    found = rank_variables(line("srun -N 2 -n 8 --export=ALL,MODE=x python t.py"), 6)
 
     wanted = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_TASKS_PER_NODE")
     assert [found[name] for name in wanted] == ["6", "2", "1", "8", "2", "4(x2)"]
@@ -74,7 +73,7 @@ def test_slurm_says_what_decides_a_rank() -> None:
 
 def test_mpi_says_what_decides_a_rank() -> None:
     started = line("mpirun -np 8 -N 4 -x MODE=x python t.py")
-    found = variables_of(started, 6)
+    found = rank_variables(started, 6)
 
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "NODE_RANK")
     assert [found[f"OMPI_COMM_WORLD_{name}"] for name in names] == ["6", "8", "2", "4", "2"]
@@ -83,7 +82,7 @@ def test_mpi_says_what_decides_a_rank() -> None:
 
 def test_under_srun_torchrun_starts_the_ranks_of_a_node() -> None:
     found = line("srun -N 2 torchrun --nnodes 2 --nproc-per-node 4 t.py")
-    variables = variables_of(found, 5)
+    variables = rank_variables(found, 5)
 
     assert shape(found) == ("torchrun", 2, 4, 4, "t.py")
     assert [variables[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS")] == ["5", "1", "1", "2"]
@@ -95,7 +94,7 @@ def test_a_batch_script_comes_to_its_srun_line() -> None:
     assert shape(found) == ("torchrun", 2, 8, 8, "train.py")
     assert (found.arguments, found.folder) == (("--ranks", "16", "--lr", "3e-4"), "train")
     assert found.environment == {"OMP_NUM_THREADS": "8", "NCCL_DEBUG": "INFO"}
-    assert variables_of(found, 9)["SLURM_JOB_NAME"] == "other"
+    assert rank_variables(found, 9)["SLURM_JOB_NAME"] == "other"
     assert found.notes == (
         "run.sbatch: not run: module load cuda/12.8",
         "run.sbatch: not run: source ~/venv/bin/activate",
@@ -108,7 +107,7 @@ def test_a_batch_scripts_own_command_is_one_process_of_the_first_node() -> None:
     found = line("sbatch --gpus-per-node 4 -n 8 -N 2 --wrap 'python t.py'")
 
     assert shape(found) == ("python", 1, 1, 4, "t.py")
-    assert [variables_of(found, 0)[name] for name in ("SLURM_PROCID", "SLURM_NTASKS")] == ["0", "8"]
+    assert [rank_variables(found, 0)[name] for name in ("SLURM_PROCID", "SLURM_NTASKS")] == ["0", "8"]
 
 
 @pytest.mark.parametrize(

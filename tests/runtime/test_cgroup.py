@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.runtime.cgroup import Cgroup
 from planner.runtime.limits import UNLIMITED, Limits
+from planner.runtime.process_tree import Cgroup
 
 LIMITS = Limits(seconds=5, memory_bytes=2**30, tasks=64)
 

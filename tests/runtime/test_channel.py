@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import PlannerError
-from planner.runtime import answers
-from planner.runtime.channel import AnswerWriter, BrokenAnswerError, parts_of
-from planner.runtime.task import PROBLEM, Answer
-from planner.service.problems import RequestError
+from planner.runtime import messages
+from planner.runtime.messages import PROBLEM, Answer, AnswerWriter, BrokenAnswerError, parts_of
+from planner.service.http.problems import RequestError
 
 NAMES = st.text(st.characters(max_codepoint=127), max_size=255)
 PARTS = st.lists(st.tuples(NAMES, st.binary(max_size=500)), max_size=6)
@@ -79,7 +78,7 @@ def test_code_of_users_says_nothing_of_a_request_or_a_service() -> None:
     answer = Answer(parts={PROBLEM: json.dumps({"kinds": kinds, "fields": fields}).encode()})
     of_a_request_only = {PROBLEM: json.dumps({"kinds": kinds[:1], "fields": fields}).encode()}
 
-    assert type(answers.error_of(answer)) is RequestError
-    assert type(answers.error_of(replace(answer, is_foreign=True))) is PlannerError
-    assert answers.error_of(Answer(parts=of_a_request_only, is_foreign=True)) is None
-    answers.raise_failure(Answer(parts=of_a_request_only, is_foreign=True))
+    assert type(messages.error_of(answer)) is RequestError
+    assert type(messages.error_of(replace(answer, is_foreign=True))) is PlannerError
+    assert messages.error_of(Answer(parts=of_a_request_only, is_foreign=True)) is None
+    messages.raise_failure(Answer(parts=of_a_request_only, is_foreign=True))

@@ -20,15 +20,15 @@ from runtime_children import all_end, task, wait_for
 
 from planner.admission.kubernetes_api import ApiError
 from planner.errors import SpecError
-from planner.running.rank_process import CrashedError
-from planner.runtime import answers, running
+from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
+from planner.runtime.messages import FAULT, PROBLEM, Answer
 from planner.runtime.overlay import OverlayError
-from planner.runtime.supervision import StoppedError
-from planner.runtime.task import FAULT, PROBLEM, Answer
-from planner.service.problems import RequestError
-from planner.service.service_errors import BusyError, ProgramCrashedError
+from planner.runtime.running import StoppedError
+from planner.service.errors import BusyError, ProgramCrashedError
+from planner.service.http.problems import RequestError
+from planner.tracing.program.rank_process import CrashedError
 from planner.units import MIB
 
 LIMITS = Limits(seconds=60, memory_bytes=1024 * MIB, tasks=40, answer_bytes=8 * MIB)
@@ -58,7 +58,7 @@ def test_it_answers_in_parts_and_what_it_prints_is_none(server: ForkServer | Non
 def test_what_is_wrong_with_its_input_comes_back_as_the_error_that_it_is(server: ForkServer | None) -> None:
     answer = run(server, "refuses", "it is\ud800wrong")
 
-    error = answers.error_of(answer)
+    error = messages.error_of(answer)
     assert isinstance(error, SpecError)
     assert (error.problem, error.allowed, error.remedy, error.place) == (
         "it is\ud800wrong", "something else", "change it", "there",
@@ -70,11 +70,11 @@ def test_an_error_comes_back_with_its_class_and_fields_wherever_that_is_defined(
 ) -> None:
     answer = run(server, "refuses_by_its_own_error", 7)
 
-    error = answers.error_of(answer)
+    error = messages.error_of(answer)
     assert isinstance(error, DerivedError)
     assert (error.problem, error.place, error.steps) == ("it is wrong", "there", 7)
     monkeypatch.delitem(sys.modules, DerivedError.__module__)  # as where nobody has loaded it
-    assert type(answers.error_of(answer)) is SpecError
+    assert type(messages.error_of(answer)) is SpecError
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_a_fault_comes_back_with_its_place(server: ForkServer | None) -> None:
     answer = run(server, "breaks")
 
     assert answer.parts[FAULT].endswith(b"LookupError: a fault\n\n")  # without torch's frames of C++
-    assert answers.fault_line(answer) == "LookupError: a fault"
-    assert answers.error_of(answer) is None
+    assert messages.fault_line(answer) == "LookupError: a fault"
+    assert messages.error_of(answer) is None
 
 
 def test_one_that_exits_has_not_answered(server: ForkServer | None) -> None:
-    assert answers.ending(run(server, "exits", 0)) == "exit code 0: its last words"
-    assert answers.ending(run(server, "aborts")) == "signal SIGABRT: without a word"
+    assert messages.ending(run(server, "exits", 0)) == "exit code 0: its last words"
+    assert messages.ending(run(server, "aborts")) == "signal SIGABRT: without a word"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_several_threads_have_children_of_one_server_at_a_time(at_hand: Path) ->
 def test_when_its_owner_is_killed_nothing_stays(at_hand: Path, tmp_path: Path, forked: bool) -> None:  # noqa: ARG001
     program = (
         "import sys; from planner.runtime import running; from planner.runtime.fork_server import ForkServer\n"
-        "from planner.runtime.task import Task\n"
+        "from planner.runtime.messages import Task\n"
         f"server = ForkServer('planner.runtime.limits:Limits') if {forked} else None\n"
         "running.run(Task('child_programs:sleeps', sys.argv[1]), server=server)"
     )
@@ -209,10 +209,10 @@ def test_an_error_that_a_program_made_up_is_cut_and_of_a_known_kind() -> None:
     kinds = ["os:system", "os:_Environ", "planner.errors:SpecError"]
     said = {"problem": "x" * 100_000, "allowed": "", "remedy": "", "place": ""}
 
-    error = answers.error_of(reported(kinds=kinds, fields={**said, "status": 200}))
+    error = messages.error_of(reported(kinds=kinds, fields={**said, "status": 200}))
     assert (type(error), vars(error)) == (SpecError, {**said, "problem": "x" * 8000})
     for other in (b"[" * 500_000, b"{}", b'{"kinds": 1}', b"\xff", b"null"):
-        assert answers.error_of(Answer(parts={PROBLEM: other})) is None
+        assert messages.error_of(Answer(parts={PROBLEM: other})) is None
     for kinds, fields in (
         (["os:system"], said),
         ([], said),
@@ -222,7 +222,7 @@ def test_an_error_that_a_program_made_up_is_cut_and_of_a_known_kind() -> None:
         ([f"{DerivedError.__module__}:DerivedError"], said),
         (["planner:SpecError"], said),
     ):
-        assert answers.error_of(reported(kinds=kinds, fields=fields)) is None
+        assert messages.error_of(reported(kinds=kinds, fields=fields)) is None
 
 
 def reported(**document: object) -> Answer:

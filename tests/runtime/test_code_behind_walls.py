@@ -21,11 +21,10 @@ from planner.job.code_rules import CodeRules
 from planner.job.schema import Cluster, Gpu, Input, Job, Model, Train
 from planner.runtime import running, walls
 from planner.runtime.limits import Limit, LimitExceededError, Limits
-from planner.runtime.task import Answer, Task
+from planner.runtime.messages import Answer, Task
 from planner.runtime.user_cache import user_cache
 from planner.runtime.walls import Walls, WallsError
-from planner.tracing.isolated import trace_isolated
-from planner.tracing.isolation import Isolation
+from planner.tracing.isolated import Isolation, trace_isolated
 from planner.units import GIB, MIB
 
 LIMITS = Limits(seconds=60, memory_bytes=GIB, tasks=64, answer_bytes=8 * MIB)

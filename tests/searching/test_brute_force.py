@@ -10,25 +10,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.bound.lower_bound import lower_bound
+from planner.job.bound.lower_bound import lower_bound
 from planner.job.schema import Gpu, Job
-from planner.searching.axes import axis_of
-from planner.searching.engine import search
-from planner.searching.exact import Exact
-from planner.searching.exact_groups import Group, PlansHere, plan_here
-from planner.searching.extremes import largest
-from planner.searching.fewest import fewest, gpu_counts
-from planner.searching.objectives import Objective
-from planner.searching.rules import broken_rule
-from planner.searching.space import (
+from planner.search.axes import axis_of
+from planner.search.engine import search
+from planner.search.exact_groups import Group, PlansHere, plan_here
+from planner.search.exact_plans import Exact
+from planner.search.extremes import fewest, gpu_counts, largest
+from planner.search.space import (
     Candidate,
     Space,
     allocator_axis,
+    broken_rule,
     global_batch_of,
     layout_axis,
     least_axes,
     usual_axes,
 )
+from planner.search.weighing import Objective
 from planner.units import MIB
 
 SmallJob = Callable[..., Job]
@@ -144,7 +143,7 @@ def test_a_search_finds_the_best_of_all_whatever_plans_say(
 
 def _values(space: Space, plans: Any, objective: Objective) -> list[float]:
     """Of all that fit, one for each trace."""
-    from planner.searching.roofline import cost_of
+    from planner.search.weighing import cost_of
 
     best: dict[tuple[int, ...], tuple[float, float]] = {}
     for each in all_candidates(space):

@@ -11,11 +11,11 @@ import pytest
 from filled_history import make_plan
 from starlette.testclient import TestClient
 
-from planner.history.counters import Counters
-from planner.history.store import History
 from planner.report.statement import Plan
-from planner.service.dependencies import Dependencies
-from planner.service.interface import interface
+from planner.service.history.counters import Counters
+from planner.service.history.store import History
+from planner.service.http.dependencies import Dependencies
+from planner.service.http.interface import interface
 from planner.settings import Settings
 
 TOKENS = ("a-token-of-this-test", "another-token-of-this-test")

@@ -17,9 +17,9 @@ from quiet_server import QuietServer
 import planner
 from planner.errors import PlannerError
 from planner.job.loading import load_document, load_yaml
-from planner.measuring.job_reports import to_service
 from planner.planning import pipeline
-from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.http.openapi import EXAMPLE_JOB
+from planner.truth.measuring.job_reports import to_service
 
 ROOT = Path(str(planner.__file__)).parent
 CONNECTS = ("urlopen", "create_connection", "HTTPConnection", "HTTPSConnection", "_opener.open")

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from planner.errors import SettingError
 from planner.report.statement import Plan
-from planner.service import bearer
+from planner.service.http import dependencies
 from planner.service.logs import JsonLines
 from planner.settings import Settings
 
@@ -29,7 +29,7 @@ def test_a_token_is_compared_with_all_that_are_known_by_hashes_and_in_constant_t
         return real(one, other)
 
     real = hmac.compare_digest
-    monkeypatch.setattr(bearer.hmac, "compare_digest", compare)
+    monkeypatch.setattr(dependencies.hmac, "compare_digest", compare)
     hashes = [hashlib.sha256(token.encode()).hexdigest() for token in tokens]
     for token, status in ((tokens[0], 200), (tokens[1], 200), ("wrong", 401)):
         compared.clear()

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import text
 from starlette.testclient import TestClient
 
-from planner import history
-from planner.history.store import History
 from planner.report.statement import Plan
+from planner.service import history
+from planner.service.history.store import History
 
 HOSTILE = ("' OR '1'='1", "'; DROP TABLE plans; --", '" OR ""="', "%", "_", "\\", "nlp' --", "nlp') UNION SELECT 1 --")
 ROOM = Path(history.__file__).parent

@@ -17,17 +17,16 @@ from plan_makers import StackRunner
 from planner_serve import until
 from starlette.testclient import TestClient
 
-from planner.bound.lower_bound import Bound, lower_bound
-from planner.history.store import History
+from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import load_document
 from planner.job.schema import Job
 from planner.planning import pipeline
 from planner.report.statement import Plan, to_json
-from planner.service.dependencies import Dependencies
-from planner.service.instances import instance_folder
-from planner.service.interface import interface
-from planner.service.local_ray import environment, free_port_range, free_ports, local_ray
-from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.history.store import History
+from planner.service.http.dependencies import Dependencies
+from planner.service.http.interface import interface
+from planner.service.http.openapi import EXAMPLE_JOB
+from planner.service.local_ray import environment, free_port_range, free_ports, instance_folder, local_ray
 from planner.service.orders import RunRequest
 from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.settings import Settings

@@ -24,9 +24,9 @@ from schemathesis.specs.openapi.checks import (
 from soak import share
 from starlette.testclient import TestClient
 
-from planner.service import bodies
-from planner.service.bodies import LimitedBodies
-from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.http import bodies
+from planner.service.http.bodies import LimitedBodies
+from planner.service.http.openapi import EXAMPLE_JOB
 from planner.units import MIB
 
 Asgi = Callable[..., TestClient]

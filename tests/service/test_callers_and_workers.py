@@ -10,20 +10,19 @@ from typing import Any
 import pytest
 from plan_makers import JOB, OTHER, ServiceStack, StackRunner, metadata, named, never, trace_of, when
 
-from planner.calibration.interval import Calibration
 from planner.errors import TraceError
 from planner.job.schema import Train
 from planner.runtime.limits import Limit, LimitExceededError, Limits
-from planner.service.ids import order_of
-from planner.service.outcomes import PlanRefused, WorkerResult
-from planner.service.plan_provider import PlanAnswer, PlanPending
-from planner.service.service_errors import (
+from planner.service.errors import (
     BusyError,
     DeadlineError,
     TraceLimitError,
     WorkerLostError,
 )
-from planner.service.worker_pool import WorkerDiedError
+from planner.service.orders import PlanRefused, WorkerResult, order_of
+from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.scheduling.worker_pool import WorkerDiedError
+from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
 
 

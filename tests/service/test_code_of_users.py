@@ -13,16 +13,16 @@ import pytest
 from plan_makers import CODE, ServiceStack, StackRunner
 from starlette.testclient import TestClient
 
-from planner.calibration.interval import Calibration
 from planner.errors import FactoryNotAllowedError, SettingError
 from planner.planning.trace_source import TraceSource
-from planner.searching.exact import Refused
-from planner.searching.exact_groups import Group, plan_here
-from planner.service.openapi_models import EXAMPLE_JOB
+from planner.search.exact_groups import Group, plan_here
+from planner.search.exact_plans import Refused
+from planner.service.http.openapi import EXAMPLE_JOB
+from planner.service.orders import code_isolation, refuse_code
 from planner.service.plan_provider import PlanAnswer, PlanPending
-from planner.service.user_code import code_isolation, refuse_code
 from planner.settings import Settings
-from planner.training.models import factory as factory_models
+from planner.training.models import build as factory_models
+from planner.truth.calibration.interval import Calibration
 
 Asgi = Callable[..., TestClient]
 

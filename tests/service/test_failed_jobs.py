@@ -9,8 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 from torch_messages import alloc_conf
 
-from planner.history.store import History
 from planner.report.statement import Plan
+from planner.service.history.store import History
 
 SLURM = "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed."
 TORCH = alloc_conf(

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from planner.service import instances
-from planner.service.instances import LOCK, VARIABLE, instance_folder, sweep_dead_instances
+from planner.service import local_ray
+from planner.service.local_ray import LOCK, VARIABLE, instance_folder, sweep_dead_instances
 
 Eventually = Callable[..., Any]
 PROGRAM = textwrap.dedent("""
     import os, subprocess, sys, time
     from pathlib import Path
-    from planner.service import instances
-    from planner.service.instances import VARIABLE, instance_folder
-    instances._parents = lambda: [Path(sys.argv[1])]
+    from planner.service import local_ray
+    from planner.service.local_ray import VARIABLE, instance_folder
+    local_ray._parents = lambda: [Path(sys.argv[1])]
     with instance_folder() as folder:
         sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
         by_environment = subprocess.Popen(sleeps, env={**os.environ, VARIABLE: str(folder)})
@@ -42,7 +42,7 @@ PROGRAM = textwrap.dedent("""
 def parent(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where folders of these tests lie, and are swept."""
     found = tmp_path_factory.mktemp("i")
-    monkeypatch.setattr(instances, "_parents", lambda: [found])
+    monkeypatch.setattr(local_ray, "_parents", lambda: [found])
     return found
 
 

@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from planner.service.loop_watchdog import LoopWatchdog
+from planner.service.app import LoopWatchdog
 
 PROGRAM = """
 import asyncio, re, sys, time
 
-from planner.service.loop_watchdog import LoopWatchdog
+from planner.service.app import LoopWatchdog
 
 
 async def application(scope, receive, send):

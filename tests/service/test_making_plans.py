@@ -11,16 +11,15 @@ import pytest
 from plan_makers import JOB, STAGES, UNEVEN, UNEVEN_STAGES, ServiceStack, StackRunner, metadata, named, trace_of, when
 from sqlalchemy import text as sql
 
-from planner.bound.lower_bound import lower_bound
-from planner.calibration import document
-from planner.calibration.correction import Correction
-from planner.calibration.estimate import Estimate
-from planner.calibration.interval import Calibration
 from planner.errors import PlannerError, TraceError
-from planner.history.history_errors import HistoryUnavailableError
+from planner.job.bound.lower_bound import lower_bound
 from planner.job.schema import Cluster
-from planner.service.calibration_in_use import LOOK_SECONDS
-from planner.service.outcomes import PlanRefused
+from planner.service.history.errors import HistoryUnavailableError
+from planner.service.orders import PlanRefused
+from planner.service.plan_provider import LOOK_SECONDS
+from planner.truth.calibration import interval
+from planner.truth.calibration.correction import Correction, Estimate
+from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
 
 
@@ -58,9 +57,9 @@ def test_a_bound_is_by_the_calibration_in_use(run_stack: StackRunner) -> None:
             id="by hand", reserved_error=0.01,
             corrections=(Correction(gpu="H100-SXM-80GB", torch="2.13", reserved=few, context=few, nccl=few),),
         )  # fmt: skip
-        learnt = dataclasses.replace(learnt, id=document.digest(learnt))
+        learnt = dataclasses.replace(learnt, id=interval.digest(learnt))
         assert stack.plan_provider.bound(JOB) == table
-        stack.history.calibrations.put(learnt.id, document.to_json(learnt))
+        stack.history.calibrations.put(learnt.id, interval.to_json(learnt))
         stack.clock[0] += LOOK_SECONDS
 
         assert stack.plan_provider.bound(JOB).outside_bytes < table.outside_bytes
@@ -89,7 +88,7 @@ def test_a_new_calibration_makes_a_new_plan_from_the_stored_trace(run_stack: Sta
         before = await stack.plan_provider.plan(JOB)
         await stack.settled()
         learnt = Calibration(id="by hand", reserved_error=0.01)
-        stack.history.calibrations.put(learnt.id, document.to_json(learnt))
+        stack.history.calibrations.put(learnt.id, interval.to_json(learnt))
         stack.clock[0] += LOOK_SECONDS
         after = await stack.plan_provider.plan(JOB)
 
@@ -105,7 +104,7 @@ def test_two_calibrations_of_a_job_in_flight_trace_it_once(run_stack: StackRunne
         first = asyncio.create_task(stack.plan_provider.plan(JOB))
         await stack.asked()
         learnt = Calibration(id="by hand", reserved_error=0.01)
-        stack.history.calibrations.put(learnt.id, document.to_json(learnt))
+        stack.history.calibrations.put(learnt.id, interval.to_json(learnt))
         stack.clock[0] += LOOK_SECONDS
         second = await stack.plan_provider.plan(JOB)
 
@@ -172,7 +171,7 @@ def test_stored_traces_of_uneven_shards_make_a_plan_under_another_calibration(ru
         first = await stack.plan_provider.plan(UNEVEN)
         await stack.settled()
         learnt = Calibration(id="by hand", reserved_error=0.01)
-        stack.history.calibrations.put(learnt.id, document.to_json(learnt))
+        stack.history.calibrations.put(learnt.id, interval.to_json(learnt))
         stack.clock[0] += LOOK_SECONDS
         second = await stack.plan_provider.plan(UNEVEN)
 
@@ -242,7 +241,7 @@ def test_a_stored_trace_that_is_damaged_is_traced_anew(run_stack: StackRunner) -
         await stack.settled()
         stack.history.traces.put_texts(first.trace_id, {0: "{"})
         learnt = Calibration(id="by hand", reserved_error=0.01)
-        stack.history.calibrations.put(learnt.id, document.to_json(learnt))
+        stack.history.calibrations.put(learnt.id, interval.to_json(learnt))
         stack.clock[0] += LOOK_SECONDS
         await stack.plan_provider.plan(JOB)
         await stack.settled()

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.http.openapi import EXAMPLE_JOB
 
 
 def test_a_plan_and_its_job_reach_a_prometheus_that_scrapes_the_service(

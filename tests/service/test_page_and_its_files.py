@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from starlette.testclient import TestClient
 
-from planner.report.category_colors import DARK, LIGHT, css_variables
-from planner.web import assets
+from planner.report.style import DARK, LIGHT, css_variables
+from planner.service.web import assets
 
 Asgi = Callable[..., TestClient]
 ELSEWHERE = re.compile(rb"""(?:src|href|url|import|fetch)\s*[=(]?\s*["'(]?\s*(?:https?:)?//""")

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.http.openapi import EXAMPLE_JOB
 
 COUNTING = {"name": "RAdam"}
 """An optimizer that counts its steps: every iteration is traced."""

@@ -10,10 +10,10 @@ from plan_makers import CODE, JOB, OTHER, STAGES, ServiceStack, StackRunner, nam
 
 from planner.errors import PlannerError, TraceError
 from planner.planning import identity
-from planner.service.outcomes import PlanRefused
+from planner.service.errors import TraceLimitError, WorkerLostError
+from planner.service.orders import PlanRefused
 from planner.service.plan_provider import PlanPending
-from planner.service.service_errors import TraceLimitError, WorkerLostError
-from planner.service.worker_pool import WorkerDiedError
+from planner.service.scheduling.worker_pool import WorkerDiedError
 
 REFUSAL = TraceError(
     "aten.gone has no shape", allowed="operators with one", remedy="write it otherwise", place="model.0"

@@ -11,21 +11,20 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from planner.bound.lower_bound import lower_bound
 from planner.errors import FactoryNotAllowedError, TraceError
-from planner.history.store import History
-from planner.job.bundle import bundle
-from planner.job.gpu_names import look_up
-from planner.job.loading import load_document
+from planner.job.bound.lower_bound import lower_bound
+from planner.job.loading import bundle, load_document
+from planner.job.named_gpus import look_up
 from planner.report.plan_text import one_line
 from planner.report.statement import Plan, Verdict
-from planner.service.openapi_models import EXAMPLE_JOB, EXAMPLE_YAML
-from planner.service.service_errors import (
+from planner.service.errors import (
     BusyError,
     DeadlineError,
     TraceLimitError,
     WorkerLostError,
 )
+from planner.service.history.store import History
+from planner.service.http.openapi import EXAMPLE_JOB, EXAMPLE_YAML
 
 Asgi = Callable[..., TestClient]
 TOKEN = "correct horse battery staple"

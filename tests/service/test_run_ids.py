@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from planner.calibration.interval import Calibration
 from planner.job.schema import Gpu
 from planner.planning import identity
 from planner.planning.provenance import own
-from planner.running.launch_line import parse
-from planner.service.ids import run_order_of
-from planner.service.orders import RunRequest
+from planner.service.orders import RunRequest, run_order_of
 from planner.service.torch_versions import OfferedTorch, TorchVersions
 from planner.settings import Settings
+from planner.tracing.program.launch_line import parse
+from planner.truth.calibration.interval import Calibration
 
 COMMAND = ("python", "train.py")
 REQUEST = RunRequest(

@@ -20,12 +20,12 @@ from starlette.testclient import TestClient
 
 from planner.errors import PlannerError, ProgramError
 from planner.report.program_statement import from_json
-from planner.service import plan_tasks
+from planner.service.errors import BusyError, ProgramCrashedError
+from planner.service.http.problems import RequestError
+from planner.service.http.run_requests import read_run
 from planner.service.orders import RunRequest
 from planner.service.plan_provider import PlanAnswer, PlanPending
-from planner.service.problems import RequestError
-from planner.service.run_requests import read_run
-from planner.service.service_errors import BusyError, ProgramCrashedError
+from planner.service.scheduling import plan_tasks
 from planner.units import MIB
 
 Asgi = Callable[..., TestClient]

@@ -12,21 +12,18 @@ from typing import Any
 
 import pytest
 
-from planner.calibration.interval import Calibration
-from planner.history.store import History
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Optimizer, Parallel, Train
 from planner.runtime.limits import Limit, Limits
-from planner.service.calibration_in_use import CalibrationInUse
-from planner.service.ids import order_of
-from planner.service.outcomes import PlanMade, PlanRefused, WorkerResult
-from planner.service.plan_provider import PlanAnswer, PlanProvider
-from planner.service.plan_scheduler import PlanScheduler
-from planner.service.service_errors import TraceLimitError, WorkerLostError
+from planner.service.errors import TraceLimitError, WorkerLostError
+from planner.service.history.store import History
+from planner.service.orders import PlanMade, PlanRefused, WorkerResult, order_of
+from planner.service.plan_provider import CalibrationInUse, PlanAnswer, PlanProvider
+from planner.service.scheduling.plan_scheduler import PlanScheduler
 from planner.settings import Settings
-from planner.tracing import trace_text
-from planner.tracing.isolated import trace_isolated
-from planner.tracing.isolation import Isolation
-from planner.tracing.traced import Trace
+from planner.tracing import rank_trace
+from planner.tracing.isolated import Isolation, trace_isolated
+from planner.tracing.rank_trace import Trace
+from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
 
 GPU = Cluster(gpu=Gpu(name="H100-SXM-80GB", total_bytes=80 * GIB, arch="sm_90"))
@@ -69,7 +66,7 @@ def events(trace: Trace) -> Trace:
 @pytest.mark.soak
 @pytest.mark.usefixtures("ray_session")
 def test_a_worker_that_has_traced_many_jobs_gives_the_events_of_a_fresh_process() -> None:
-    from planner.service.scheduler_deployment import RayWorker
+    from planner.service.deployments import RayWorker
 
     async def story() -> dict[str, list[Any]]:
         worker = RayWorker(Limits(), Isolation())
@@ -87,12 +84,12 @@ def test_a_worker_that_has_traced_many_jobs_gives_the_events_of_a_fresh_process(
     assert all(isinstance(each, PlanRefused) for each in found.pop("untraceable"))
     for name, texts in found.items():
         fresh = events(trace_isolated(jobs[name]))
-        assert [events(trace_text.loads(each.traces[0])) for each in texts] == [fresh, fresh], name
+        assert [events(rank_trace.loads(each.traces[0])) for each in texts] == [fresh, fresh], name
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_worker_ends_what_takes_too_long_or_too_much_and_does_the_next() -> None:
-    from planner.service.scheduler_deployment import RayWorker
+    from planner.service.deployments import RayWorker
 
     async def story() -> tuple[Any, Any, Any]:
         worker = RayWorker(Limits(memory_bytes=2 * GIB), Isolation())
@@ -117,7 +114,7 @@ def test_a_worker_ends_what_takes_too_long_or_too_much_and_does_the_next() -> No
 
 @pytest.mark.usefixtures("ray_session")
 def test_killed_in_the_middle_and_past_its_limit_it_is_replaced_and_every_job_answered(tmp_path: Path) -> None:
-    from planner.service.scheduler_deployment import tracers
+    from planner.service.deployments import tracers
 
     async def process_at_work(made: PlanScheduler) -> int:
         while made.state()["busy"] == 0:
@@ -183,7 +180,7 @@ class HandOfTracers:
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_replica_asks_once_more_where_the_tracers_died_within_the_time_that_is_left() -> None:
-    from planner.service.scheduler_deployment import TracingHandle
+    from planner.service.deployments import TracingHandle
 
     hand: Any = HandOfTracers(deaths=1)
     found = asyncio.run(TracingHandle(hand).make(order_of(DECODER, Calibration.none()), 10.0, keep=False))
@@ -195,7 +192,7 @@ def test_a_replica_asks_once_more_where_the_tracers_died_within_the_time_that_is
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_replica_gives_up_where_the_tracers_died_twice() -> None:
-    from planner.service.scheduler_deployment import TracingHandle
+    from planner.service.deployments import TracingHandle
 
     hand: Any = HandOfTracers(deaths=2)
     with pytest.raises(WorkerLostError):
@@ -204,7 +201,7 @@ def test_a_replica_gives_up_where_the_tracers_died_twice() -> None:
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_caller_that_goes_is_told_to_the_tracers() -> None:
-    from planner.service.scheduler_deployment import TracingHandle
+    from planner.service.deployments import TracingHandle
 
     async def story(handle: TracingHandle) -> None:
         asked = asyncio.create_task(handle.make(order_of(DECODER, Calibration.none()), None, keep=False))

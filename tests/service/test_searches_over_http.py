@@ -13,20 +13,20 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from planner.bound.lower_bound import lower_bound
-from planner.history.search_table import State
-from planner.history.store import History
+from planner.job.bound.lower_bound import lower_bound
 from planner.job.loading import load_document
 from planner.job.schema import Job
 from planner.planning import pipeline
 from planner.report.statement import Verdict
-from planner.searching.exact import Answer, Exact
-from planner.searching.exact_groups import Group
-from planner.service import search_document
-from planner.service.dependencies import Dependencies
-from planner.service.interface import interface
-from planner.service.openapi_models import EXAMPLE_JOB
-from planner.service.search_runner import SearchRunner
+from planner.search.exact_groups import Group
+from planner.search.exact_plans import Answer, Exact
+from planner.service.history.records import SearchState
+from planner.service.history.store import History
+from planner.service.http.dependencies import Dependencies
+from planner.service.http.interface import interface
+from planner.service.http.openapi import EXAMPLE_JOB
+from planner.service.scheduling import search_runner
+from planner.service.scheduling.search_runner import SearchRunner
 from planner.settings import Settings
 from planner.units import MIB
 
@@ -84,12 +84,12 @@ class SearchesHere:
         if self.runner is None:
             self.runner = SearchRunner(self.history, self.settings, self.tracers, self.two)
             await asyncio.to_thread(self.runner.begin)
-        return search_document.to_json(await asyncio.to_thread(self.runner.start, request))
+        return search_runner.to_json(await asyncio.to_thread(self.runner.start, request))
 
     async def cancel(self, search_id: str) -> dict[str, Any] | None:
         assert self.runner is not None
         found = await asyncio.to_thread(self.runner.cancel, search_id)
-        return None if found is None else search_document.to_json(found)
+        return None if found is None else search_runner.to_json(found)
 
     async def two(self) -> int:
         return 2
@@ -221,7 +221,7 @@ def test_a_client_that_is_gone_leaves_a_search_that_can_be_found(
     ask(client, wait=0, top=2, objective="memory")  # and never asks again
     tracers.most = 1_000
     until = time.monotonic() + 60
-    while not (over := history.searches.in_state(State.DONE, 10)):
+    while not (over := history.searches.in_state(SearchState.DONE, 10)):
         assert time.monotonic() < until
         time.sleep(0.05)
     assert ask(client, top=2, objective="memory").json()["candidates"] == over[0].document["candidates"]
@@ -252,7 +252,7 @@ def test_what_a_service_that_was_killed_had_begun_is_stopped(
     done = ask(searching(), top=1, objective="memory")
     left = history.searches.get(done.json()["search_id"])
     assert left is not None
-    history.searches.put(replace(left, state=State.RUNNING))
+    history.searches.put(replace(left, state=SearchState.RUNNING))
     before = len(tracers.planned)
 
     after = searching()

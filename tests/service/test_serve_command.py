@@ -19,11 +19,10 @@ import httpx
 import pytest
 from planner_serve import Processes, until
 
-from planner.history.store import History
-from planner.job.bundle import bundle
-from planner.job.loading import load_job
+from planner.job.loading import bundle, load_job
+from planner.service.history.store import History
+from planner.service.http.openapi import EXAMPLE_JOB
 from planner.service.local_ray import free_ports
-from planner.service.openapi_models import EXAMPLE_JOB
 
 pytestmark = pytest.mark.cluster
 

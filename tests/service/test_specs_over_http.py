@@ -9,9 +9,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from planner.hardware import catalog
-from planner.job import known_models
+from planner.job import hf_config
 from planner.job.loading import load_bundle, load_yaml
-from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.http.openapi import EXAMPLE_JOB
 
 Asgi = Callable[..., TestClient]
 
@@ -22,7 +22,7 @@ def test_a_model_and_gpus_by_their_names_become_a_spec(asgi: Asgi) -> None:
 
     job = load_bundle(found["job"])
     assert load_yaml(found["spec"]) == job
-    assert job.model.hf_config == known_models.models()["Qwen/Qwen3-8B"].config
+    assert job.model.hf_config == hf_config.models()["Qwen/Qwen3-8B"].config
     assert (job.parallel.dp_shard.degree, job.train.sequence_length, job.train.micro_batch_size) == (4, 4096, 2)
     assert found["taken"] == [
         "train.precision fsdp_mixed (--precision bf16, fp16 or fp32)",
@@ -83,7 +83,7 @@ def test_a_key_of_thousands_of_parts_is_refused(asgi: Asgi) -> None:
 def test_what_may_be_named_is_listed(asgi: Asgi) -> None:
     client = asgi()
 
-    assert [each["name"] for each in client.get("/v1/models").json()["models"]] == list(known_models.models())
+    assert [each["name"] for each in client.get("/v1/models").json()["models"]] == list(hf_config.models())
     assert {each["name"]: each["total_bytes"] for each in client.get("/v1/gpus").json()["gpus"]} == {
         name: gpu.total_bytes for name, gpu in catalog.gpus().items()
     }

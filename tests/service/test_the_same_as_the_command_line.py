@@ -15,14 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from planner.calibration.interval import Calibration
 from planner.job.loading import load_job
 from planner.report.statement import to_json
 from planner.runtime.limits import Limits
-from planner.service.ids import order_of
-from planner.service.outcomes import WorkerResult
-from planner.service.tracing_worker import TracingWorker
-from planner.tracing.isolation import Isolation
+from planner.service.orders import WorkerResult, order_of
+from planner.service.scheduling.tracing_worker import TracingWorker
+from planner.tracing.isolated import Isolation
+from planner.truth.calibration.interval import Calibration
 
 DECODER = {"decoder": {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 256}}
 LLAMA = {

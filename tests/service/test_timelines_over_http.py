@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from planner.history.job_values import JobChange, MeasuredRank
-from planner.history.store import History
 from planner.job.loading import load_document
 from planner.planning import pipeline
 from planner.planning.pipeline import PlanningResult
 from planner.report.statement import Plan
-from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.store import History
+from planner.service.http.openapi import EXAMPLE_JOB
 
 Asgi = Callable[..., TestClient]
 

@@ -12,20 +12,18 @@ from typing import Any
 import pytest
 from plan_makers import JOB, ServiceStack, StackRunner
 
-from planner.calibration.interval import Calibration
 from planner.errors import SettingError, TraceError
 from planner.job.schema import Job, Software
 from planner.planning import identity
 from planner.report.statement import Plan, to_json
 from planner.runtime.limits import Limits
-from planner.service.ids import order_of
-from planner.service.outcomes import PlanRefused, WorkerResult
-from planner.service.service_errors import WorkerLostError
-from planner.service.torch_servers import MOST_OTHERS, TorchServers
+from planner.service.errors import WorkerLostError
+from planner.service.orders import PlanRefused, WorkerResult, order_of
+from planner.service.scheduling.tracing_worker import MOST_OTHERS, TorchServers, TracingWorker
+from planner.service.scheduling.worker_pool import SLACK_SECONDS, START_SECONDS, Lease
 from planner.service.torch_versions import ONLY_OWN, OfferedTorch, TorchVersions, read_torch_versions
-from planner.service.tracing_worker import TracingWorker
-from planner.service.worker_pool import SLACK_SECONDS, START_SECONDS, Lease
-from planner.tracing.isolation import Isolation
+from planner.tracing.isolated import Isolation
+from planner.truth.calibration.interval import Calibration
 
 OWN = identity.installed_torch()
 NONE = Calibration.none()
@@ -153,7 +151,7 @@ def test_a_worker_keeps_the_torches_that_were_asked_for_lately(monkeypatch: pyte
     def make(_: str, *, python: str = "own", root: Path = Path()) -> CountedServer:  # noqa: ARG001
         return made.setdefault(python, CountedServer())
 
-    monkeypatch.setattr("planner.service.torch_servers.ForkServer", make)
+    monkeypatch.setattr("planner.service.scheduling.tracing_worker.ForkServer", make)
     releases = [older(by) for by in (4, 5, 6, 7)[: MOST_OTHERS + 1]]
     others = tuple(OfferedTorch(each, f"/{each}/python", {}) for each in releases)
     servers = TorchServers(TorchVersions(others))

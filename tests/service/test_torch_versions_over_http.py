@@ -16,9 +16,9 @@ import pytest
 from planner_serve import Service, serving
 
 from planner.planning import identity
-from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.http.openapi import EXAMPLE_JOB
 from planner.service.torch_versions import TorchVersions, read_torch_versions
-from planner.upstream.version_differences import largest_difference
+from planner.upstream.versions import largest_difference
 
 TORCHES = os.environ.get("PLANNER_TEST_TORCHES", "")
 SECONDS = 600.0

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from planner.service.openapi_models import EXAMPLE_JOB
+from planner.service.http.openapi import EXAMPLE_JOB
 
 SMALL: dict[str, Any] = {
     **EXAMPLE_JOB,
@@ -42,7 +42,11 @@ def test_a_step_of_one_process_is_measured_beside_its_plan(client: httpx.Client)
     answer = client.post("/v1/validations", json={"plan_id": plan["plan_id"], "device": "cpu"})
     assert answer.status_code == 202, answer.text
     asked = answer.json()
-    assert (asked["schema"], asked["state"], asked["plan_id"]) == ("planner.validation/1", "pending", plan["plan_id"])
+    assert (asked["schema"], asked["state"], asked["plan_id"]) == (
+        "planner.validation/1",
+        "pending",
+        plan["plan_id"],
+    )
     assert answer.headers["Location"] == f"/v1/validations/{asked['validation_id']}"
 
     done = finished(client, answer.headers["Location"])
@@ -161,7 +165,7 @@ def _measuring_processes() -> list[str]:
     found = []
     for line in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if b"planner.validation import child" in line.read_bytes():
+            if b"planner.service.validation import child" in line.read_bytes():
                 found.append(line.parent.name)
     return found
 

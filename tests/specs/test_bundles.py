@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from planner.errors import SpecError
 from planner.job import schema as jobs
-from planner.job.bundle import bundle, bundle_text, document, trace_id
 from planner.job.json_text import canonical_json
-from planner.job.loading import load_bundle, load_document, load_job
+from planner.job.loading import bundle, bundle_text, document, load_bundle, load_document, load_job, trace_id
 from planner.job.printing import job_yaml, short_yaml
 from planner.job.schema import Job
 

@@ -7,10 +7,10 @@ import typing
 
 import pytest
 
-from planner.job import post_training_schema, schema
+from planner.job import schema
 from planner.job.field_checks import CHECKS
 
-NAMES = {**vars(schema), **vars(post_training_schema)}
+NAMES = {**vars(schema), **vars(schema)}
 SECTIONS = [kind for kind in NAMES.values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
 FIELDS = [(kind, field.name) for kind in SECTIONS for field in dataclasses.fields(kind)]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.job.bundle import bundle
-from planner.job.loading import load_bundle, load_yaml
+from planner.job.loading import bundle, load_bundle, load_yaml
 from planner.job.schema import Compile
 
 _JOB = """

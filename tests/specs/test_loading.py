@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import SpecError
-from planner.job.bundle import bundle_text
-from planner.job.loading import load_bundle, load_document, load_job
+from planner.job.loading import bundle_text, load_bundle, load_document, load_job
 from planner.job.printing import job_yaml
 from planner.job.schema import (
     Cluster,

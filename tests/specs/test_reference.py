@@ -15,9 +15,8 @@ import yaml
 
 from planner import cli
 from planner.hardware import catalog
-from planner.job import known_models, short_forms, spec_keys
-from planner.job.spec_json_schema import json_schema
-from planner.job.spec_keys import SpecKey, all_keys, may_be_none
+from planner.job import hf_config, short_forms, spec_keys
+from planner.job.spec_keys import SpecKey, all_keys, json_schema, may_be_none
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "reference.md"
@@ -39,7 +38,7 @@ def model_names() -> str:
     """The well-known models, in Markdown."""
     rows = [
         f"| `{each.name}` | {', '.join(f'`{name}`' for name in each.also)} | {each.source} |"
-        for each in known_models.models().values()
+        for each in hf_config.models().values()
     ]
     return "\n".join(["| model | also for | sizes from, if not its own config.json |", "|---|---|---|", *rows])
 

@@ -16,9 +16,9 @@ import yaml
 from planner import cli
 from planner.errors import SpecError
 from planner.hardware import catalog
-from planner.job import gpu_counts
-from planner.job.gpu_counts import GpuCount
+from planner.job import named_gpus
 from planner.job.loading import load_yaml
+from planner.job.named_gpus import GpuCount
 from planner.units import GIB
 
 FIRST_LINE = "{} --gpus 4x{} --lora r=16 --seq 4096 --batch 2 --fsdp"
@@ -160,13 +160,13 @@ def test_pictures_need_no_sequence() -> None:
     ],
 )
 def test_gpus_are_counted_and_named_in_one_word(written: str, found: GpuCount) -> None:
-    assert gpu_counts.parse(written) == found
+    assert named_gpus.parse(written) == found
 
 
 @pytest.mark.parametrize("written", ["", "0", "0x0xH100", "-1", "x", "4x", "x4", "99999999xH100", "999999x99999xH100"])
 def test_a_word_that_says_no_number_of_gpus_is_refused(written: str) -> None:
     with pytest.raises(SpecError):
-        gpu_counts.parse(written)
+        named_gpus.parse(written)
 
 
 def test_options_replace_what_a_spec_says(tmp_path: Path) -> None:

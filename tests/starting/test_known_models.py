@@ -8,11 +8,10 @@ import pytest
 import torch
 import transformers
 
-from planner.job import known_models
-from planner.job.hf_config import looks_like_path
-from planner.job.known_models import KnownModel
+from planner.job import hf_config
+from planner.job.hf_config import KnownModel, looks_like_path
 
-MODELS = known_models.models()
+MODELS = hf_config.models()
 
 
 def transformers_config(model: KnownModel) -> Any:
@@ -42,19 +41,19 @@ def test_a_config_has_keys_of_its_class_alone(model: KnownModel) -> None:
 def test_a_model_is_found_by_its_name_its_other_names_and_without_its_publisher() -> None:
     qwen = MODELS["Qwen/Qwen3-8B"]
 
-    assert [known_models.by_name(name) for name in ("Qwen/Qwen3-8B", "qwen3-8b", "Qwen/Qwen3-8B-Base")] == [qwen] * 3
-    assert known_models.by_name("Qwen/Qwen3-9B") is None
+    assert [hf_config.by_name(name) for name in ("Qwen/Qwen3-8B", "qwen3-8b", "Qwen/Qwen3-8B-Base")] == [qwen] * 3
+    assert hf_config.by_name("Qwen/Qwen3-9B") is None
 
 
 def test_a_name_leads_to_one_model_and_is_no_path() -> None:
     for model in MODELS.values():
         for name in (model.name, *model.also):
-            assert known_models.by_name(name) is model
+            assert hf_config.by_name(name) is model
             assert not looks_like_path(name)
 
 
 def test_a_model_is_found_by_its_config() -> None:
-    found = [known_models.by_config(dict(model.config)) for model in MODELS.values()]
+    found = [hf_config.by_config(dict(model.config)) for model in MODELS.values()]
 
     assert [each.config if each else None for each in found] == [model.config for model in MODELS.values()]
 
@@ -74,7 +73,7 @@ def test_a_model_is_found_by_its_config() -> None:
     ],
 )  # fmt: skip
 def test_the_families_of_the_last_two_years_are_known(name: str) -> None:
-    assert known_models.by_name(name) is not None
+    assert hf_config.by_name(name) is not None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_the_families_of_the_last_two_years_are_known(name: str) -> None:
 def test_a_name_that_is_misspelt_or_not_whole_leads_to_models_of_its_own_size_and_kind(
     written: str, meant: list[str]
 ) -> None:
-    assert known_models.near(written) == meant
+    assert hf_config.near_models(written) == meant
 
 
 @pytest.mark.parametrize(
@@ -104,4 +103,4 @@ def test_a_name_that_is_misspelt_or_not_whole_leads_to_models_of_its_own_size_an
     ],
 )  # fmt: skip
 def test_a_model_of_another_version_size_or_kind_is_never_taken_for_the_one_that_was_written(written: str) -> None:
-    assert known_models.near(written) == []
+    assert hf_config.near_models(written) == []

@@ -13,8 +13,8 @@ from importing_folder import LLAMA
 
 from planner import cli
 from planner.errors import SpecError
-from planner.importers.given_job import GivenJob, read
-from planner.job import hub_cache
+from planner.job import hf_config
+from planner.job.importers.job_import import GivenJob, read
 from planner.job.loading import load_yaml
 from planner.job.schema import Adapter, Job
 from planner.job.shorthand import Shorthand
@@ -76,7 +76,7 @@ def test_a_model_of_the_hubs_cache_is_found_without_a_network(tmp_path: Path, mo
 
 @pytest.mark.parametrize("name", ["../tiny", "own/../tiny", "own/tiny/more", "", "a" * 300, "own\\tiny"])
 def test_only_names_of_models_are_looked_for_in_the_cache(name: str, tmp_path: Path) -> None:
-    assert hub_cache.find(name, environment={"HF_HUB_CACHE": str(tmp_path)}) is None
+    assert hf_config.find(name, environment={"HF_HUB_CACHE": str(tmp_path)}) is None
 
 
 def test_a_folder_of_the_same_name_goes_before_a_well_known_model(

@@ -16,7 +16,7 @@ from planner.job.schema import CheckpointLoad, Decoder, Job
 from planner.training import step
 from planner.training.checkpoint_reading import Loading
 from planner.training.host import RealHost
-from planner.training.observer import NullObserver
+from planner.training.observers import NullObserver
 
 Run = Callable[..., step.Outcome]
 JobOf = Callable[..., Job]

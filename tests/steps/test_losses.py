@@ -13,11 +13,11 @@ from torch.nn import functional
 from planner.errors import SpecError
 from planner.job import schema
 from planner.job.schema import Input, Job, Loss
-from planner.training import chunked_head, inputs, step
+from planner.training import inputs, loss_functions, step
 from planner.training.inputs import Feed, MicroBatch
-from planner.training.loss import Objective, cross_entropy, logits_of
+from planner.training.loss_functions import Objective, cross_entropy, logits_of
 from planner.training.models.decoder import Decoder
-from planner.training.observer import NullObserver
+from planner.training.observers import NullObserver
 
 Run = Callable[..., step.Outcome]
 JobOf = Callable[..., Job]
@@ -71,7 +71,7 @@ def test_a_head_in_chunks_learns_the_same(decoder_job: JobOf, run: Run) -> None:
 
 def test_a_head_in_chunks_gives_all_of_them_in_the_dtype_of_the_loss() -> None:
     model = Decoder(DECODER).to(torch.bfloat16)
-    chunked_head.apply(model, Loss(chunks=4, chunk_head=True))
+    loss_functions.apply(model, Loss(chunks=4, chunk_head=True))
 
     parts = model(torch.zeros(2, 16, dtype=torch.int64))
 
@@ -80,7 +80,7 @@ def test_a_head_in_chunks_gives_all_of_them_in_the_dtype_of_the_loss() -> None:
 
 def test_a_model_without_a_head_has_none_to_call_in_chunks() -> None:
     with pytest.raises(SpecError, match="Echo has no head that gives logits of tokens"):
-        chunked_head.apply(Echo(), Loss(chunks=4, chunk_head=True))
+        loss_functions.apply(Echo(), Loss(chunks=4, chunk_head=True))
 
 
 def test_maps_of_another_size_than_their_targets_are_resized() -> None:

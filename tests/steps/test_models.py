@@ -14,7 +14,7 @@ import transformers
 
 from planner.errors import SpecError
 from planner.job.schema import Decoder, Model
-from planner.training.models import heads
+from planner.training.models import transformers_models
 from planner.training.models.build import build
 
 CPU = torch.device("cpu")
@@ -166,7 +166,8 @@ def test_the_head_is_the_jobs_or_the_configs_or_the_usual_one(config: dict[str, 
 
 def test_heads_that_are_not_there_are_refused() -> None:
     assert refusal(Model(hf_config=LLAMA, head="casual_lm")) == (
-        f"model.head: unknown head 'casual_lm'\n  allowed: {', '.join(heads.HEADS)}\n  change:  did you mean causal_lm?"
+        f"model.head: unknown head 'casual_lm'\n  allowed: {', '.join(transformers_models.HEADS)}"
+        "\n  change:  did you mean causal_lm?"
     )
     assert refusal(Model(hf_config=LLAMA, head="ctc")) == (
         "model.head: llama has no ctc head\n"

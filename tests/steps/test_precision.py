@@ -10,7 +10,7 @@ import torch
 from planner.errors import SpecError
 from planner.job.schema import Job
 from planner.training import step
-from planner.training.precision import Precision
+from planner.training.loop import Precision
 
 Run = Callable[..., step.Outcome]
 JobOf = Callable[..., Job]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from planner.errors import SpecError
 from planner.job.schema import Decoder, Job, Optimizer, Recompute
-from planner.training import blocks, recompute, step
+from planner.training import blocks, step
 from planner.training.models.decoder import Decoder as DecoderModel
 
 Run = Callable[..., step.Outcome]
@@ -24,7 +24,7 @@ def gradients(mode: Recompute) -> tuple[list[Tensor], int]:
     """Gradients of a four-layer decoder, and the bytes that its graph kept for the backward."""
     torch.manual_seed(0)
     model = DecoderModel(FOUR_LAYERS["decoder"])
-    recompute.apply(model, mode)
+    blocks.apply_recompute(model, mode)
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def test_full_recomputes_every_block_and_every_second_each_second_one(decoder_jo
 
 def count_forwards(mode: Recompute) -> dict[str, int]:
     model = DecoderModel(FOUR_LAYERS["decoder"])
-    recompute.apply(model, mode)
+    blocks.apply_recompute(model, mode)
     seen = {"norm": 0, "down": 0}
 
     def count(name: str) -> Callable[..., None]:
@@ -90,7 +90,7 @@ def test_selective_computes_every_second_matmul_again_and_no_attention() -> None
 
     def again(mode: Recompute) -> tuple[int, int]:
         model = DecoderModel(FOUR_LAYERS["decoder"])
-        recompute.apply(model, mode)
+        blocks.apply_recompute(model, mode)
         loss = model(torch.zeros(1, 8, dtype=torch.int64)).sum()
         with Counting() as backward:
             loss.backward()
@@ -105,7 +105,7 @@ def test_selective_computes_every_second_matmul_again_and_no_attention() -> None
 
 def test_evaluation_does_not_recompute() -> None:
     model = DecoderModel(FOUR_LAYERS["decoder"])
-    recompute.apply(model, Recompute(mode="full"))
+    blocks.apply_recompute(model, Recompute(mode="full"))
     seen: list[int] = []
     model.layers[0].ffn_norm.register_forward_hook(lambda *_: seen.append(1))
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from planner.errors import SpecError
 from planner.job.schema import Ep, Model
-from planner.training import routing
 from planner.training.models.build import build
+from planner.training.wraps import expert_parallel
 
 MIXTRAL = {
     "model_type": "mixtral", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -31,11 +31,11 @@ MIXTRAL = {
     ],
 )
 def test_the_fullest_part_gets_its_share_and_the_others_the_rest(tokens: int, ep: Ep, shares: list[int]) -> None:
-    assert routing.shares(tokens, 2, 8, ep) == shares
+    assert expert_parallel.shares(tokens, 2, 8, ep) == shares
 
 
 def test_the_fullest_rank_may_be_any() -> None:
-    assert routing.shares(8, 2, 8, Ep(degree=2, imbalance=1.5), fullest=1) == [1, 1, 1, 1, 3, 3, 3, 3]
+    assert expert_parallel.shares(8, 2, 8, Ep(degree=2, imbalance=1.5), fullest=1) == [1, 1, 1, 1, 3, 3, 3, 3]
 
 
 @given(tokens=st.integers(1, 60), each=st.integers(1, 4), degree=st.sampled_from([1, 2, 4, 8]), data=st.data())
@@ -45,11 +45,11 @@ def test_every_token_goes_to_different_experts_and_none_is_lost(
     imbalance = data.draw(st.floats(1.0, min(degree, 8 / each) if degree > 1 else 8 / each))
     ep = Ep(degree=degree, imbalance=imbalance)
     try:
-        counts = routing.shares(tokens, each, 8, ep)
+        counts = expert_parallel.shares(tokens, each, 8, ep)
     except SpecError:
         return  # rounded up it would be one more than there can be
 
-    chosen = routing.choices(tokens, each, 8, ep)
+    chosen = expert_parallel.choices(tokens, each, 8, ep)
 
     assert chosen.flatten().bincount(minlength=8).tolist() == counts
     assert all(len(set(row)) == each for row in chosen.tolist())
@@ -58,14 +58,14 @@ def test_every_token_goes_to_different_experts_and_none_is_lost(
 
 def test_more_than_there_can_be_is_refused() -> None:
     with pytest.raises(SpecError, match="a token goes to an expert only once"):
-        routing.shares(16, 2, 8, Ep(imbalance=5.0))
+        expert_parallel.shares(16, 2, 8, Ep(imbalance=5.0))
 
 
 def test_experts_see_the_rule_and_the_router_still_learns() -> None:
     model: Any = build(Model(hf_config=MIXTRAL), torch.device("cpu"))
-    routing.force(model, Ep(imbalance=2.0))
+    expert_parallel.force(model, Ep(imbalance=2.0))
     seen: list[torch.Tensor] = []
-    experts = dict(routing.experts_of(model))["model.layers.0.mlp.experts"]
+    experts = dict(expert_parallel.experts_of(model))["model.layers.0.mlp.experts"]
     experts.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1].clone()))
 
     model(input_ids=torch.arange(8).view(1, 8)).logits.sum().backward()
@@ -78,4 +78,4 @@ def test_experts_see_the_rule_and_the_router_still_learns() -> None:
 
 def test_an_imbalance_without_experts_is_refused() -> None:
     with pytest.raises(SpecError, match="Linear has no experts"):
-        routing.force(torch.nn.Linear(2, 2), Ep(imbalance=2.0))
+        expert_parallel.force(torch.nn.Linear(2, 2), Ep(imbalance=2.0))

@@ -14,7 +14,7 @@ from planner.job.schema import Input, Job, Model, Train
 from planner.training import inputs
 from planner.training.inputs import Feed
 from planner.training.models.build import build
-from planner.training.observer import NullObserver
+from planner.training.observers import NullObserver
 
 TABLE = yaml.safe_load((Path(__file__).parents[1] / "data" / "architectures.yaml").read_text())["architectures"]
 CPU = torch.device("cpu")

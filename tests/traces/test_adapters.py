@@ -14,9 +14,8 @@ from planner.events import Phase
 from planner.job.schema import Adapter, Cluster, Gpu, Job, Metadata, Model, Optimizer, Train
 from planner.planning import identity
 from planner.planning.pipeline import plan_with_traces
-from planner.tracing.trace import trace
-from planner.training.materialize import materialize
-from planner.training.models.build import build
+from planner.tracing.spec.step_trace import trace
+from planner.training.models.build import build, materialize
 
 _CONFIG = {
     "model_type": "llama", "vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

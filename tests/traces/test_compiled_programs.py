@@ -30,9 +30,9 @@ from planner.job.schema import (
     Train,
 )
 from planner.paper import compiled
-from planner.paper.compiled import Compiling, equal_parts
-from planner.tracing.trace import trace
-from planner.training.compiling import compiled_backward
+from planner.paper.compiled import Compiling, patches
+from planner.tracing.spec.step_trace import trace
+from planner.training.blocks import compiled_backward
 
 import torch  # isort: skip
 from torch import nn  # isort: skip
@@ -300,7 +300,7 @@ def test_parts_that_are_equal_are_compiled_once(monkeypatch: pytest.MonkeyPatch)
         return bare, len(compiled_parts)
 
     once, few = planned()
-    monkeypatch.setattr(equal_parts, "_content", lambda *_: None)
+    monkeypatch.setattr(patches, "_content", lambda *_: None)
     each_time, many = planned()
     assert once == each_time
     assert (few, many) == (4, 9)

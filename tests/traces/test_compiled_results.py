@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from planner import paper  # noqa: F401  before torch
-from planner.paper.compiled import equal_parts, operator_results
+from planner.paper.compiled import generated, patches
 from planner.paper.compiled.generated import Origins
 
 import torch  # isort: skip
@@ -29,7 +29,7 @@ def programs_operator() -> Iterator[None]:
 def test_strides_that_a_programs_operator_does_not_say_are_let_pass_where_the_code_names_none() -> None:
     origins = Origins([("", "planner_test::turned")], [])
     origins.enter(0)
-    with operator_results.other_strides(go_on=True):
+    with generated.other_strides(go_on=True):
         origins.assert_size_stride(torch.empty(3, 2).T, _SIZE, _STRIDE)
 
 
@@ -37,20 +37,20 @@ def test_strides_that_a_programs_operator_does_not_say_are_let_pass_where_the_co
 def test_those_of_torchs_own_operators_are_not(operator: str) -> None:
     origins = Origins([("", operator)], [])
     origins.enter(0)
-    with operator_results.other_strides(go_on=True), pytest.raises(AssertionError):
+    with generated.other_strides(go_on=True), pytest.raises(AssertionError):
         origins.assert_size_stride(torch.empty(3, 2).T, _SIZE, _STRIDE)
 
 
 def test_nor_are_a_programs_where_it_is_compiled_as_asked() -> None:
     origins = Origins([("", "planner_test::turned")], [])
     origins.enter(0)
-    with operator_results.other_strides(go_on=False), pytest.raises(AssertionError):
+    with generated.other_strides(go_on=False), pytest.raises(AssertionError):
         origins.assert_size_stride(torch.empty(3, 2).T, _SIZE, _STRIDE)
 
 
 LOADED = """
 from planner import paper
-from planner.running import compiling
+from planner.tracing.program import compiling
 compiling._load_inductor()
 from torch._inductor.async_compile import AsyncCompile
 print(AsyncCompile.process_pool.cache_info().currsize)
@@ -68,6 +68,6 @@ def test_a_part_that_takes_its_arguments_in_one_list_still_says_so() -> None:
         return arguments
 
     part._boxed_call = True  # type: ignore[attr-defined]
-    post_compile = equal_parts.results_again(lambda _self, _part: lambda arguments: arguments)
+    post_compile = patches.results_again(lambda _self, _part: lambda arguments: arguments)
 
     assert post_compile(None, part)._boxed_call

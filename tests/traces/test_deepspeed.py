@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.events import Alloc, Category, Event, Free, Role
+from planner.job.layout import Mesh, parts_of, rank_classes
 from planner.job.schema import Cluster, Gpu, Job, Parallel
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import parts_of, rank_classes
-from planner.measuring.event_phases import most_by_category
 from planner.planning import pipeline
-from planner.tracing.trace import trace
-from planner.training.wraps.deepspeed_partitions import Partitions
+from planner.tracing.spec.step_trace import trace
+from planner.training.wraps.deepspeed_engine import Partitions
+from planner.truth.measuring.measured_phases import most_by_category
 
 BOTH = [(job.metadata.name, rank) for job in PAIRS for rank in (0, 1)]
 

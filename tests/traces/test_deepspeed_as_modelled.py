@@ -14,8 +14,8 @@ import pytest
 from deepspeed_jobs import ADAMW, BF16, OFFLOAD, PAIRS, divided
 
 from planner.job.schema import Job
-from planner.measuring.event_phases import most_by_category, phases_of
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
+from planner.truth.measuring.measured_phases import most_by_category, phases_of
 
 FEW_BYTES = 12
 """Flags of infinite gradients and norms."""

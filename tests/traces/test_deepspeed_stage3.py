@@ -15,14 +15,13 @@ from deepspeed_jobs import BF16
 from planner.allocator.replay import replay
 from planner.errors import SpecError
 from planner.events import Alloc, Category, Free, FreeCompleted, Mark, Phase, Role
+from planner.job.layout import Mesh, rank_classes
 from planner.job.loading import load_job
 from planner.job.schema import DpReplicate, Gpu, Job, Model, Parallel
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import rank_classes
-from planner.measuring.event_phases import most_by_category, phases_of
-from planner.paper import untouched_host
+from planner.paper import host_memory
 from planner.planning import identity
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
+from planner.truth.measuring.measured_phases import most_by_category, phases_of
 
 HOST = {"device": "cpu"}
 
@@ -176,7 +175,7 @@ def test_offload_leaves_the_partition_of_the_parameters_or_nothing() -> None:
 def test_a_host_that_is_not_written_changes_nothing_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     job = divided(config={**BF16, "optimizer": {"type": "AdamW"}}, steps=2, offload_optimizer=HOST, offload_param=HOST)
     written = trace(job).events
-    monkeypatch.setattr(untouched_host, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(host_memory, "_LARGE_BYTES", 0)
 
     assert trace(job).events == written
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from cpu_runs import Both, assert_alike, both_ways
 
+from planner.job.layout import Mesh, parts_of, rank_classes
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Optimizer, Parallel, Train
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import parts_of, rank_classes
 from planner.planning import pipeline
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
 
 
 def divided(name: str, ranks: int, *, optimizer: str = "AdamW", layers: int = 3, **replicate: Any) -> Job:

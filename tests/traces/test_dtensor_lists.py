@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # isort:
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard  # isort: skip
 from torch.distributed.tensor._sharding_prop import ShardingPropagator  # isort: skip
 
+from planner.job.layout import Mesh
 from planner.job.schema import Cluster, Decoder, DpReplicate, DpShard, Gpu, Job, Model, Optimizer, Parallel, Tp, Train
-from planner.layout.mesh import Mesh
-from planner.tracing import trace as tracing
-from planner.training import absent_peers, dtensor_lists, dtensor_speed
+from planner.tracing.spec import step_trace as tracing
+from planner.training import absent_peers, dtensor_speed
 
 LAYERS = 4
 
@@ -152,6 +152,6 @@ def test_a_trace_has_the_events_of_torch_s_own_way(
         cluster=Cluster(gpus_per_node=Mesh.of(parallel).world_size, gpu=Gpu(total_bytes=80 << 30, arch="sm_90")),
     )  # fmt: skip
     found = tracing.trace(job).events
-    monkeypatch.setattr(dtensor_lists, "by_groups", lambda real: real)
+    monkeypatch.setattr(dtensor_speed, "by_groups", lambda real: real)
 
     assert found == tracing.trace(job).events

@@ -11,10 +11,10 @@ import pytest
 import soak
 
 import planner.paper  # noqa: F401
-from planner.allocator.replay import replay
+from planner.allocator.replay import replay, replay_until_settled
 from planner.allocator.rules import Rules
-from planner.allocator.settled import replay_until_settled
 from planner.events import Alloc, Event, Free, Repeat, Role, rename_blocks
+from planner.job.layout import Mesh
 from planner.job.schema import (
     Adapter,
     Cluster,
@@ -29,12 +29,11 @@ from planner.job.schema import (
     Tp,
     Train,
 )
-from planner.layout.mesh import Mesh
 from planner.planning import judging, pipeline
 from planner.planning.judging import JudgedTrace, RankTrace
 from planner.report.statement import RankClassStatement
-from planner.tracing import trace as tracing
-from planner.tracing.traced import Trace
+from planner.tracing.rank_trace import Trace
+from planner.tracing.spec import step_trace as tracing
 from planner.training.loop import Loop
 
 DECODER = Decoder(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)

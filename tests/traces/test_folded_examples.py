@@ -10,7 +10,7 @@ import pytest
 import planner.paper  # noqa: F401 - before torch
 from planner.job.loading import load_job
 from planner.job.schema import Job
-from planner.tracing import trace as tracing
+from planner.tracing.spec import step_trace as tracing
 from tests.traces.test_folded_accumulation import in_order
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -12,6 +12,7 @@ import planner.paper  # noqa: F401
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.events import Event, Mark
+from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import (
     Cluster,
     Decoder,
@@ -26,11 +27,9 @@ from planner.job.schema import (
     Tp,
     Train,
 )
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import rank_classes
 from planner.report.attribution import Attribution, attribute
-from planner.tracing import trace as tracing
-from planner.training import folded_stage
+from planner.tracing.spec import step_trace as tracing
+from planner.training import folding
 
 DECODER = Decoder(layers=6, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
 USUAL = {"micro_batch_size": 1, "sequence_length": 32, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
@@ -119,14 +118,14 @@ def test_of_the_micro_batches_of_a_sharded_stage_three_are_run(monkeypatch: pyte
 
     That gradients wait to be reduced is nothing to a forward: it is told then as before.
     """
-    ran: dict[folded_stage.MicroBatchHistory, list[str]] = {}
-    real = folded_stage.MicroBatchHistory.run
+    ran: dict[folding.MicroBatchHistory, list[str]] = {}
+    real = folding.MicroBatchHistory.run
 
-    def watched(micro: folded_stage.MicroBatchHistory, kind: str, micro_batch: int, *after: Any, **named: Any) -> Any:
+    def watched(micro: folding.MicroBatchHistory, kind: str, micro_batch: int, *after: Any, **named: Any) -> Any:
         ran.setdefault(micro, []).append(f"{kind}{micro_batch}")
         return real(micro, kind, micro_batch, *after, **named)
 
-    monkeypatch.setattr(folded_stage.MicroBatchHistory, "run", watched)
+    monkeypatch.setattr(folding.MicroBatchHistory, "run", watched)
     tracing.trace(CASES["interleaved, sharded"], 0)
 
     assert [sorted(each) for each in ran.values()] == [["B0", "B0", "B1", "F0", "F0", "F1"]] * 2

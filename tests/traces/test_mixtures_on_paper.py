@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
+from planner.job.layout import Mesh, rank_classes, split_by_shards
 from planner.job.schema import Cluster, DpShard, Ep, Gpu, Job, Model, Parallel, Train
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import rank_classes, split_by_shards
-from planner.measuring.event_phases import phases_of
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
+from planner.truth.measuring.measured_phases import phases_of
 
 MIXTRAL = {
     "model_type": "mixtral", "vocab_size": 200, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 1,

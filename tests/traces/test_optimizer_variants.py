@@ -23,8 +23,8 @@ from planner.job.schema import (
     Recompute,
     Train,
 )
-from planner.measuring.event_phases import most_by_category, phases_of
-from planner.tracing.trace import trace
+from planner.tracing.spec.step_trace import trace
+from planner.truth.measuring.measured_phases import most_by_category, phases_of
 
 _NAMES = ("bitsandbytes.AdamW8bit", "torchao.AdamW8bit", "torchao.AdamW4bit", "torchao.AdamWFp8")
 

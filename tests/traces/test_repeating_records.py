@@ -10,11 +10,9 @@ import pytest
 import torch
 
 import planner.paper as paper
-from planner.allocator.replay import replay
-from planner.allocator.settled import replay_until_settled
+from planner.allocator.replay import replay, replay_until_settled
 from planner.events import Alloc, Event, Free, Repeat, write_out_repeats
-from planner.paper.record_events import RecordKinds
-from planner.paper.record_folding import Fold, Records, find_folds
+from planner.paper.native_records import Fold, RecordKinds, Records, find_folds
 
 KINDS = RecordKinds(alloc=0, free=1, use=2, synchronize=3, empty_cache=4)
 RECORD = struct.Struct("=iiiiqqqiii")

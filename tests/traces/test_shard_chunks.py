@@ -11,7 +11,7 @@ import planner.paper  # noqa: F401 - before torch
 import torch  # isort: skip
 from torch.distributed.fsdp._fully_shard import _fsdp_common, _fsdp_param  # isort: skip
 
-from planner.training import shard_chunks
+from planner.training import dtensor_speed
 
 
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -23,7 +23,7 @@ def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 def test_every_chunk_is_torchs(rows: int, number: int) -> None:
     tensor = torch.arange(rows * 3.0).view(rows, 3)
     expected = _fsdp_common._chunk_with_empty(tensor, number, dim=0)
-    found = shard_chunks.ShardChunks(tensor, number, 0)
+    found = dtensor_speed.ShardChunks(tensor, number, 0)
 
     assert len(found) == len(expected) == number
     assert [each.tolist() for each in found] == [each.tolist() for each in expected]
@@ -34,18 +34,18 @@ def test_every_chunk_is_torchs(rows: int, number: int) -> None:
 def test_another_dim_is_cut_as_well() -> None:
     tensor = torch.arange(24.0).view(3, 8)
 
-    assert [each.tolist() for each in shard_chunks.ShardChunks(tensor, 4, 1)] == [
+    assert [each.tolist() for each in dtensor_speed.ShardChunks(tensor, 4, 1)] == [
         each.tolist() for each in _fsdp_common._chunk_with_empty(tensor, 4, dim=1)
     ]
 
 
 def test_there_is_none_beyond_the_last() -> None:
     with pytest.raises(IndexError):
-        shard_chunks.ShardChunks(torch.ones(4), 2, 0)[2]
+        dtensor_speed.ShardChunks(torch.ones(4), 2, 0)[2]
 
 
 def test_fully_shard_takes_them_inside_and_its_own_afterwards() -> None:
     its_own = _fsdp_param._chunk_with_empty
-    with shard_chunks.made_when_asked_for():
-        assert isinstance(_fsdp_param._chunk_with_empty(torch.ones(4), 131_072, dim=0), shard_chunks.ShardChunks)
+    with dtensor_speed.made_when_asked_for():
+        assert isinstance(_fsdp_param._chunk_with_empty(torch.ones(4), 131_072, dim=0), dtensor_speed.ShardChunks)
     assert _fsdp_param._chunk_with_empty is its_own

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from planner.history.store import History
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Metadata, Model, Parallel, Train
+from planner.service.history.store import History
 from planner.units import MIB
 
 HERE = str(Path(__file__).parent)
@@ -65,8 +65,7 @@ def ray_session() -> Iterator[None]:
     """A Ray with two pretended GPUs: that of the tests of the service if it runs in this session, else its like."""
     import ray
 
-    from planner.service.instances import instance_folder
-    from planner.service.local_ray import local_ray
+    from planner.service.local_ray import instance_folder, local_ray
 
     if ray.is_initialized():
         yield

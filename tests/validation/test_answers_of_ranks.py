@@ -8,8 +8,8 @@ import pytest
 
 from planner.errors import MeasureError
 from planner.events import Phase
-from planner.measuring.measurement import DeviceFacts, Measurement, OutOfMemory, to_json
-from planner.validation.validation_run import measurements_of
+from planner.service.validation.validation_run import measurements_of
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement, OutOfMemory, to_json
 
 LOST = {"problem": "the worker was lost", "remedy": "ask again"}
 LEFT = {"problem": "connection reset by peer", "of_a_peer": True}

@@ -7,9 +7,9 @@ import sys
 
 PROGRAM = """
 import sys
-import planner.validation.measuring_child, planner.validation.measuring_process
+import planner.service.validation.measuring_process, planner.service.validation.measuring_process
 early = {'torch', 'ray', 'pydantic'} & set(sys.modules)
-import planner.measuring.measure, planner.job.loading
+import planner.truth.measuring.measure, planner.job.loading
 print(sorted(early), sorted({'ray', 'pydantic', 'planner.paper'} & set(sys.modules)))
 """
 

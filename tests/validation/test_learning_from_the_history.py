@@ -9,24 +9,22 @@ from typing import Any
 
 import pytest
 
-from planner.calibration.document import from_json
-from planner.calibration.interval import Calibration
-from planner.calibration.observation import Observation, make_observation
 from planner.events import Alloc, Mark, Phase
-from planner.history.job_values import JobChange, MeasuredRank
-from planner.history.store import History
-from planner.history.validation_table import State, Validation
+from planner.job.layout import Mesh, rank_classes
+from planner.job.overhead import outside_of
 from planner.job.schema import Allocator, Job
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import rank_classes
-from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
 from planner.planning.judging import RankTrace
 from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Plan
-from planner.tracing.traced import Trace
+from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.records import Validation, ValidationState
+from planner.service.history.store import History
+from planner.service.validation.rank_comparison import CalibrationLearner, learn_calibration
+from planner.tracing.rank_trace import Trace
+from planner.truth.calibration.interval import Calibration, from_json
+from planner.truth.calibration.observation import Observation, make_observation
 from planner.units import GIB, MIB
-from planner.validation.calibrate import CalibrationLearner, learn_calibration
 
 MakeJob = Callable[..., Job]
 BEGUN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -50,7 +48,7 @@ def seen(number: int = 0, *, measured: int = 41 * GIB, **more: Any) -> Observati
 def validation(number: int, observation: Observation | None, **more: Any) -> Validation:
     rank = {"rank": 0, "observation": None if observation is None else dataclasses.asdict(observation)}
     about = Validation(
-        validation_id=f"va-{number}", plan_id="", state=State.DONE, asked_at=BEGUN + timedelta(hours=number),
+        validation_id=f"va-{number}", plan_id="", state=ValidationState.DONE, asked_at=BEGUN + timedelta(hours=number),
         gpu="H100-SXM-80GB", torch="2.13.0", error_percent=2.0, result={"ranks": [rank]},
     )  # fmt: skip
     return dataclasses.replace(about, **more)
@@ -130,7 +128,7 @@ def test_each_new_measurement_is_learnt(history: History) -> None:
     [
         validation(1, None, gpu="cpu"),
         validation(1, seen(), gpu="cpu"),
-        validation(1, seen(), state=State.FAILED),
+        validation(1, seen(), state=ValidationState.FAILED),
         validation(1, seen(), result={"ranks": [{"rank": 0, "observation": {"gpu": "from another planner"}}]}),
     ],
     ids=["on a processor", "on a processor, whatever it says", "failed", "of another planner"],

@@ -15,13 +15,12 @@ import pytest
 from planner.errors import MeasureError
 from planner.job.schema import Gpu, Job
 from planner.runtime.limits import Limits
-from planner.tracing.isolation import Isolation
+from planner.service.validation import measuring_workers, validation_run
+from planner.service.validation.measuring_workers import RefusedError, StoppedError, place_on_gpus
+from planner.service.validation.requests import Request, request_of
+from planner.service.validation.validation_run import Conditions
+from planner.tracing.isolated import Isolation
 from planner.units import GIB
-from planner.validation import measuring_workers, validation_run
-from planner.validation.measuring_workers import StoppedError
-from planner.validation.placement import RefusedError, place_on_gpus
-from planner.validation.request import Request, request_of
-from planner.validation.validation_run import Conditions
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 MakeJob = Callable[..., Job]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from planner.hardware import catalog
-from planner.job import gpu_names
+from planner.job import named_gpus
 from planner.job.schema import Gpu
-from planner.validation.placement import (
+from planner.service.validation.measuring_workers import (
     LABEL,
     Node,
     Place,
@@ -22,7 +22,7 @@ from planner.validation.placement import (
 
 
 def gpu(name: str) -> Gpu:
-    found = gpu_names.look_up(name)
+    found = named_gpus.look_up(name)
     return Gpu(name=found.name, total_bytes=found.total_bytes, arch=found.arch)
 
 

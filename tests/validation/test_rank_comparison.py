@@ -10,16 +10,22 @@ import pytest
 
 from planner.errors import MeasureError
 from planner.events import Alloc, Category, Event, Mark, Phase, Role
+from planner.job.layout import Mesh, rank_classes
+from planner.job.overhead import outside_of
 from planner.job.schema import Job
-from planner.layout.mesh import Mesh
-from planner.layout.rank_classes import rank_classes
-from planner.measuring.measurement import DeviceFacts, Levels, MeasuredPhase, Measurement, OutOfMemory, Truth
-from planner.overhead.outside_of_job import outside_of
 from planner.planning import pipeline
 from planner.planning.judging import RankTrace
-from planner.tracing.traced import Trace
+from planner.service.validation.rank_comparison import RankComparison, compare_ranks
+from planner.tracing.rank_trace import Trace
+from planner.truth.measuring.measurement_lines import (
+    DeviceFacts,
+    Levels,
+    MeasuredPhase,
+    Measurement,
+    OutOfMemory,
+    Truth,
+)
 from planner.units import MIB
-from planner.validation.rank_comparison import RankComparison, compare_ranks
 
 MakeJob = Callable[..., Job]
 EVENTS: tuple[Event, ...] = (

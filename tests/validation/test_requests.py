@@ -10,9 +10,9 @@ import pytest
 from planner.errors import SpecError
 from planner.job.schema import Job
 from planner.runtime.walls import Walls
-from planner.tracing.isolation import Isolation
-from planner.validation.request import Device, Mode, Request, check_keys, from_json, request_of, to_json
-from planner.validation.validation_run import isolation_of
+from planner.service.validation.requests import Device, Mode, Request, check_keys, from_json, request_of, to_json
+from planner.service.validation.validation_run import isolation_of
+from planner.tracing.isolated import Isolation
 
 MakeJob = Callable[..., Job]
 

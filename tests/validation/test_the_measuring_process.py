@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from planner.job.bundle import bundle
+from planner.job.loading import bundle
 from planner.job.schema import Job
-from planner.measuring import measurement
-from planner.runtime import supervision
+from planner.runtime import running
 from planner.runtime.limits import Limits
+from planner.service.validation import measuring_process
+from planner.truth.measuring import measurement_lines
 from planner.units import GIB, MIB
-from planner.validation import measuring_process
 
 MakeJob = Callable[..., Job]
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def alive_with(field: int, value: int) -> list[int]:
 
 
 def test_a_step_that_ends_well_is_a_measurement(job: MakeJob) -> None:
-    found = measurement.from_json(measured(job())["measurement"])
+    found = measurement_lines.from_json(measured(job())["measurement"])
     assert (found.device.kind, found.peers, found.rank) == ("cpu", "none", 0)
     assert found.truth is not None
     assert found.truth.believed
@@ -96,8 +96,8 @@ class Clock:
 
 def test_a_step_that_hangs_is_ended_with_all_that_it_started(strange: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(supervision, "time", clock)
-    monkeypatch.setattr(supervision, "_check_usage", clock.look)
+    monkeypatch.setattr(running, "time", clock)
+    monkeypatch.setattr(running, "_check_usage", clock.look)
     assert measured(strange("hang"), seconds=300) == {
         "problem": "the measured step was not done within 300 s, and was ended"
     }
@@ -140,7 +140,7 @@ def test_it_ends_when_the_one_that_watches_is_killed(strange: MakeJob, tmp_path:
             import json, sys
             sys.path.insert(0, {str(ROOT)!r})
             from planner.runtime.limits import Limits
-            from planner.validation import measuring_process
+            from planner.service.validation import measuring_process
             measuring_process.run(json.load(sys.stdin), Limits(seconds=60))
             """
         )

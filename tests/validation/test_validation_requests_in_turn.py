@@ -13,20 +13,18 @@ from typing import Any
 import pytest
 
 from planner.errors import MeasureError, TraceError
-from planner.history.history_errors import HistoryUnavailableError
-from planner.history.store import History
-from planner.history.validation_table import State, Validation
 from planner.job.schema import Job
-from planner.service import validation_runner
-from planner.service.service_errors import BusyError
-from planner.service.validation_runner import ValidationRunner, conditions_of
+from planner.service.errors import BusyError
+from planner.service.history.errors import HistoryUnavailableError
+from planner.service.history.records import Validation, ValidationState
+from planner.service.history.store import History
+from planner.service.validation import requests, runner
+from planner.service.validation.measuring_workers import Node, StoppedError
+from planner.service.validation.rank_comparison import Result
+from planner.service.validation.requests import Request, request_of
+from planner.service.validation.runner import ValidationRunner, conditions_of
+from planner.service.validation.validation_run import Conditions
 from planner.settings import Settings
-from planner.validation import validation_document
-from planner.validation.measuring_workers import StoppedError
-from planner.validation.placement import Node
-from planner.validation.rank_comparison import Result
-from planner.validation.request import Request, request_of
-from planner.validation.validation_run import Conditions
 
 MakeJob = Callable[..., Job]
 CLUSTER = (Node(name="a", cpus=4, gpus=2, kind="H100", labelled=True),)
@@ -75,7 +73,7 @@ def at_work(
         found.close()
 
 
-def when(history: History, validation_id: str, state: State) -> Validation:
+def when(history: History, validation_id: str, state: ValidationState) -> Validation:
     until = time.monotonic() + 10
     while time.monotonic() < until:
         found = history.validations.get(validation_id)
@@ -93,15 +91,15 @@ def test_it_is_pending_then_running_then_done(history: History, job: MakeJob) ->
     runs = Runs(held=True)
     with at_work(history, runs) as here:
         asked = here.start(request(job()))
-        assert (asked.state, asked.gpu, asked.mode) == (State.PENDING, "H100-SXM-80GB", "auto")
+        assert (asked.state, asked.gpu, asked.mode) == (ValidationState.PENDING, "H100-SXM-80GB", "auto")
         assert asked.plan_id.startswith("pl-")
-        when(history, asked.validation_id, State.RUNNING)
+        when(history, asked.validation_id, ValidationState.RUNNING)
         runs.let.set()
-        done = when(history, asked.validation_id, State.DONE)
+        done = when(history, asked.validation_id, ValidationState.DONE)
     assert (done.error_percent, done.out_of_memory, done.torch, done.mode, done.gpu, done.problem) == (
         1.5, False, "2.13.0+cu130", "absent_peers", "H100-SXM-80GB", "",
     )  # fmt: skip
-    shown = validation_document.to_json(done)
+    shown = requests.validation_json(done)
     assert (shown["state"], shown["device"], shown["ranks"]) == ("done", "cuda", [0])
     assert shown["result"] == result().document
 
@@ -109,7 +107,7 @@ def test_it_is_pending_then_running_then_done(history: History, job: MakeJob) ->
 def test_what_ran_on_a_processor_is_of_no_gpu_even_if_one_was_asked_for(history: History, job: MakeJob) -> None:
     with at_work(history, Runs(result("cpu"))) as here:
         asked = here.start(request(job()))
-        assert when(history, asked.validation_id, State.DONE).gpu == "cpu"
+        assert when(history, asked.validation_id, ValidationState.DONE).gpu == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -125,24 +123,24 @@ def test_what_goes_wrong_is_told_and_nothing_else_is_stored(
 ) -> None:
     with at_work(history, Runs(fault)) as here:
         asked = here.start(request(job()))
-        failed = when(history, asked.validation_id, State.FAILED)
+        failed = when(history, asked.validation_id, ValidationState.FAILED)
     assert (failed.problem, failed.error_percent, failed.out_of_memory) == (problem, None, None)
-    assert validation_document.to_json(failed)["result"] is None
+    assert requests.validation_json(failed)["result"] is None
 
 
 def test_a_measurement_that_cannot_be_believed_has_failed_and_is_shown(history: History, job: MakeJob) -> None:
     with at_work(history, Runs(result("cpu", error_percent=None, problem="its runs disagree"))) as here:
         asked = here.start(request(job()))
-        failed = when(history, asked.validation_id, State.FAILED)
+        failed = when(history, asked.validation_id, ValidationState.FAILED)
     assert (failed.problem, failed.error_percent) == ("its runs disagree", None)
-    assert validation_document.to_json(failed)["result"]["ranks"]
+    assert requests.validation_json(failed)["result"]["ranks"]
 
 
 def test_a_cluster_without_such_a_gpu_refuses_at_once(history: History, job: MakeJob) -> None:
     runs = Runs()
     with at_work(history, runs, [Node(name="a", cpus=4, gpus=1, kind="A100", labelled=True)]) as here:
         refused = here.start(request(job()))
-    assert refused.state is State.REFUSED
+    assert refused.state is ValidationState.REFUSED
     assert "what is there: 1 x A100" in refused.problem
     assert history.validations.get(refused.validation_id) == refused
     assert runs.seen == []
@@ -165,50 +163,53 @@ def test_no_more_run_at_a_time_than_is_set(history: History, job: MakeJob) -> No
         assert len(runs.seen) == 2
         runs.let.set()
         for each in asked:
-            when(history, each.validation_id, State.DONE)
+            when(history, each.validation_id, ValidationState.DONE)
 
 
 def test_what_a_dead_predecessor_ran_has_failed_and_what_waited_is_run(history: History, job: MakeJob) -> None:
     asked = datetime.now(UTC)
     lost = Validation(
-        validation_id="va-lost", plan_id="pl-a", state=State.RUNNING, asked_at=asked,
-        result=validation_document.waiting(request(job())),
+        validation_id="va-lost", plan_id="pl-a", state=ValidationState.RUNNING, asked_at=asked,
+        result=requests.waiting(request(job())),
     )  # fmt: skip
     waited = dataclasses.replace(
-        lost, validation_id="va-waited", state=State.PENDING, asked_at=asked + timedelta(seconds=1)
+        lost, validation_id="va-waited", state=ValidationState.PENDING, asked_at=asked + timedelta(seconds=1)
     )
     unreadable = dataclasses.replace(waited, validation_id="va-unreadable", result={})
     for each in (lost, waited, unreadable):
         history.validations.put(each)
     runs = Runs()
     with at_work(history, runs):
-        assert when(history, "va-lost", State.FAILED).problem == (
+        assert when(history, "va-lost", ValidationState.FAILED).problem == (
             "the process that ran it ended before it was done; ask again"
         )
-        assert when(history, "va-unreadable", State.FAILED).problem == "what was asked is not known any more; ask again"
-        done = when(history, "va-waited", State.DONE)
+        assert (
+            when(history, "va-unreadable", ValidationState.FAILED).problem
+            == "what was asked is not known any more; ask again"
+        )
+        done = when(history, "va-waited", ValidationState.DONE)
     assert (done.error_percent, runs.seen) == (1.5, [request(job())])
 
 
 def test_one_that_is_ended_in_order_leaves_all_to_its_successor(history: History, job: MakeJob) -> None:
     with at_work(history, Runs(held=True), validations_at_once=1) as here:
         ran, waited = here.start(request(job())), here.start(request(job()))
-        when(history, ran.validation_id, State.RUNNING)
+        when(history, ran.validation_id, ValidationState.RUNNING)
     for each in (ran, waited):
-        when(history, each.validation_id, State.PENDING)
+        when(history, each.validation_id, ValidationState.PENDING)
     with at_work(history, Runs()):
         for each in (ran, waited):
-            when(history, each.validation_id, State.DONE)
+            when(history, each.validation_id, ValidationState.DONE)
 
 
 def test_a_result_waits_for_a_history_that_is_away(
     history: History, job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validation_runner, "_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(runner, "_PAUSE_SECONDS", 0.02)
     real, away = history.validations.put, [3]
 
     def put(validation: Validation) -> None:
-        if validation.state is State.DONE and away[0]:
+        if validation.state is ValidationState.DONE and away[0]:
             away[0] -= 1
             raise HistoryUnavailableError("others kept it locked")
         real(validation)
@@ -216,7 +217,7 @@ def test_a_result_waits_for_a_history_that_is_away(
     monkeypatch.setattr(history.validations, "put", put)
     with at_work(history, Runs()) as here:
         asked = here.start(request(job()))
-        assert when(history, asked.validation_id, State.DONE).error_percent == 1.5
+        assert when(history, asked.validation_id, ValidationState.DONE).error_percent == 1.5
     assert away == [0]
 
 

@@ -1,19 +1,135 @@
-"""Switches compiling on for a paper GPU, and off again."""
+"""Switches compiling on for a paper GPU, and off again: settings, the folder of compiled files, a time limit."""
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+import os
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from planner import upstream
-from planner.paper.compiled import assumptions, caches, time_limit
+from planner.errors import TraceError
+from planner.paper.compiled import patches
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
+from planner.runtime.user_cache import inductor_folder
 from planner.upstream import checking
+
+
+@contextmanager
+def variable_set(name: str, value: str) -> Iterator[None]:
+    """Inside, the variable has this value; then what it had, or it is gone."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@contextmanager
+def kept_folder() -> Iterator[None]:
+    """Inside, Inductor's files lie where planner keeps them (`inductor_folder`); in a folder of their own, removed at
+    the end, where that is not writable, or nothing is to be kept.
+
+    Inductor writes every file under another name first and renames it: several processes may use the folder.
+    """
+    with _folder() as folder, variable_set(_FOLDER, folder):
+        yield
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    shared = inductor_folder()
+    if shared is not None and _can_write(shared):
+        yield str(shared)
+        return
+    with tempfile.TemporaryDirectory(prefix="planner-inductor-") as own:
+        yield own
+
+
+def _can_write(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+def cache_tag(target: str) -> str:
+    """What generated code depends on beside the program, torch and Inductor's settings: this folder, and the target."""
+    digest = hashlib.sha256(target.encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return f"planner-{digest.hexdigest()[:16]}"
+
+
+USUAL_SECONDS = 900.0
+"""For all that is compiled for one step, by the clock: three times what an isolated process has for all it does."""
+
+
+class _TooLongError(BaseException):
+    """Thrown into the thread that compiles. No Exception: compilers catch those and go on without what failed."""
+
+
+class TimeLimit:
+    """Adds up what compiling takes, of all threads."""
+
+    def __init__(self, seconds: float = USUAL_SECONDS) -> None:
+        self._seconds, self._left = seconds, seconds
+        self._compiling: set[int] = set()
+
+    @contextmanager
+    def enforced(self) -> Iterator[None]:
+        """Around all that may compile. Raises TraceError when the time is over."""
+        try:
+            yield
+        except _TooLongError:
+            raise TraceError(
+                f"compiling took more than {self._seconds:g} s",
+                allowed=f"at most {self._seconds:g} s for one step",
+                remedy="compile the blocks instead of the model (equal ones are compiled once), or delete it to plan"
+                " the eager step",
+                place="train.compile",
+            ) from None
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Around one compilation; what is compiled within it counts with it."""
+        thread = threading.get_ident()
+        if thread in self._compiling:
+            yield
+            return
+        timer = threading.Timer(max(self._left, 0), _throw, (thread, _TooLongError))
+        timer.daemon = True
+        began = time.monotonic()
+        self._compiling.add(thread)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._compiling.discard(thread)
+            self._left -= time.monotonic() - began
+
+
+def _throw(thread: int, error: type[BaseException]) -> None:
+    """As if a thread had raised this at its next instruction."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +138,7 @@ class Compiling:
 
     def assumed(self) -> tuple[str, ...]:
         """What was assumed where a GPU would have been timed, as sentences."""
-        return tuple(sorted(assumptions.ASSUMED))
+        return tuple(sorted(patches.ASSUMED))
 
     def graphs(self) -> int:
         """How many graphs Dynamo has captured."""
@@ -39,7 +155,7 @@ class Compiling:
 
 @contextmanager
 def enable(
-    arch: str, recorder: Recorder | None = None, *, as_asked: bool = False, seconds: float = time_limit.USUAL_SECONDS
+    arch: str, recorder: Recorder | None = None, *, as_asked: bool = False, seconds: float = USUAL_SECONDS
 ) -> Iterator[Compiling]:
     """Inside, `torch.compile` compiles for the paper GPU that is open (`paper.gpu`), as for a GPU of this architecture.
 
@@ -51,7 +167,7 @@ def enable(
     import torch._inductor.codegen.common  # noqa: F401
     from torch._dynamo import trace_rules
 
-    from planner.paper.compiled import cpu_target, generated, graphs, operator_results, registries, users_kernels
+    from planner.paper.compiled import backend, cpu_target, cuda_graphs, generated, triton_kernels
 
     target = target_of(arch)
     checking.enforce("compiling")
@@ -61,19 +177,19 @@ def enable(
         # Dynamo's table of functions of torch is filled with what torch.cuda has now.
         trace_rules.clear_lru_cache()
         stack.callback(trace_rules.clear_lru_cache)
-        stack.enter_context(caches.kept())
+        stack.enter_context(kept_folder())
         stack.enter_context(_settings(target.arch, as_asked))
-        stack.enter_context(registries.registered("cpu" if target.is_cpu else "cuda"))
+        stack.enter_context(backend.registered("cpu" if target.is_cpu else "cuda"))
         stack.enter_context(upstream.patch_targets("inductor", replaced=_replaced(), wrapped=_wrapped()))
-        stack.enter_context(users_kernels.launched_as_nothing(target))
-        stack.enter_context(operator_results.other_strides(go_on=not as_asked))
-        stack.enter_context(graphs.on_paper())
+        stack.enter_context(triton_kernels.launched_as_nothing(target))
+        stack.enter_context(generated.other_strides(go_on=not as_asked))
+        stack.enter_context(cuda_graphs.on_paper())
         if target.is_cpu:
             led = {"torch._inductor.compile_fx:compile_fx": cpu_target.on_cpu}
             stack.enter_context(upstream.patch_targets("inductor for a cpu", wrapped=led))
         generated.tell(recorder)
         stack.callback(generated.tell, None)
-        limit = time_limit.TimeLimit(seconds)
+        limit = TimeLimit(seconds)
         told = {"torch._dynamo.callback:CompilationCallbackHandler.install_callbacks": _telling(recorder, limit)}
         stack.enter_context(upstream.patch_targets("compiling told", wrapped=told))
         stack.enter_context(limit.enforced())
@@ -81,7 +197,7 @@ def enable(
 
 
 def _replaced() -> dict[str, Any]:
-    from planner.paper.compiled import timed, unloaded
+    from planner.paper.compiled import patches
 
     # They came with torch 2.13; what stands for them with 2.8.
     chosen = "torch._dynamo.variables.ctx_manager:CUDADeviceVariable"
@@ -90,29 +206,29 @@ def _replaced() -> dict[str, Any]:
     return {
         f"{chosen}._exchange_fn": staticmethod(exchange),
         f"{chosen}._maybe_exchange_fn": staticmethod(maybe_exchange),
-        "torch._inductor.codecache:PyCodeCache.load": unloaded.write_down,
+        "torch._inductor.codecache:PyCodeCache.load": patches.write_down,
         "torch._inductor.scheduler:has_triton": lambda: True,
         "torch._inductor.fx_passes.pad_mm:has_triton": lambda: True,
         "torch._inductor.kernel.mm_grouped:has_triton": lambda: True,
         "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
-        "torch._inductor.fx_passes.pad_mm:_should_pad": timed.should_pad,
-        "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": timed.should_pad,
+        "torch._inductor.fx_passes.pad_mm:_should_pad": patches.should_pad,
+        "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": patches.should_pad,
     }
 
 
 def _wrapped() -> dict[str, Any]:
     from torch.utils._triton import has_triton_package
 
-    from planner.paper.compiled import equal_parts, folding, timed, unloaded
+    from planner.paper.compiled import patches
 
     return {
-        "torch._dynamo.backends.distributed:SubmodCompiler.compile_submod": equal_parts.compile_once,
-        "torch._dynamo.backends.distributed:deepcopy_to_fake_tensor": equal_parts.copied_without_sources,
-        "torch._functorch._aot_autograd.runtime_wrappers:FakifiedOutWrapper.post_compile": equal_parts.results_again,
-        "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": folding.on_host,
-        "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": timed.choose_kernel,
+        "torch._dynamo.backends.distributed:SubmodCompiler.compile_submod": patches.compile_once,
+        "torch._dynamo.backends.distributed:deepcopy_to_fake_tensor": patches.copied_without_sources,
+        "torch._functorch._aot_autograd.runtime_wrappers:FakifiedOutWrapper.post_compile": patches.results_again,
+        "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": patches.on_host,
+        "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": patches.choose_kernel,
         "torch._inductor.template_heuristics.triton:TritonConfig": lambda real: (
-            real if has_triton_package() else unloaded.KernelConfig
+            real if has_triton_package() else patches.KernelConfig
         ),
     }
 
@@ -138,7 +254,7 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
     functorch = {name: value for name, value in functorch.items() if hasattr(torch._functorch.config, name)}
     dynamo = {name: value for name, value in dynamo.items() if hasattr(torch._dynamo.config, name)}
     before = torch.compiler.config.cache_key_tag
-    torch.compiler.config.cache_key_tag = caches.tag(arch)
+    torch.compiler.config.cache_key_tag = cache_tag(arch)
     try:
         with (
             torch._inductor.config.patch(inductor),
@@ -150,7 +266,7 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
         torch.compiler.config.cache_key_tag = before
 
 
-def _telling(recorder: Recorder | None, limit: time_limit.TimeLimit) -> upstream.Wrapper:
+def _telling(recorder: Recorder | None, limit: TimeLimit) -> upstream.Wrapper:
     """Around `install_callbacks` (torch 2.13, torch/_dynamo/callback.py), inside which something is compiled, or a
     CUDA graph is captured: that is the program's."""
 
@@ -177,7 +293,7 @@ def _forget() -> None:
 
     torch._dynamo.reset()
     counters.clear()
-    assumptions.forget()
+    patches.forget()
     DeviceProperties.create.cache_clear()
     codecache.CacheBase.get_system.cache_clear()
     codecache.PyCodeCache.cache_clear()

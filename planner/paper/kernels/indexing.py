@@ -1,15 +1,115 @@
-"""Indexing: adding to places that may come twice sorts the places first, masks count theirs."""
+"""Indexing, masks and embeddings: sorted indices, counted masks, results as large as the data says."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import prod
 
 import torch
 
-from planner.paper.kernels.data_dependent import as_places, known
-from planner.paper.kernels.sorting import bits_of, radix_sort_bytes, scan_bytes
-from planner.paper.kernels.table import cuda, like_meta, scratch
+from planner.paper import values
+from planner.paper.kernels.sorting import bits_of, radix_sort_bytes, reduction_bytes, scan_bytes
+from planner.paper.kernels.table import cuda, like_meta, scratch, target
+from planner.upstream import versions
+
+Tensor = torch.Tensor
+
+
+def known(tensor: Tensor) -> Tensor | None:
+    """Its values on the host, if they are known: a view of them, which may be written to."""
+    found: Tensor | None = torch.ops.paper.known_value(tensor) if tensor.is_cuda else tensor
+    return found
+
+
+@cuda("nonzero")
+def nonzero(x: Tensor) -> Tensor:
+    if x.numel() == 0:
+        return _places_of_nonzero(x, 0)
+    found = known(x)
+    if found is not None:
+        where = found.nonzero()
+        places = _places_of_nonzero(x, len(where))
+        places.t().copy_(where.t().contiguous())
+        return places
+    if (routed := values.places_of_nonzero(x)) is not None:
+        out = _places_of_nonzero(x, routed.size(0))
+        out.copy_(routed)
+        return out
+    return _places_of_nonzero(x, values.count_nonzero("aten.nonzero", x))
+
+
+def _places_of_nonzero(x: Tensor, count: int) -> Tensor:
+    """They are counted; then there is room for the coordinates, dim by dim, and they are selected."""
+    kept = x.contiguous()
+    counter = torch.empty((), dtype=torch.int32, device="cuda")
+    scratch(reduction_bytes(x.numel()))
+    out = torch.empty(x.dim(), count, dtype=torch.int64, device="cuda").t()
+    scratch(scan_bytes(x.numel(), 8))
+    del kept, counter
+    return out
+
+
+@cuda("masked_scatter_backward")
+def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The gradients under the mask: as many as the source had values, all of which had a place."""
+    shape = torch.broadcast_shapes(grad.shape, mask.shape)
+    places = _places_of_nonzero(mask.expand(shape), math.prod(sizes))
+    selected = grad.new_empty(math.prod(sizes))
+    del places
+    return selected.view(list(sizes))
+
+
+@cuda("masked_select")
+def masked_select(x: Tensor, mask: Tensor) -> Tensor:
+    shape = torch.broadcast_shapes(x.shape, mask.shape) or (1,)
+    selected: Tensor = torch.ops.aten.index.Tensor(x.expand(shape), [mask.expand(shape)])
+    return selected
+
+
+@cuda("index.Tensor")
+def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """A mask becomes coordinates first, and places on the host are copied (torch 2.13, TensorAdvancedIndexing.cpp)."""
+    places = as_places(indices)
+    if not target().is_cpu:
+        places = [place if place is None or place.is_cuda else place.to("cuda") for place in places]
+    result: Tensor = like_meta("index.Tensor", x, places)
+    if torch.ops.paper.follows_values() and not result.is_floating_point() and (found := known(x)) is not None:
+        _follow_places(result, found, places)
+    return result
+
+
+def _follow_places(result: Tensor, x: Tensor, places: Sequence[Tensor | None]) -> None:
+    """Of whole numbers that are known, those at known places are known."""
+    found = [None if place is None else known(place) for place in places]
+    if all(given is None or place is not None for place, given in zip(found, places, strict=True)):
+        result.copy_(torch.ops.aten.index.Tensor(x, found))
+
+
+def as_places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The indices with every mask turned into coordinates, which only a mask from the host allows."""
+    places: list[Tensor | None] = []
+    for given in indices:
+        if given is not None and given.dtype in (torch.bool, torch.uint8):
+            places += given.nonzero().unbind(1)
+        else:
+            places.append(given)
+    return places
+
+
+@cuda("repeat_interleave.Tensor")
+def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    """Running sums of the repeats, then as many places as they come to."""
+    found = known(repeats)
+    if output_size is None and found is None:
+        values.refuse_size_of("aten.repeat_interleave", repeats, remedy="say output_size: there is no largest size")
+    sums = torch.empty_like(repeats, dtype=torch.int64)
+    kept = scratch(scan_bytes(repeats.numel(), 8))
+    size = int(found.sum()) if output_size is None and found is not None else output_size
+    out = torch.empty(size or 0, dtype=repeats.dtype, device="cuda")
+    del sums, kept
+    return out
+
 
 _INT64 = torch.int64
 
@@ -124,3 +224,108 @@ def scatter_reduce(
         nowhere = torch.empty_like(counts, dtype=torch.bool)
         del ones, counts, nowhere
     return result
+
+
+_FEW_INDICES = 3072
+_ROWS_PER_THREAD = 10
+_LARGEST_BLOCK = 1024
+_BLOCKS_PER_MULTIPROCESSOR = 4
+_LARGEST_OF_A_BAG = 2
+
+
+@cuda("embedding_dense_backward")
+def embedding_dense_backward(
+    gradient: torch.Tensor, indices: torch.Tensor, rows: int, _padding: int, by_frequency: bool
+) -> torch.Tensor:
+    """Source: torch 2.13 aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu.
+
+    Up to 3,072 indices take nothing. More are sorted, and partial sums of up to ten rows are kept in float32: about a
+    row for every different index. Since torch 2.11 few of them are added with atomics (`_few_rows`).
+    """
+    places, count = indices.contiguous(), indices.numel()
+    whole = gradient.contiguous()
+    if count <= _FEW_INDICES and not by_frequency:
+        return gradient.new_empty(rows, gradient.size(-1))
+    result = _add_sorted(whole, places, rows, by_frequency)
+    del whole
+    return result
+
+
+@cuda("_embedding_bag_dense_backward")
+def embedding_bag_backward(
+    gradient: torch.Tensor, indices: torch.Tensor, _bags: torch.Tensor, _sizes: torch.Tensor, _largest: torch.Tensor,
+    rows: int, by_frequency: bool, mode: int, *_: object,
+) -> torch.Tensor:  # fmt: skip
+    """Source: torch 2.13 aten/src/ATen/native/cuda/EmbeddingBag.cu: as that of an embedding, for any number of indices.
+    Where the largest of a bag was taken its row is known."""
+    places = indices.contiguous()
+    if places.numel() == 0 or mode == _LARGEST_OF_A_BAG:
+        return gradient.new_empty(rows, gradient.size(-1))
+    return _add_sorted(gradient, places, rows, by_frequency)
+
+
+@cuda("_embedding_bag_backward")
+def bag_backward(
+    gradient: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, bags: torch.Tensor, sizes: torch.Tensor,
+    largest: torch.Tensor, rows: int, by_frequency: bool, mode: int, sparse: bool, *rest: object,
+) -> torch.Tensor:  # fmt: skip
+    if sparse:
+        given = gradient, indices, offsets, bags, sizes, largest, rows, by_frequency, mode, sparse, *rest
+        result: torch.Tensor = like_meta("_embedding_bag_backward", *given)
+        return result
+    return embedding_bag_backward(gradient, indices, bags, sizes, largest, rows, by_frequency, mode)
+
+
+def _add_sorted(gradient: torch.Tensor, places: torch.Tensor, rows: int, by_frequency: bool) -> torch.Tensor:
+    sorted_places, origins = torch.empty_like(places), torch.empty_like(places)
+    numbers = torch.empty_like(places)
+    size = places.element_size()
+    taken = scratch(radix_sort_bytes(places.numel(), key_bytes=size, value_bytes=size, bits=bits_of(rows)))
+    del taken, numbers
+    counts = torch.empty_like(places) if by_frequency else None
+    result = gradient.new_empty(rows, gradient.size(-1))
+    _partial_sums(result, places)
+    del sorted_places, origins, counts
+    return result
+
+
+def _partial_sums(result: torch.Tensor, places: torch.Tensor) -> None:
+    count, (rows, width) = places.numel(), result.shape
+    segments = min(count, rows)
+    pieces = count // _ROWS_PER_THREAD + segments
+    starts = places.new_empty(count)
+    number_of_segments = torch.empty((), dtype=_INT64, device="cuda")
+    _select(count, places.element_size())
+    per_segment = places.new_empty(segments)
+    offsets = places.new_empty(segments)
+    _scan(segments, places.element_size())
+    number_of_pieces = torch.empty((), dtype=_INT64, device="cuda")
+    piece_starts = places.new_empty(pieces)
+    sums: tuple[torch.Tensor, ...]
+    wide = torch.float32 if result.element_size() == 2 else result.dtype
+    if _few_rows(segments, pieces, width):
+        owners = places.new_empty(pieces)
+        sums = (owners,) if wide is result.dtype else (owners, torch.empty(rows, width, dtype=wide, device="cuda"))
+    else:
+        sums = (torch.empty(pieces, width, dtype=wide, device="cuda"),)
+    del sums, starts, number_of_segments, per_segment, offsets, number_of_pieces, piece_starts
+
+
+def _select(items: int, item_bytes: int) -> None:
+    keys = scratch(items * item_bytes)
+    taken = scratch(scan_bytes(items, 4))
+    del keys, taken
+
+
+def _scan(items: int, item_bytes: int) -> None:
+    taken = scratch(scan_bytes(items, item_bytes))
+    del taken
+
+
+def _few_rows(segments: int, pieces: int, width: int) -> bool:
+    """Whether atomics are used: the sums of the segments would leave multiprocessors idle."""
+    if torch.are_deterministic_algorithms_enabled() or not versions.since(2, 11):
+        return False
+    warped = -(-width // 32) * 32
+    blocks = -(-segments * warped // min(warped, _LARGEST_BLOCK))
+    return blocks < target().multiprocessors * _BLOCKS_PER_MULTIPROCESSOR and pieces > blocks * 4

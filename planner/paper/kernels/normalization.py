@@ -1,8 +1,4 @@
-"""Normalization: statistics that CUDA keeps for the backward, and partial sums of the backward.
-
-Sources, torch 2.13: aten/src/ATen/native/cuda/layer_norm_kernel.cu, group_norm_kernel.cu, Normalization.cuh,
-native/cudnn/BatchNorm.cpp, native/group_norm.cpp.
-"""
+"""Normalization, also synchronized across ranks: statistics kept for the backward, and its partial sums."""
 
 from __future__ import annotations
 
@@ -172,3 +168,48 @@ def _suggest_memory_format(x: Tensor) -> torch.memory_format:
     if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous():
         return torch.channels_last_3d
     return torch.contiguous_format
+
+
+def _per_channel(x: Tensor) -> Tensor:
+    kind = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return torch.empty(x.size(1), dtype=kind, device="cuda")
+
+
+@cuda("batch_norm_stats")
+def statistics(x: Tensor, _eps: float) -> tuple[Tensor, Tensor]:
+    return _per_channel(x), _per_channel(x)
+
+
+@cuda("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts")
+def gather_statistics(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _per_channel(x), _per_channel(x)
+
+
+@cuda("batch_norm_update_stats")
+def update_statistics(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _per_channel(x), _per_channel(x)
+
+
+@cuda("batch_norm_elemt")
+def normalize(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+@cuda("batch_norm_backward_reduce")
+def reduce_gradients(
+    _grad: Tensor,
+    x: Tensor,
+    _mean: Tensor,
+    _invstd: Tensor,
+    weight: Tensor | None,
+    *wanted: bool,
+) -> tuple[Tensor | None, ...]:
+    sums = (_per_channel(x), _per_channel(x)) if wanted[0] else (None, None)
+    of_weight = weight.new_empty(x.size(1)) if weight is not None and wanted[1] else None
+    of_bias = weight.new_empty(x.size(1)) if weight is not None and wanted[2] else None
+    return *sums, of_weight, of_bias
+
+
+@cuda("batch_norm_backward_elemt")
+def gradient(_grad: Tensor, x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x)

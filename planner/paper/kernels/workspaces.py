@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from planner.facts.workspaces import WorkspaceRequest, WorkspaceTable
+from planner.hardware.workspaces import WorkspaceRequest, WorkspaceTable
 from planner.paper import library
 from planner.units import show_bytes
 

@@ -100,7 +100,7 @@ Digest hmac(const Key& key, const void* data, size_t bytes) {
   return around.end();
 }
 
-// As planner.running.attested has it: what an allocator would be told, with blocks numbered by their births.
+// As planner.tracing.program.attestation has it: what an allocator would be told, with blocks numbered by their births.
 struct Row {
   int64_t kind, number, bytes, stream, pool;
   bool operator==(const Row&) const = default;

@@ -1,19 +1,15 @@
-"""flash-attn 2 as a program calls it: its functions with their gradients, on the extension's stand-in.
-
-What is kept for the backward and what the backward makes is as in flash-attn 2.8.4, flash_attn/flash_attn_interface.py:
-heads are padded to a multiple of 8, gradients of packed inputs are one tensor, and the operators of torch have the
-package's names and signatures, so that compiled programs find the same ones.
-"""
+"""flash-attn 2 as a program calls it: attention, padding, rotary embeddings, cross entropy."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import pad
 
 from planner.paper.outside import flash_attention_2_extension as extension
-from planner.paper.outside.operators import operator
+from planner.paper.outside.operators import floats, operator, refuse, told_as
 
 Tensor = torch.Tensor
 Window = tuple[int, int]
@@ -240,3 +236,184 @@ def flash_attn_varlen_qkvpacked_func(
 
 
 flash_attn_with_kvcache = extension.fwd_kvcache
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any,
+        logits: Tensor,
+        labels: Tensor,
+        lse: Tensor | None,
+        smoothing: float,
+        scale: float,
+        inplace: bool,
+    ) -> tuple[Tensor, Tensor]:
+        logits = logits if logits.stride(-1) == 1 else logits.contiguous()
+        rows = logits.size(0)
+        with told_as("flash_attn::cross_entropy_fwd"):
+            losses = floats(logits, rows)
+            known = lse is not None and scale == 1.0 and smoothing == 0.0
+            kept = lse.contiguous() if known and lse is not None else floats(logits, rows)
+            squares = floats(logits, rows)
+        context.save_for_backward(logits, kept, labels)
+        context.mark_non_differentiable(squares)
+        context.inplace = inplace
+        return losses, squares
+
+    @staticmethod
+    def backward(context: Any, _losses: Tensor, _squares: Tensor) -> tuple[Tensor | None, ...]:
+        logits = context.saved_tensors[0]
+        with told_as("flash_attn::cross_entropy_bwd"):
+            grad = logits if context.inplace else torch.empty_like(logits)
+        return grad, None, None, None, None, None
+
+
+def cross_entropy_loss(
+    logits: Tensor, labels: Tensor, precomputed_lse: Tensor | None = None, label_smoothing: float = 0.0,
+    logit_scale: float = 1.0, lse_square_scale: float = 0.0, ignore_index: int = -100, inplace_backward: bool = False,
+    process_group: Any = None,
+) -> Any:  # fmt: skip
+    """Losses and squares of the log-sum-exp, each [rows] in float32. Raises TraceError for a divided vocabulary."""
+    del lse_square_scale, ignore_index
+    if process_group is not None and torch.distributed.get_world_size(process_group) > 1:
+        refuse(
+            "cross_entropy_loss of flash-attn", "a vocabulary over several ranks is not modelled", "process_group=None"
+        )
+    return _CrossEntropy.apply(logits, labels, precomputed_lse, label_smoothing, logit_scale, inplace_backward)  # type: ignore[no-untyped-call]
+
+
+class CrossEntropyLoss(nn.Module):
+    """The loss over classes as a module."""
+
+    def __init__(
+        self, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0, logit_scale: float = 1.0,
+        lse_square_scale: float = 0.0, inplace_backward: bool = False, process_group: Any = None,
+        return_z_loss: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if reduction not in ("mean", "none", "sum"):
+            raise NotImplementedError("Only support reduction = 'mean' or 'none' or 'sum'")
+        self.ignore_index, self.reduction, self.return_z_loss = ignore_index, reduction, return_z_loss
+        self.settings = {
+            "label_smoothing": label_smoothing, "logit_scale": logit_scale, "lse_square_scale": lse_square_scale,
+            "inplace_backward": inplace_backward, "process_group": process_group,
+        }  # fmt: skip
+
+    def forward(self, input: Tensor, target: Tensor, precomputed_lse: Tensor | None = None) -> Any:
+        loss, squares = cross_entropy_loss(input, target, precomputed_lse, **self.settings)
+        reduced = self._reduce(loss, target)
+        return (reduced, self._reduce(squares, target)) if self.return_z_loss else reduced
+
+    def _reduce(self, values: Tensor, labels: Tensor) -> Tensor:
+        if self.reduction == "mean":
+            return values.sum() / (labels != self.ignore_index).sum()
+        return values.sum() if self.reduction == "sum" else values
+
+
+class _IndexFirstAxis(torch.autograd.Function):
+    """Rows by gather, whose index is repeated for every column without memory."""
+
+    @staticmethod
+    def forward(context: Any, given: Tensor, indices: Tensor) -> Tensor:
+        context.save_for_backward(indices)
+        context.rows = given.size(0)
+        flat = given.flatten(1)
+        taken = torch.gather(flat, 0, indices.unsqueeze(1).expand(-1, flat.size(1)))
+        return taken.reshape(-1, *given.shape[1:])
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (indices,) = context.saved_tensors
+        flat = grad.flatten(1)
+        spread = torch.zeros(context.rows, flat.size(1), dtype=grad.dtype, device=grad.device)
+        spread.scatter_(0, indices.unsqueeze(1).expand(-1, flat.size(1)), flat)
+        return spread.reshape(context.rows, *grad.shape[1:]), None
+
+
+class _IndexPutFirstAxis(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, values: Tensor, indices: Tensor, rows: int) -> Tensor:
+        context.save_for_backward(indices)
+        spread = torch.zeros(rows, *values.shape[1:], dtype=values.dtype, device=values.device)
+        spread[indices] = values
+        return spread
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (indices,) = context.saved_tensors
+        return grad[indices], None, None
+
+
+index_first_axis = _IndexFirstAxis.apply
+index_put_first_axis = _IndexPutFirstAxis.apply
+
+
+def unpad_input(
+    hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
+    """Rows that the mask [batch, rows] keeps, their numbers, where sequences begin, the longest one, rows used."""
+    kept = attention_mask if unused_mask is None else attention_mask + unused_mask
+    lengths = kept.sum(dim=-1, dtype=torch.int32)
+    used = attention_mask.sum(dim=-1, dtype=torch.int32)
+    indices = torch.nonzero(kept.flatten(), as_tuple=False).flatten()
+    longest = int(lengths.max().item())
+    begins = pad(torch.cumsum(lengths, dim=0, dtype=torch.int32), (1, 0))
+    rows = index_first_axis(hidden_states.flatten(0, 1), indices)  # type: ignore[no-untyped-call]
+    return rows, indices, begins, longest, used
+
+
+def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
+    """The rows at their places in [batch, seqlen]; the others are zero."""
+    spread: Tensor = index_put_first_axis(hidden_states, indices, batch * seqlen)  # type: ignore[no-untyped-call]
+    return spread.view(batch, seqlen, *spread.shape[1:])
+
+
+def apply_rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, seqlen_offsets: int | Tensor = 0, cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None, interleaved: bool = False, inplace: bool = False, conjugate: bool = False,
+) -> Tensor:  # fmt: skip
+    """A tensor like `x`, or `x` itself; what the embedding leaves as it is, is copied."""
+    del seqlen_offsets, cu_seqlens, max_seqlen, interleaved, conjugate
+    with told_as("flash_attn::apply_rotary"):
+        kept = cos.contiguous(), sin.contiguous()
+        out = x if inplace else torch.empty_like(x)
+    turned = 2 * cos.size(-1)
+    if turned < x.size(-1) and not inplace:
+        out[..., turned:].copy_(x[..., turned:])
+    del kept
+    return out
+
+
+class _ApplyRotaryEmb(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        inplace: bool,
+        offsets: Any,
+        cu_seqlens: Tensor | None,
+    ) -> Tensor:
+        kept = offsets if isinstance(offsets, Tensor) else None
+        context.save_for_backward(cos, sin, cu_seqlens, kept)
+        context.inplace = inplace
+        return apply_rotary(x, cos, sin, inplace=inplace)
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin, *_ = context.saved_tensors
+        return apply_rotary(grad, cos, sin, inplace=context.inplace), None, None, None, None, None
+
+
+def apply_rotary_emb(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False,
+    seqlen_offsets: int | Tensor = 0, cu_seqlens: Tensor | None = None, max_seqlen: int | None = None,
+) -> Any:  # fmt: skip
+    """Rotates the first dims of `x` [batch, rows, heads, head dim] by `cos` and `sin` [rows, dims / 2]."""
+    del interleaved, max_seqlen
+    return _ApplyRotaryEmb.apply(x, cos, sin, inplace, seqlen_offsets, cu_seqlens)  # type: ignore[no-untyped-call]
+
+
+apply_rotary_emb_func = apply_rotary_emb

@@ -1,7 +1,7 @@
 """The functions of flash-attn 2's extension `flash_attn_2_cuda`, which allocate and compute nothing.
 
 Source, flash-attn 2.8.4: csrc/flash_attn/flash_api.cpp (mha_fwd, mha_varlen_fwd, mha_bwd, mha_varlen_bwd and
-set_params_splitkv). Torch's own copy of these kernels, in planner/paper/kernels/flash_attention.py, pads nothing and
+set_params_splitkv). Torch's own copy of these kernels, in planner/paper/kernels/attention.py, pads nothing and
 asks for a second seed.
 """
 

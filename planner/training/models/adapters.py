@@ -1,7 +1,4 @@
-"""LoRA by peft itself: low-rank layers beside those of the base model, which is frozen.
-
-peft is an extra (`peft`) and imported only for a job that names an adapter.
-"""
+"""LoRA by peft itself, and linear layers of the frozen base model in four bits."""
 
 from __future__ import annotations
 
@@ -9,12 +6,91 @@ import importlib
 import warnings
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from planner.distribution import install_command
 from planner.errors import SpecError
 from planner.job import schema
-from planner.training.models import four_bit
+
+_BLOCK, _SCALES = 64, 256
+
+
+class Linear4bit(nn.Linear):
+    """In place of a linear layer that is frozen."""
+
+    def __init__(self, like: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = like.in_features, like.out_features
+        device, elements = like.weight.device, like.weight.numel()
+        packed = torch.empty(-(-elements // 2), 1, dtype=torch.uint8, device=device)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.bias = like.bias
+        scales = -(-elements // _BLOCK)
+        for name, size, dtype in (
+            ("absmax", scales, torch.uint8),
+            ("code", 16, torch.float32),
+            ("nested_absmax", -(-scales // _SCALES), torch.float32),
+            ("nested_code", 256, torch.float32),
+            ("offset", 1, torch.float32),
+        ):
+            self.register_buffer(name, torch.empty(size, dtype=dtype, device=device))
+
+    absmax: Tensor
+
+    def unpack_weight(self, dtype: torch.dtype) -> Tensor:
+        scales = torch.empty(self.absmax.shape, device=self.weight.device)  # the nested scales, unpacked first
+        weight = torch.empty(self.out_features, self.in_features, dtype=dtype, device=self.weight.device)
+        del scales
+        return weight
+
+    def forward(self, given: Tensor) -> Tensor:
+        kind = given.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else given.dtype
+        result: Tensor = _UnpackedLinear.apply(given.to(dtype), self)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _UnpackedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, given: Tensor, layer: Linear4bit) -> Tensor:
+        context.layer = layer
+        return nn.functional.linear(given, layer.unpack_weight(given.dtype), layer.bias)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient @ context.layer.unpack_weight(gradient.dtype), None
+
+
+def quantize(model: nn.Module) -> None:
+    """Every linear layer but the head's, one after the other, as transformers' `load_in_4bit` chooses them."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
+        for name in [name for name, _ in parent.named_children()]:
+            child = getattr(parent, name)
+            if type(child) is nn.Linear and child is not head:
+                setattr(parent, name, Linear4bit(child))
+            del child
+
+
+def adapter_layer(peft_linear: Any) -> Any:
+    """peft's layer of an adapter, with the forward that it has beside four bits."""
+
+    class Adapted(peft_linear):  # type: ignore[misc]
+        def forward(self, x: Tensor, *arguments: Any, **named: Any) -> Tensor:
+            result = self.base_layer(x, *arguments, **named).clone()
+            for active in self.active_adapters:
+                first, second = self.lora_A[active], self.lora_B[active]
+                converts = not torch.is_autocast_enabled(x.device.type)
+                dtype = result.dtype
+                if converts:
+                    x = x.to(first.weight.dtype)
+                output = second(first(self.lora_dropout[active](x))) * self.scaling[active]
+                result = result + (output.to(dtype) if converts else output)
+            return result  # type: ignore[no-any-return]
+
+    return Adapted
+
 
 _PLACE = "model.adapter"
 
@@ -40,7 +116,7 @@ def add_adapters(model: nn.Module, spec: schema.Adapter) -> nn.Module:
     )
     if spec.kind == "qlora":
         linear = importlib.import_module("peft.tuners.lora").Linear
-        config._register_custom_module({four_bit.Linear4bit: four_bit.adapter_layer(linear)})
+        config._register_custom_module({Linear4bit: adapter_layer(linear)})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of what peft asks transformers for

@@ -1,18 +1,175 @@
-"""Builds the job's `model` as an `nn.Module` on the device, in the dtype of the parameters."""
+"""Builds the job's `model` as an `nn.Module` on the device: by a factory, a config or the built-in decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+import importlib
+import importlib.machinery
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from planner.errors import SpecError
 from planner.job import schema
-from planner.training.dtypes import floating
-from planner.training.materialize import materialize
-from planner.training.models import adapters, decoder, factory, four_bit
+from planner.job.code_rules import ANY_CODE, CodeRules
+from planner.training.batch_shapes import floating
+from planner.training.host import Host, RealHost
+from planner.training.models import adapters, decoder
+
+
+def materialize(model: nn.Module, device: torch.device, host: Host | None = None, *, offloaded: bool = False) -> None:
+    """Memory on `device` for every parameter and buffer, in place; small random weights, buffers of zeros.
+
+    `host` fills them, by default for real. `offloaded`: parameters rest on the host, buffers do not, as fully_shard's
+    CPUOffloadPolicy wants it. What is tied stays tied.
+    """
+    filling = RealHost() if host is None else host
+    tied = _tied_parameters(model)
+    model.to_empty(device=torch.device("cpu") if offloaded else device)
+    for (owner, first), *others in tied:
+        for module, name in others:
+            module._parameters[name] = owner._parameters[first]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                filling.fill(_local(parameter))
+    _zero_buffers(model, device)
+
+
+def _tied_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Who holds a parameter together: from meta, `to_empty` gives each of them one of its own (torch 2.13)."""
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append((module, name))
+    return [together for together in owners.values() if len(together) > 1]
+
+
+def _zero_buffers(model: nn.Module, device: torch.device) -> None:
+    moved: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is None:
+                continue
+            if _local(buffer).device.type == device.type:
+                _local(buffer).zero_()
+                continue
+            if buffer not in moved:
+                moved[buffer] = torch.zeros_like(buffer, device=device)
+            module._buffers[name] = moved[buffer]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+_PLACE = "model.factory"
+_rules = ANY_CODE
+
+
+def allow(rules: CodeRules) -> None:
+    """From here on this process calls no factory but those; until then it calls any."""
+    global _rules
+    _rules = rules
+
+
+def from_factory(factory: str, arguments: Mapping[str, Any], path: str = "") -> nn.Module:
+    """The module that `factory` returns, on whichever device and in whichever dtype it made it.
+
+    `path` is put in front of `sys.path` for the import and the call, and taken off again. Raises SpecError if the
+    factory is missing, raises, or returns something else than an nn.Module, FactoryNotAllowedError for one that this
+    process may not call (`allow`).
+    """
+    _rules.refuse_name(factory, path)
+    with _importable(path):
+        _forget_namesake(factory.partition(":")[0], path)
+        build = _find(factory)
+        _rules.refuse_foreign(factory, build)
+        try:
+            module = build(**arguments)
+        except (SpecError, MemoryError):
+            raise
+        except Exception as failure:
+            raise SpecError(
+                f"the factory {factory} raised {type(failure).__name__}: {failure}",
+                remedy="run the factory by itself; its arguments are model.factory_arguments",
+                place=_PLACE,
+            ) from failure
+    if not isinstance(module, nn.Module):
+        raise SpecError(
+            f"the factory {factory} returned a {type(module).__name__}",
+            allowed="a callable that returns a torch.nn.Module",
+            place=_PLACE,
+        )
+    return module
+
+
+@contextmanager
+def _importable(path: str) -> Iterator[None]:
+    if not path:
+        yield
+        return
+    sys.path.insert(0, path)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        if path in sys.path:
+            sys.path.remove(path)
+
+
+def _forget_namesake(module_name: str, path: str) -> None:
+    """A process that has built another job's `models:build` has that job's `models` in memory."""
+    top = module_name.partition(".")[0]
+    here = importlib.machinery.PathFinder.find_spec(top, [path]) if path else None
+    loaded = sys.modules.get(top)
+    if here is None or loaded is None or getattr(loaded, "__file__", None) == here.origin:
+        return
+    for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
+        del sys.modules[name]
+
+
+def _find(factory: str) -> Callable[..., Any]:
+    module_name, colon, name = factory.partition(":")
+    if not (module_name and colon and name):
+        raise SpecError(f"{factory!r} names no callable", allowed="module:callable", place=_PLACE)
+    module = _import(module_name, factory)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, [n for n in vars(module) if not n.startswith("_")], n=3)
+            raise SpecError(
+                f"{module_name} has no {name!r}",
+                remedy=f"did you mean {', '.join(close)}?" if close else "name a callable of that module",
+                place=_PLACE,
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise SpecError(f"{factory} is of type {type(found).__name__}", allowed="a callable", place=_PLACE)
+    return found  # type: ignore[no-any-return]
+
+
+def _import(name: str, factory: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as failure:
+        missing = failure.name or name
+        if name == missing or name.startswith(f"{missing}."):
+            problem = f"there is no module {missing!r} for the factory {factory}"
+        else:
+            problem = f"the factory {factory} needs the module {missing!r}, which is not installed"
+        raise SpecError(problem, remedy="install it, or set model.factory_path", place=_PLACE) from failure
+    except Exception as failure:
+        raise SpecError(
+            f"importing {name} raised {type(failure).__name__}: {failure}",
+            remedy="import it by itself",
+            place=_PLACE,
+        ) from failure
 
 
 def build(model: schema.Model, device: torch.device) -> nn.Module:
@@ -25,7 +182,7 @@ def build(model: schema.Model, device: torch.device) -> nn.Module:
     """
     if model.factory:
         with device if device.type == "meta" else nullcontext():
-            module = factory.from_factory(model.factory, model.factory_arguments, model.factory_path)
+            module = from_factory(model.factory, model.factory_arguments, model.factory_path)
         return _move_module(module, device, model.parameter_dtype).train()
     dtype = floating(model.parameter_dtype, place="model.parameter_dtype")
     if model.decoder is not None:
@@ -41,7 +198,7 @@ def build(model: schema.Model, device: torch.device) -> nn.Module:
         with _born_on(torch.device("meta") if by_layers else device, dtype):
             module = transformers_models.from_config(model, dtype)
         if four_bits:
-            four_bit.quantize(module)
+            adapters.quantize(module)
         if by_layers:
             materialize(module, device)
         module = module.to(device)  # a model may name the host for a parameter of its own

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
-from planner.training.observer import NullObserver, Observer
+from planner.training.observers import NullObserver, Observer
 from planner.upstream import versions
 
 COMM_HOOKS = ("", "fp16_compress", "bf16_compress", "power_sgd")

@@ -26,8 +26,8 @@ from planner import upstream
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
-from planner.training.dtypes import floating
-from planner.training.observer import NullObserver, Observer
+from planner.training.batch_shapes import floating
+from planner.training.observers import NullObserver, Observer
 from planner.upstream import versions
 
 _GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"

@@ -1,13 +1,4 @@
-"""Tensor parallelism: DTensor's `parallelize_module`, by the model's own plan or by that of the job.
-
-The built-in decoder is split as torchtitan splits Llama (torchtitan/models/llama3/infra/parallelize.py): queries, keys,
-values, gate and up column-wise, the projections back row-wise, the embedding by rows, the head by columns; under
-sequence parallelism norms and residuals hold their rank's tokens. A transformers model is split by transformers' own
-code (5.23, transformers/distributed/tensor_parallel.py) and plan (`base_model_tp_plan` and the head's `_tp_plan`).
-
-Parameters that no plan names are replicated as DTensors: foreach optimizers and clipping refuse a mix of tensors
-and DTensors (torch 2.13), and torchtitan (`NoParallel`) and accelerate do the same.
-"""
+"""Tensor and sequence parallelism: DTensor's `parallelize_module`, by the model's own plan or by that of the job."""
 
 from __future__ import annotations
 
@@ -17,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
@@ -33,7 +24,75 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from planner.errors import SpecError
 from planner.job import schema
 from planner.training.models.decoder import Decoder
-from planner.training.wraps import sequence_parallel
+
+_SEQUENCE_PARALLEL = "parallel.tp.sequence_parallel"
+_ROWS = "planner_rowwise_to_tokens"
+_LAYERS = "layers"
+
+
+def split_rows_along_tokens(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """The plan with every block's row-wise modules giving their rank's tokens instead of a sum for all.
+
+    Raises SpecError for a model without blocks of attention and feed-forward that are split so.
+    """
+    from transformers.distributed import tensor_parallel
+
+    own = {path: style for path, style in plan.items() if f".{_LAYERS}." in f".{path}"}
+    others = sorted({*own.values()} - {"colwise", "rowwise", "replicated_with_grad_allreduce"})
+    if others or "rowwise" not in own.values():
+        found = f"styles {', '.join(others)}" if others else "no row-wise modules"
+        raise SpecError(
+            f"sequence parallelism of {type(model).__name__}: its plan has {found} in the blocks",
+            allowed="decoders whose blocks are split by columns and rows alone",
+            place=_SEQUENCE_PARALLEL,
+        )
+    styles: Any = tensor_parallel.ALL_PARALLEL_STYLES  # type: ignore[attr-defined]
+    styles.register(_ROWS, tensor_parallel.RowwiseParallel(output_layouts=Shard(1)))
+    return {path: _ROWS if own.get(path) == "rowwise" else style for path, style in plan.items()}
+
+
+def norms_and_hooks(model: Any, mesh: DeviceMesh) -> list[nn.Module]:
+    """Scatters the tokens before the first block, gathers them before each split module and after the last norm.
+
+    Returns the norms between, which work on a part of the tokens. Raises SpecError for a model of another build.
+    """
+    base = model.base_model
+    blocks, last = getattr(base, _LAYERS, None), getattr(base, "norm", None)
+    if not isinstance(blocks, nn.ModuleList) or not len(blocks) or not isinstance(last, nn.Module):
+        raise SpecError(
+            f"sequence parallelism of {type(model).__name__}: its base model has no `layers` and `norm`",
+            allowed="transformers' decoders built as Llama is",
+            place=_SEQUENCE_PARALLEL,
+        )
+    _before(blocks[0], mesh, Replicate(), Shard(1), keep=False)
+    for block in blocks:
+        for child in block.children():
+            if next(child.children(), None) is not None:
+                _before(child, mesh, Shard(1), Replicate(), keep=True)
+    last.register_forward_hook(lambda _module, _given, out: _moved(out, mesh, Shard(1), Replicate()).to_local())
+    return [last, *(child for block in blocks for child in block.children() if next(child.children(), None) is None)]
+
+
+def _before(module: nn.Module, mesh: DeviceMesh, given: Placement, wanted: Placement, *, keep: bool) -> None:
+    """The hidden states that the module takes are placed as wanted; `keep`: as a DTensor, whose gradient is summed once
+    for all that use it."""
+
+    def move(value: Tensor) -> Tensor:
+        moved = _moved(value, mesh, given, wanted)
+        return moved if keep else moved.to_local()
+
+    def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        if "hidden_states" in named:
+            return arguments, {**named, "hidden_states": move(named["hidden_states"])}
+        return (move(arguments[0]), *arguments[1:]), named
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _moved(value: Tensor, mesh: DeviceMesh, given: Placement, wanted: Placement) -> DTensor:
+    placed = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, [given], run_check=False)
+    return placed.redistribute(placements=[wanted])
+
 
 _PLACE = "parallel.tp.plan"
 _HEADS_FIRST = "replicated_with_grad_allreduce"
@@ -164,7 +223,7 @@ def _split_transformers(model: Any, spec: schema.Tp, mesh: DeviceMesh) -> None:
         styles.register(_LOGITS, logits)
         plan |= _as_logits(model, plan)
     if spec.sequence_parallel:
-        plan = sequence_parallel.split_rows_along_tokens(model, plan)
+        plan = split_rows_along_tokens(model, plan)
     norms = [name for name, style in plan.items() if style == _HEADS_FIRST]
     # As transformers itself finds them when it splits: it ties weights after they are loaded.
     tied = _untie_parameters(model)
@@ -178,7 +237,7 @@ def _split_transformers(model: Any, spec: schema.Tp, mesh: DeviceMesh) -> None:
         if module is not None:
             _replicate(module, mesh, Shard(2))
     if spec.sequence_parallel:
-        for module in sequence_parallel.norms_and_hooks(model, mesh):
+        for module in norms_and_hooks(model, mesh):
             _replicate(module, mesh, Shard(1))
 
 

@@ -1,0 +1,285 @@
+"""Replays what one rank and its data loaders do on the host: the highest point of every phase."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.allocator.host import processes
+from planner.allocator.host.pinned import PinnedMemory, PinnedRules
+from planner.allocator.host.processes import Fact
+from planner.events import Mark, Phase
+from planner.host_events import (
+    Backing,
+    BatchTaken,
+    HostAlloc,
+    HostBlock,
+    HostCategory,
+    HostEvent,
+    HostFree,
+    LoaderEnded,
+    LoaderStarted,
+)
+from planner.job.schema import DataLoader
+
+
+def loader_blocks(loader: DataLoader, tensors: Iterable[int]) -> Iterator[HostBlock]:
+    """What one loader holds once it is read: `tensors` are the bytes of each tensor of a batch."""
+    sizes = [each for each in tensors if each]
+    if not loader.workers:
+        yield from _batches(sizes, 1, pinned=loader.pin_memory, name="in use")
+        return
+    ahead = loader.workers * loader.prefetch_factor + 1
+    worker = processes.WORKER.best_bytes + loader.worker_bytes
+    yield from _read_by_workers(sizes, ahead, loader.workers, worker, pins=loader.pin_memory)
+
+
+def loader_margins(loader: DataLoader, tensors: Iterable[int]) -> tuple[int, int]:
+    """How many bytes fewer, and more, the workers may take than `loader_blocks` has.
+
+    What a worker keeps of the samples that it put together is for the C library to say (glibc 2.39, malloc: memory of
+    freed blocks below 32 MiB may stay): none, one batch, or, measured at worst, four.
+    """
+    return _margins(loader.workers, processes.WORKER, sum(tensors))
+
+
+def started_blocks(started: LoaderStarted) -> Iterator[HostBlock]:
+    """What a program's loader holds besides the batch in hand: what is read ahead, and the workers."""
+    sizes = [each for each in started.tensors if each]
+    worker = _fact_of(started).best_bytes
+    yield from _read_by_workers(sizes, started.ahead, started.workers, worker, pins=started.pin_memory)
+
+
+def started_margins(started: LoaderStarted) -> tuple[int, int]:
+    """As `loader_margins`, of a program's loader."""
+    return _margins(started.workers, _fact_of(started), sum(started.tensors))
+
+
+def _fact_of(started: LoaderStarted) -> Fact:
+    """A worker that is no fork has read its libraries itself."""
+    return processes.TORCH if started.spawned else processes.WORKER
+
+
+def _read_by_workers(
+    sizes: Sequence[int], ahead: int, workers: int, worker_bytes: int, *, pins: bool
+) -> Iterator[HostBlock]:
+    yield from _batches(sizes, ahead, pinned=pins, name="read ahead")
+    if pins:
+        yield from _batches(sizes, 1, pinned=False, name="being pinned")
+    held = worker_bytes + sum(sizes)
+    yield HostBlock(bytes=held, category=HostCategory.WORKER, name="data loader", count=workers)
+
+
+def _margins(workers: int, fact: Fact, batch: int) -> tuple[int, int]:
+    fewer, more = fact.best_bytes - fact.low_bytes + batch, fact.high_bytes - fact.best_bytes + 3 * batch
+    return workers * fewer, workers * more
+
+
+def _batches(sizes: Iterable[int], count: int, *, pinned: bool, name: str) -> Iterator[HostBlock]:
+    for size in sizes:
+        yield HostBlock(bytes=size, category=HostCategory.BATCH, pinned=pinned, name=name, count=count)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPhase:
+    """A rank's memory at the highest point of one phase, in bytes.
+
+    `own` is by category what the rank has for itself, its data loader's workers included; `node` and `files` are by
+    name what it shares with the other ranks of its node.
+    """
+
+    phase: Phase
+    iteration: int
+    own: Mapping[HostCategory, int]
+    node: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def own_bytes(self) -> int:
+        return sum(self.own.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """What cannot be given back: own and shared, without files."""
+        return self.own_bytes + sum(self.node.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimeline:
+    """All phases of one rank, and how far its workers may be from what is counted: fewer and more bytes."""
+
+    phases: tuple[HostPhase, ...]
+    worker_margins: tuple[int, int] = (0, 0)
+
+
+def replay_host(
+    events: Iterable[HostEvent], *, base: Sequence[HostBlock], loader: DataLoader, rules: PinnedRules
+) -> RankTimeline:
+    """What a rank holds in each phase, beside `base`, which it has from the beginning.
+
+    `loader` is that of batches that are taken (`BatchTaken`), whose settings a job says; others are events. It begins
+    to read ahead with the first batch that is taken from it; an evaluation has a loader of its own, which ends with it.
+    """
+    rank = _Rank(loader, rules)
+    rank.enter(Phase.LOAD, 0)  # whatever is marked later, a process begins with it
+    for each in base:
+        rank.hold(each)
+    for event in events:
+        match event:
+            case Mark(phase, iteration):
+                rank.enter(phase, iteration)
+            case HostAlloc(block, held):
+                rank.allocate(block, held)
+            case HostFree(block):
+                rank.free(block)
+            case BatchTaken(tensors):
+                rank.take_batch(tensors)
+            case LoaderStarted():
+                rank.start_loader(event)
+            case LoaderEnded(number):
+                rank.end_loader(number)
+    return RankTimeline(rank.finished(), rank.margins)
+
+
+class _Rank:
+    def __init__(self, loader: DataLoader, rules: PinnedRules) -> None:
+        self._loader = loader
+        self._pinned = PinnedMemory(rules)
+        self._own: Counter[HostCategory] = Counter()
+        self._shared: dict[Backing, Counter[str]] = {Backing.NODE: Counter(), Backing.FILE: Counter()}
+        self._alive: dict[int, tuple[HostBlock, int]] = {}
+        self._loading: dict[bool, list[tuple[HostBlock, int]]] = {}
+        self._started: dict[int, tuple[LoaderStarted, list[tuple[HostBlock, int]]]] = {}
+        self._now: HostPhase | None = None
+        self._phases: dict[tuple[Phase, int], HostPhase] = {}
+        self.margins = (0, 0)
+
+    def enter(self, phase: Phase, iteration: int) -> None:
+        if phase is not Phase.EVAL:
+            for each in self._loading.pop(True, ()):
+                self._give_up(each)
+        self._close()
+        self._now = self._snapshot(phase, iteration)
+
+    def allocate(self, block: int, held: HostBlock) -> None:
+        self._alive[block] = (held, self.hold(held))
+
+    def free(self, block: int) -> None:
+        self._give_up(self._alive.pop(block))
+
+    def hold(self, held: HostBlock) -> int:
+        """The bytes of each of the blocks, as they are taken."""
+        size = held.bytes
+        if held.backing is not Backing.OWN:
+            self._shared[held.backing][held.name] += held.bytes * held.count
+        else:
+            if held.pinned:
+                size = self._pinned.take(held.bytes, held.count)
+            self._own[held.category] += size * held.count
+        if self._now is not None and self._height() > _height_of(self._now):
+            self._now = self._snapshot(self._now.phase, self._now.iteration)
+        return size
+
+    def take_batch(self, tensors: Sequence[int]) -> None:
+        evaluates = self._now is not None and self._now.phase is Phase.EVAL
+        if evaluates in self._loading:
+            return
+        self._loading[evaluates] = [(each, self.hold(each)) for each in loader_blocks(self._loader, tensors)]
+        if not evaluates:
+            self.margins = loader_margins(self._loader, tensors)
+
+    def start_loader(self, started: LoaderStarted) -> None:
+        self._started[started.loader] = started, [(each, self.hold(each)) for each in started_blocks(started)]
+        margins = [started_margins(each) for each, _ in self._started.values()]
+        fewer, more = sum(each[0] for each in margins), sum(each[1] for each in margins)
+        self.margins = max(self.margins[0], fewer), max(self.margins[1], more)
+
+    def end_loader(self, loader: int) -> None:
+        for each in self._started.pop(loader)[1]:
+            self._give_up(each)
+
+    def finished(self) -> tuple[HostPhase, ...]:
+        self._close()
+        return tuple(self._phases.values())
+
+    def _give_up(self, given: tuple[HostBlock, int]) -> None:
+        held, size = given
+        if held.backing is not Backing.OWN:
+            self._shared[held.backing][held.name] -= held.bytes * held.count
+            return
+        self._own[held.category] -= size * held.count
+        if held.pinned:
+            self._pinned.give_up(size, held.count)
+
+    def _height(self) -> tuple[int, int, int]:
+        """As `_height_of` has it."""
+        kept = self._pinned.held_bytes - self._pinned.used_bytes
+        used = self._own.total() + self._shared[Backing.NODE].total()
+        return used + kept, used, self._shared[Backing.FILE].total()
+
+    def _snapshot(self, phase: Phase, iteration: int) -> HostPhase:
+        own = {category: count for category, count in self._own.items() if count}
+        if kept := self._pinned.held_bytes - self._pinned.used_bytes:
+            own[HostCategory.PINNED_CACHE] = kept
+        node, files = ({name: count for name, count in self._shared[each].items() if count} for each in self._shared)
+        return HostPhase(phase, iteration, own, node, files)
+
+    def _close(self) -> None:
+        """A phase of several micro-batches is marked more than once: its highest point counts."""
+        if self._now is None:
+            return
+        key = (self._now.phase, self._now.iteration)
+        before = self._phases.get(key)
+        if before is None or _height_of(self._now) > _height_of(before):
+            self._phases[key] = self._now
+
+
+def _height_of(phase: HostPhase) -> tuple[int, int, int]:
+    """What is held; of equals the moment at which more of it is in use, and then more of files is mapped."""
+    kept = phase.own.get(HostCategory.PINNED_CACHE, 0)
+    return phase.held_bytes, phase.held_bytes - kept, sum(phase.files.values())
+
+
+def condense(events: Sequence[HostEvent]) -> Iterator[HostEvent]:
+    """The events without blocks that never count: the highest points of all phases are the same.
+
+    Between two events of other kinds (a phase, a loader, pinned or shared memory) only plain blocks come and go. What
+    is taken and given up between them is left out, but for what is there when such blocks are at their highest.
+    """
+    stretch: list[HostAlloc | HostFree] = []
+    plain: dict[int, int] = {}
+    for event in events:
+        if isinstance(event, HostAlloc) and _is_plain(event.held):
+            plain[event.block] = event.held.bytes * event.held.count
+            stretch.append(event)
+        elif isinstance(event, HostFree) and event.block in plain:
+            stretch.append(event)
+        else:
+            yield from _condense_stretch(stretch, plain)
+            stretch.clear()
+            yield event
+    yield from _condense_stretch(stretch, plain)
+
+
+def _is_plain(held: HostBlock) -> bool:
+    return not held.pinned and held.backing is Backing.OWN
+
+
+def _condense_stretch(stretch: Sequence[HostAlloc | HostFree], sizes: Mapping[int, int]) -> Iterator[HostEvent]:
+    born: dict[int, int] = {}
+    passing: dict[int, tuple[int, int]] = {}
+    now = highest = 0
+    at = -1
+    for place, event in enumerate(stretch):
+        if isinstance(event, HostAlloc):
+            born[event.block] = place
+            now += sizes[event.block]
+        else:
+            now -= sizes[event.block]
+            if event.block in born:
+                passing[event.block] = born[event.block], place
+        if now > highest:
+            highest, at = now, place
+    left_out = {block for block, (first, after) in passing.items() if not first <= at < after}
+    return (event for event in stretch if event.block not in left_out)

@@ -1,0 +1,473 @@
+"""Replays a run of thousands of steps, composed of traced ones; steps that change nothing are replayed once."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.allocator.blocks import Device
+from planner.allocator.caching import CachingAllocator
+from planner.allocator.long_runs.stretches import (
+    ByLength,
+    Deed,
+    Place,
+    Sized,
+    Stretch,
+    TracedRun,
+    cut_run,
+    kinds_left,
+    pattern_of,
+    places_of,
+)
+from planner.allocator.rules import Rules
+from planner.errors import TraceError
+from planner.events import (
+    Alloc,
+    EmptyCache,
+    Event,
+    Free,
+    FreeCompleted,
+    Mark,
+    Phase,
+    Synchronize,
+    Use,
+    first_unused_block,
+    rename_all,
+)
+from planner.job.sampled_runs import Steps, draw_steps, first_steps, longest_batch, traced_lengths, traced_steps
+from planner.job.schema import Job
+
+
+class OutOfMemoryError(Exception):
+    """The memory does not suffice, also after the cache was released."""
+
+    def __init__(self, phase: Phase) -> None:
+        self.phase = phase
+        super().__init__(f"out of memory in {phase.value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """The highest of a stretch; the phase is that of the allocated bytes."""
+
+    allocated_bytes: int = 0
+    requested_bytes: int = 0
+    phase: Phase = Phase.LOAD
+
+    def higher(self, other: Peaks) -> Peaks:
+        """Of both together."""
+        first = self if self.allocated_bytes >= other.allocated_bytes else other
+        return Peaks(first.allocated_bytes, max(self.requested_bytes, other.requested_bytes), first.phase)
+
+
+@dataclass(slots=True)
+class Player:
+    """An allocator and what stands in it: `standing` are the blocks that the next stretch finds, `unused` is a number
+    from which on no block has its name."""
+
+    allocator: CachingAllocator
+    standing: list[int]
+    unused: int
+    played: int = 0
+    """Events so far, without those that were played as they are."""
+    _addresses: dict[int, int] = field(default_factory=dict)
+
+    def play_as_it_is(self, event: Event, phase: Phase) -> None:
+        """One event of a trace, its block under its own name."""
+        allocator = self.allocator
+        match event:
+            case Alloc():
+                block = allocator.malloc(event.block, event.requested_bytes, event.stream, event.pool)
+                if block is None:
+                    raise OutOfMemoryError(phase)
+                self._addresses[event.block] = block.address
+            case Free():
+                allocator.free(event.block)
+            case Use():
+                allocator.use(event.block, event.stream)
+            case FreeCompleted():
+                allocator.complete_free(event.block)
+            case Synchronize():
+                allocator.synchronize()
+            case EmptyCache():
+                allocator.empty_cache()
+            case _:
+                pass
+
+    def play_trace(self, events: Iterable[Event]) -> None:
+        """Events as they are, without saying in which phase the memory runs out."""
+        for event in events:
+            self.play_as_it_is(event, Phase.LOAD)
+
+    def play(self, stretch: Sized, grew: Callable[[Phase], None] = lambda _: None) -> Peaks:
+        """One stretch; `grew` is told the phase whenever more is reserved than ever before. Raises OutOfMemoryError.
+
+        Millions of events pass here.
+        """
+        allocator, table, made = self.allocator, self.standing[:], len(self.standing)
+        malloc, free, sizes, unused = allocator.malloc, allocator.free, stretch.sizes, self.unused
+        top, at, requested, reserved = allocator.allocated, -1, allocator.requested, allocator.peak_reserved
+        for index, (deed, block, stream, pool) in enumerate(stretch.pattern.steps):
+            if deed == Deed.ALLOC:
+                got = malloc(unused, sizes[len(table) - made], stream, pool)
+                if got is None:
+                    raise OutOfMemoryError(stretch.phase_at(index))
+                table.append(unused)
+                self._addresses[unused] = got.address
+                unused += 1
+                if allocator.allocated > top:
+                    top, at = allocator.allocated, index
+                if allocator.requested > requested:
+                    requested = allocator.requested
+                if allocator.peak_reserved > reserved:
+                    reserved = allocator.peak_reserved
+                    grew(stretch.phase_at(index))
+            elif deed == Deed.FREE:
+                free(table[block] if block >= 0 else -1 - block)
+            else:
+                self._rarer(deed, table[block] if block >= 0 else -1 - block, stream)
+        self.unused, self.played = unused, self.played + len(stretch.pattern.steps)
+        self.standing = [table[each] if each >= 0 else -1 - each for each in stretch.pattern.left]
+        return Peaks(top, requested, stretch.phase_at(max(at, 0)))
+
+    def state(self) -> int | None:
+        """All that decides what comes of further stretches, as a number; None where the age of blocks counts."""
+        state = self.allocator.state()
+        if state is None:
+            return None
+        blocks, *others = state
+        assert isinstance(blocks, list)
+        where = tuple(self._addresses.get(each, -1) for each in self.standing)
+        self._addresses = {each: self._addresses[each] for each in self.standing if each in self._addresses}
+        return hash((tuple(blocks), tuple(others), where))
+
+    def _rarer(self, deed: Deed, block: int, stream: int) -> None:
+        if deed == Deed.USE:
+            self.allocator.use(block, stream)
+        elif deed == Deed.COMPLETE:
+            self.allocator.complete_free(block)
+        elif deed == Deed.SYNCHRONIZE:
+            self.allocator.synchronize()
+        else:
+            self.allocator.empty_cache()
+
+
+MOST_EVENTS = 4_000_000
+"""That are replayed of one run: some ten seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A step in which more was reserved than ever before. `length` is that of its longest batch."""
+
+    step: int
+    length: int
+    phase: Phase
+    reserved_bytes: int
+
+
+@dataclass(slots=True)
+class ReplayedRun:
+    """What came of a run; one entry of the arrays for each step, in order."""
+
+    allocated_bytes: array[int] = field(default_factory=lambda: array("q"))
+    requested_bytes: array[int] = field(default_factory=lambda: array("q"))
+    """Peaks of the step."""
+    phases: list[Phase] = field(default_factory=list)
+    """Of the allocated peak of the step."""
+    growths: list[Growth] = field(default_factory=list)
+    cache_releases: int = 0
+    out_of_memory_step: int = 0
+    """Where the memory ran out; 0 if it never did."""
+    out_of_memory_phase: Phase = Phase.LOAD
+    replayed: int = 0
+    """Steps that were replayed; what the others do is known from these."""
+    left_out: int = 0
+    """Steps before the last one that were not looked at: replaying them would take too long."""
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return self.growths[-1].reserved_bytes if self.growths else 0
+
+    @property
+    def worst_step(self) -> int:
+        """The first step with the highest allocated bytes, counted from 1."""
+        index = self.allocated_bytes.index(max(self.allocated_bytes))
+        is_last = index == len(self.allocated_bytes) - 1
+        return index + 1 + (self.left_out if is_last else 0)
+
+
+_State = int
+_Part = tuple[Place | None, int]
+"""A stretch by its place and its length; without a place a release of the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What came of a stretch that began in a known state."""
+
+    after: _State
+    peaks: Peaks
+    cache_releases: int
+
+
+class Run:
+    """A run that goes on stretch by stretch.
+
+    What a stretch does hinges on its length and on the state of the allocator, of which there are few: a stretch that
+    began in the same state before is not replayed again. Where the run comes to one that did not, the allocator is
+    brought to that state on the shortest way that is known.
+    """
+
+    def __init__(
+        self,
+        traced: TracedRun,
+        by_length: Mapping[Place, ByLength],
+        rules: Rules,
+        capacity_bytes: int | None = None,
+        *,
+        device_bytes: int | None = None,
+        empty_cache_every: int = 0,
+    ) -> None:
+        self.allocator = CachingAllocator(rules, Device(capacity_bytes), device_bytes)
+        self.found = ReplayedRun()
+        self._traced, self._by_length, self._every = traced, by_length, empty_cache_every
+        self._player = Player(self.allocator, list(traced.standing), first_unused_block(traced.before))
+        self._known: dict[_State, dict[_Part, _Outcome]] = defaultdict(dict)
+        self._at: _State | None = None
+        """Where the run is; None where the age of blocks counts, and nothing is known of other times."""
+        self._allocator_at: _State | None = None
+        self._peaks = Peaks()
+
+    def take(self, steps: Steps, first_steps: int) -> ReplayedRun:
+        """Replays these steps, of which the first are in the trace as they are, until the memory runs out. Of a run
+        that would take too long the last step is looked at all the same."""
+        found, number = self.found, 1
+        try:
+            self._begin(steps)
+            for number, step in enumerate(steps[first_steps:], first_steps + 1):
+                if self._player.played >= MOST_EVENTS and number < len(steps):
+                    found.left_out += 1
+                else:
+                    self._take_step(step, number)
+        except OutOfMemoryError as failed:
+            found.out_of_memory_phase = failed.phase
+            found.out_of_memory_step = number if number > first_steps else len(found.allocated_bytes) + 1
+        return found
+
+    def _begin(self, steps: Steps) -> None:
+        allocator = self.allocator
+        number, phase = 0, Phase.LOAD
+        for event in self._traced.before:
+            if isinstance(event, Mark):
+                if event.iteration > 1 and event.iteration != number:
+                    self._end_step()
+                number, phase = event.iteration, event.phase
+                continue
+            reserved = allocator.peak_reserved
+            self._player.play_as_it_is(event, phase)
+            if allocator.peak_reserved > reserved:
+                self._grow(max(number, 1), max(steps[max(number, 1) - 1]), phase)
+            self._peaks = self._peaks.higher(Peaks(allocator.allocated, allocator.requested, phase))
+        self._end_step()
+        self.found.cache_releases = allocator.cache_releases
+        self._at = self._allocator_at = self._player.state()
+
+    def _take_step(self, step: tuple[int, ...], number: int) -> None:
+        before = self.found.replayed
+        replayed = False
+        for part in zip(places_of(len(step)), (*step, max(step)), strict=True):
+            replayed |= self._take_part(part, number)
+        if self._every and number % self._every == 0:
+            replayed |= self._take_part((None, 0), number)
+        self._end_step()
+        self.found.replayed = before + replayed
+
+    def _end_step(self) -> None:
+        found, peaks = self.found, self._peaks
+        found.allocated_bytes.append(peaks.allocated_bytes)
+        found.requested_bytes.append(peaks.requested_bytes)
+        found.phases.append(peaks.phase)
+        found.replayed += 1
+        self._peaks = Peaks()
+
+    def _take_part(self, part: _Part, number: int) -> bool:
+        """Whether it had to be replayed."""
+        before = self._at
+        known = None if before is None else self._known[before].get(part)
+        if known is None:
+            self._catch_up()
+            releases = self.allocator.cache_releases
+            peaks = self._replay(part, number)
+            self._at = self._allocator_at = self._player.state()
+            known_releases = self.allocator.cache_releases - releases
+            if before is not None and self._at is not None:
+                self._known[before][part] = _Outcome(self._at, peaks, known_releases)
+        else:
+            peaks, known_releases = known.peaks, known.cache_releases
+            self._at = known.after
+        self.found.cache_releases += known_releases
+        self._peaks = self._peaks.higher(peaks)
+        return known is None
+
+    def _catch_up(self) -> None:
+        """Brings the allocator to where the run is."""
+        if self._at == self._allocator_at:
+            return
+        assert self._at is not None
+        assert self._allocator_at is not None
+        for part in self._way(self._allocator_at, self._at):
+            self._replay(part, 0)
+        self._allocator_at = self._player.state()
+        assert self._allocator_at == self._at, "a stretch did something else in the same state"
+
+    def _way(self, start: _State, end: _State) -> list[_Part]:
+        """The fewest stretches from one state to another."""
+        came_from: dict[_State, tuple[_State, _Part]] = {}
+        waiting = deque([start])
+        while end not in came_from:
+            here = waiting.popleft()
+            for part, outcome in self._known[here].items():
+                if outcome.after not in came_from:
+                    came_from[outcome.after] = (here, part)
+                    waiting.append(outcome.after)
+        way: list[_Part] = []
+        here = end
+        while not way or here != start:
+            here, part = came_from[here]
+            way.append(part)
+        return way[::-1]
+
+    def _replay(self, part: _Part, number: int) -> Peaks:
+        place, length = part
+        if place is None:
+            self.allocator.empty_cache()
+            return Peaks()
+        stretch = self._by_length[place].at(length)
+        return self._player.play(stretch, lambda phase: self._grow(number, length, phase))
+
+    def _grow(self, step: int, length: int, phase: Phase) -> None:
+        """Of one step the last is kept."""
+        growths = self.found.growths
+        if growths and growths[-1].step == step:
+            growths.pop()
+        growths.append(Growth(step, length, phase, self.allocator.peak_reserved))
+
+
+_PARTS = 4
+"""A step of each length is replayed so often, if not more: from so many states."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedRun:
+    """A run's steps, and the stretches that they are made of. `rounding` says how lengths and sizes were rounded up,
+    empty where every length is replayed as it is."""
+
+    steps: Steps
+    longest_at: int
+    """The first step with the longest batch, counted from 1; the last one where none was drawn."""
+    drawn: int
+    """Steps that were drawn or given, without one that was added for the longest batch."""
+    rounding: str
+    _job: Job
+    _traced: TracedRun
+    _by_length: Mapping[Place, ByLength]
+
+    def replay(
+        self, rules: Rules, capacity_bytes: int | None = None, *, device_bytes: int | None = None
+    ) -> ReplayedRun:
+        """The whole run through the allocator; the arguments are those of `planner.allocator.replay`."""
+        every = self._job.train.empty_cache_every
+        run = Run(
+            self._traced, self._by_length, rules, capacity_bytes, device_bytes=device_bytes, empty_cache_every=every
+        )
+        return run.take(self.steps, first_steps(self._job))
+
+    def worst_step_alone(self, number: int) -> tuple[Event, ...]:
+        """The loading, the first steps, and then a step of the longest batches, under this number."""
+        events, standing = list(self._traced.before), list(self._traced.standing)
+        longest = longest_batch(self._job.train)
+        told_apart = len(traced_steps(self._job)[0])
+        ends = [self._traced.stretches[place][longest] for place in places_of(told_apart)]
+        for stretch in (*ends, self._traced.after):
+            renamed, standing = _placed(stretch, standing)
+            events += (replace(each, iteration=number) if isinstance(each, Mark) else each for each in renamed)
+        return tuple(events)
+
+
+def _placed(stretch: Stretch, standing: Sequence[int]) -> tuple[list[Event], list[int]]:
+    """The stretch's events with what stands in the place of what it found, and what stands after it."""
+    names = dict(zip(stretch.found, standing, strict=True))
+    return list(rename_all(stretch.events, names)), [names.get(each, each) for each in stretch.left]
+
+
+def compose(job: Job, events: Sequence[Event]) -> ComposedRun:
+    """The run of a job with `train.lengths`, of whose traced steps these are the events.
+
+    Raises TraceError for steps that leave other things behind at other lengths: they cannot be put together.
+    """
+    train = job.train
+    traced = cut_run(events, traced_steps(job), first_steps(job))
+    for place, stretches in traced.stretches.items():
+        _refuse_unlike(place, stretches)
+    by_length = {
+        place: ByLength({length: pattern_of(each) for length, each in stretches.items()})
+        for place, stretches in traced.stretches.items()
+    }
+    drawn, longest = draw_steps(train), longest_batch(train)
+    steps = drawn if any(longest in step for step in drawn) else (*drawn, (longest,) * len(drawn[0]))
+    steps, rounding = _rounded(steps, job, by_length)
+    at = next(number for number, step in enumerate(steps, 1) if longest in step)
+    return ComposedRun(steps, at, len(drawn), rounding, job, traced, by_length)
+
+
+def _refuse_unlike(place: Place, stretches: Mapping[int, Stretch]) -> None:
+    lengths = sorted(stretches)
+    last = stretches[lengths[-1]]
+    for length in lengths:
+        one = stretches[length]
+        if len(one.found) != len(last.found) or kinds_left(one) != kinds_left(last):
+            raise TraceError(
+                f"a step of {length} tokens leaves other blocks than one of {lengths[-1]} ({place.value} part)",
+                allowed="steps that leave the same at every length, of other sizes",
+                remedy="give train.sequence_length as one length",
+                place="train.lengths",
+            )
+
+
+def _rounded(steps: Steps, job: Job, by_length: Mapping[Place, ByLength]) -> tuple[Steps, str]:
+    """The steps with lengths that are replayed, and what was done to them."""
+    traced = traced_lengths(job.train)
+    every = {length for step in steps for length in step}
+    if every <= set(traced):
+        return steps, ""
+    ruled_from = max(each.ruled_from for each in by_length.values())
+    events = sum(len(each.at(traced[-1]).pattern.steps) for each in by_length.values())
+    multiple, by = 0, dict[int, int]()
+    while not multiple or len(set(by.values())) * events > MOST_EVENTS // _PARTS:
+        multiple = 2 * multiple or 1
+        by = {each: _up(each, multiple, traced, ruled_from) for each in every}
+    said = []
+    if multiple > 1:
+        said.append(f"lengths are rounded up to multiples of {multiple}, to replay fewer of them")
+    if min(every) < ruled_from:
+        said.append(
+            f"lengths below {ruled_from} tokens are rounded up to those that were traced, since they take other blocks,"
+            " not only smaller ones"
+        )
+    loose = sum((each.inexact for each in by_length.values()), Counter[str]())
+    if loose:
+        count = sum(len(each.at(traced[-1]).sizes) for each in by_length.values())
+        said.append(
+            f"of {count} sizes of blocks {loose['straight']} are interpolated, within 0.1 % at the traced lengths, and"
+            f" {loose['next']} are those of the next longer traced length"
+        )
+    return tuple(tuple(by[length] for length in step) for step in steps), "; ".join(said)
+
+
+def _up(length: int, multiple: int, traced: Sequence[int], ruled_from: int) -> int:
+    if length < ruled_from:
+        return min(each for each in traced if each >= length)
+    return min(-(-length // multiple) * multiple, traced[-1])

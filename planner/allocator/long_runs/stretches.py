@@ -1,0 +1,326 @@
+"""Cuts traces into stretches by steps, compares what they do, and follows their blocks' sizes by length."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from fractions import Fraction
+
+from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Mark, Origin, Phase, Synchronize, Use
+from planner.job.sampled_runs import Steps
+
+
+class Place(StrEnum):
+    """Where in a step a stretch belongs: in an accumulation gradients are born in the first micro-batch, and reduced
+    in the last."""
+
+    FIRST = "first"
+    MIDDLE = "middle"
+    LAST = "last"
+    STEP = "step"
+    """The optimizer's, to the end of the iteration."""
+
+
+_PLACES = {1: (Place.LAST,), 2: (Place.FIRST, Place.LAST), 3: (Place.FIRST, Place.MIDDLE, Place.LAST)}
+"""By the number of micro-batches that are traced of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Events between two moments. `found` are the blocks that others left for it, by their age, without those that
+    stay for good; `left` are the blocks that it leaves so."""
+
+    events: tuple[Event, ...]
+    found: tuple[int, ...]
+    left: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRun:
+    """The parts of a trace: what happened `before` the steps that are alike, one stretch for each place and length,
+    what happened `after` the last step, and which blocks stood in between where steps began."""
+
+    before: tuple[Event, ...]
+    stretches: Mapping[Place, Mapping[int, Stretch]]
+    standing: tuple[int, ...]
+    after: Stretch
+
+
+def places_of(micro_batches: int) -> tuple[Place, ...]:
+    """Of each micro-batch of a step with so many, and of its end."""
+    if micro_batches <= 2:
+        return (*_PLACES[micro_batches], Place.STEP)
+    return (Place.FIRST, *[Place.MIDDLE] * (micro_batches - 2), Place.LAST, Place.STEP)
+
+
+def cut_run(events: Sequence[Event], steps: Steps, first_steps: int) -> TracedRun:
+    """The parts of a trace of these steps, of which the first do what later ones do not; the last is only there to give
+    up what the one before it left. Raises ValueError for a trace of other steps."""
+    starts = _starts(events)
+    if any(len(starts.get(number, ())) != len(step) + 1 for number, step in enumerate(steps, 1)):
+        raise ValueError("the trace has other steps than its job")
+    begins, last = starts[first_steps + 1][0], starts[len(steps)][0]
+    over = next((index for index in range(starts[len(steps)][-1] + 1, len(events)) if _is_mark(events[index])), None)
+    end = len(events) if over is None else over
+    cuts = sorted({each for number in range(first_steps + 1, len(steps) + 1) for each in starts[number]} | {end})
+    alive = alive_at(events, cuts)
+    staying = alive[begins].keys() & alive[last].keys()
+
+    def stretch(first: int, after: int) -> Stretch:
+        found = tuple(each for each in alive[first] if each not in staying)
+        left = tuple(each for each in alive.get(after, {}) if each not in staying)
+        return Stretch(tuple(events[first:after]), found, left)
+
+    stretches: dict[Place, dict[int, Stretch]] = {place: {} for place in places_of(len(steps[0]))}
+    for number in range(first_steps + 1, len(steps)):
+        following = (*starts[number][1:], starts[number + 1][0])
+        for place, first, after in zip(places_of(len(steps[0])), starts[number], following, strict=True):
+            stretches[place][steps[number - 1][0]] = stretch(first, after)
+    standing = tuple(each for each in alive[begins] if each not in staying)
+    return TracedRun(tuple(events[:begins]), stretches, standing, stretch(end, len(events)))
+
+
+def _is_mark(event: Event) -> bool:
+    return type(event) is Mark
+
+
+def _starts(events: Sequence[Event]) -> dict[int, list[int]]:
+    """By iteration, where its micro-batches and its optimizer's step begin."""
+    found: dict[int, list[int]] = {}
+    for index, event in enumerate(events):
+        if isinstance(event, Mark) and event.phase in (Phase.FORWARD, Phase.OPTIMIZER_STEP):
+            found.setdefault(event.iteration, []).append(index)
+    return found
+
+
+def alive_at(events: Sequence[Event], cuts: Iterable[int]) -> dict[int, dict[int, None]]:
+    """The blocks that are handed out before each of these events, by their age."""
+    alive: dict[int, None] = {}
+    found: dict[int, dict[int, None]] = {}
+    before = 0
+    for cut in cuts:
+        for event in events[before:cut]:
+            kind = type(event)
+            if kind is Alloc:
+                alive[event.block] = None  # type: ignore[union-attr]
+            elif kind is Free:
+                alive.pop(event.block, None)  # type: ignore[union-attr]
+        found[cut], before = dict(alive), cut
+    return found
+
+
+class Deed(IntEnum):
+    """What an allocator is asked for."""
+
+    ALLOC = 0
+    FREE = 1
+    USE = 2
+    COMPLETE = 3
+    SYNCHRONIZE = 4
+    EMPTY = 5
+
+
+Step = tuple[Deed, int, int, int]
+"""A deed, its block, its stream, its private pool. Blocks from 0 on are those that the stretch finds and then those
+that it makes, in order; below 0, -1 - n is the block n that stays for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Two stretches of one pattern differ in the sizes of their blocks alone."""
+
+    steps: tuple[Step, ...]
+    found: int
+    """How many blocks it finds."""
+    left: tuple[int, ...]
+    """The blocks that it leaves, as in a step."""
+    phases: tuple[tuple[int, Phase], ...]
+    """Phases, and the steps before which they begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A pattern with the requested bytes of every block that it makes, in order."""
+
+    pattern: Pattern
+    sizes: Sequence[int]
+
+    def phase_at(self, step: int) -> Phase:
+        """The phase of a step; a stretch begins with a mark."""
+        return next(phase for first, phase in reversed(self.pattern.phases) if first <= step)
+
+
+def pattern_of(stretch: Stretch) -> Sized:
+    """What the stretch does."""
+    names = {block: number for number, block in enumerate(stretch.found)}
+    steps: list[Step] = []
+    sizes: list[int] = []
+    phases: list[tuple[int, Phase]] = []
+
+    def name(block: int) -> int:
+        return names.get(block, -1 - block)
+
+    for event in stretch.events:
+        match event:
+            case Alloc():
+                names[event.block] = len(names)
+                steps.append((Deed.ALLOC, names[event.block], event.stream, event.pool))
+                sizes.append(event.requested_bytes)
+            case Free():
+                steps.append((Deed.FREE, name(event.block), 0, 0))
+            case Use():
+                steps.append((Deed.USE, name(event.block), event.stream, 0))
+            case FreeCompleted():
+                steps.append((Deed.COMPLETE, name(event.block), 0, 0))
+            case Synchronize():
+                steps.append((Deed.SYNCHRONIZE, 0, 0, 0))
+            case EmptyCache():
+                steps.append((Deed.EMPTY, 0, 0, 0))
+            case Mark():
+                phases.append((len(steps), event.phase))
+            case _:
+                pass  # a role changes nothing for the allocator
+    left = tuple(name(block) for block in stretch.left)
+    return Sized(Pattern(tuple(steps), len(stretch.found), left, tuple(phases)), sizes)
+
+
+def kinds_left(stretch: Stretch) -> list[tuple[str, str]]:
+    """Operator and dtype of each block that it leaves, where it was made in it; else nothing is known of it."""
+    made = {event.block: event.origin or Origin() for event in stretch.events if isinstance(event, Alloc)}
+    return [(made[each].op, made[each].dtype) if each in made else ("", "") for each in stretch.left]
+
+
+_PADDINGS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Kernels pad lengths to multiples of these (torch 2.13: memory-efficient attention to 32, flash attention to 128)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRule:
+    """Bytes by length: `constant + linear * x + square * x * x`, x being the length padded to a multiple."""
+
+    padding: int
+    constant: Fraction
+    linear: Fraction
+    square: Fraction
+
+    @property
+    def is_constant(self) -> bool:
+        """The same at every length."""
+        return not (self.linear or self.square)
+
+    def at(self, length: int) -> int:
+        """Bytes at this length; a broken number of them, which no traced length has, is rounded up."""
+        x = -(-length // self.padding) * self.padding
+        return math.ceil(self.constant + x * (self.linear + x * self.square))
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Bytes on straight lines between the traced lengths, or, where those do not lie on such lines, the bytes of the
+    next longer one."""
+
+    lengths: Sequence[int]
+    sizes: Sequence[int]
+    straight: bool
+
+    def at(self, length: int) -> int:
+        """Bytes at this length, no shorter than the shortest traced one, and no longer than the longest."""
+        after = bisect_left(self.lengths, length)
+        if not self.straight or self.lengths[after] == length:
+            return self.sizes[after]
+        return math.ceil(_on_line(self.lengths, self.sizes, after - 1, after, length))
+
+
+_NEARLY = Fraction(1, 1000)
+"""How far a size may be from the line between its neighbours: kernels that work in pieces round their number up."""
+
+
+def between(lengths: Sequence[int], sizes: Sequence[int]) -> Between:
+    """Sizes that no rule tells. They are taken to be straight between if every traced one but the outermost is nearly
+    on the line between its neighbours."""
+    inner = range(1, len(lengths) - 1)
+    straight = len(lengths) >= _FEWEST_STRAIGHT and all(
+        abs(_on_line(lengths, sizes, each - 1, each + 1, lengths[each]) - sizes[each]) <= _NEARLY * sizes[each]
+        for each in inner
+    )
+    return Between(lengths, sizes, straight)
+
+
+_FEWEST_STRAIGHT = 4
+
+
+def _on_line(lengths: Sequence[int], sizes: Sequence[int], first: int, last: int, length: int) -> Fraction:
+    slope = Fraction(sizes[last] - sizes[first], lengths[last] - lengths[first])
+    return sizes[first] + slope * (length - lengths[first])
+
+
+def rule_of(lengths: Sequence[int], sizes: Sequence[int]) -> SizeRule | None:
+    """The rule for these sizes at these lengths, which ascend; None where none is confirmed by a length that it was not
+    made of."""
+    if len(set(sizes)) == 1 and len(lengths) > 1:
+        return SizeRule(1, Fraction(sizes[0]), Fraction(0), Fraction(0))
+    for degree in (1, 2):
+        for padding in _PADDINGS:
+            points = {-(-length // padding) * padding: size for length, size in zip(lengths, sizes, strict=True)}
+            if len(points) < degree + 2:
+                break  # a coarser one has fewer
+            rule = _through(list(points.items()), degree, padding)
+            if all(rule.at(length) == size for length, size in zip(lengths, sizes, strict=True)):
+                return rule
+    return None
+
+
+def _through(points: Sequence[tuple[int, int]], degree: int, padding: int) -> SizeRule:
+    """The line through the outermost points, or the parabola through them and the one in the middle."""
+    (x0, y0), (x1, y1), (x2, y2) = points[0], points[-1], points[len(points) // 2]
+    slope = Fraction(y1 - y0, x1 - x0)
+    if degree == 1:
+        return SizeRule(padding, y0 - slope * x0, slope, Fraction(0))
+    square = (Fraction(y2 - y0, x2 - x0) - slope) / (x2 - x1)
+    linear = slope - square * (x0 + x1)
+    return SizeRule(padding, y0 - x0 * (linear + square * x0), linear, square)
+
+
+@dataclass(slots=True)
+class ByLength:
+    """A stretch at any length: as it was traced, with sizes that follow from the traced ones, or else as the next
+    longer traced one.
+
+    Sizes follow from `ruled_from` tokens on, where all traced lengths do the same with blocks of other sizes.
+    """
+
+    traced: Mapping[int, Sized]
+    ruled_from: int = 0
+    inexact: Counter[str] = field(default_factory=Counter)
+    """Of the sizes that no rule tells how many are `straight` between the traced ones, and how many are those of the
+    `next` longer one."""
+    _rules: Sequence[SizeRule | Between] = ()
+    _made: dict[int, Sized] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._made = dict(self.traced)
+        lengths = sorted(self.traced)
+        longest = self.traced[lengths[-1]].pattern
+        other = next((each for each in reversed(lengths) if self.traced[each].pattern != longest), 0)
+        alike = [each for each in lengths if each > other]
+        self.ruled_from = alike[0]
+        columns = zip(*(self.traced[each].sizes for each in alike), strict=True)
+        self._rules = [rule_of(alike, column) or between(alike, column) for column in columns]
+        loose = [each for each in self._rules if isinstance(each, Between)]
+        self.inexact = Counter("straight" if each.straight else "next" for each in loose)
+
+    def at(self, length: int) -> Sized:
+        """The stretch at this length, no longer than the longest that was traced."""
+        known = self._made.get(length)
+        if known is None:
+            known = self._made[length] = self._make(length)
+        return known
+
+    def _make(self, length: int) -> Sized:
+        if length < self.ruled_from:
+            return self.traced[min(each for each in self.traced if each >= length)]
+        return Sized(self.traced[max(self.traced)].pattern, [rule.at(length) for rule in self._rules])

@@ -1,0 +1,184 @@
+"""`planner explain` and `planner replay`: why a job ran out of memory; a recorded snapshot through the allocator."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.cli.job_input import enter_for_job
+from planner.cli.options import DONE, common_options, style
+from planner.errors import PlannerError
+
+if TYPE_CHECKING:
+    from planner.cli.options import Commands
+    from planner.truth.failures.snapshot_failure import SnapshotFailure
+    from planner.truth.plan_comparison import Predicted
+
+
+_MOST_CHARACTERS = 16 * 2**20
+_MOST_TOLD = 2**18
+"""Characters that the service takes (planner/service/http/job_bodies.py): the end of the log."""
+_SNAPSHOTS = (".pickle", ".pkl", ".gz", ".xz")
+
+
+def add_explain(commands: Commands) -> None:
+    """Adds the parser of `planner explain`."""
+    parser = commands.add_parser(
+        "explain",
+        parents=[common_options()],
+        help="say why a job ran out of memory, from its log or a snapshot",
+        description="Reads what a job that ran out of memory left behind: a log (torch's, the driver's, NCCL's, the "
+        "kernel's, Slurm's and Kubernetes' words), a snapshot of CUDA memory taken at the failure, or both; "
+        "says who held "
+        "what, what failed, and which setting would have helped, each replayed.",
+    )
+    parser.add_argument("failures", nargs="+", metavar="LOG|SNAPSHOT", help="at most one of each; - is a log on stdin")
+    parser.add_argument(
+        "--plan", metavar="PLAN|RUN|JOB", help="what planner plan or planner run --format json wrote, or a spec to plan"
+    )
+    parser.add_argument("--rank", type=int, help="the rank that failed; default: the one that the log names, else 0")
+    parser.add_argument("--job", metavar="SYSTEM/ID", help="tell the service that this job ended so (slurm/4711)")
+    parser.add_argument(
+        "--server", default=os.environ.get("PLANNER_SERVER", ""), metavar="URL", help="with --job; PLANNER_SERVER"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+    parser.set_defaults(run=run_explain, name="explain")
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    """`planner explain`: 0, or what reading and planning raise."""
+    from planner.truth.failures.explanation import explain, to_json
+    from planner.truth.failures.explanation_text import render
+
+    text, snapshot = _read(arguments.failures)
+    plan = None if arguments.plan is None else _plan_beside(arguments, text if "-" in arguments.failures else "")
+    place = " and ".join("standard input" if each == "-" else Path(each).name for each in arguments.failures)
+    found = explain(text, snapshot, plan=plan, rank=arguments.rank, place=place)
+    if arguments.job is not None:
+        _tell(arguments.job, arguments.server, text)
+    print(json.dumps(to_json(found), indent=2) if arguments.format == "json" else render(place, found, style()), end="")
+    return DONE
+
+
+def _plan_beside(arguments: argparse.Namespace, standard_input: str) -> Predicted:
+    """The stored plan or run in the file --plan, or the plan of the job that it describes. Raises SpecError."""
+    from planner.truth.plan_comparison import read_stored_plan
+
+    stored = read_stored_plan(Path(arguments.plan))
+    if stored is not None:
+        return stored
+    from planner.job.loading import load_job
+    from planner.planning.pipeline import plan_with_traces
+    from planner.progress import show_progress
+
+    job = load_job(Path(arguments.plan))
+    enter_for_job(job, arguments, standard_input)
+    with show_progress() as progress:
+        return plan_with_traces(job, progress=progress).plan
+
+
+def _tell(job: str, server: str, text: str) -> None:
+    """`PUT /v1/jobs/{system}/{id}` with the words of its end. Raises PlannerError where that is not possible."""
+    from planner.admission.client import Client
+
+    system, slash, job_id = job.partition("/")
+    if not slash or not system or not job_id:
+        raise PlannerError(f"{job!r} names no job", allowed="SYSTEM/ID, such as slurm/4711", place="--job")
+    if not text:
+        raise PlannerError(
+            "a snapshot has no words that the service could keep", remedy="give the log beside it", place="--job"
+        )
+    try:
+        client = Client(server, os.environ.get("PLANNER_TOKEN", ""), system=system)
+    except ValueError as error:
+        raise PlannerError(str(error), remedy="set PLANNER_SERVER, or give --server", place="--server") from None
+    client.bind(system, job_id, {"failure": text[-_MOST_TOLD:]})
+
+
+def _read(failures: list[str]) -> tuple[str, bytes | None]:
+    snapshots = [each for each in failures if each != "-" and Path(each).name.endswith(_SNAPSHOTS)]
+    logs = [each for each in failures if each not in snapshots]
+    if len(snapshots) > 1 or len(logs) > 1:
+        raise PlannerError(
+            f"{len(logs)} logs and {len(snapshots)} snapshots",
+            allowed="one log, one snapshot, or one of each, of the same failure",
+            remedy="explain the failures one after the other",
+        )
+    return (_text(logs[0]) if logs else ""), (_snapshot_bytes(Path(snapshots[0])) if snapshots else None)
+
+
+def _text(written: str) -> str:
+    if written == "-":
+        return sys.stdin.read(_MOST_CHARACTERS)
+    from planner.job.json_text import file_text
+
+    return file_text(Path(written), written)
+
+
+def _snapshot_bytes(path: Path) -> bytes:
+    from planner.allocator.snapshot import read_packed
+
+    return read_packed(path)
+
+
+def add_replay(commands: Commands) -> None:
+    """Adds the parser of `planner replay`."""
+    parser = commands.add_parser(
+        "replay",
+        parents=[common_options()],
+        help="replay a recorded snapshot of CUDA memory through the allocator's model",
+        description="Replays a pickle of torch.cuda.memory._dump_snapshot (also .gz, .xz) and says how many addresses "
+        "and segment decisions the model gets right, and what another allocator setting would have reserved; of a "
+        "recorded failure also what planner explain says.",
+    )
+    parser.add_argument("snapshot", type=Path, metavar="SNAPSHOT")
+    parser.add_argument("--conf", help="what this PYTORCH_ALLOC_CONF would have reserved")
+    parser.add_argument("--capacity", help="with --conf: on a device that has so much for segments (79.1GiB)")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+    parser.set_defaults(run=run_replay)
+
+
+def run_replay(arguments: argparse.Namespace) -> int:
+    """`planner replay`: 0, or SnapshotError or AllocatorConfError."""
+    from planner.allocator.snapshot import read_snapshot
+    from planner.allocator.verify import verify
+    from planner.report.recorded_snapshot import render_replay
+    from planner.truth.failures.explanation import snapshot_to_json as failure_to_json
+    from planner.truth.failures.explanation_text import snapshot_lines
+
+    capacity = _size(arguments.capacity, "--capacity")
+    snapshot = read_snapshot(arguments.snapshot)
+    report = verify(snapshot, arguments.conf, capacity).to_json()
+    failed = any(entry.action == "oom" for trace in snapshot.traces for entry in trace)
+    failures = _failures(arguments.snapshot) if failed else {}
+    if arguments.format == "json":
+        for device in report["devices"]:
+            if device["device"] in failures:
+                device["out_of_memory"] = failure_to_json(failures[device["device"]])
+        print(json.dumps(report, indent=2), end="")
+        return DONE
+    print(render_replay(arguments.snapshot.name, report, style()), end="")
+    for failure in failures.values():
+        print("", *snapshot_lines(failure, style()), sep="\n")
+    return DONE
+
+
+def _failures(path: Path) -> dict[int, SnapshotFailure]:
+    """The requests that failed in the recording, explained, by device."""
+    from planner.allocator.snapshot import read_packed
+    from planner.truth.failures.snapshot_failure import explain_failures
+
+    return {each.device: each for each in explain_failures(read_packed(path), str(path)) if each.recorded}
+
+
+def _size(written: str | None, place: str) -> int | None:
+    from planner.units import parse_bytes
+
+    try:
+        return None if written is None else parse_bytes(written)
+    except ValueError as error:
+        raise PlannerError(str(error), allowed="79.1GiB, 80GB, 1048576", place=place) from None

@@ -1,0 +1,260 @@
+"""`planner measure`, `compare`, `validate` and `gpu-truth`: a step on real devices, beside its plan."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.cli.job_input import job_of
+from planner.cli.options import DONE, OUR_FAULT, WRONG_INPUT, add_set, common_options, job_argument
+from planner.distribution import refuse_without
+from planner.errors import MeasureError, SpecError
+from planner.hardware.facts import VARIABLE
+from planner.progress import show_progress
+
+if TYPE_CHECKING:
+    from planner.cli.options import Commands
+    from planner.events import Event
+    from planner.truth.measuring.program import World
+    from planner.truth.plan_comparison import Predicted
+
+
+_STEPS, _PROGRAM = Path("measurements.jsonl"), Path("measured.json")
+
+
+def add_measure(commands: Commands) -> None:
+    """Adds the parser of `planner measure`."""
+    parser = commands.add_parser(
+        "measure",
+        parents=[common_options(), job_argument(needed=False)],
+        help="run the very same step, or a program as it is, for real and write down what it took",
+        usage="planner measure JOB --device DEVICE [options]\n       planner measure [options] -- COMMAND ...",
+        description="With a job: runs one rank's training step on a real device, its peers absent, and appends one "
+        "line of JSON to a file; running out of memory is a result. With a command (torchrun ... train.py): starts it "
+        "as it stands on this machine's GPUs, writes down what every rank took, and ends with the command's exit code.",
+    )
+    parser.add_argument(
+        "--device", default="", help="cuda, cuda:1, or cpu; of a program cuda (default), or cpu: started without GPUs"
+    )
+    parser.add_argument("--rank", type=int, help="of a job, which rank to be (default: 0)")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE",
+        help=f"where it is written (default: {_STEPS}, appended; of a program {_PROGRAM})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--snapshot", type=Path, metavar="PATH",
+        help="also the allocator's history (cuda): FILE.pickle.xz; of a program a folder, a file for each rank",
+    )  # fmt: skip
+    parser.set_defaults(run=run_measure, name="measure")
+
+
+def run_measure(arguments: argparse.Namespace) -> int:
+    """`planner measure`: 0, a program's own exit code, or SpecError or MeasureError."""
+    if arguments.command:
+        return _measure_program(arguments)
+    if not arguments.job:
+        raise SpecError(
+            "nothing says what to measure",
+            allowed="JOB (a spec, a bundle, or -), or the command of a program behind --",
+            remedy="planner measure -- torchrun --nproc-per-node 8 train.py",
+        )
+    if not arguments.device:
+        raise SpecError("a job is measured, and no device is said", allowed="cuda, cuda:1, cpu", place="--device")
+    return _measure_job(arguments)
+
+
+def _measure_job(arguments: argparse.Namespace) -> int:
+    job = job_of(arguments, is_traced=False)
+    output = arguments.output or _STEPS
+    conf = job.allocator.conf
+    if conf:
+        os.environ["PYTORCH_ALLOC_CONF"] = conf  # read once, while torch is imported
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks on standard error otherwise
+    with show_progress() as progress:
+        progress(f"measuring on {arguments.device}")
+        from planner.truth.measuring.measure import run_measure as measured
+
+        found = measured(
+            job,
+            device=arguments.device,
+            rank=arguments.rank or 0,
+            out=output,
+            snapshot=arguments.snapshot,
+        )
+    print(f"{found.case or 'the step'}: one line more in {output}", file=sys.stderr)
+    return DONE
+
+
+def _measure_program(arguments: argparse.Namespace) -> int:
+    """Without progress: the terminal is the program's."""
+    from planner.truth.measuring.program import check_gpus, measure_program, write
+
+    _check_for_program(arguments)
+    world = _world_of(arguments.command)
+    if arguments.device != "cpu":
+        check_gpus()
+    output = arguments.output or _PROGRAM
+    found = measure_program(arguments.command, world, output, snapshots=arguments.snapshot)
+    write(output, found)
+    for each in found.without_figures:
+        print(f"planner: rank {each.rank} left no figures: {each.reason}", file=sys.stderr)
+    print(f"planner: figures of {len(found.ranks)} of {world.size} ranks in {output}", file=sys.stderr)
+    return found.exit_code
+
+
+def _check_for_program(arguments: argparse.Namespace) -> None:
+    if arguments.job or arguments.set:
+        said = arguments.job or "--set"
+        raise SpecError(f"{said} stands beside a command", allowed="a job, or a command behind --", place="JOB")
+    if arguments.rank is not None:
+        raise SpecError("a program is measured in all its ranks", allowed="--rank beside a job", place="--rank")
+    if arguments.device not in ("", "cuda", "cpu"):
+        raise SpecError(
+            f"a program chooses its GPUs itself, and --device is {arguments.device[:40]!a}",
+            allowed="cuda, cpu",
+            remedy="set CUDA_VISIBLE_DEVICES",
+            place="--device",
+        )
+
+
+def _world_of(command: list[str]) -> World:
+    """Read as `planner run` reads it: its errors are the same."""
+    from planner.tracing.program.launch_line import Launcher, parse
+    from planner.tracing.program.scheduler_lines import Starter
+    from planner.truth.measuring.program import World
+
+    line = parse(command, inherited=os.environ)
+    variable = ""
+    if line.launcher is Launcher.PYTHON and line.tasks is not None:
+        variable = {Starter.SRUN: "SLURM_PROCID", Starter.MPI: "OMPI_COMM_WORLD_RANK"}.get(line.tasks.starter, "")
+    return World(size=line.world_size, variable=variable)
+
+
+def add_compare(commands: Commands) -> None:
+    """Adds the parser of `planner compare`."""
+    parser = commands.add_parser(
+        "compare",
+        parents=[common_options()],
+        help="set a plan and a measurement, or a recorded snapshot, side by side",
+        description="Sets what was predicted beside what was measured: peaks, phases, categories.",
+    )
+    parser.add_argument(
+        "job",
+        metavar="PLAN|RUN|JOB",
+        help="what planner plan or planner run --format json wrote, or a job (- for stdin)",
+    )
+    parser.add_argument(
+        "measured", type=Path, metavar="MEASUREMENTS|SNAPSHOT", help="what planner measure wrote, or a snapshot"
+    )
+    parser.add_argument("--case", default="", help="only measurements of this case")
+    parser.add_argument("--rank", type=int, help="only measurements of this rank")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+    add_set(parser)
+    parser.set_defaults(run=run_compare, name="compare")
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    """`planner compare`: 0, or what planning and reading raise."""
+    from planner.truth import plan_comparison
+
+    plan, events_of = _plan_to_compare(arguments, plan_comparison.target_of(arguments.measured))
+    found = plan_comparison.run_compare(
+        plan, arguments.measured, case=arguments.case, rank=arguments.rank, events_of=events_of
+    )
+    print(plan_comparison.format_comparisons(found, as_json=arguments.format == "json"), end="")
+    return DONE
+
+
+def _plan_to_compare(arguments: argparse.Namespace, target: str) -> tuple[Predicted, Callable[[int], Sequence[Event]]]:
+    """A finished plan or run as it is, a job planned for the kernels of `target`; with a job its ranks' events."""
+    from planner.truth.plan_comparison import no_events, read_stored_plan
+
+    stored = None if arguments.set or arguments.job == "-" else read_stored_plan(Path(arguments.job))
+    if stored is not None:
+        return stored, no_events
+    from planner.planning.pipeline import plan_with_traces
+
+    job = job_of(arguments)
+    with show_progress() as progress:
+        found = plan_with_traces(job, progress=progress, target=target)
+    return found.plan, found.events_of
+
+
+def add_validate(commands: Commands) -> None:
+    """Adds the parser of `planner validate`."""
+    parser = commands.add_parser(
+        "validate",
+        parents=[common_options(), job_argument()],
+        help="run a job's step on the GPUs of this machine, beside its plan",
+        description="Predicts a job, runs its step through a Ray of its own (or the cluster at RAY_ADDRESS), and sets "
+        "the two side by side: the same code as behind POST /v1/validations; nothing is stored.",
+    )
+    parser.add_argument("--gpu", default="", help="the GPU of this machine, by its name in the catalog, for the job's")
+    parser.add_argument("--mode", default="auto", help="auto, absent_peers or real_peers (default: %(default)s)")
+    parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
+    parser.add_argument("--ranks", default="", help="such as 0,8 (default: one of each rank class)")
+    parser.add_argument("--seconds", type=float, default=900.0, help="the longest that one step may take")
+    parser.add_argument("--rehearse", action="store_true", help="pretend the GPUs, and run the step on the CPU")
+    parser.add_argument("--format", default="text", choices=("text", "json"), help="json prints one object only")
+    parser.set_defaults(run=run_validate, name="validate")
+
+
+def run_validate(arguments: argparse.Namespace) -> int:
+    """`planner validate`: 0 if it was measured, even if memory ran out; 2 if the measurement cannot be believed, or
+    PlannerError if there is none."""
+    refuse_without(("ray", "torch", "transformers"), extra="service", user="a validation")
+    from planner.service.validation import validation_run
+    from planner.service.validation.requests import request_of
+
+    request = request_of(
+        _body(arguments), validation_run.job_on_this_gpu(job_of(arguments, is_traced=False), arguments.gpu)
+    )
+    result = validation_run.validate_here(request, seconds=arguments.seconds, rehearsal=arguments.rehearse)
+    print(validation_run.format_result(result, as_json=arguments.format == "json"), end="")
+    if result.problem:
+        print(result.problem, file=sys.stderr)
+        return WRONG_INPUT
+    return DONE
+
+
+def _body(arguments: argparse.Namespace) -> dict[str, Any]:
+    body: dict[str, Any] = {"mode": arguments.mode, "device": arguments.device}
+    if arguments.ranks:
+        parts = arguments.ranks.split(",")
+        body["ranks"] = [int(part) if part.strip().isdigit() else part for part in parts]
+    return body
+
+
+def add_gpu_truth(commands: Commands) -> None:
+    """Adds the parser of `planner gpu-truth`."""
+    parser = commands.add_parser(
+        "gpu-truth",
+        parents=[common_options()],
+        help="calibrate plans for the GPU of this machine",
+        description="Measures ten usual steps on a GPU, each in a process of its own, plans the same, and writes what "
+        "that teaches as facts into DIR. Plans for that GPU and torch are calibrated where PLANNER_FACTS names DIR. "
+        "Nothing else is to run on the GPU meanwhile.",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for the facts")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 (default: %(default)s)")
+    parser.add_argument("--only", default="", help="steps whose name has this text")
+    parser.set_defaults(run=run_gpu_truth)
+
+
+def run_gpu_truth(arguments: argparse.Namespace) -> int:
+    """`planner gpu-truth`: 0, or 1 if some steps could not be measured; FactsError or MeasureError if none could."""
+    refuse_without(("torch", "transformers"), extra="plan", user="measuring")
+    from planner.planning.gpu_truth import learn_gpu, usual_steps
+
+    steps = [step for step in usual_steps() if arguments.only in step.metadata.name]
+    if not steps:
+        names = ", ".join(step.metadata.name for step in usual_steps())
+        raise MeasureError(f"no step has {arguments.only!r} in its name", allowed=names, place="--only")
+    learnt, failed = learn_gpu(arguments.out, steps, lambda line: print(line, file=sys.stderr), device=arguments.device)
+    print(learnt.describe(), end="")
+    print(f"{VARIABLE}={arguments.out.resolve()} has plans calibrated by it", file=sys.stderr)
+    return OUR_FAULT if failed else DONE

@@ -1,0 +1,131 @@
+"""`planner serve`, `capacity`, `webhook` and `kueue`: the service, what it tells of GPUs, and its Kubernetes hooks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.cli.options import DONE, common_options
+from planner.distribution import refuse_without
+
+if TYPE_CHECKING:
+    from planner.cli.options import Commands
+
+
+def add_serve(commands: Commands) -> None:
+    """Adds the parser of `planner serve`."""
+    parser = commands.add_parser(
+        "serve",
+        parents=[common_options()],
+        help="answer plans and checks over HTTP",
+        description="Runs in the foreground until it is told to end (SIGTERM, Ctrl-C) and prints one line with the "
+        "address when it is ready. Other settings are PLANNER_... variables.",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 answers other machines too (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8642, help="(default: %(default)s)")
+    parser.add_argument("--database", default="", metavar="URL", help="sqlite:///FILE, postgresql://USER@HOST/NAME")
+    parser.set_defaults(run=run_serve)
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """`planner serve`: 0, or what cannot be used."""
+    from planner.service.server import run_serve as served
+
+    served(arguments.host, arguments.port, arguments.database)
+    return DONE
+
+
+def add_capacity(commands: Commands) -> None:
+    """Adds the parser of `planner capacity`."""
+    parser = commands.add_parser(
+        "capacity",
+        parents=[common_options()],
+        help="say what GPU memory jobs asked for, will take and took, and what would be on other GPUs",
+        description="Asks a planner service for capacity by team, queue and GPU. PyTorch is not needed.",
+    )
+    parser.add_argument("--server", default=os.environ.get("PLANNER_SERVER", ""), metavar="URL", help="PLANNER_SERVER")
+    parser.add_argument("--since", default="", metavar="TIME", help="ended jobs too: 30d, 12h, 2026-01-31T12:00:00Z")
+    parser.add_argument("--on", action="append", default=[], metavar="GPU", help="what would be on it; several times")
+    parser.add_argument("--add-nodes", type=int, metavar="N", help="what new nodes with the first of --on change")
+    parser.add_argument("--gpus-per-node", type=int, default=8, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="(default: %(default)s)")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+    parser.set_defaults(run=run_capacity)
+
+
+def run_capacity(arguments: argparse.Namespace) -> int:
+    """`planner capacity`: 0, or SettingError, UnreachableError or what the service does not understand."""
+    from planner.admission import client
+    from planner.report.capacity_text import render_capacity
+
+    found = client.ask(
+        arguments.server, token=os.environ.get("PLANNER_TOKEN", ""), since=arguments.since, on=arguments.on,
+        add_nodes=arguments.add_nodes, gpus_per_node=arguments.gpus_per_node, seconds=arguments.timeout,
+    )  # fmt: skip
+    print(json.dumps(found, indent=2) if arguments.format == "json" else render_capacity(found).rstrip("\n"))
+    return DONE
+
+
+def add_webhook(commands: Commands) -> None:
+    """Adds the parser of `planner webhook`."""
+    parser = commands.add_parser(
+        "webhook",
+        parents=[common_options()],
+        help="decide on jobs that are created in Kubernetes",
+        description="Answers the reviews of Kubernetes' API server over TLS until it is told to end (SIGTERM). "
+        "PLANNER_SERVER names the planner service.",
+    )
+    parser.add_argument("--host", default="0.0.0.0", help="(default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8443, help="(default: %(default)s)")
+    parser.add_argument("--certificate", type=Path, required=True, metavar="FILE.crt", help="PEM; read anew on change")
+    parser.add_argument("--key", type=Path, required=True, metavar="FILE.key")
+    parser.add_argument("--policy", type=Path, metavar="FILE.ini")
+    parser.set_defaults(run=run_webhook)
+
+
+def run_webhook(arguments: argparse.Namespace) -> int:
+    """`planner webhook`: 0, or PlannerError for what it cannot work with."""
+    refuse_without(("kubernetes", "starlette", "uvicorn"), extra="kubernetes", user="the webhook")
+    from planner.admission.webhook import serve_webhook
+
+    serve_webhook(
+        host=arguments.host,
+        port=arguments.port,
+        certificate=arguments.certificate,
+        key=arguments.key,
+        policy_file=arguments.policy,
+    )
+    return DONE
+
+
+def add_kueue(commands: Commands) -> None:
+    """Adds the parser of `planner kueue`."""
+    parser = commands.add_parser(
+        "kueue",
+        parents=[common_options()],
+        help="answer the admission checks of Kueue",
+        description="Answers every AdmissionCheck of Kueue that is planner's until it is told to end (SIGTERM). "
+        "PLANNER_SERVER names the planner service.",
+    )
+    parser.add_argument("--policy", type=Path, metavar="FILE.ini")
+    parser.add_argument("--host", default="0.0.0.0", help="where probes are answered (default: %(default)s)")
+    parser.add_argument("--health-port", type=int, default=8081, help="of the probes (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=8, help="workloads answered at a time (default: %(default)s)")
+    parser.set_defaults(run=run_kueue)
+
+
+def run_kueue(arguments: argparse.Namespace) -> int:
+    """`planner kueue`: 0, or PlannerError for what it cannot work with."""
+    refuse_without(("kubernetes",), extra="kubernetes", user="the controller")
+    from planner.admission.kueue import run_controller
+
+    run_controller(
+        policy_file=arguments.policy,
+        host=arguments.host,
+        health_port=arguments.health_port,
+        workers=arguments.workers,
+    )
+    return DONE

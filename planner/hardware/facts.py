@@ -1,0 +1,71 @@
+"""The folder of facts: planner's own, or the one that PLANNER_FACTS names.
+
+`workspaces*.jsonl` has a workspace a line, `observations*.jsonl` an observed step a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from planner.errors import FactsError
+from planner.hardware.workspaces import WorkspaceFact, WorkspaceTable, from_json
+
+VARIABLE = "PLANNER_FACTS"
+WORKSPACES, OBSERVATIONS = "workspaces", "observations"
+_OWN = Path(__file__).with_name("measured")
+
+
+def facts_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the facts lie. Raises FactsError if PLANNER_FACTS names no folder."""
+    named = environment.get(VARIABLE)
+    if named and not Path(named).is_dir():
+        raise FactsError(f"{named[:200]!r} is no folder", allowed="a folder of measured facts", place=VARIABLE)
+    return Path(named) if named else _OWN
+
+
+def workspace_table(gpu: str, torch: str, folder: Path | None = None) -> WorkspaceTable:
+    """What is known of workspaces on this GPU (catalog name) with this torch; empty where nothing was measured."""
+    return WorkspaceTable(_workspaces(state_of(folder or facts_folder(), WORKSPACES)), gpu, torch)
+
+
+def workspaces_digest(folder: Path | None = None) -> str:
+    """Names all that is known of workspaces, on every GPU; empty where nothing is."""
+    facts = _workspaces(state_of(folder or facts_folder(), WORKSPACES))
+    return hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
+
+
+FolderState = tuple[tuple[Path, int, int], ...]
+"""Files with their sizes and times: what was read of them holds as long as these do."""
+
+
+def state_of(folder: Path, kind: str) -> FolderState:
+    """The files of one kind of facts, sorted by name."""
+    files = sorted(folder.glob(f"{kind}*.jsonl")) if folder.is_dir() else []
+    return tuple((each, each.stat().st_size, each.stat().st_mtime_ns) for each in files)
+
+
+def read_lines(state: FolderState) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The object of each line with its place. Raises FactsError for a line that is none."""
+    for path, *_ in state:
+        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if not text.strip():
+                continue
+            place = f"{path.name}:{number}"
+            try:
+                found = json.loads(text)
+            except ValueError as error:
+                raise FactsError(f"this line is no JSON: {error}", allowed="one object a line", place=place) from None
+            if not isinstance(found, dict):
+                raise FactsError("this line is no object", allowed="one object a line", place=place)
+            yield place, found
+
+
+@lru_cache(maxsize=8)
+def _workspaces(state: FolderState) -> tuple[WorkspaceFact, ...]:
+    return tuple(from_json(document, place) for place, document in read_lines(state))

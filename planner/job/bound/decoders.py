@@ -1,0 +1,412 @@
+"""Counts the parameters of decoder models, dense and with experts, from their transformers config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.job.schema import Decoder
+
+MOST = 2**40
+"""No size of a model is larger: what is, is a mistake, and its product with others a number without end."""
+
+
+class UnknownSizeError(Exception):
+    """The config does not say a size in a way that is understood; transformers may still take it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigValues:
+    """A config's content over the defaults of its class; `aliases` are other names that transformers takes."""
+
+    content: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def whole(self, name: str, *, least: int = 1) -> int:
+        """A whole number. Raises UnknownSizeError for anything else, null included."""
+        value = self._value(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+            raise UnknownSizeError(name)
+        return value
+
+    def whole_or(self, name: str, otherwise: int) -> int:
+        """A whole number, or `otherwise` where it is null or not said. Raises UnknownSizeError."""
+        return otherwise if self._value(name) is None else self.whole(name)
+
+    def flag(self, name: str) -> bool:
+        """True or false. Raises UnknownSizeError for anything else."""
+        value = self._value(name)
+        if not isinstance(value, bool):
+            raise UnknownSizeError(name)
+        return value
+
+    def is_null(self, name: str) -> bool:
+        """Whether it is null or not said. Raises UnknownSizeError if two names contradict each other."""
+        return self._value(name) is None
+
+    def multiples(self, name: str, *, step: int, below: int) -> int:
+        """How many different n from 1 to `below` that `step` divides a list has as n - 1. Raises UnknownSizeError."""
+        value = self._value(name)
+        if value is None:
+            return 0
+        if not isinstance(value, list | tuple) or not all(type(each) is int for each in value):
+            raise UnknownSizeError(name)
+        return len({each for each in value if 0 <= each < below and (each + 1) % step == 0})
+
+    def _value(self, name: str) -> Any:
+        names = (name, *(alias for alias, meant in self.aliases.items() if meant == name))
+        said = [self.content[each] for each in names if each in self.content]
+        if len(said) > 1 and any(each != said[0] for each in said):
+            raise UnknownSizeError(name)
+        return said[0] if said else self.defaults.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Elements of parameters, each of which a training step gives a gradient: of the model's body, and of its head.
+
+    A head that shares the weight of an embedding counts without it. Classes for other tasks have the body alone and
+    a head of their own, which is not counted.
+    """
+
+    body: int
+    head: int = 0
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = False) -> int:
+    """Elements of nn.Linear."""
+    return outputs * (inputs + bias)
+
+
+def layer_norm(size: int, *, bias: bool = True) -> int:
+    """Elements of nn.LayerNorm; without a bias those of nn.RMSNorm."""
+    return size * (1 + bias)
+
+
+Flag = bool | str
+"""What a family always has or never has, or the key of the config that says so."""
+
+
+def built_in(decoder: Decoder) -> int:
+    """Elements of the built-in decoder (planner/training/models/decoder.py)."""
+    size = decoder.head_dim or decoder.hidden // decoder.heads
+    attention = 2 * decoder.hidden * size * (decoder.heads + decoder.kv_heads)
+    layer = attention + 3 * decoder.hidden * decoder.ffn + 2 * decoder.hidden + (2 * size if decoder.qk_norm else 0)
+    embeddings = decoder.vocab * decoder.hidden * (1 if decoder.tie_embeddings else 2)
+    return embeddings + decoder.layers * layer + decoder.hidden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderFamily:
+    """What the decoders of one model type have beside q, k, v, o, the MLP and the two embeddings."""
+
+    defaults: Mapping[str, Any]
+    query_bias: Flag = False
+    """Of queries, keys and values."""
+    output_bias: Flag = False
+    mlp_bias: Flag = False
+    head_bias: bool = False
+    gated: bool = True
+    """Three matrices in the MLP, else two."""
+    norms: int = 2
+    """In each layer."""
+    one_norm_if: str = ""
+    """The key that leaves one norm to a layer, of whose two branches both begin there."""
+    norm_bias: bool = False
+    head_norm: Flag = False
+    """Norms of queries and keys over a head."""
+    head_norm_bias: bool = False
+    whole_norm: Flag = False
+    """Norms of queries and keys over all heads, or for each of them."""
+    whole_norm_of_hidden: bool = False
+    """They are as wide as hidden_size has it, whatever a head's size is said to be."""
+    reads_head_dim: bool = True
+    """A head's size may be said; else it is hidden_size over num_attention_heads."""
+
+    def elements(self, values: ConfigValues) -> Elements:
+        """Raises UnknownSizeError."""
+        layer = self.attention(values) + self.mlp(values) + self.layer_norms(values)
+        return self.outside_layers(values, values.whole("num_hidden_layers", least=0) * layer)
+
+    def outside_layers(self, values: ConfigValues, layers: int) -> Elements:
+        """With the embedding, the last norm and the head."""
+        hidden, vocab = values.whole("hidden_size"), values.whole("vocab_size")
+        head = 0 if values.flag("tie_word_embeddings") else vocab * hidden
+        body = vocab * hidden + layers + layer_norm(hidden, bias=self.norm_bias)
+        return Elements(body, head + vocab * self.head_bias)
+
+    def attention(self, values: ConfigValues) -> int:
+        """Of one layer."""
+        hidden, heads, size = values.whole("hidden_size"), values.whole("num_attention_heads"), self.head_size(values)
+        pairs = values.whole_or("num_key_value_heads", heads)
+        bias = self.has(values, self.query_bias)
+        found = linear(hidden, (heads + 2 * pairs) * size, bias=bias)
+        found += linear(heads * size, hidden, bias=self.has(values, self.output_bias))
+        if self.has(values, self.head_norm):
+            found += 2 * layer_norm(size, bias=self.head_norm_bias)
+        if self.has(values, self.whole_norm):
+            found += (heads + pairs) * (hidden // heads if self.whole_norm_of_hidden else size)
+        return found
+
+    def mlp(self, values: ConfigValues, inside: str = "intermediate_size") -> int:
+        """Of one layer, `inside` being the key of its inner size."""
+        return self.mlp_of(values, values.whole(inside))
+
+    def mlp_of(self, values: ConfigValues, inside: int) -> int:
+        """Of this inner size."""
+        hidden, bias = values.whole("hidden_size"), self.has(values, self.mlp_bias)
+        into = (2 if self.gated else 1) * linear(hidden, inside, bias=bias)
+        return into + linear(inside, hidden, bias=bias)
+
+    def layer_norms(self, values: ConfigValues) -> int:
+        """Of one layer."""
+        fewer = bool(self.one_norm_if) and values.flag(self.one_norm_if)
+        return (1 if fewer else self.norms) * layer_norm(values.whole("hidden_size"), bias=self.norm_bias)
+
+    def head_size(self, values: ConfigValues) -> int:
+        """Elements of one head."""
+        usual = values.whole("hidden_size") // values.whole("num_attention_heads")
+        return values.whole_or("head_dim", usual) if self.reads_head_dim else usual
+
+    def has(self, values: ConfigValues, flag: Flag) -> bool:
+        """What the family or the config says."""
+        return flag if isinstance(flag, bool) else values.flag(flag)
+
+
+def _dense(
+    vocab: int, hidden: int, ffn: int, layers: int, heads: int, pairs: int | None, **more: Any
+) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": pairs, "tie_word_embeddings": False, **more,
+    }  # fmt: skip
+
+
+_NO_BIAS = {"attention_bias": False, "mlp_bias": False}
+
+DECODERS: dict[str, DecoderFamily] = {
+    "llama": DecoderFamily(
+        defaults=_dense(32000, 4096, 11008, 32, 32, None, **_NO_BIAS),
+        query_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias",
+    ),
+    "mistral": DecoderFamily(defaults=_dense(32000, 4096, 14336, 32, 32, 8)),
+    "qwen2": DecoderFamily(defaults=_dense(151936, 4096, 22016, 32, 32, 32), query_bias=True),
+    "qwen3": DecoderFamily(
+        defaults=_dense(151936, 4096, 22016, 32, 32, 32, head_dim=128, **_NO_BIAS),
+        query_bias="attention_bias", output_bias="attention_bias", head_norm=True,
+    ),
+    "phi3": DecoderFamily(defaults=_dense(32064, 3072, 8192, 32, 32, None)),
+    "gemma": DecoderFamily(
+        defaults=_dense(256000, 3072, 24576, 28, 16, 16, head_dim=256, tie_word_embeddings=True, **_NO_BIAS),
+        query_bias="attention_bias", output_bias="attention_bias",
+    ),
+    "gemma2": DecoderFamily(
+        defaults=_dense(256000, 2304, 9216, 26, 8, 4, head_dim=256, tie_word_embeddings=True, **_NO_BIAS),
+        query_bias="attention_bias", output_bias="attention_bias", norms=4,
+    ),
+    "gemma3_text": DecoderFamily(
+        defaults=_dense(262208, 2304, 9216, 26, 8, 4, head_dim=256, tie_word_embeddings=True, **_NO_BIAS),
+        query_bias="attention_bias", output_bias="attention_bias", norms=4, head_norm=True,
+    ),
+    "nemotron": DecoderFamily(
+        defaults=_dense(256000, 6144, 24576, 32, 48, None, **_NO_BIAS),
+        query_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", gated=False, norm_bias=True,
+    ),
+    "phi": DecoderFamily(
+        defaults=_dense(51200, 2048, 8192, 24, 32, None, qk_layernorm=False),
+        query_bias=True, output_bias=True, mlp_bias=True, head_bias=True, gated=False, norms=1, norm_bias=True,
+        head_norm="qk_layernorm", head_norm_bias=True,
+    ),
+    "olmo2": DecoderFamily(
+        defaults=_dense(50304, 4096, 11008, 32, 32, None, **_NO_BIAS),
+        query_bias="attention_bias", output_bias="attention_bias", whole_norm=True,
+    ),
+    "granite": DecoderFamily(
+        defaults=_dense(32000, 4096, 11008, 32, 32, None, **_NO_BIAS),
+        query_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias",
+    ),
+    "cohere": DecoderFamily(
+        defaults=_dense(256000, 8192, 22528, 40, 64, None, tie_word_embeddings=True, use_qk_norm=False, **_NO_BIAS),
+        query_bias="attention_bias", output_bias="attention_bias", norms=1, whole_norm="use_qk_norm",
+    ),
+    "starcoder2": DecoderFamily(
+        defaults=_dense(49152, 3072, 12288, 30, 24, 2, tie_word_embeddings=True, use_bias=True),
+        query_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", gated=False, norm_bias=True,
+    ),
+    "stablelm": DecoderFamily(
+        defaults=_dense(50304, 2560, 6912, 32, 32, 32, use_qkv_bias=False, qk_layernorm=False,
+                        use_parallel_residual=False),
+        query_bias="use_qkv_bias", norm_bias=True, one_norm_if="use_parallel_residual", whole_norm="qk_layernorm",
+        reads_head_dim=False,
+    ),
+    "smollm3": DecoderFamily(
+        defaults=_dense(128256, 2048, 11008, 36, 16, 4, tie_word_embeddings=True, **_NO_BIAS),
+        query_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias",
+    ),
+    "glm4": DecoderFamily(
+        defaults=_dense(151552, 4096, 13696, 40, 32, 2, head_dim=128, attention_bias=True),
+        query_bias="attention_bias", norms=4,
+    ),
+}  # fmt: skip
+"""By the model_type of their config."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureFamily:
+    """A decoder and its experts. `inside` is the key of an expert's inner size."""
+
+    decoder: DecoderFamily
+    inside: str = "intermediate_size"
+    experts: str = "num_local_experts"
+    expert_bias: bool = False
+    """Of the router and of both matrices of an expert."""
+    sinks: bool = False
+    """One more parameter for each head of the attention."""
+    sparse_step: bool = False
+    """Some layers have an MLP: decoder_sparse_step and mlp_only_layers say which."""
+    shared: str = ""
+    """The key of the inner size of an expert for all tokens, which has a gate; empty: there is none."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        return self.decoder.defaults
+
+    def elements(self, values: ConfigValues) -> Elements:
+        """Raises UnknownSizeError."""
+        layers = values.whole("num_hidden_layers", least=0)
+        sparse = self._sparse_layers(values, layers)
+        each = self.decoder.attention(values) + self.decoder.layer_norms(values)
+        each += values.whole("num_attention_heads") if self.sinks else 0
+        found = layers * each + sparse * self._experts(values)
+        if sparse < layers:
+            found += (layers - sparse) * self.decoder.mlp(values)
+        return self.decoder.outside_layers(values, found)
+
+    def _experts(self, values: ConfigValues) -> int:
+        hidden, experts, inside = values.whole("hidden_size"), values.whole(self.experts), values.whole(self.inside)
+        expert = linear(hidden, 2 * inside, bias=self.expert_bias) + linear(inside, hidden, bias=self.expert_bias)
+        found = linear(hidden, experts, bias=self.expert_bias) + experts * expert
+        if self.shared:
+            found += 3 * hidden * values.whole(self.shared) + hidden
+        return found
+
+    def _sparse_layers(self, values: ConfigValues, layers: int) -> int:
+        """Every n-th layer, but those that are listed."""
+        if not self.sparse_step:
+            return layers
+        step = values.whole("decoder_sparse_step")
+        return layers // step - values.multiples("mlp_only_layers", step=step, below=layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentMixtureFamily:
+    """DeepSeek's: keys and values from a latent vector, the first layers with an MLP, experts for all tokens."""
+
+    decoder: DecoderFamily
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        return self.decoder.defaults
+
+    def elements(self, values: ConfigValues) -> Elements:
+        """Raises UnknownSizeError."""
+        layers = values.whole("num_hidden_layers", least=0)
+        dense = min(values.whole("first_k_dense_replace", least=0), layers)
+        found = layers * (self._attention(values) + self.decoder.layer_norms(values))
+        if dense:
+            found += dense * self.decoder.mlp(values)
+        if dense < layers:
+            found += (layers - dense) * self._experts(values)
+        return self.decoder.outside_layers(values, found)
+
+    def _attention(self, values: ConfigValues) -> int:
+        hidden, heads = values.whole("hidden_size"), values.whole("num_attention_heads")
+        latent, rotary = values.whole("kv_lora_rank"), values.whole("qk_rope_head_dim")
+        plain, value = values.whole("qk_nope_head_dim"), values.whole("v_head_dim")
+        bias = values.flag("attention_bias")
+        found = linear(hidden, latent + rotary, bias=bias) + layer_norm(latent, bias=False)
+        found += linear(latent, heads * (plain + value)) + linear(heads * value, hidden, bias=bias)
+        queries = heads * (plain + rotary)
+        if values.is_null("q_lora_rank"):
+            return found + linear(hidden, queries)
+        rank = values.whole("q_lora_rank")
+        return found + linear(hidden, rank, bias=bias) + layer_norm(rank, bias=False) + linear(rank, queries)
+
+    def _experts(self, values: ConfigValues) -> int:
+        hidden, experts = values.whole("hidden_size"), values.whole("n_routed_experts")
+        inside = values.whole("moe_intermediate_size")
+        shared = self.decoder.mlp_of(values, inside * values.whole("n_shared_experts"))
+        return experts * (hidden + 3 * hidden * inside) + shared
+
+
+def _sizes(
+    vocab: int, hidden: int, ffn: int, layers: int, heads: int, pairs: int | None, **more: Any
+) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": pairs, "tie_word_embeddings": False,
+        "attention_bias": False, **more,
+    }  # fmt: skip
+
+
+_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": None}
+
+MIXTURES: dict[str, MixtureFamily | LatentMixtureFamily] = {
+    "mixtral": MixtureFamily(
+        decoder=DecoderFamily(defaults=_sizes(32000, 4096, 14336, 32, 32, 8, num_local_experts=8)),
+        aliases={"num_experts": "num_local_experts"},
+    ),
+    "qwen2_moe": MixtureFamily(
+        decoder=DecoderFamily(
+            defaults=_sizes(151936, 2048, 5632, 24, 16, 16, qkv_bias=True, moe_intermediate_size=1408, num_experts=60,
+                            shared_expert_intermediate_size=5632, **_SPARSE),
+            query_bias="qkv_bias",
+        ),
+        inside="moe_intermediate_size", experts="num_experts", shared="shared_expert_intermediate_size",
+        sparse_step=True,
+    ),
+    "qwen3_moe": MixtureFamily(
+        decoder=DecoderFamily(
+            defaults=_sizes(151936, 2048, 6144, 24, 32, 4, moe_intermediate_size=768, num_local_experts=128, **_SPARSE),
+            query_bias="attention_bias", output_bias="attention_bias", head_norm=True,
+        ),
+        inside="moe_intermediate_size", sparse_step=True, aliases={"num_experts": "num_local_experts"},
+    ),
+    "olmoe": MixtureFamily(
+        decoder=DecoderFamily(
+            defaults=_sizes(50304, 2048, 2048, 16, 16, None, num_experts=64),
+            query_bias="attention_bias", output_bias="attention_bias", whole_norm=True,
+            whole_norm_of_hidden=True,
+        ),
+        experts="num_experts", aliases={"num_local_experts": "num_experts"},
+    ),
+    "gpt_oss": MixtureFamily(
+        decoder=DecoderFamily(
+            defaults=_sizes(201088, 2880, 2880, 36, 64, 8, head_dim=64, num_local_experts=128, attention_bias=True),
+            query_bias="attention_bias", output_bias="attention_bias",
+        ),
+        expert_bias=True, sinks=True, aliases={"num_experts": "num_local_experts"},
+    ),
+    "deepseek_v2": LatentMixtureFamily(
+        decoder=DecoderFamily(
+            defaults=_sizes(102400, 4096, 11008, 32, 32, None, mlp_bias=False, first_k_dense_replace=0,
+                            kv_lora_rank=512, q_lora_rank=1536, n_routed_experts=64, n_shared_experts=2,
+                            qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=1407),
+            mlp_bias="mlp_bias",
+        ),
+        aliases={"num_experts": "n_routed_experts"},
+    ),
+    "deepseek_v3": LatentMixtureFamily(
+        decoder=DecoderFamily(
+            defaults=_sizes(129280, 7168, 18432, 61, 128, 128, first_k_dense_replace=3, kv_lora_rank=512,
+                            q_lora_rank=1536, n_routed_experts=256, n_shared_experts=1, qk_nope_head_dim=128,
+                            qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=2048),
+        ),
+        aliases={"num_local_experts": "n_routed_experts"},
+    ),
+}  # fmt: skip
+"""By the model_type of their config."""

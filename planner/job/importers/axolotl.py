@@ -1,0 +1,217 @@
+"""Reads Axolotl's YAML, which hands most of itself to transformers' Trainer (Axolotl 0.19.0, core/builders)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import SpecError
+from planner.job.importers import drafts, training_arguments
+from planner.job.importers.drafts import Key, fixed_key, ignored_keys, mapped_key, read_yaml_file
+from planner.job.importers.recipes import Recipe
+from planner.job.nodes import Node, node_from_data
+
+PROGRAM = "Axolotl 0.19"
+_ADAPTER = "model.adapter"
+_KERNELS = "planned as peft's own layers, which keep more"
+
+OF_TRAINER: Mapping[str, str] = {
+    "micro_batch_size": "per_device_train_batch_size",
+    "optimizer": "optim",
+    **{
+        name: name
+        for name in (
+            "gradient_accumulation_steps", "learning_rate", "weight_decay", "adam_epsilon", "adam_beta1", "adam_beta2",
+            "optim_args", "optim_target_modules", "max_grad_norm", "auto_find_batch_size", "accelerator_config",
+            "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_find_unused_parameters", "torch_empty_cache_steps",
+            "deepspeed", "torch_compile", "torch_compile_backend", "torch_compile_mode", "neftune_noise_alpha",
+        )
+    },
+}  # fmt: skip
+"""Keys that Axolotl hands to transformers' TrainingArguments as they are, with the name that they have there."""
+
+KEYS: Mapping[str, Key] = {
+    **{name: mapped_key("train", "any", None, f"{field} of TrainingArguments") for name, field in OF_TRAINER.items()},
+    "base_model": mapped_key("model.hf_config", "text", None, "where nothing else names the model"),
+    "sequence_len": mapped_key("train.sequence_length", "whole", 512),
+    "bf16": mapped_key("train.precision", "any", None, "true and auto are bf16; full has no autocast"),
+    "fp16": mapped_key("train.precision", "flag", None),
+    "bfloat16": mapped_key("model.parameter_dtype", "flag", None),
+    "float16": mapped_key("model.parameter_dtype", "flag", None),
+    "gradient_checkpointing": mapped_key("train.recompute", "any", False, "true is full; offload is refused"),
+    "gradient_checkpointing_kwargs": mapped_key("train.recompute", "mapping", None, "use_reentrant alone"),
+    "adapter": mapped_key(_ADAPTER, "text", None, "lora or qlora"),
+    "lora_r": mapped_key(f"{_ADAPTER}.r", "whole", 8),
+    "lora_alpha": mapped_key(f"{_ADAPTER}.alpha", "whole", 8),
+    "lora_dropout": mapped_key(f"{_ADAPTER}.dropout", "number", 0.0),
+    "lora_target_modules": mapped_key(f"{_ADAPTER}.target_modules", "any", None, "a list of names"),
+    "lora_target_linear": mapped_key(f"{_ADAPTER}.target_modules", "flag", None, "true: all linear layers"),
+    "peft_use_dora": mapped_key(f"{_ADAPTER}.kind", "flag", None, "true is dora"),
+    "load_in_4bit": mapped_key(f"{_ADAPTER}.kind", "flag", None, "of qlora"),
+    "fsdp": mapped_key("parallel.dp_shard", "any", None, "as in TrainingArguments"),
+    "fsdp_config": mapped_key("parallel.dp_shard", "mapping", None, "as in TrainingArguments"),
+    "fsdp_version": mapped_key("parallel.dp_shard.kind", "any", None),
+    "dp_shard_size": mapped_key("parallel.dp_shard.degree", "whole"),
+    "dp_replicate_size": mapped_key("parallel.dp_replicate.degree", "whole"),
+    "tensor_parallel_size": mapped_key("parallel.tp.degree", "whole"),
+    "load_in_8bit": fixed_key((None, False), "weights in eight bits are not planned"),
+    "gptq": fixed_key((None, False), "other packed weights are not planned"),
+    "relora": fixed_key((None, False), "ReLoRA is not planned"),
+    "rl": fixed_key((None,), "what preferences add is not planned"),
+    "reward_model": fixed_key((None, False), "reward models are not planned"),
+    "fp8": fixed_key((None, False), "fp8 is not planned"),
+    "qat": fixed_key((None,), "training for quantization is not planned"),
+    "plugins": fixed_key((None, []), "plugins (Liger, cut cross entropy) change what is kept, and are not planned"),
+    "activation_offloading": fixed_key((None, False), "write train.activation_offload in JOB.yaml"),
+    "layer_offloading": fixed_key((None, False), "layers on the host are not planned"),
+    "selective_checkpointing": fixed_key((None,), "write train.recompute in JOB.yaml"),
+    "chunked_cross_entropy": fixed_key((None, False), "write train.loss: {chunks: N} in JOB.yaml"),
+    "tiled_mlp": fixed_key((None, False), "tiled feed-forwards are not planned"),
+    "unfrozen_parameters": fixed_key((None, []), "a model that is frozen in part is not planned"),
+    "lora_modules_to_save": fixed_key((None, []), "modules that are trained whole beside the adapter are not planned"),
+    "lora_target_parameters": fixed_key((None, []), "adapters of parameters outside of modules are not planned"),
+    "peft_layers_to_transform": fixed_key((None, []), "adapters of some layers alone are not planned"),
+    "flex_attention": fixed_key((None, False), "other attention is not planned"),
+    "xformers_attention": fixed_key((None, False), "other attention is not planned"),
+    "sage_attention": fixed_key((None, False), "other attention is not planned"),
+    "eager_attention": fixed_key((None, False), "write model.attention eager in JOB.yaml"),
+    "context_parallel_size": fixed_key((None, 1), "ring attention of another library is not planned"),
+    "sequence_parallel_degree": fixed_key((None, 1), "ring attention of another library is not planned"),
+    "resize_token_embeddings_to_32x": fixed_key((None, False), "write the config that it gives"),
+    "embeddings_skip_upcast": fixed_key((None, False), "it is not planned"),
+    "lora_mlp_kernel": mapped_key(_ADAPTER, "flag", None, _KERNELS),
+    "lora_qkv_kernel": mapped_key(_ADAPTER, "flag", None, _KERNELS),
+    "lora_o_kernel": mapped_key(_ADAPTER, "flag", None, _KERNELS),
+    "val_set_size": mapped_key("train.eval", "number", None, "evaluation is not read; write train.eval in JOB.yaml"),
+    **ignored_keys(
+        "tokenizer_config", "tokenizer_type", "tokenizer_use_fast", "trust_remote_code", "model_type", "strict",
+        "base_model_config", "processor_type", "resume_from_checkpoint", "auto_resume_from_checkpoints", "datasets",
+        "test_datasets", "shuffle_merged_datasets", "dataset_prepared_path", "skip_prepare_dataset",
+        "pretraining_dataset", "dataset_processes", "dataset_num_proc", "dataset_exact_deduplication",
+        "dataset_keep_in_memory", "dataloader_pin_memory", "dataloader_num_workers", "dataloader_prefetch_factor",
+        "push_dataset_to_hub", "hf_use_auth_token", "seed", "ddp_timeout", "tf32", "train_on_inputs",
+        "group_by_length", "lr_scheduler", "lr_scheduler_kwargs", "cosine_min_lr_ratio", "num_epochs", "max_steps",
+        "warmup_steps", "warmup_ratio", "eval_steps", "evals_per_epoch", "eval_strategy", "eval_sample_packing",
+        "save_steps", "saves_per_epoch", "save_strategy", "save_total_limit", "save_first_step", "save_only_model",
+        "save_safetensors", "logging_steps", "early_stopping_patience", "load_best_model_at_end", "output_dir",
+        "hub_model_id", "hub_strategy", "wandb_project", "wandb_entity", "wandb_watch", "wandb_name", "wandb_run_id",
+        "wandb_log_model", "wandb_mode", "mlflow_tracking_uri", "mlflow_experiment_name", "use_tensorboard",
+        "sample_packing", "sample_packing_group_size", "sample_packing_bin_size", "pad_to_sequence_len",
+        "pad_to_multiple_of", "excess_length_strategy", "min_sample_len", "curriculum_sampling", "chat_template",
+        "chat_template_jinja", "eot_tokens", "special_tokens", "tokens", "default_system_message", "lora_model_dir",
+        "lora_fan_in_fan_out", "peft_use_rslora", "loraplus_lr_ratio", "loraplus_lr_embedding", "flash_attention",
+        "sdp_attention", "attn_implementation", "loss_watchdog_threshold", "loss_watchdog_patience", "debug",
+        "gc_steps", "low_cpu_mem_usage", "xformers", "eval_batch_size", "eval_table_size", "eval_max_new_tokens",
+        "include_tokens_per_second", "profiler_steps", "generate_samples", "streaming", "rope_scaling", "peft",
+    ),
+}  # fmt: skip
+
+
+WRITER = "axolotl train takes"
+_DEGREES = {
+    "dp_shard_size": "parallel.dp_shard.degree",
+    "dp_replicate_size": "parallel.dp_replicate.degree",
+    "tensor_parallel_size": "parallel.tp.degree",
+}
+_KERNEL_FLAGS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+
+
+def read(path: Path) -> Recipe:
+    """The job of a file. Raises SpecError for what is unknown, of a wrong type or not understood."""
+    written = {
+        name: node
+        for name, node in read_yaml_file(path, WRITER).mapping().items()
+        if node.value is not None and node.value != ""  # written out, and left empty: as if it were not there
+    }
+    for name, node in written.items():
+        drafts.check(KEYS, name, node, PROGRAM)
+    recipe = Recipe(
+        source=str(path), folder=path.parent, ignored=tuple(drafts.list_ignored(KEYS, written)),
+        model=written.get("base_model"),
+    )  # fmt: skip
+    precision, dtype = _precision(written)
+    fields = {OF_TRAINER[name]: node for name, node in written.items() if name in OF_TRAINER}
+    fields |= _recomputation(written) | _sharding(written) | precision
+    recipe.arguments = training_arguments.of_nodes(fields, path.parent)
+    recipe.suppose("model.parameter_dtype", dtype)
+    recipe.say_or_suppose("train.sequence_length", written.get("sequence_len"), KEYS["sequence_len"].default)
+    for name, degree in _DEGREES.items():
+        if name in written:
+            recipe.say(degree, written[name].plain(), written[name].place)
+    _tell_adapter(written, recipe)
+    if _value(written, "val_set_size"):
+        recipe.supposed += ("no evaluation: what it evaluates after how many steps is not read (JOB.yaml: train.eval)",)
+    return recipe
+
+
+def _value(written: Mapping[str, Node], name: str) -> Any:
+    node = written.get(name)
+    return KEYS[name].default if node is None else node.plain()
+
+
+def _precision(written: Mapping[str, Node]) -> tuple[dict[str, Node], str]:
+    """The field of TrainingArguments, and the dtype in which the model is loaded."""
+    asked = written.get("bf16")
+    if asked is not None and asked.value not in (True, False, "auto", "full"):
+        raise asked.is_error(allowed="true, false, auto, full", remedy="write one of these")
+    if asked is not None and asked.value in (True, "auto"):
+        return {"bf16": node_from_data(True, asked.place, "bf16")}, "bfloat16"
+    if (asked is not None and asked.value == "full") or _value(written, "bfloat16"):
+        return {}, "bfloat16"
+    if _value(written, "fp16"):
+        return {"fp16": written["fp16"]}, "float16"
+    return {}, "float16" if _value(written, "float16") else "float32"
+
+
+def _recomputation(written: Mapping[str, Node]) -> dict[str, Node]:
+    asked = written.get("gradient_checkpointing")
+    if asked is None or asked.value is False:
+        return {}
+    if asked.value is not True:
+        raise asked.is_error(
+            allowed="true, false", remedy="activations on the host are train.activation_offload in JOB.yaml"
+        )
+    options = written.get("gradient_checkpointing_kwargs")
+    return {"gradient_checkpointing": asked} | ({} if options is None else {"gradient_checkpointing_kwargs": options})
+
+
+def _sharding(written: Mapping[str, Node]) -> dict[str, Node]:
+    """FSDP as TrainingArguments ask for it, its version inside of its config."""
+    config = written.get("fsdp_config")
+    if config is None and "fsdp" not in written:
+        return {}
+    inner = {} if config is None else dict(config.mapping())
+    if "fsdp_version" in written:
+        inner["version"] = written["fsdp_version"]
+    place = config.place if config is not None else written["fsdp"].place
+    asked = written.get("fsdp") or node_from_data(True, place, "fsdp")
+    return {"fsdp": asked, "fsdp_config": Node(inner, "fsdp_config", place, place)}
+
+
+def _tell_adapter(written: Mapping[str, Node], recipe: Recipe) -> None:
+    kind = _value(written, "adapter")
+    if kind is None:
+        return
+    if kind not in ("lora", "qlora"):
+        raise written["adapter"].is_error(allowed="lora, qlora", remedy="other adapters are not planned")
+    if kind == "lora" and _value(written, "load_in_4bit"):
+        kind = "qlora"
+    if _value(written, "peft_use_dora"):
+        if kind == "qlora":
+            raise SpecError("peft_use_dora stands beside qlora", allowed="one of the two", place=recipe.source)
+        kind = "dora"
+    recipe.adapter = {
+        "kind": kind,
+        "r": _value(written, "lora_r"),
+        "alpha": _value(written, "lora_alpha"),
+        "dropout": float(_value(written, "lora_dropout")),
+    }
+    targets = _value(written, "lora_target_modules")
+    recipe.adapts_all = bool(_value(written, "lora_target_linear")) or targets == "all-linear"
+    if isinstance(targets, list):
+        recipe.adapter["target_modules"] = targets
+    elif targets is not None and not recipe.adapts_all:
+        raise written["lora_target_modules"].is_error(allowed="a list of names", remedy="write the names out")
+    if kernels := [name for name in _KERNEL_FLAGS if _value(written, name)]:
+        recipe.supposed += (f"peft's own layers in the place of {', '.join(kernels)}, which keep less",)

@@ -1,0 +1,317 @@
+"""A draft of a spec that several files fill: reads the files, and declares what becomes of each of their keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from planner.errors import SpecError
+from planner.job.json_text import file_text, read_json
+from planner.job.nodes import Node, below, did_you_mean, node_from_data
+from planner.job.shorthand import Setting, with_settings
+from planner.job.yaml_text import read_yaml
+
+_WHOLE = {
+    "model.hf_config", "model.decoder", "model.factory_arguments", "model.adapter", "train.inputs", "train.loss",
+    "train.optimizer", "train.recompute", "train.checkpoint_load", "train.eval", "parallel.deepspeed",
+    "parallel.tp.plan", "cluster.gpu",
+}  # fmt: skip
+"""Mappings that are one value: who says a part of it says the whole."""
+_DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
+
+
+class Draft:
+    """What is said of a job so far."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, Node] = {}
+        self._by_default: dict[str, Node] = {}
+        self._overriding: list[Setting] = []
+
+    def say(self, path: str, node: Node) -> None:
+        """A value of the spec's key `path`. Raises SpecError if another place says another."""
+        found = self._said.setdefault(path, node)
+        if found.plain() != node.plain():
+            raise contradiction(path, found, node)
+
+    def say_value(self, path: str, value: Any, place: str) -> None:
+        """As `say`, of plain data."""
+        self.say(path, node_from_data(value, place, path))
+
+    def suppose(self, path: str, value: Any, place: str) -> None:
+        """What holds where nobody says anything else."""
+        self._by_default[path] = node_from_data(value, place, path)
+
+    def overlay(self, document: Node) -> None:
+        """All that a spec says which need not be complete."""
+        for path, node in _leaves(document):
+            self.say(path, node)
+
+    def replace(self, path: str, value: Any, place: str) -> None:
+        """The content of what a value names."""
+        self._said[path] = node_from_data(value, place, path)
+
+    def override(self, settings: Sequence[Setting]) -> None:
+        """What a person sets, whatever the files say."""
+        self._overriding += settings
+
+    def get(self, path: str) -> Node | None:
+        """What is set, said, or supposed."""
+        for each in reversed(self._overriding):
+            if each.path == path:
+                return each.node
+        return self._said.get(path) or self._by_default.get(path)
+
+    def has(self, *paths: str) -> bool:
+        return any(self.get(path) is not None for path in paths)
+
+    def document(self, source: str, folder: Path | None = None) -> Node:
+        """All of it, as a spec that was read; what it refers to starts at `folder`."""
+        tree: dict[str, Any] = {}
+        for path, node in {**self._by_default, **self._said}.items():
+            *parents, last = path.split(".")
+            level = tree
+            for parent in parents:
+                level = level.setdefault(parent, {})
+                if isinstance(level, Node):
+                    raise level.is_error(allowed="a mapping", remedy=f"write what it holds, such as {last}")
+            level[last] = node if node.path == path else _at(node, path)
+        return with_settings(_mapping(tree, source, ""), self._overriding, folder)
+
+
+def contradiction(name: str, first: Node, second: Node) -> SpecError:
+    """Two places that say different things of one."""
+    return SpecError(
+        f"{name} is {_format_value(first)} here, and {_format_value(second)} at {_where(second)}",
+        allowed="one value, wherever it is said",
+        remedy="make them the same, or delete one of them",
+        place=_where(first),
+    )
+
+
+def unite_drafts(first: Mapping[str, Node], second: Mapping[str, Node]) -> dict[str, Node]:
+    """What both say. Raises SpecError where they say different things."""
+    for name in first.keys() & second.keys():
+        if first[name].plain() != second[name].plain():
+            raise contradiction(name, first[name], second[name])
+    return {**first, **second}
+
+
+def _format_value(node: Node) -> str:
+    return node.summary if not isinstance(node.value, dict | list) else str(node.plain())[:200]
+
+
+def _where(node: Node) -> str:
+    return node.place
+
+
+def _at(node: Node, path: str) -> Node:
+    if isinstance(node.value, dict | list):
+        return node_from_data(node.plain(), node.place, path)
+    return replace(node, path=path)
+
+
+def _mapping(tree: Mapping[str, Any], source: str, path: str) -> Node:
+    children = {
+        key: value if isinstance(value, Node) else _mapping(value, source, below(path, key))
+        for key, value in tree.items()
+    }
+    return Node(children, path, source, source)
+
+
+def _leaves(node: Node) -> Iterator[tuple[str, Node]]:
+    section, _, last = node.path.rpartition(".")
+    if isinstance(node.value, dict) and node.path not in _WHOLE:
+        for child in node.value.values():
+            yield from _leaves(child)
+    elif section == "parallel" and last in _DEGREES:
+        path = below(node.path, "degree")
+        yield path, replace(node, path=path)
+    elif node.path:
+        yield node.path, node
+
+
+_MOST_BYTES = 2**20
+
+
+def read_yaml_file(path: Path, writer: str) -> Node:
+    """The mapping in a YAML file. Raises SpecError; `writer` says in errors what makes such files."""
+    return _require_mapping(read_yaml(_text(path, writer), str(path)), writer)
+
+
+def read_json_file(path: Path, writer: str) -> Node:
+    """The object in a JSON file, with lines and columns. Raises SpecError."""
+    text, source = _text(path, writer), str(path)
+    data = read_json(text, source)
+    return _require_mapping(_with_places(text, source, data), writer)
+
+
+def named_by(node: Node, folder: Path) -> Path:
+    """The regular file that a value names, links followed, within the folder. Raises SpecError."""
+    written = str(node.value)
+    allowed = f"a path within {folder}"
+    if not written or "\0" in written or re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", written):
+        raise SpecError(
+            f"{node.name} is {written[:200]!a}, which is no file",
+            allowed=allowed,
+            remedy="copy the file there",
+            place=node.place,
+        )
+    root = folder.resolve()
+    path = (root / written).resolve()
+    if not path.is_relative_to(root):
+        raise SpecError(
+            f"{node.name} is {written[:200]!a}, which lies outside of {folder}",
+            allowed=allowed,
+            remedy="copy it there, or give it by itself (--from-deepspeed)",
+            place=node.place,
+        )
+    if not path.is_file():
+        raise SpecError(
+            f"{node.name} is {written[:200]!a}, and there is no such file in {folder}",
+            allowed=allowed,
+            remedy="a relative path starts from the folder of the file that names it",
+            place=node.place,
+        )
+    return folder / path.relative_to(root)
+
+
+def _text(path: Path, writer: str) -> str:
+    if path.is_file() and path.stat().st_size > _MOST_BYTES:
+        raise SpecError(
+            f"{path} is larger than 1 MiB",
+            allowed=f"a file that {writer}: a few KiB",
+            remedy="look whether this is the file you meant",
+        )
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise SpecError(f"{path} is no regular file", allowed=f"a file that {writer}")
+    return file_text(path, str(path))
+
+
+def _with_places(text: str, source: str, data: Any) -> Node:
+    """JSON is YAML in most cases, and the reader of YAML knows where each value stands."""
+    try:
+        node = read_yaml(text, source)
+    except SpecError:
+        return node_from_data(data, source)
+    return node if node.plain() == data else node_from_data(data, source)
+
+
+def _require_mapping(node: Node, writer: str) -> Node:
+    if not isinstance(node.value, dict):
+        raise SpecError(
+            f"the file holds {node.summary}",
+            allowed="one mapping of keys to values",
+            remedy=f"give the file that {writer}",
+            place=node.place,
+        )
+    return node
+
+
+_IN_WORDS = {
+    "flag": "true or false",
+    "whole": "a whole number",
+    "number": "a number",
+    "text": "a text",
+    "mapping": "a mapping",
+    "any": "",
+}
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "flag": (bool,),
+    "whole": (int,),
+    "number": (int, float),
+    "text": (str,),
+    "mapping": (dict,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a foreign file."""
+
+    to: str = ""
+    """The keys of the spec that it decides; empty: it decides none."""
+    kind: str = "any"
+    """flag | whole | number | text | mapping | any"""
+    default: Any = None
+    """What its own program takes where nothing is written."""
+    only: tuple[Any, ...] = ()
+    """It matters, and is understood with these values alone."""
+    why: str = ""
+    """Why it is refused with others, or what else is to be known."""
+
+    @property
+    def matters(self) -> bool:
+        return bool(self.to or self.only)
+
+
+def mapped_key(to: str, kind: str, default: Any = None, why: str = "") -> Key:
+    """A key that the spec has too."""
+    return Key(to, kind, default, (), why)
+
+
+def fixed_key(values: tuple[Any, ...], why: str) -> Key:
+    """A key that matters, and of which other values are refused; the first value is the default."""
+    return Key("", "any", values[0], values, why)
+
+
+def ignored_keys(*names: str) -> dict[str, Key]:
+    """Keys that change no tensor on the device while it trains."""
+    return {name: Key() for name in names}
+
+
+def check(known: Mapping[str, Key], name: str, node: Node, program: str) -> Key:
+    """The fate of a key that a file has. Raises SpecError if it is unknown or of another type, or not understood."""
+    key = known.get(name)
+    if key is None:
+        raise SpecError(
+            f"unknown key `{name}`",
+            allowed=f"the keys of {program}",
+            remedy=did_you_mean(name, known) or "delete it, or say what it decides in JOB.yaml",
+            place=node.key_place or node.place,
+        )
+    if key.only and not any(_same(node, value) for value in key.only):
+        raise SpecError(
+            f"{name} is {node.summary}: {key.why}",
+            allowed=", ".join(_format_plain(value) for value in key.only),
+            remedy="take it out to plan the job without it",
+            place=node.place,
+        )
+    if node.value is not None and key.kind != "any" and type(node.value) not in _TYPES[key.kind]:
+        raise _wrong_type(name, node, key)
+    if node.value is None and key.to and key.default is not None:
+        raise _wrong_type(name, node, key)
+    return key
+
+
+def _wrong_type(name: str, node: Node, key: Key) -> SpecError:
+    return SpecError(
+        f"{name} is {node.summary}",
+        allowed=_IN_WORDS[key.kind] or "a value",
+        remedy=_unquote(node) or "delete it for the default",
+        place=node.place,
+    )
+
+
+def _unquote(node: Node) -> str:
+    return "write it without quotes" if isinstance(node.value, str) else ""
+
+
+def _same(node: Node, value: Any) -> bool:
+    if node.value in ({}, []):
+        return value == node.plain() or value is None
+    return type(node.value) is type(value) and node.plain() == value
+
+
+def _format_plain(value: Any) -> str:
+    if value is None or value == "":
+        return "null" if value is None else '""'
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def list_ignored(known: Mapping[str, Key], names: Iterable[str]) -> list[str]:
+    """Those of the names that do not matter to memory, in their order."""
+    return [name for name in names if not known[name].matters]

@@ -1,0 +1,122 @@
+"""Reads PEFT's adapter_config.json, as LoraConfig of peft 0.21 writes it (tuners/lora/config.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.errors import SpecError
+from planner.job.importers import drafts
+from planner.job.importers.drafts import fixed_key, ignored_keys, mapped_key, read_json_file
+from planner.job.importers.recipes import Recipe
+from planner.job.nodes import Node, node_from_data
+
+FILE = "adapter_config.json"
+WRITER = "peft saves beside an adapter"
+_ADAPTER = "model.adapter"
+
+KEYS: Mapping[str, drafts.Key] = {
+    "peft_type": fixed_key(("LORA",), "other adapters are not planned"),
+    "base_model_name_or_path": mapped_key("model.hf_config", "text", None, "where nothing else names the model"),
+    "r": mapped_key(f"{_ADAPTER}.r", "whole", 8),
+    "lora_alpha": mapped_key(f"{_ADAPTER}.alpha", "number", 8, "a whole number"),
+    "lora_dropout": mapped_key(f"{_ADAPTER}.dropout", "number", 0.0),
+    "target_modules": mapped_key(f"{_ADAPTER}.target_modules", "any", None, "names of modules; no pattern"),
+    "use_dora": mapped_key(f"{_ADAPTER}.kind", "flag", False, "true is dora"),
+    "task_type": fixed_key((None, "CAUSAL_LM", "SEQ_CLS", "TOKEN_CLS", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION",
+                            "QUESTION_ANS"), "an unknown task"),
+    "bias": fixed_key(("none",), "trained biases are not planned"),
+    "modules_to_save": fixed_key((None, []), "modules that are trained whole beside the adapter are not planned"),
+    "layers_to_transform": fixed_key((None, []), "adapters of some layers alone are not planned"),
+    "layers_pattern": fixed_key((None, "", []), "adapters of some layers alone are not planned"),
+    "rank_pattern": fixed_key(({}, None), "ranks that differ between modules are not planned"),
+    "alpha_pattern": fixed_key(({}, None), "what differs between modules is not planned"),
+    "exclude_modules": fixed_key((None, []), "modules that are left out are not planned; name those that are adapted"),
+    "target_parameters": fixed_key((None, []), "adapters of parameters outside of modules are not planned"),
+    "trainable_token_indices": fixed_key((None,), "single tokens that are trained are not planned"),
+    "layer_replication": fixed_key((None,), "layers that stand twice are not planned"),
+    "lora_bias": fixed_key((False,), "biases of the adapter are not planned"),
+    "use_qalora": fixed_key((False,), "QA-LoRA is not planned"),
+    "megatron_config": fixed_key((None,), "adapters of Megatron's layers are not planned"),
+    "arrow_config": fixed_key((None,), "Arrow is not planned"),
+    "corda_config": fixed_key((None,), "CorDA is not planned"),
+    "eva_config": fixed_key((None,), "EVA, which gives the modules ranks of their own, is not planned"),
+    "kasa_config": fixed_key((None,), "KaSA is not planned"),
+    "velora_config": fixed_key((None,), "VeLoRA is not planned"),
+    "monteclora_config": fixed_key((None,), "MonteCLoRA is not planned"),
+    "alora_invocation_tokens": fixed_key((None,), "activated LoRA is not planned"),
+    "use_bdlora": fixed_key((None, False), "block-diagonal LoRA is not planned"),
+    **ignored_keys(
+        "auto_mapping", "revision", "inference_mode", "fan_in_fan_out", "init_lora_weights", "use_rslora",
+        "loftq_config", "lora_ga_config", "megatron_core", "runtime_config", "peft_version", "qalora_group_size",
+        "ensure_weight_tying",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """What an adapter's config decides."""
+
+    base: str
+    """The name or path of the model that it adapts; empty if it does not say."""
+    adapter: Mapping[str, Any]
+    """`model.adapter` as a spec writes it."""
+    place: str
+    ignored: tuple[str, ...]
+
+
+def read(path: Path) -> AdapterConfig:
+    """The config of a file. Raises SpecError for what is unknown, of a wrong type or not understood."""
+    return of_node(read_json_file(path, WRITER))
+
+
+def recipe(path: Path) -> Recipe:
+    """The adapter of a file, or of the one in a folder, as a source beside others. Raises SpecError as `read`."""
+    file = path / FILE if path.is_dir() else path
+    found = read(file)
+    made = Recipe(source=str(file), folder=file.parent, ignored=found.ignored)
+    made.say(_ADAPTER, found.adapter, found.place)
+    if found.base:
+        made.model = node_from_data(found.base, found.place, "base_model_name_or_path")
+    return made
+
+
+def of_node(document: Node) -> AdapterConfig:
+    """As `read`, of a config that somebody read."""
+    written = document.mapping()
+    for name, node in written.items():
+        drafts.check(KEYS, name, node, "LoraConfig of peft 0.21")
+    found: dict[str, Any] = {"kind": "dora" if _value(written, "use_dora") else "lora", "r": _value(written, "r")}
+    found["alpha"] = _whole(written, "lora_alpha")
+    found["dropout"] = float(_value(written, "lora_dropout"))
+    if (targets := written.get("target_modules")) is not None and targets.value is not None:
+        found["target_modules"] = _names(targets)
+    base = _value(written, "base_model_name_or_path")
+    ignored = tuple(drafts.list_ignored(KEYS, written))
+    return AdapterConfig(base or "", found, document.place, ignored)
+
+
+def _value(written: Mapping[str, Node], name: str) -> Any:
+    node = written.get(name)
+    return KEYS[name].default if node is None or node.value is None else node.value
+
+
+def _whole(written: Mapping[str, Node], name: str) -> int:
+    value = _value(written, name)
+    if isinstance(value, float) and not value.is_integer():
+        raise written[name].is_error(allowed="a whole number", remedy="round it; it has no effect on memory")
+    return int(value)
+
+
+def _names(targets: Node) -> list[str]:
+    if isinstance(targets.value, list) and all(isinstance(each.value, str) for each in targets.value):
+        return sorted(str(each.value) for each in targets.value)
+    raise SpecError(
+        f"target_modules is {targets.summary}",
+        allowed="a list of names, as q_proj and v_proj",
+        remedy="write out the names that the pattern stands for",
+        place=targets.place,
+    )

@@ -1,0 +1,144 @@
+"""Memory of the host on paper: blocks as the native library tells them, and large tensors that are never written."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from itertools import starmap
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from planner.paper import library
+
+
+class HostRecord(NamedTuple):
+    """A block was taken (1), or given up (0): then it has no bytes, and `pinned` says nothing."""
+
+    taken: int
+    pinned: int
+    block: int
+    bytes: int
+
+
+class HostBlocks:
+    """Every storage that torch makes on the CPU or in pinned memory, in the order in which it is taken and freed.
+
+    An allocator around the CPU's own hears of each, written or not. Memory of numpy, of files that are mapped and of
+    other libraries is not torch's. Positions (`now`) are counts of records.
+    """
+
+    def __init__(self) -> None:
+        self._native = library.load()
+
+    def start(self, smallest_bytes: int) -> bool:
+        """From here on blocks of this size or more are written down; False where the CPU's allocator is another one
+        than torch's own, whose blocks cannot be followed."""
+        return bool(self._native.paper_host_start(smallest_bytes))
+
+    def stop(self) -> None:
+        self._native.paper_host_stop()
+
+    def now(self) -> int:
+        """How much has happened since `start`."""
+        count: int = self._native.paper_host_count()
+        return count
+
+    def block_of(self, tensor: torch.Tensor) -> int | None:
+        """The block behind a tensor of the host; None for one that was not written down, or that wraps others."""
+        local = getattr(tensor, "_local_tensor", tensor)
+        if type(local) not in (torch.Tensor, torch.nn.Parameter):
+            return None
+        if local.device.type != "cpu" or local.layout is not torch.strided:
+            return None
+        block: int = self._native.paper_host_block_at(local.untyped_storage().data_ptr())
+        return block if block >= 0 else None
+
+    def records(self, until: int) -> list[HostRecord]:
+        """Everything since `start`, up to a moment."""
+        record = struct.Struct(self._native.paper_host_record_format().decode())
+        count = min(until, self.now())
+        if not count:
+            return []
+        content = ctypes.string_at(self._native.paper_host_records(), count * record.size)
+        return list(starmap(HostRecord, record.iter_unpack(content)))
+
+
+_LARGE_BYTES = 64 << 20
+"""Below that a program gets what it asked for."""
+
+
+class UntouchedHost(TorchFunctionMode):
+    """Inside, large tensors of the host are not filled, copied or computed with; `pin` is told of what is pinned."""
+
+    def __init__(self, pin: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._pin = pin
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        instead = _INSTEAD.get(func)
+        if instead is not None and _is_large(args[0]):
+            return instead(func, *args, **(kwargs or {}))
+        if func is Tensor.pin_memory:
+            self._pin(args[0])
+            return args[0]
+        if func is torch.zeros:
+            return _make_unfilled(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _is_large(tensor: Any) -> bool:
+    """Or a part of a large one, or several that are large together."""
+    if isinstance(tensor, list | tuple):
+        host = all(isinstance(each, Tensor) and each.device.type == "cpu" for each in tensor)
+        return host and sum(each.nbytes for each in tensor) > _LARGE_BYTES
+    if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
+        return False
+    return tensor.untyped_storage().nbytes() > _LARGE_BYTES
+
+
+def _make_unfilled(*size: Any, **options: Any) -> Tensor:
+    """Zeros are zeros without being written, as long as they are new."""
+    taken = torch.empty(*size, **options)
+    return taken if _is_large(taken) else taken.zero_()
+
+
+def _another(_func: Any, tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
+    return torch.empty_like(tensor)
+
+
+def _itself(_func: Any, tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
+    return tensor
+
+
+def _joined(_func: Any, tensors: Sequence[Tensor], *_args: Any, **_options: Any) -> Tensor:
+    return torch.empty(sum(each.numel() for each in tensors), dtype=tensors[0].dtype)
+
+
+def _nothing_found(_func: Any, _tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
+    return torch.zeros(1, dtype=torch.bool)
+
+
+def _move_tensor(func: Any, tensor: Tensor, *args: Any, **options: Any) -> Any:
+    """To a device as ever; within the host, to memory of the dtype that was asked for."""
+    to = torch.empty(0, dtype=tensor.dtype).to(*args, **options)
+    if to.device.type != "cpu":
+        return func(tensor, *args, **options)
+    return tensor if to.dtype == tensor.dtype else torch.empty(tensor.shape, dtype=to.dtype)
+
+
+_INSTEAD: dict[Any, Callable[..., Any]] = {
+    Tensor.clone: _another,
+    Tensor.copy_: _itself,
+    Tensor.div_: _itself,
+    Tensor.fill_: _itself,
+    Tensor.mul_: _itself,
+    Tensor.to: _move_tensor,
+    Tensor.zero_: _itself,
+    torch._C._nn.flatten_dense_tensors: _joined,
+    torch.isinf: _nothing_found,
+    torch.isnan: _nothing_found,
+}

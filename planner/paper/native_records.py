@@ -1,0 +1,326 @@
+"""What the native library wrote: a tensor's block, records as events, stretches that repeat."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from planner.events import Alloc, EmptyCache, Event, Free, Origin, Role, Synchronize, Use
+from planner.paper import library
+from planner.paper.repetition import Again, Copy, Place, Repetition
+
+
+def block_of(tensor: torch.Tensor) -> int | None:
+    """The block behind a tensor on the paper GPU; None for one that has none."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    if local.device.type != "cuda":
+        return None
+    block: int = library.load().paper_block_at(local.untyped_storage().data_ptr())
+    return block if block >= 0 else None
+
+
+def operator_of(tensor: torch.Tensor) -> str:
+    """The operator that made the storage of a tensor (`aten.ne`); empty for one that has none here."""
+    block, native = block_of(tensor), library.load()
+    index = -1 if block is None else native.paper_operator_of(block)
+    return "" if index < 0 else native.paper_name(index).decode().replace("::", ".")
+
+
+Placed = Event | Place | Repetition | Again | Copy
+"""What Python adds between two records, besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordKinds:
+    """How the native library numbers the kinds of its records, by their names."""
+
+    alloc: int
+    free: int
+    use: int
+    synchronize: int
+    empty_cache: int
+
+
+class Origins:
+    """One Origin for all blocks that come from the same place."""
+
+    def __init__(self, native: ctypes.CDLL, scopes: dict[str, int]) -> None:
+        self._ops = [native.paper_name(i).decode().replace("::", ".") for i in range(native.paper_name_count())]
+        self._paths = list(scopes)
+        count = native.paper_shape_count()
+        self._shapes = (ctypes.c_int64 * count).from_address(native.paper_shapes()) if count else []
+        self._known: dict[tuple[int, int, tuple[int, ...], int], Origin] = {}
+
+    def of(self, op: int, scope: int, shape_index: int, dtype: int) -> Origin:
+        shape = self._shape(shape_index)
+        key = (op, scope, shape, dtype)
+        if key not in self._known:
+            self._known[key] = Origin(self._ops[op], self._paths[scope], shape, _dtype_names().get(dtype, ""))
+        return self._known[key]
+
+    def _shape(self, index: int) -> tuple[int, ...]:
+        if index < 0:
+            return ()
+        dims = self._shapes[index]
+        return tuple(self._shapes[index + 1 : index + 1 + dims])
+
+
+@cache
+def _dtype_names() -> dict[int, str]:
+    """By torch's own numbers of its dtypes (c10::ScalarType)."""
+    found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    return {int(torch.ops.paper.dtype_number(dtype)): str(dtype).removeprefix("torch.") for dtype in found}
+
+
+def renumber(placed: Placed, numbers: Mapping[int, int]) -> Placed:
+    if isinstance(placed, Role):
+        return Role(numbers[placed.block], placed.category, placed.name)
+    if isinstance(placed, Copy):
+        return replace(placed, bound=tuple((numbers[block], numbers[there]) for block, there in placed.bound))
+    return placed
+
+
+def event_of(
+    record: tuple[int, ...], kinds: RecordKinds, origins: Origins | None, numbers: Mapping[int, int] | None
+) -> Event:
+    kind, op, scope, stream, block, size, shape, dtype, _, pool = record
+    if numbers is not None and kind in (kinds.alloc, kinds.free, kinds.use):
+        block = numbers[block]
+    if kind == kinds.alloc:
+        origin = None if origins is None else origins.of(op, scope, shape, dtype)
+        return Alloc(block, size, stream, origin, pool)
+    if kind == kinds.free:
+        return Free(block)
+    if kind == kinds.use:
+        return Use(block, stream)
+    return Synchronize() if kind == kinds.synchronize else EmptyCache()
+
+
+_MOST_STRETCHES = 1024
+"""Of which one repetition consists."""
+_MOST_TRIED = 24
+"""Lengths that are tried from one cut."""
+_NEVER = np.iinfo(np.int64).max
+_STRUCT_CODES = {"i": "i4", "q": "i8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Records `first` to before `after` are repeated by those up to `end`, `times` times."""
+
+    first: int
+    after: int
+    end: int
+    times: int
+    heirs: tuple[tuple[int, int], ...]
+    """(found, left), as in planner.events.Repeat, by the device's numbers of blocks."""
+
+
+class Records:
+    """Native records as columns, and what follows for each block."""
+
+    def __init__(
+        self, content: bytes, struct_format: str, kinds: RecordKinds, waits: Mapping[int, Sequence[int]]
+    ) -> None:
+        """`waits`: by position, up to where uses of blocks that were given up have passed there."""
+        names = ("kind", "op", "scope", "stream", "block", "bytes", "shape", "dtype", "backward", "pool")
+        codes = struct_format.lstrip("=")
+        table = np.frombuffer(
+            content, dtype=[(name, _STRUCT_CODES[code]) for name, code in zip(names, codes, strict=True)]
+        )
+        self.count = len(table)
+        self._kinds, self._waits = kinds, waits
+        asked = ("kind", "stream", "bytes", "pool")
+        self._kind, self._stream, self._bytes, self._pool = (table[name].astype(np.int64) for name in asked)
+        allocs = self._kind == kinds.alloc
+        self._births = np.flatnonzero(allocs)
+        """By the number of an allocation: its position."""
+        self.blocks = table["block"][allocs].astype(np.int64)
+        """By the number of an allocation: the device's number of its block."""
+        self._born_before = np.concatenate(([0], np.cumsum(allocs)))
+        self._number = self._numbers(table["block"])
+        self._deaths = self._find_deaths()
+
+    def births_before(self, position: int) -> int:
+        """How many allocations there were before a position."""
+        return int(self._born_before[position])
+
+    def alive_at(self, position: int) -> Any:
+        """Numbers of the allocations that are alive before a position."""
+        born = self._deaths[: self.births_before(position)]
+        return np.flatnonzero(born >= position)
+
+    def signature(self, first: int, after: int) -> bytes:
+        """The same for stretches that could be the same."""
+        rows = np.stack([each[first:after] for each in (self._kind, self._stream, self._bytes, self._pool)])
+        return blake2b(rows.tobytes(), digest_size=16).digest()
+
+    def older(self, first: int, length: int) -> Any | None:
+        """Which of these records name a block that is older than they and those before them: the same in the following
+        stretch of this length. None if that one does not do the same."""
+        here, there = slice(first, first + length), slice(first + length, first + 2 * length)
+        if not all(
+            np.array_equal(each[here], each[there]) for each in (self._kind, self._stream, self._bytes, self._pool)
+        ):
+            return None
+        if self._waits_in(first, length) != self._waits_in(first + length, length):
+            return None
+        number, later = self._number[here], self._number[there]
+        shift = self.births_before(first + length) - self.births_before(first)
+        moved = later - number == shift
+        same = (later == number) & ~moved
+        if np.all(moved | same) or self._same_but_for_order(number, later, shift, self._kind[here]):
+            return same
+        return None
+
+    def heirs(self, first: int, after: int, older: Any) -> tuple[tuple[int, int], ...] | None:
+        """By numbers of allocations: what the stretch finds and gives up, with what takes its place; None if it leaves
+        more or less than it finds."""
+        begun, ended = set(self.alive_at(first).tolist()), set(self.alive_at(after).tolist())
+        shift = self.births_before(after) - self.births_before(first)
+        pairs: list[tuple[int, int]] = []
+        reached = set()
+        for found in sorted(begun - ended):
+            each = found
+            while each in begun:
+                if each + shift not in ended:
+                    return None
+                pairs.append((each, each + shift))
+                each += shift
+            reached.add(each)
+        if reached != ended - begun:
+            return None
+        moving = {found for found, _ in pairs}
+        number = self._number[first:after]
+        if moving & set(number[older].tolist()):
+            return None
+        outside = number[~older & (number >= 0) & (number < self.births_before(first))]
+        return tuple(pairs) if set(outside.tolist()) <= moving else None
+
+    def stand_ins(self, fold: Fold) -> Iterator[tuple[int, int]]:
+        """Each block of the repetitions with the one of the first that stands for it, by the device's numbers."""
+        began, born = self.births_before(fold.first), self.births_before(fold.after) - self.births_before(fold.first)
+        if not born:
+            return
+        for number in range(began + born, self.births_before(fold.end)):
+            yield int(self.blocks[number]), int(self.blocks[began + (number - began) % born])
+        # What is alive at the end is called as what the first had left.
+        lasting = np.flatnonzero(np.isin(self.blocks, [left for _, left in fold.heirs])).tolist()
+        for number in lasting:
+            yield int(self.blocks[number + fold.times * born]), int(self.blocks[number])
+
+    def _numbers(self, blocks: Any) -> Any:
+        """For each record the number of the allocation that it names; -1 for those that name none."""
+        order = np.argsort(self.blocks, kind="stable")
+        at = np.searchsorted(self.blocks, blocks, sorter=order)
+        named = np.isin(self._kind, (self._kinds.alloc, self._kinds.free, self._kinds.use))
+        found = np.full(self.count, -1, dtype=np.int64)
+        found[named] = order[at[named]]
+        return found
+
+    def _find_deaths(self) -> Any:
+        """By the number of an allocation: where it is given up; if another stream uses it, where that has passed."""
+        deaths = np.full(len(self.blocks), _NEVER, dtype=np.int64)
+        frees = np.flatnonzero(self._kind == self._kinds.free)
+        deaths[self._number[frees]] = frees
+        used = np.unique(self._number[self._kind == self._kinds.use])
+        if not len(used):
+            return deaths
+        passed = np.flatnonzero(np.isin(self._kind, (self._kinds.synchronize, self._kinds.empty_cache)))
+        everything = [(int(position), int(position)) for position in passed]
+        marks = [(position, before) for position, waits in self._waits.items() for before in waits]
+        at, until = np.array([*sorted([*everything, *marks]), (_NEVER, _NEVER)], dtype=np.int64).T
+        freed = used[deaths[used] != _NEVER]
+        deaths[freed] = at[np.searchsorted(np.maximum.accumulate(until), deaths[freed], side="right")]
+        return deaths
+
+    def _waits_in(self, first: int, length: int) -> list[tuple[int, int]]:
+        inside = range(first, first + length)
+        return [(each - first, each - until) for each in inside if each in self._waits for until in self._waits[each]]
+
+    def _same_but_for_order(self, number: Any, later: Any, shift: int, kind: Any) -> bool:
+        """Whether only blocks that are given up one directly after the other come in another order: it is that of the
+        threads of a process."""
+        freed = kind == self._kinds.free
+        run = np.cumsum(~freed)
+        one, other = number[freed] + shift, later[freed]
+        rest = ~freed & (number >= 0)
+        alike = (later[rest] - number[rest] == shift) | (later[rest] == number[rest])
+        if not np.all(alike):
+            return False
+        return bool(np.array_equal(one[np.lexsort((one, run[freed]))], other[np.lexsort((other, run[freed]))]))
+
+
+def find_folds(records: Records, cuts: Sequence[int]) -> list[Fold]:
+    """Stretches between cuts that repeat, in order, without overlap."""
+    ends = sorted({each for each in cuts if 0 < each < records.count} | {0, records.count})
+    signatures = [records.signature(first, after) for first, after in pairwise(ends)]
+    search = _Search(records, ends, signatures)
+    found, at = [], 0
+    while at < len(signatures):
+        fold, length = search.longest_from(at)
+        if fold is not None:
+            found.append(fold)
+        at += length
+    return found
+
+
+class _Search:
+    def __init__(self, records: Records, ends: Sequence[int], signatures: Sequence[bytes]) -> None:
+        self._records, self._ends, self._signatures = records, ends, signatures
+        self._where: defaultdict[bytes, list[int]] = defaultdict(list)
+        for index, each in enumerate(signatures):
+            self._where[each].append(index)
+
+    def longest_from(self, at: int) -> tuple[Fold | None, int]:
+        """The repetition from this stretch on that covers most, and how many stretches it covers, at least one."""
+        best: Fold | None = None
+        covered = 1
+        for stretches in self._lengths(at):
+            if at + 2 * stretches > len(self._signatures):
+                break
+            fold = self._fold(at, stretches)
+            if fold is not None and stretches * (1 + fold.times) > max(covered, 1):
+                best, covered = fold, stretches * (1 + fold.times)
+        return best, covered
+
+    def _lengths(self, at: int) -> Iterator[int]:
+        later = (index - at for index in self._where[self._signatures[at]] if index > at)
+        for tried, length in enumerate(later):
+            if tried == _MOST_TRIED or length > _MOST_STRETCHES:
+                return
+            yield length
+
+    def _fold(self, at: int, stretches: int) -> Fold | None:
+        records, ends = self._records, self._ends
+        first, after = ends[at], ends[at + stretches]
+        length, times = after - first, 0
+        older: Any = None
+        while self._repeats(at + times * stretches, stretches):
+            same = records.older(first + times * length, length)
+            if same is None or (older is not None and not np.array_equal(same, older)):
+                break
+            older, times = same, times + 1
+        if not times or not length:
+            return None
+        heirs = records.heirs(first, after, older)
+        if heirs is None:
+            return None
+        blocks = records.blocks
+        named = tuple((int(blocks[found]), int(blocks[left])) for found, left in heirs)
+        return Fold(first, after, first + (1 + times) * length, times, named)
+
+    def _repeats(self, at: int, stretches: int) -> bool:
+        middle, end = at + stretches, at + 2 * stretches
+        if end > len(self._signatures):
+            return False
+        return self._signatures[at:middle] == self._signatures[middle:end]

@@ -1,0 +1,217 @@
+"""apex: fused layer and RMS norms, FusedAdam, and products that add to a weight's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.paper.outside.operators import refuse, told_as
+
+Tensor = torch.Tensor
+
+_PARTS = 16
+
+
+def _statistics(given: Tensor, rows: int) -> Tensor:
+    """One figure a row, in float32 for 16-bit inputs."""
+    half = given.dtype in (torch.float16, torch.bfloat16)
+    return torch.empty(rows, dtype=torch.float32 if half else given.dtype, device=given.device)
+
+
+class _Norm(torch.autograd.Function):
+    """Layer norm with a mean, RMS norm without; `weight` and `bias` may be None."""
+
+    @staticmethod
+    def forward(
+        context: Any, given: Tensor, weight: Tensor | None, bias: Tensor | None, columns: int, has_mean: bool,
+        keeps_output: bool, as_weight: bool,
+    ) -> Tensor:  # fmt: skip
+        given = given.contiguous()
+        weight, bias = (None if each is None else each.contiguous() for each in (weight, bias))
+        with told_as("apex::norm_fwd"):
+            dtype = weight.dtype if as_weight and weight is not None else given.dtype
+            out = torch.empty_like(given, dtype=dtype)
+            rows = given.numel() // columns
+            mean = _statistics(given, rows) if has_mean else None
+            spread = _statistics(given, rows)
+        context.save_for_backward(out if keeps_output else given, weight, bias, None if keeps_output else mean, spread)
+        context.columns = columns
+        context.dtype = given.dtype
+        return out
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        kept, weight, bias, _, spread = context.saved_tensors
+        grad = grad.contiguous()
+        with told_as("apex::norm_bwd"):
+            of_input = torch.empty_like(kept, dtype=context.dtype)
+            gradients = [None if each is None else torch.empty_like(each) for each in (weight, bias)]
+            count = sum(each is not None for each in gradients)
+            parts = [
+                torch.empty(_PARTS, context.columns, dtype=spread.dtype, device=spread.device) for _ in range(count)
+            ]
+        del parts
+        return of_input, *gradients, None, None, None, None
+
+
+class FusedLayerNormAffineFunction(_Norm):
+    """Layer norm with weight and bias."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        context: Any, input: Tensor, weight: Tensor, bias: Tensor, normalized_shape: int | Sequence[int],
+        eps: float = 1e-6, memory_efficient: bool = False,  # noqa: ARG004
+    ) -> Tensor:  # fmt: skip
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        return _Norm.forward(context, input, weight, bias, torch.Size(shape).numel(), True, memory_efficient, False)
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *_Norm.backward(context, grad)[:3], None, None, None
+
+
+def fused_layer_norm_affine(
+    input: Tensor, weight: Tensor, bias: Tensor, normalized_shape: int | Sequence[int], eps: float = 1e-6,
+    memory_efficient: bool = False,
+) -> Any:  # fmt: skip
+    """Layer norm with weight and bias as a function."""
+    settings = normalized_shape, eps, memory_efficient
+    return FusedLayerNormAffineFunction.apply(input, weight, bias, *settings)  # type: ignore[no-untyped-call]
+
+
+class FastLayerNormFN(torch.autograd.Function):
+    """The persistent layer norm of apex.contrib, which is there to be found. Raises TraceError when it is used."""
+
+    @staticmethod
+    def forward(_context: Any, *_arguments: Any) -> Any:
+        refuse("FastLayerNormFN of apex", "its allocations are not modelled", "FusedLayerNorm")
+
+
+class _FusedNorm(nn.Module):
+    """What the four modules share."""
+
+    has_mean = True
+    as_weight = False
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
+        memory_efficient: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape, self.eps = torch.Size(shape), eps
+        self.elementwise_affine, self.memory_efficient = elementwise_affine, memory_efficient
+        self.register_parameter("weight", nn.Parameter(torch.ones(shape)) if elementwise_affine else None)
+        if self.has_mean:
+            self.register_parameter("bias", nn.Parameter(torch.zeros(shape)) if elementwise_affine else None)
+
+    def forward(self, input: Tensor) -> Any:
+        tensors = (input, self.weight, getattr(self, "bias", None))
+        kind = input.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            tensors = tuple(each if each is None else each.to(dtype) for each in tensors)  # type: ignore[assignment]
+        with torch.autocast(kind, enabled=False):
+            return _Norm.apply(
+                *tensors, self.normalized_shape.numel(), self.has_mean, self.memory_efficient, self.as_weight
+            )  # type: ignore[no-untyped-call]
+
+
+class FusedLayerNorm(_FusedNorm):
+    """Layer norm whose result has the dtype of its input."""
+
+
+class FusedRMSNorm(_FusedNorm):
+    """RMS norm whose result has the dtype of its input."""
+
+    has_mean = False
+
+
+class _Mixed(_FusedNorm):
+    as_weight = True
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, memory_efficient: bool = False, **named: Any
+    ) -> None:
+        if not named.pop("elementwise_affine", True):
+            raise RuntimeError("norms of mixed dtypes have weights: elementwise_affine=True")
+        super().__init__(normalized_shape, eps, True, memory_efficient)
+
+
+class MixedFusedLayerNorm(_Mixed):
+    """Layer norm whose result has the dtype of its weight."""
+
+
+class MixedFusedRMSNorm(_Mixed):
+    """RMS norm whose result has the dtype of its weight."""
+
+    has_mean = False
+
+
+class FusedAdam(torch.optim.Optimizer):
+    """Adam and AdamW. Raises TraceError for its capturable form."""
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, bias_correction: bool = True, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, adam_w_mode: bool = True, weight_decay: float = 0.0, amsgrad: bool = False,
+        set_grad_none: bool = True, capturable: bool = False, master_weights: bool = False,
+    ) -> None:  # fmt: skip
+        if amsgrad:
+            raise RuntimeError("FusedAdam does not support the AMSGrad variant.")
+        if capturable or master_weights:
+            refuse(
+                "FusedAdam of apex", "capturable=True and master_weights=True are not modelled", "the defaults of both"
+            )
+        defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps,
+                    "weight_decay": weight_decay}  # fmt: skip
+        super().__init__(params, defaults)
+        self.adam_w_mode, self.set_grad_none = int(adam_w_mode), set_grad_none
+        self._dummy_overflow_buf = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, **_unused: Any) -> Any:
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for parameter in group["params"]:
+                if parameter.grad is not None and not self.state[parameter]:
+                    self.state[parameter]["exp_avg"] = torch.zeros_like(parameter).float()
+                    self.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter).float()
+        return loss
+
+
+class MultiTensorApply:
+    """`apex.multi_tensor_apply`: calls a kernel of `amp_C` with a list of lists."""
+
+    available = True
+
+    def __init__(self, chunk_size: int) -> None:
+        self.chunk_size = chunk_size
+
+    def __call__(self, operator: Callable[..., Any], overflow: Any, lists: Any, *arguments: Any) -> Any:
+        return operator(self.chunk_size, overflow, lists, *arguments)
+
+
+multi_tensor_applier = MultiTensorApply(2048 * 32)
+
+
+def _in_place(*_arguments: Any) -> None:
+    """Writes to what it is given."""
+
+
+multi_tensor_adam = multi_tensor_scale = multi_tensor_axpby = multi_tensor_sgd = _in_place
+
+
+def wgrad_gemm_accum_fp32(input: Tensor, d_output: Tensor, d_weight: Tensor) -> None:  # noqa: ARG001
+    """Adds to `d_weight` [out, in] the product of two tensors of the same outer dims."""
+    torch.ops.paper.forget_value(d_weight)
+
+
+wgrad_gemm_accum_fp16 = wgrad_gemm_accum_fp32

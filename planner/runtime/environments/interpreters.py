@@ -1,0 +1,202 @@
+"""An interpreter and the torch that it has; the Python behind a launcher, a conda environment, a project."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import PlannerError
+from planner.versions import minor_of
+
+OLDEST_PYTHON = (3, 11)
+"""planner's own (pyproject.toml)."""
+_SECONDS = 30.0
+"""An interpreter on a slow network file system; usually it takes hundredths of a second."""
+_PROBE = """import json, platform, sys
+try:
+    from importlib.metadata import version
+    torch = version("torch")
+except Exception:
+    torch = ""
+print(json.dumps([sys.executable, platform.python_version(), torch]))
+"""
+"""Runs in any Python 3: what is installed is read, and none of it is imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python with its packages."""
+
+    python: str
+    """Its path; a link of a virtual environment, unresolved: what is beside it decides its packages."""
+    python_version: str
+    torch: str
+    """`2.9.1+cu128`; empty without torch."""
+
+    @property
+    def minor(self) -> str:
+        """Of its torch (`2.9`)."""
+        return minor_of(self.torch)
+
+    @property
+    def is_this(self) -> bool:
+        """Whether its packages are those of this process."""
+        here = this_interpreter()
+        return os.path.dirname(self.python) == os.path.dirname(here.python) and _same(self, here)
+
+    def __str__(self) -> str:
+        folder = os.path.dirname(os.path.dirname(self.python))
+        return f"torch {self.torch} of {folder}" if self.torch else f"Python {self.python_version} of {folder}"
+
+
+def this_interpreter() -> Interpreter:
+    """That of this process."""
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = ""
+    return Interpreter(sys.executable, platform.python_version(), torch)
+
+
+def read_interpreter(python: str, *, needs_torch: bool = False) -> Interpreter:
+    """The interpreter that this path starts, which may be a script that starts another one.
+
+    Raises PlannerError for what is no Python, for one that is older than planner's, and for one without torch where
+    one is needed.
+    """
+    import subprocess  # a plan from the store asks nobody, and is not to wait for this
+
+    try:
+        ended = subprocess.run(
+            [python, "-c", _PROBE],
+            cwd="/",  # no file beside a program stands for a library
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SECONDS,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        found = Interpreter(*json.loads(ended.stdout))
+    except subprocess.TimeoutExpired:
+        raise _refused(python, f"does not answer within {_SECONDS:g} s") from None
+    except OSError as error:
+        raise _refused(python, f"cannot be started: {error.strerror}") from None
+    except (ValueError, TypeError):
+        said = (ended.stderr or ended.stdout).strip().splitlines() or [f"it ended with {ended.returncode}"]
+        raise _refused(python, f"is no Python that answers: {said[-1]}") from None
+    if tuple(int(each) for each in found.python_version.split(".")[:2]) < OLDEST_PYTHON:
+        raise _refused(python, f"is Python {found.python_version}")
+    if needs_torch and not found.torch:
+        raise PlannerError(
+            "this Python has no torch",
+            allowed="a Python with torch",
+            remedy=f"install it there: {python} -m pip install torch",
+            place=python,
+        )
+    return found
+
+
+def _same(one: Interpreter, other: Interpreter) -> bool:
+    return one.python_version.split(".")[:2] == other.python_version.split(".")[:2]
+
+
+def _refused(python: str, problem: str) -> PlannerError:
+    least = ".".join(map(str, OLDEST_PYTHON))
+    return PlannerError(
+        problem,
+        allowed=f"Python {least} or newer",
+        remedy=f"name another Python, or make the job's environment with Python {least} or newer",
+        place=python,
+    )
+
+
+_FIRST_BYTES = 4096
+_EXEC = re.compile(r"""^'''exec' (?:"(?P<quoted>/[^"]+)"|(?P<plain>/\S+)) "\$0" """, re.MULTILINE)
+"""How pip writes an interpreter whose path is too long, or has a space, for `#!`."""
+_RELOCATABLE = re.compile(r"""^'''exec' .*\$\(realpath -- "\$0"\).*/'?(?P<name>python[0-9.]*)'? "\$0" """, re.MULTILINE)
+"""How uv writes that of an environment which may be moved: the one beside the script."""
+_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
+
+
+def python_in(prefix: Path) -> str:
+    """The Python of an environment in this folder; empty if there is none."""
+    python = prefix / "bin" / "python"
+    return str(python) if os.access(python, os.X_OK) else ""
+
+
+def python_of_command(word: str, folder: Path, environment: Mapping[str, str]) -> str:
+    """The Python that runs a command's first word, started in `folder`: it is one, or a script that names one; empty
+    where there is no such file, or it names none."""
+    if "/" in word:
+        path = os.path.join(folder, os.path.expanduser(word))
+        found = path if os.access(path, os.X_OK) else None
+    else:
+        found = shutil.which(word, path=environment.get("PATH", os.defpath))
+    if found is None:
+        return ""
+    return found if _PYTHON.fullmatch(os.path.basename(word)) else _python_of_script(Path(found), environment)
+
+
+def _python_of_script(path: Path, environment: Mapping[str, str]) -> str:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_FIRST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+    words = text.partition("\n")[0].removeprefix("#!").split() if text.startswith("#!") else []
+    if not words:
+        return ""
+    if os.path.basename(words[0]) == "env":
+        named = next((each for each in words[1:] if not each.startswith("-") and "=" not in each), "")
+        return (shutil.which(named, path=environment.get("PATH")) or "") if _PYTHON.fullmatch(named) else ""
+    if _PYTHON.fullmatch(os.path.basename(words[0])):
+        return words[0]
+    if match := _EXEC.search(text):
+        return match["quoted"] or match["plain"]
+    if match := _RELOCATABLE.search(text):
+        return str(path.resolve().parent / match["name"])
+    return ""
+
+
+def python_of_conda(name: str, prefix: str, folder: Path, environment: Mapping[str, str]) -> str:
+    """Of `conda run -n NAME`, or `-p PREFIX`."""
+    if prefix:
+        return python_in(folder / os.path.expanduser(prefix))
+    if "/" in name:
+        return python_in(folder / name)
+    return next(filter(None, (python_in(each) for each in _conda_prefixes(name, environment))), "")
+
+
+def _conda_prefixes(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
+    """Where an environment of this name may lie, as conda looks for it."""
+    home = Path(environment.get("HOME") or "~").expanduser()
+    roots = [Path(environment[each]) for each in ("MAMBA_ROOT_PREFIX", "CONDA_ROOT") if environment.get(each)]
+    tools = (environment.get("CONDA_EXE"), *(shutil.which(each, path=environment.get("PATH")) for each in ("conda",)))
+    roots += [Path(each).resolve().parents[1] for each in tools if each]
+    if name == "base":
+        yield from roots
+        return
+    for variable in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS"):
+        yield from (Path(each) / name for each in environment.get(variable, "").split(os.pathsep) if each)
+    yield from (root / "envs" / name for root in roots)
+    yield home / ".conda" / "envs" / name
+    try:
+        listed = (home / ".conda" / "environments.txt").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        listed = []
+    yield from (Path(each) for each in listed if os.path.basename(each) == name)
+
+
+def python_of_project(folder: Path, inside: str = ".venv") -> str:
+    """Of the project in which this folder lies: that of the environment `inside` it."""
+    start = folder.absolute()
+    return next(filter(None, (python_in(each / inside) for each in (start, *start.parents))), "")

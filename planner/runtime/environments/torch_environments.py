@@ -1,0 +1,162 @@
+"""Environments of planner's own, one for each minor version of torch, made by uv or by venv and pip."""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from planner.distribution import PLANNING
+from planner.errors import PlannerError
+from planner.runtime.environments.interpreters import Interpreter
+from planner.runtime.user_cache import user_cache
+from planner.versions import minor_of
+
+
+def environment_folder(version: str) -> Path:
+    """Where the environment of this torch lies, or would lie."""
+    minor = minor_of(version)
+    if not minor:
+        raise PlannerError(f"{version[:80]!r} is no version of torch", allowed="two numbers, as 2.8")
+    return user_cache() / "environments" / f"torch-{minor}"
+
+
+def find_environment(version: str) -> Interpreter | None:
+    """The environment of this minor version of torch, if it has been made. Only folders are looked at."""
+    return _read_folder(environment_folder(version), minor_of(version))
+
+
+def list_environments() -> Sequence[Interpreter]:
+    """All that have been made, from the oldest torch to the newest."""
+    folders = (user_cache() / "environments").glob("torch-*")
+    found = [_read_folder(each, each.name.removeprefix("torch-")) for each in folders]
+    return sorted(filter(None, found), key=lambda each: [int(part) for part in each.minor.split(".")])
+
+
+def _read_folder(folder: Path, minor: str) -> Interpreter | None:
+    python = folder / "bin" / "python"
+    for metadata in folder.glob(f"lib/python3.*/site-packages/torch-{minor}.*.dist-info"):
+        if python.exists():
+            torch = metadata.name.removeprefix("torch-").removesuffix(".dist-info")
+            return Interpreter(str(python), metadata.parents[1].name.removeprefix("python"), torch)
+    return None
+
+
+Progress = Callable[[str], None]
+_OF_UV = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_CONFIG_FILE")
+"""Where one is set, uv's sources are said to uv itself."""
+_SOURCES = {"index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links"}
+"""pip's settings, and how uv calls them."""
+
+
+def make_environment(version: str, progress: Progress) -> Interpreter:
+    """The environment of this minor version of torch, made if it is not there: by uv, or by venv and pip.
+
+    `progress` is told what is done. Raises PlannerError, which says how to make it by hand, where that fails.
+    """
+    folder, minor = environment_folder(version), minor_of(version)
+    found = find_environment(version)
+    if found is not None:
+        return found
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.parent / f".{folder.name}.lock", lambda: progress(f"torch {minor} is being made elsewhere")):
+        found = find_environment(version)
+        if found is None:
+            _make(folder, minor, progress)
+            found = find_environment(version)
+    if found is None:
+        raise _failed(folder, minor, "what was installed has no such torch")
+    return found
+
+
+@contextmanager
+def _locked(path: Path, tell_waiting: Callable[[], None]) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell_waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(folder: Path, minor: str, progress: Progress) -> None:
+    """In a temporary name, and renamed when it is whole: what was broken off is never found."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for command in _commands(temporary, minor):
+            _run(command, folder, minor, progress)
+        if folder.exists():  # without torch, or its Python has gone
+            folder.rename(temporary / "before")
+        (temporary / "made").rename(folder)
+    except OSError as error:
+        raise _failed(folder, minor, str(error)) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _commands(temporary: Path, minor: str) -> list[list[str]]:
+    made = str(temporary / "made")
+    python, wanted = f"{made}/bin/python", (f"torch=={minor}.*", *PLANNING)
+    uv = _uv()
+    if uv:
+        best = ["--index-strategy", "unsafe-best-match"]  # as pip: the newest, whichever source has it
+        return [
+            [*uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, made],
+            [*uv, "pip", "install", "--python", python, *best, *_sources_of_pip(), *wanted],
+        ]
+    return [[sys.executable, "-m", "venv", made], [python, "-m", "pip", "install", *wanted]]
+
+
+def _uv() -> list[str]:
+    found = shutil.which("uv")
+    if found:
+        return [found]
+    return [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") else []
+
+
+def _sources_of_pip() -> list[str]:
+    """What uv does not read by itself: where pip is told to look for packages."""
+    if any(os.environ.get(each) for each in _OF_UV) or not importlib.util.find_spec("pip"):
+        return []
+    told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
+    found: list[str] = []
+    for line in told.stdout.splitlines():
+        name, equals, value = line.partition("=")
+        option = _SOURCES.get(name.rpartition(".")[2])
+        if option and equals:
+            found += [word for each in str(ast.literal_eval(value)).split() for word in (option, each)]
+    return found
+
+
+def _run(command: Sequence[str], folder: Path, minor: str, progress: Progress) -> None:
+    last = ""
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as child:
+        assert child.stdout is not None
+        for line in filter(None, map(str.strip, child.stdout)):
+            last = last if line.startswith("hint:") else line  # uv's advice follows what went wrong
+            progress(f"making the environment of torch {minor}: {line[:80]}")
+    if child.returncode:
+        raise _failed(folder, minor, last or f"it ended with {child.returncode}")
+
+
+def _failed(folder: Path, minor: str, said: str) -> PlannerError:
+    place = shlex.quote(str(folder))
+    wanted = shlex.join([f"torch=={minor}.*", *PLANNING])
+    return PlannerError(
+        f"the environment of torch {minor} could not be made: {said}",
+        allowed="a torch that the package sources of pip or uv have for this Python",
+        remedy=f"make it by hand, there: python3 -m venv {place} && {place}/bin/pip install {wanted}",
+        place=str(folder),
+    )

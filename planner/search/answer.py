@@ -1,0 +1,140 @@
+"""Plans a job and advises where it does not fit, for the command line and the service."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.job.schema import Allocator, DataLoader, Gpu, Job
+from planner.planning.judging import RankTrace
+from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, Progress, add_eager, plan_by, plan_here
+from planner.planning.trace_source import USUAL_SOURCE, TraceSource
+from planner.report.statement import AdviceTried, Verdict, change_text
+from planner.search.advice import USUAL_SECONDS, Advised, advise
+from planner.search.exact_groups import PlansHere
+from planner.tracing.rank_trace import Trace
+from planner.truth.calibration.interval import Calibration
+from planner.truth.calibration.learning import measured_calibration
+from planner.units import show_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedTraces(TraceSource):
+    """A source that has the traces of one job, and asks another source for any other."""
+
+    job: Job | None = None
+    """Without what no trace depends on."""
+    traces: Mapping[int, Trace] = field(default_factory=dict)
+    """By rank."""
+
+    @classmethod
+    def of(cls, source: TraceSource, job: Job, traces: Sequence[RankTrace]) -> TraceSource:
+        """The source, with these traces of the job; as it is, where there are none."""
+        if not traces:
+            return source
+        by_rank = {each.rank_class.representative: each.trace for each in traces}
+        return cls(isolation=source.isolation, cache=source.cache, job=_traced_part(job), traces=by_rank)
+
+    def trace_rank(self, job: Job, rank: int, target: str = "") -> Trace:
+        if rank in self.traces and not target and _traced_part(job) == self.job:
+            return self.traces[rank]
+        return TraceSource.trace_rank(self, job, rank, target)
+
+
+def _traced_part(job: Job) -> Job:
+    cluster = replace(job.cluster, gpu=Gpu(arch=job.cluster.gpu.arch), held_by_others_bytes=0, host_memory=0)
+    return replace(job, allocator=Allocator(), cluster=cluster, train=replace(job.train, data_loader=DataLoader()))
+
+
+def plan_and_advise(
+    job: Job,
+    calibration: Calibration | None = None,
+    *,
+    executor: Executor = plan_here,
+    with_advice: bool = True,
+    with_eager: bool = False,
+    progress: Progress = lambda _: None,
+    source: TraceSource = USUAL_SOURCE,
+    keep_traces: bool = True,
+    advice_seconds: float = USUAL_SECONDS,
+) -> PlanningResult:
+    """Plan the job and, if it exceeds its GPUs, say what would make it fit.
+
+    `with_eager`: of a compiled job it is said as well what it would take without torch.compile. `source` gives the
+    traces, `advice_seconds` are there for advice. The executor may leave away traces that need not be kept.
+    Raises SpecError, TraceError or AllocatorConfError for what cannot be planned.
+    """
+    known = measured_calibration() if calibration is None else calibration
+    work = PlanningInputs(job=job, calibration=known, source=source, keep_traces=keep_traces)
+    found = plan_by(executor, work, progress)
+    if with_eager:
+        found = add_eager(found, job, known, source, progress)
+    if not with_advice:
+        return found
+    return add_advice(found, job, known, progress=progress, source=source, seconds=advice_seconds)
+
+
+def add_advice(
+    found: PlanningResult,
+    job: Job,
+    calibration: Calibration | None = None,
+    *,
+    progress: Progress = lambda _: None,
+    source: TraceSource = USUAL_SOURCE,
+    seconds: float = USUAL_SECONDS,
+) -> PlanningResult:
+    """The plan with advice if it exceeds its GPUs; `job` and `calibration` are those that it was made from.
+
+    No rank class of a change is traced after `seconds`; one that has begun is brought to its end.
+    """
+    if found.plan.verdict is not Verdict.EXCEEDS:
+        return found
+    began = time.monotonic()
+    known = measured_calibration() if calibration is None else calibration
+    remembered = RememberedTraces.of(source, job, found.traces)
+    plans = PlansHere(calibration=known, source=remembered, deadline=began + seconds)
+    advised = advise(job, plans, progress=progress, seconds=seconds)
+    took = time.monotonic() - began
+    notes = (*found.notes, what_was_tried(advised, took))
+    seconds_of_plan = dataclasses.replace(found.plan.seconds, total=round(found.plan.seconds.total + took, 3))
+    plan = dataclasses.replace(
+        found.plan, advice=advised.advice, advice_tried=_summary(advised), seconds=seconds_of_plan
+    )
+    return dataclasses.replace(found, plan=plan, notes=notes)
+
+
+def _summary(advised: Advised) -> AdviceTried:
+    change, exact = advised.closest or ({}, None)
+    return AdviceTried(
+        planned=advised.planned,
+        by_bound=advised.by_bound,
+        layouts=advised.layouts,
+        in_time=advised.in_time,
+        closest_change=change,
+        closest_lacks_bytes=0 if exact is None else -exact.headroom_bytes,
+    )
+
+
+def what_was_tried(advised: Advised, seconds: float) -> str:
+    """In sentences; where nothing was found, with each change and what it takes."""
+    said = f"Advice: {advised.planned} changes were planned in {seconds:.0f} s"
+    if advised.by_bound:
+        said += f", {advised.by_bound} excluded by their lower bound"
+    if advised.layouts:
+        said += f", {advised.layouts:,} candidates with other layouts looked at"
+    if not advised.in_time:
+        said += "; then the time was over"
+    if advised.advice:
+        return f"{said}."
+    said += ". Nothing was found that makes it fit."
+    if advised.closest is not None:
+        change, exact = advised.closest
+        said += f" Closest came {change_text(change)}, which lacks {show_bytes(-exact.headroom_bytes)}."
+    if advised.tried:
+        said += f" Planned: {'; '.join(dict.fromkeys(advised.tried))}."
+    if advised.excluded:
+        parts = [f"{change_text(change)} ({show_bytes(least)})" for change, least in advised.excluded]
+        said += f" Too large at least, by their lower bound: {'; '.join(parts)}."
+    return said

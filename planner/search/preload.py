@@ -1,0 +1,13 @@
+"""Imports what plans of a search need, in a process that then forks for each of them."""
+
+from __future__ import annotations
+
+PRELOAD = "planner.search.preload:load"
+
+
+def load() -> None:
+    """As for any plan, and the search itself."""
+    from planner.planning import preload
+    from planner.search import answer  # noqa: F401
+
+    preload.load()

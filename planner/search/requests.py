@@ -1,0 +1,204 @@
+"""Reads what a program asks a search, one JSON object, strictly; and the axes that are usual where it names none."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.errors import SpecError
+from planner.job import named_gpus
+from planner.job.json_text import canonical_json
+from planner.job.layout import AXES
+from planner.job.loading import BUNDLE_SCHEMA, bundle, job_on_gpu, load_bundle, load_document
+from planner.job.nodes import did_you_mean
+from planner.job.schema import Job
+from planner.search.axes import Axis, axis_of, parse
+from planner.search.space import Space, global_batch_of, usual_axes
+from planner.search.weighing import Objective, objective_of, refuse_inapplicable
+
+
+def space_of(
+    job: Job,
+    *,
+    gpus: int,
+    per_node: int,
+    global_batch: int,
+    fixed: Mapping[str, Sequence[int]] = {},
+    gpu_names: Sequence[str] = (),
+    written: Sequence[Axis] = (),
+) -> Space:
+    """The candidates of a job on so many GPUs. `fixed` are degrees that were said; several `gpu_names` are compared.
+
+    A written axis of parallelism restricts the layouts, `gradient_accumulation_steps` lets the global batch vary.
+    Raises SpecError for degrees that no layout has, and for unknown GPUs.
+    """
+    degrees = {axis.name: [change[f"parallel.{axis.name}.degree"] for change in axis.values]
+               for axis in written if axis.name in AXES}  # fmt: skip
+    axes = {axis.name: axis for axis in usual_axes(job, gpus, per_node, global_batch, {**fixed, **degrees})}
+    if len(gpu_names) > 1:
+        axes["gpu"] = axis_of("gpu", list(gpu_names), "--gpu")
+    axes |= {axis.name: axis for axis in written if axis.name not in AXES}
+    batch = 0 if "gradient_accumulation_steps" in axes else global_batch
+    return Space(base=job, axes=tuple(axes.values()), global_batch=batch)
+
+
+KEYS = ("job", "gpus", "gpu", "axes", "objective", "top", "global_batch", "seconds")
+USUAL_SECONDS = 120.0
+USUAL_TOP = 10
+MOST_TOP = 100
+_LARGEST = 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """A search that was asked for, as it is sent and stored; what it means, :meth:`space` says."""
+
+    job: Job
+    gpus: str = ""
+    """As on the command line; empty: as many as the job has."""
+    gpu: tuple[str, ...] = ()
+    """Several are compared."""
+    axes: tuple[str, ...] = ()
+    objective: Objective = Objective.COST
+    top: int = USUAL_TOP
+    global_batch: int = 0
+    """0: that of the job."""
+    seconds: float = USUAL_SECONDS
+
+    def space(self) -> Space:
+        """The candidates. Raises SpecError for axes, GPUs or an objective that do not go with the job."""
+        job, gpus, per_node = self.job, _count(self.job), self.job.cluster.gpus_per_node
+        names = self.gpu
+        if self.gpus:
+            count = named_gpus.parse(self.gpus, "gpus")
+            gpus, per_node = count.nodes * count.gpus_per_node, count.gpus_per_node
+            if count.name and names:
+                raise SpecError(f"gpus names {count.name}, and gpu {', '.join(names)}", allowed="one of the two",
+                                place="gpu")  # fmt: skip
+            names = names or ((count.name,) if count.name else ())
+        if names:
+            job = job_on_gpu(job, names[0], place="gpu")
+        refuse_inapplicable(self.objective, job, "objective")
+        stated = global_batch_of(job)
+        alone = _count(job) == 1
+        return space_of(
+            job, gpus=gpus, per_node=per_node, gpu_names=names, written=axes_of(self.axes),
+            global_batch=self.global_batch or (stated * gpus if alone else stated),
+        )  # fmt: skip
+
+    def search_id(self, under: str) -> str:
+        """`se-` and 26 base32 characters of what is asked for and what decides the answer (`under`); the time that it
+        may take is no part of it, and neither are metadata."""
+        parts = {key: value for key, value in to_json(self).items() if key != "seconds"}
+        parts["job"] = {key: value for key, value in parts["job"].items() if key != "metadata"}
+        digest = hashlib.sha256(canonical_json({**parts, "under": under}).encode()).digest()
+        return "se-" + base64.b32encode(digest).decode().lower()[:26]
+
+
+def read(body: Mapping[str, Any], most_seconds: float) -> SearchRequest:
+    """The request of a body. Raises SpecError with the key that is wrong."""
+    for key in body:
+        if key not in KEYS:
+            raise SpecError(
+                f"there is no key `{str(key)[:80]}`", allowed=", ".join(KEYS), remedy=did_you_mean(str(key), KEYS),
+                place=str(key)[:80],
+            )  # fmt: skip
+    if "job" not in body:
+        raise SpecError("job is missing", allowed=f"a bundle ({BUNDLE_SCHEMA}), or a spec in JSON", place="job")
+    objective = body.get("objective", Objective.COST.value)
+    return SearchRequest(
+        job=_job(body["job"]),
+        gpus=_gpus(body.get("gpus", "")),
+        gpu=_texts(body.get("gpu", ()), "gpu"),
+        axes=written_axes(body.get("axes", ())),
+        objective=objective_of(objective if isinstance(objective, str) else str(objective), "objective"),
+        top=_whole(body.get("top", USUAL_TOP), "top", MOST_TOP),
+        global_batch=_whole(body["global_batch"], "global_batch", _LARGEST) if "global_batch" in body else 0,
+        seconds=_seconds(body.get("seconds", min(USUAL_SECONDS, most_seconds)), most_seconds),
+    )
+
+
+def to_json(request: SearchRequest) -> dict[str, Any]:
+    """As :func:`read` reads it."""
+    found: dict[str, Any] = {
+        "job": bundle(request.job), "gpus": request.gpus, "gpu": list(request.gpu), "axes": list(request.axes),
+        "objective": request.objective.value, "top": request.top, "global_batch": request.global_batch,
+        "seconds": request.seconds,
+    }  # fmt: skip
+    return {key: value for key, value in found.items() if value not in ("", [], 0)}
+
+
+def _job(given: Any) -> Job:
+    if not isinstance(given, Mapping):
+        raise SpecError("the job is no object", allowed=f"a bundle ({BUNDLE_SCHEMA}), or a spec in JSON", place="job")
+    return load_bundle(given, "job") if "schema" in given else load_document(given, "job")
+
+
+def _count(job: Job) -> int:
+    return job.cluster.nodes * job.cluster.gpus_per_node
+
+
+def _gpus(given: Any) -> str:
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise SpecError(f"gpus is {_shown(given)}", allowed='a number, or a text such as "8x8xH100"', place="gpus")
+    return str(given)
+
+
+def _texts(given: Any, place: str) -> tuple[str, ...]:
+    """A text with commas, or a list of texts."""
+    parts = given.split(",") if isinstance(given, str) else given
+    if not isinstance(parts, Sequence) or not all(isinstance(each, str) for each in parts):
+        raise SpecError(f"{place} is {_shown(given)}", allowed="a text, or a list of texts", place=place)
+    return tuple(each.strip() for each in parts if each.strip())
+
+
+def written_axes(given: Any) -> tuple[str, ...]:
+    """A list of `name=values`, or an object of names with their values."""
+    if isinstance(given, Mapping):
+        given = [f"{name}={_values(values, str(name))}" for name, values in given.items()]
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
+        raise SpecError(
+            f"axes is {_shown(given)}", allowed='["recompute=none,full", "tp=1..8"], or {"tp": "1..8"}', place="axes"
+        )
+    return tuple(given)
+
+
+def _values(values: Any, name: str) -> str:
+    if isinstance(values, Mapping):
+        raise SpecError(f"the values of {name[:80]} are an object", allowed="a value, or a list of them", place="axes")
+    several = values if isinstance(values, list) else [values]
+    return ",".join(str(each).lower() if isinstance(each, bool) else str(each) for each in several)
+
+
+def axes_of(written: Sequence[str]) -> list[Axis]:
+    """The axes of `name=values`. Raises SpecError, also for one that is given twice."""
+    found: dict[str, Axis] = {}
+    for each in written:
+        axis = parse(each)
+        if axis.name in found:
+            raise SpecError(f"{axis.name} is given twice", allowed="each axis once", remedy="write its values in one",
+                            place="axes")  # fmt: skip
+        found[axis.name] = axis
+    return list(found.values())
+
+
+def _whole(given: Any, place: str, most: int) -> int:
+    if type(given) is not int or not 1 <= given <= most:
+        raise SpecError(f"{place} is {_shown(given)}", allowed=f"a whole number from 1 to {most}", place=place)
+    return given
+
+
+def _seconds(given: Any, most: float) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= most:
+        raise SpecError(
+            f"seconds is {_shown(given)}", allowed=f"more than 0, at most {most:g}", place="seconds",
+            remedy="a search that was ended by its time goes on where it was when it is asked for again",
+        )  # fmt: skip
+    return float(given)
+
+
+def _shown(value: Any) -> str:
+    return "an object" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else f"{value!a:.80}"

@@ -1,0 +1,382 @@
+"""A space of candidates: every combination of the values of its axes, and the constraints between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.errors import SpecError
+from planner.job import pipeline_schedules
+from planner.job.layout import AXES, axis_degrees
+from planner.job.layout import AXES as DEGREES
+from planner.job.schema import Job
+from planner.search.axes import Axis, Change, apply, axis_of, fault_of, only_new, value_at
+
+
+def layouts(gpus: int, fixed: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    """Degrees of every axis whose product is `gpus`; of a `fixed` axis only the degrees that it allows."""
+    yield from _split(gpus, list(AXES), fixed)
+
+
+def divisors(number: int) -> list[int]:
+    """Ascending."""
+    return [each for each in range(1, number + 1) if number % each == 0] if number < 10_000 else _many(number)
+
+
+def _many(number: int) -> list[int]:
+    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
+
+
+def _split(gpus: int, axes: list[str], fixed: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    if not axes:
+        if gpus == 1:
+            yield {}
+        return
+    axis, *others = axes
+    for degree in divisors(gpus):
+        if axis not in fixed or degree in fixed[axis]:
+            yield from ({axis: degree, **rest} for rest in _split(gpus // degree, others, fixed))
+
+
+LAYOUT = "layout"
+UNTRACED = ("allocator", "gpu")
+"""Axes that leave the trace as it is (of GPUs, those of one architecture)."""
+_MIXED_BF16 = ("bf16_autocast", "fsdp_mixed")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One point of a space."""
+
+    index: int
+    choice: tuple[int, ...]
+    written: Change
+    """The keys that its axes say, and those that follow."""
+    job: Job
+    base: Job
+
+    @property
+    def change(self) -> dict[str, Any]:
+        """What is different from the job that the search began with."""
+        return only_new(self.base, self.written)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The candidates, counted through; what one of them is follows from its number."""
+
+    base: Job
+    axes: tuple[Axis, ...]
+    global_batch: int = 0
+    """Sequences of an optimizer step over all ranks, which micro-batches and ranks share; 0: as it comes."""
+    kept: list[tuple[int, Job]] = field(default_factory=list, repr=False, compare=False)
+    """Of the candidate that was made last: the value of each axis, and the job with those up to it."""
+
+    @property
+    def size(self) -> int:
+        """How many candidates there are."""
+        return math.prod(len(axis.values) for axis in self.axes)
+
+    def numbers(self, most: int) -> Iterator[int]:
+        """The candidates' numbers; of a space with more than `most`, so many of them, spread evenly over it."""
+        size = self.size
+        if size <= most:
+            yield from range(size)
+            return
+        stride = max(size // most, 1)
+        while math.gcd(stride, size) != 1:
+            stride += 1
+        yield from ((turn * stride) % size for turn in range(most))
+
+    def choice(self, number: int) -> tuple[int, ...]:
+        """Which value of each axis the candidate has; the last axis turns fastest."""
+        found = []
+        for axis in reversed(self.axes):
+            number, each = divmod(number, len(axis.values))
+            found.append(each)
+        return tuple(reversed(found))
+
+    def number(self, choice: Sequence[int]) -> int:
+        """The candidate with these values."""
+        found = 0
+        for axis, each in zip(self.axes, choice, strict=True):
+            found = found * len(axis.values) + each
+        return found
+
+    def candidate(self, number: int) -> Candidate | str:
+        """The candidate, or the name of the rule that keeps it from being one."""
+        choice = self.choice(number)
+        written = self._written(choice)
+        if self._is_idle(written):
+            return IDLE
+        job = self._applied(choice)
+        followed = self._following(job)
+        if isinstance(followed, str):
+            return followed
+        if followed:
+            job = apply(job, followed)
+            written |= followed
+        return Candidate(number, choice, written, job, self.base)
+
+    def _written(self, choice: Sequence[int]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for axis, each in zip(self.axes, choice, strict=True):
+            found.update(axis.values[each])
+        return found
+
+    def _is_idle(self, written: Mapping[str, Any]) -> bool:
+        """Whether a setting is varied that means nothing here: it would be the same candidate again. Asked of what is
+        written, since most candidates of a large space end here."""
+        for path, (usual, axis) in _MEANT_FOR.items():
+            if path in written and written[path] != usual and written.get(axis, value_at(self.base, axis)) == 1:
+                return written[path] != value_at(self.base, path) or self._offers(path, usual)
+        return False
+
+    def _offers(self, path: str, value: Any) -> bool:
+        return any(each.get(path, _NOTHING) == value for axis in self.axes for each in axis.values)
+
+    def _applied(self, choice: tuple[int, ...]) -> Job:
+        """The job with these values. Of neighbours all but the last axes are the same, so what they make is kept."""
+        kept = self.kept
+        depth = 0
+        while depth < len(kept) and kept[depth][0] == choice[depth]:
+            depth += 1
+        del kept[depth:]
+        job = kept[-1][1] if kept else self.base
+        for axis, each in zip(self.axes[depth:], choice[depth:], strict=True):
+            job = apply(job, axis.values[each])
+            kept.append((each, job))
+        return job
+
+    def _following(self, job: Job) -> Change | str:
+        """What follows from the axes: the accumulation that keeps the global batch, the precision's kind, stages."""
+        change: dict[str, Any] = {}
+        if self._varies(*DEGREES):
+            rest = self._rest(job)
+            if not rest:
+                return DIVIDES
+            change |= rest
+            job = apply(job, rest)
+        if self.global_batch:
+            at_once = job.train.micro_batch_size * data_ranks(job)
+            if self.global_batch % at_once:
+                return GLOBAL_BATCH
+            change["train.gradient_accumulation_steps"] = self.global_batch // at_once
+        if not self._varies(LAYOUT, *DEGREES):
+            return change
+        if self.base.train.precision in _MIXED_BF16 and not self._varies("precision"):
+            degrees = axis_degrees(job.parallel)
+            shards = degrees["dp_shard"] * degrees["cp"] * degrees["ep"] > 1
+            change["train.precision"] = "fsdp_mixed" if shards else "bf16_autocast"
+        if job.parallel.pp.split and job.parallel.pp.degree != self.base.parallel.pp.degree:
+            change["parallel.pp.split"] = []
+        return change
+
+    def _rest(self, job: Job) -> dict[str, Any]:
+        """The degree of data parallelism that takes what the other axes leave; nothing if they do not divide."""
+        replicates = job.parallel.dp_replicate.degree > 1 and job.parallel.dp_shard.degree == 1
+        axis = "dp_replicate" if replicates else "dp_shard"
+        degrees = axis_degrees(job.parallel)
+        if self._varies(axis):
+            return {f"parallel.{axis}.degree": degrees[axis]}
+        gpus, others = job.cluster.nodes * job.cluster.gpus_per_node, math.prod(degrees.values()) // degrees[axis]
+        return {} if gpus % others else {f"parallel.{axis}.degree": gpus // others}
+
+    def _varies(self, *names: str) -> bool:
+        return any(axis.name in names for axis in self.axes)
+
+
+DIVIDES = "the degrees divide the number of GPUs"
+IDLE = "a setting is varied only where its axis of parallelism has ranks"
+_MEANT_FOR: Mapping[str, tuple[Any, str]] = {
+    "parallel.tp.sequence_parallel": (False, "parallel.tp.degree"),
+    "parallel.pp.schedule": ("1F1B", "parallel.pp.degree"),
+    "parallel.dp_shard.reshard_after_forward": (True, "parallel.dp_shard.degree"),
+    "parallel.dp_shard.offload": ("", "parallel.dp_shard.degree"),
+    "parallel.dp_replicate.gradient_as_bucket_view": (False, "parallel.dp_replicate.degree"),
+}
+"""Settings with their usual values, and the degree without which they mean nothing."""
+_NOTHING = object()
+GLOBAL_BATCH = "micro-batches times data ranks divide the global batch"
+
+
+def data_ranks(job: Job) -> int:
+    """Ranks that take different samples."""
+    degrees = axis_degrees(job.parallel)
+    return degrees["dp_replicate"] * degrees["dp_shard"] * degrees["ep"]
+
+
+def global_batch_of(job: Job) -> int:
+    """Sequences of an optimizer step."""
+    return job.train.micro_batch_size * job.train.gradient_accumulation_steps * data_ranks(job)
+
+
+def layout_axis(gpus: int, per_node: int, fixed: Mapping[str, Sequence[int]], base: Job) -> Axis:
+    """All layouts of so many GPUs. Raises SpecError if the fixed degrees leave none."""
+    allowed = {**_only_possible(base), **fixed}
+    allowed.setdefault("tp", range(1, per_node + 1))  # its traffic is for the links of a node
+    found = list(layouts(gpus, allowed))
+    if not found:
+        said = ", ".join(f"{axis} {_listed(degrees)}" for axis, degrees in fixed.items())
+        raise SpecError(
+            f"no layout of {gpus} GPUs has {said or 'degrees that this job can have'}",
+            allowed=f"degrees whose product is {gpus}",
+            remedy="change --gpus or the degrees",
+        )
+    nodes = gpus // per_node
+    changes: list[Change] = [
+        {
+            **{f"parallel.{axis}.degree": degree for axis, degree in each.items()},
+            "cluster.nodes": nodes,
+            "cluster.gpus_per_node": per_node,
+        }
+        for each in found
+    ]
+    return Axis(LAYOUT, tuple(changes), tuple(_describe(each) for each in found))
+
+
+def _only_possible(base: Job) -> dict[str, Sequence[int]]:
+    """Axes that this job cannot have: no constraint would let any degree but 1 pass."""
+    found: dict[str, Sequence[int]] = {}
+    if base.parallel.deepspeed is not None:
+        return {axis: (1,) for axis in DEGREES if axis != "dp_replicate"}
+    if base.model.hf_config is None or not _has_experts(base.model.hf_config):
+        found["ep"] = (1,)
+    if not base.train.sequence_length:
+        found |= {"cp": (1,), "pp": (1,)}
+    if base.model.factory:
+        found |= {"pp": (1,)} if base.parallel.tp.plan else {"pp": (1,), "tp": (1,)}
+    return found
+
+
+def _has_experts(config: Mapping[str, object]) -> bool:
+    return any(config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+
+
+def _listed(degrees: Sequence[int]) -> str:
+    return "/".join(map(str, degrees))
+
+
+def _describe(degrees: Mapping[str, int]) -> str:
+    return " ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "one GPU"
+
+
+def usual_axes(
+    base: Job, gpus: int, per_node: int, global_batch: int, fixed: Mapping[str, Sequence[int]]
+) -> list[Axis]:
+    """What a search varies if nobody says more: layouts, and settings that leave the training as it is. Raises
+    SpecError for degrees that no layout has."""
+    found: list[Axis] = []
+    if base.parallel.deepspeed is None:
+        found = [axis_of("recompute", ["none", "selective", "full"]),
+                 axis_of("reshard_after_forward", [True, False])]  # fmt: skip
+        if base.train.sequence_length:
+            found += [axis_of("sequence_parallel", [False, True]), axis_of("schedule", ["1F1B", "Interleaved1F1B"])]
+    sizes = [each for each in divisors(global_batch) if each & (each - 1) == 0 and each <= _LARGEST_MICRO_BATCH]
+    found += [axis_of("micro_batch_size", sizes), allocator_axis(base)]
+    return [layout_axis(gpus, per_node, fixed, base), *found]
+
+
+def least_axes(base: Job, gpus: int, per_node: int) -> list[Axis]:
+    """What saves memory and leaves the training as it is: whether a job fits at all is decided among these."""
+    found: list[Axis] = []
+    own = value_at(base, "train.recompute")
+    if base.parallel.deepspeed is None:
+        found = [
+            Axis(
+                "recompute",
+                tuple({"train.recompute": each} for each in _each_once(own, "full")),
+                ("own", "full")[: len(_each_once(own, "full"))],
+            )
+        ]
+        if base.train.sequence_length:
+            found.append(axis_of("sequence_parallel", [False, True]))
+    found += [axis_of("micro_batch_size", _each_once(1, base.train.micro_batch_size)), allocator_axis(base)]
+    return [layout_axis(gpus, per_node, {}, base), *found]
+
+
+def allocator_axis(base: Job) -> Axis:
+    """The job's own setting, and expandable segments beside it."""
+    return axis_of("allocator", _each_once(base.allocator.conf, _with_expandable(base.allocator.conf)))
+
+
+def _each_once(*values: Any) -> list[Any]:
+    return [each for order, each in enumerate(values) if each not in values[:order]]
+
+
+_LARGEST_MICRO_BATCH = 64
+
+
+def _with_expandable(conf: str) -> str:
+    return conf if "expandable_segments" in conf else ",".join(filter(None, (conf, "expandable_segments:True")))
+
+
+Rule = Callable[[Job], bool]
+"""Whether the job keeps it."""
+
+
+def broken_rule(job: Job) -> tuple[str, str]:
+    """The name of the first rule that the job breaks, and what is said of it; two empty texts if it keeps all."""
+    for name, keeps in RULES.items():
+        if not keeps(job):
+            return name, ""
+    fault = fault_of(job)
+    return ("", "") if fault is None else (SPEC, fault.problem)
+
+
+SPEC = "the job keeps the rules of a spec"
+
+
+def _tp_in_node(job: Job) -> bool:
+    return job.parallel.tp.degree <= job.cluster.gpus_per_node
+
+
+def _world(job: Job) -> bool:
+    product = 1
+    for degree in axis_degrees(job.parallel).values():
+        product *= degree
+    return product == job.cluster.nodes * job.cluster.gpus_per_node
+
+
+def _heads(job: Job) -> bool:
+    degree, config = job.parallel.tp.degree, job.model.hf_config
+    if degree == 1 or config is None or job.parallel.tp.plan:
+        return True
+    heads = config.get("num_attention_heads") or config.get("n_head")
+    names = ("num_key_value_heads", "intermediate_size", "vocab_size")
+    sizes = [heads, *(config.get(name) for name in names)]
+    return all(size % degree == 0 for size in sizes if type(size) is int)
+
+
+def _stages(job: Job) -> bool:
+    pp, layers = job.parallel.pp, pipeline_schedules.layers_of(job)
+    if pp.degree == 1 or layers is None or pp.schedule not in pipeline_schedules.SCHEDULES:
+        return True
+    return min(pipeline_schedules.layers_of_stages(pp, layers)) >= 1
+
+
+def _micro_batches(job: Job) -> bool:
+    pp = job.parallel.pp
+    return pp.degree == 1 or job.train.gradient_accumulation_steps >= pp.degree
+
+
+def _tokens(job: Job) -> bool:
+    train, parallel = job.train, job.parallel
+    parts = 2 * parallel.cp.degree if parallel.cp.degree > 1 else 1
+    if parallel.tp.sequence_parallel:
+        parts *= parallel.tp.degree
+    return train.sequence_length % parts == 0
+
+
+RULES: dict[str, Rule] = {
+    "the product of the degrees is the number of GPUs": _world,
+    "tensor parallelism stays inside of a node": _tp_in_node,
+    "tp divides the heads, the key-value heads, the feed-forward and the vocabulary": _heads,
+    "every stage of a pipeline has a layer": _stages,
+    "a pipeline has at least as many micro-batches as ranks": _micro_batches,
+    "context and sequence parallelism divide the tokens": _tokens,
+}
+"""In the order in which they are asked; what a spec itself refuses comes last."""

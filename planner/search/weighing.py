@@ -1,0 +1,461 @@
+"""Ranks candidates without planning any: by rules, the lower bound, and a roofline of the training step."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from planner.errors import SpecError
+from planner.hardware.catalog import Speed, speed_of
+from planner.job import pipeline_schedules
+from planner.job.bound.lower_bound import Bound, lower_bound
+from planner.job.bound.parameters import Shape, shape_of
+from planner.job.layout import axis_degrees
+from planner.job.nodes import did_you_mean
+from planner.job.schema import Job
+from planner.search.exact_plans import Exact
+from planner.search.space import UNTRACED, Candidate, Space, broken_rule
+
+ASSUMPTIONS = (
+    "matrix products reach 60 % of the data sheet's dense peak, attention 30 %, memory and links 75 %",
+    "groups lie in nodes from the inside out: tp, cp, ep, dp_shard, dp_replicate, pp",
+    "between nodes each GPU has 50 GB/s from Hopper on, 25 GB/s on A100, 12.5 GB/s before and on cards without NVLink",
+    "traffic of data parallelism hides behind the computation as far as there is any; that of tp, cp and ep does not",
+    "a pipeline's bubble is (ranks - 1) / micro-batches, over the stages of a rank; a third of it where the backward is"
+    " split",
+)
+MATMUL, ATTENTION, MOVING = 0.6, 0.3, 0.75
+_STREAM_PASSES, _INNER_PASSES = 40, 40
+"""Times that a number of the residual stream, or of what lies inside of a block, goes through memory in the forward of
+an eager block in 2 bytes: norms in float32, residuals, rotary positions, gates, casts. Doubled in the backward."""
+_COMPILED_PASSES = 0.4
+_LOSS_PASSES = 10
+"""Of the logits in 4 bytes."""
+_SELECTIVE = 0.5
+"""Of a block's products that operator-level checkpointing computes again: every second (torchtitan's policy)."""
+_SPLIT_BUBBLE = 1 / 3
+"""Qi et al. 2023 (zero bubble pipeline parallelism, ZB-H1): forward, gradient of inputs and of weights cost the same,
+and the last of them fills."""
+_HOST_GB_S = 25.0
+"""Of the host's memory for each GPU while an optimizer steps there."""
+_STEP_BYTES = {True: 28, False: 60}
+"""Of an element's optimizer step with two states in float32: fused, and operator after operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Parts of a step at the roofline, in seconds of a machine that reaches it: only their ratios mean anything."""
+
+    compute: float
+    memory: float
+    blocking: float
+    """Collectives that nothing hides: tensor, context and expert parallelism, gathers of an offload."""
+    exposed: float
+    """What the computation does not hide of data parallelism."""
+    bubble: float
+    optimizer: float
+    gpus: int
+    tokens: int
+
+    @property
+    def step(self) -> float:
+        """All of it."""
+        return self.compute + self.memory + self.blocking + self.exposed + self.bubble + self.optimizer
+
+    @property
+    def per_token(self) -> float:
+        """GPU time of a token: what jobs with other batches and other numbers of GPUs are compared by."""
+        return self.step * self.gpus / self.tokens
+
+
+def cost_of(job: Job) -> Cost | None:
+    """The cost of an optimizer step; None where the model's sizes or the GPU's speeds are not known."""
+    shape, speed = shape_of(job.model), speed_of(job.cluster.gpu.name)
+    if shape is None or speed is None or not job.train.sequence_length:
+        return None
+    return _Step(job, shape, speed).cost()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One rank's share of an optimizer step."""
+
+    job: Job
+    shape: Shape
+    speed: Speed
+
+    def cost(self) -> Cost:
+        train, degrees = self.job.train, axis_degrees(self.job.parallel)
+        count = train.gradient_accumulation_steps
+        compute, memory = count * self._compute(), count * self._memory()
+        blocking = count * self._blocking()
+        busy = compute + memory
+        exposed = max(self._data_parallel(count) - busy, 0.0)
+        ranks = degrees["dp_replicate"] * degrees["dp_shard"] * degrees["ep"]
+        return Cost(
+            compute=compute,
+            memory=memory,
+            blocking=blocking,
+            exposed=exposed,
+            bubble=self._bubble() * (busy + blocking),
+            optimizer=self._optimizer(),
+            gpus=math.prod(degrees.values()),
+            tokens=count * train.micro_batch_size * train.sequence_length * ranks,
+        )
+
+    @property
+    def _tokens(self) -> float:
+        """Of a rank's part of a micro-batch."""
+        return self.job.train.micro_batch_size * self.job.train.sequence_length / self.job.parallel.cp.degree
+
+    @property
+    def _split(self) -> int:
+        """Into how many parts tensor and pipeline parallelism divide the model."""
+        return self.job.parallel.tp.degree * self.job.parallel.pp.degree
+
+    def _compute(self) -> float:
+        """Of one micro-batch: forward 2 operations a parameter and token, backward twice that, and what is computed
+        again; attention half of its square, being causal."""
+        shape, train = self.shape, self.job.train
+        products = 2 * shape.active_elements * self._tokens
+        attention = 2 * train.sequence_length * shape.heads * shape.head_size * shape.layers * self._tokens
+        frozen = self.job.model.adapter is not None
+        backward = 1 if frozen else 2  # of a frozen layer there is no gradient of weights
+        matmuls = products * (1 + backward + self._again(_SELECTIVE))
+        attentions = attention * (1 + 2 + self._again(0.0))
+        peak = self.speed.teraflops * 1e12 * self._split * (0.125 if self._is_full_precision else 1)
+        return matmuls / (peak * MATMUL) + attentions / (peak * ATTENTION)
+
+    @property
+    def _is_full_precision(self) -> bool:
+        """float32 without tensor cores' bfloat16: an eighth is what data sheets say of TF32 and FP32, roughly."""
+        return self.job.train.precision == "none" and self.job.model.parameter_dtype in ("float32", "float64")
+
+    def _again(self, selective: float) -> float:
+        """Share of a block's forward that is computed again."""
+        recompute = self.job.train.recompute
+        return {"none": 0.0, "full": 1.0, "selective": selective, "every": 1 / recompute.every}[recompute.mode]
+
+    def _memory(self) -> float:
+        """Of one micro-batch: passes over activations, weights and gradients."""
+        shape, tp = self.shape, self.job.parallel.tp
+        stream = _STREAM_PASSES / (tp.degree if tp.sequence_parallel else 1)
+        passes = (stream + _INNER_PASSES / tp.degree) * (_COMPILED_PASSES if self.job.train.compile else 1)
+        blocks = self._tokens * shape.hidden * 2 * passes * (3 + self._again(1.0)) * shape.layers
+        logits = self._tokens * shape.vocab * 4 * _LOSS_PASSES / tp.degree
+        weights = 3 * 2 * shape.elements / tp.degree
+        parked = 2 * self._saved() / (self.speed.host_gb_s * 1e9) if self.job.train.activation_offload else 0.0
+        moved = (blocks + logits + weights) / self.job.parallel.pp.degree
+        return moved / (self.speed.memory_gb_s * 1e9 * MOVING) + parked
+
+    def _saved(self) -> float:
+        per_token = self.shape.hidden * 2 * (1 if self.job.train.recompute.mode == "full" else 16)
+        return self._tokens * per_token * self.shape.layers / self._split
+
+    def _blocking(self) -> float:
+        """Of one micro-batch."""
+        shape, degrees = self.shape, axis_degrees(self.job.parallel)
+        stream, layers = self._tokens * shape.hidden * 2, shape.layers / degrees["pp"]
+        seconds = 0.0
+        if degrees["tp"] > 1:  # two all-reduces in a block's forward, two in its backward
+            rounds = 4 + 2 * self._again(1.0)
+            seconds += rounds * layers * 2 * stream * self._share("tp") / self._bandwidth("tp")
+        if degrees["cp"] > 1:  # keys and values of all, and their gradients back
+            pairs = self._tokens * degrees["cp"] * 2 * shape.kv_heads * shape.head_size * 2 / degrees["tp"]
+            seconds += (3 + self._again(1.0)) * layers * pairs * self._share("cp") / self._bandwidth("cp")
+        if degrees["ep"] > 1:  # there and back, both ways
+            seconds += 4 * layers * stream * max(shape.routed, 1) * self._share("ep") / self._bandwidth("ep")
+        return seconds
+
+    def _data_parallel(self, count: int) -> float:
+        """Of a step with so many micro-batches."""
+        shape, parallel, degrees = self.shape, self.job.parallel, axis_degrees(self.job.parallel)
+        if parallel.deepspeed is not None:
+            return self._zero(count)
+        elements, seconds = shape.elements / self._split, 0.0
+        if self.job.model.adapter is not None and degrees["dp_shard"] == 1:
+            return 0.0
+        group = degrees["dp_shard"] * degrees["cp"]
+        if group > 1:
+            gathers = 1 if parallel.dp_shard.reshard_after_forward is False else 2
+            gathered = 2 if self.job.train.precision == "fsdp_mixed" else self._parameter_bytes
+            reductions = 1 if parallel.dp_shard.no_sync else count
+            moved = count * gathers * gathered * elements + reductions * 4 * elements
+            seconds += moved * (group - 1) / group / self._bandwidth("dp_shard")
+            if parallel.dp_shard.offload:
+                seconds += count * (gathers + 2) * 4 * elements / group / (self.speed.host_gb_s * 1e9)
+        if degrees["dp_replicate"] > 1:
+            part = elements * self._parameter_bytes / group
+            rounds = 1 if parallel.dp_replicate.no_sync or group > 1 else count
+            seconds += rounds * 2 * part * self._share("dp_replicate") / self._bandwidth("dp_replicate")
+        return seconds
+
+    def _zero(self, count: int) -> float:
+        """DeepSpeed: gradients are reduced in each micro-batch from stage 2 on, and gathered parameters twice in 3."""
+        zero = (self.job.parallel.deepspeed or {}).get("zero_optimization") or {}
+        stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
+        moved = {0: 4.0, 1: 4.0, 2: 2.0 * count + 2}.get(stage, 6.0 * count) * self.shape.elements
+        return moved * self._share("dp_replicate") / self._bandwidth("dp_replicate")
+
+    @property
+    def _parameter_bytes(self) -> int:
+        return {"float64": 8, "float32": 4}.get(self.job.model.parameter_dtype, 2)
+
+    def _bubble(self) -> float:
+        pp = self.job.parallel.pp
+        if pp.degree == 1:
+            return 0.0
+        schedule = pipeline_schedules.SCHEDULES[pp.schedule]
+        at_rank = pipeline_schedules.stage_count(pp) / pp.degree
+        idle = (pp.degree - 1) / self.job.train.gradient_accumulation_steps / at_rank
+        return idle * (_SPLIT_BUBBLE if schedule.splits_backward else 1)
+
+    def _optimizer(self) -> float:
+        job, degrees = self.job, axis_degrees(self.job.parallel)
+        if job.model.adapter is not None:
+            return 0.0
+        sharded = job.parallel.deepspeed is not None or job.parallel.dp_replicate.zero_redundancy_optimizer
+        parts = self._split * degrees["dp_shard"] * degrees["cp"] * degrees["ep"]
+        elements = self.shape.elements / (parts * degrees["dp_replicate"] if sharded else parts)
+        each = _STEP_BYTES[bool(job.train.optimizer.arguments.get("fused"))]
+        gb_s = _HOST_GB_S if job.parallel.dp_shard.offload else self.speed.memory_gb_s * MOVING
+        return elements * each / (gb_s * 1e9)
+
+    def _share(self, axis: str) -> float:
+        degree: int = getattr(self.job.parallel, axis).degree
+        return (degree - 1) / degree
+
+    def _bandwidth(self, axis: str) -> float:
+        """Bytes a second of a collective: by the links of the node, or the network of all its ranks in one node."""
+        degrees, node = axis_degrees(self.job.parallel), self.job.cluster.gpus_per_node
+        stride = 1
+        for inner in ("tp", "cp", "ep", "dp_shard", "dp_replicate", "pp"):
+            if inner == axis:
+                break
+            stride *= degrees[inner]
+        degree = degrees[axis]
+        if axis == "dp_shard":  # its group has the ranks of cp in it
+            stride, degree = degrees["tp"], degree * degrees["cp"]
+        link = self.speed.link_gb_s
+        if stride * degree > node:
+            link = min(link, max(node // stride, 1) * network_gb_s(self.job))
+        return link * 1e9 * MOVING
+
+
+def network_gb_s(job: Job) -> float:
+    """Between nodes, for each GPU and way: what is usual beside such GPUs (DGX H100 and A100 user guides)."""
+    speed = speed_of(job.cluster.gpu.name)
+    arch = job.cluster.gpu.arch
+    if speed is None or speed.link_gb_s < 100:
+        return 12.5
+    return 25.0 if arch == "sm_80" else 50.0 if arch in ("sm_90", "sm_100", "gfx942") else 12.5
+
+
+class Objective(StrEnum):
+    """COST ranks by the roofline, MEMORY by the device bytes of the fullest rank, HEADROOM by what is left of it."""
+
+    COST = "cost"
+    MEMORY = "memory"
+    HEADROOM = "headroom"
+
+    def least(self, cost: Cost | None, bound: Bound) -> float:
+        """What no plan of a candidate gets below."""
+        if self is Objective.COST:
+            return 0.0 if cost is None else cost.per_token
+        return bound.least_bytes if self is Objective.MEMORY else bound.least_bytes - bound.capacity_bytes
+
+    def of(self, cost: Cost | None, exact: Exact) -> float:
+        """What a plan says."""
+        if self is Objective.COST:
+            return 0.0 if cost is None else cost.per_token
+        return exact.device_bytes if self is Objective.MEMORY else -exact.headroom_bytes
+
+
+def objective_of(written: str, place: str = "--objective") -> Objective:
+    """Raises SpecError with the nearest name."""
+    try:
+        return Objective(written)
+    except ValueError:
+        raise SpecError(
+            f"there is no objective {written[:80]!a}",
+            allowed=", ".join(Objective),
+            remedy=did_you_mean(written, Objective) or "cost is the roofline's GPU time of a token",
+            place=place,
+        ) from None
+
+
+def refuse_inapplicable(objective: Objective, job: Job, place: str = "--objective") -> None:
+    """Raises SpecError for an objective that says nothing of this job."""
+    if objective is Objective.COST and cost_of(job) is None:
+        known = (
+            "the speeds of its GPU are not known" if job.cluster.gpu.name == "" else "the model's sizes are not known"
+        )
+        raise SpecError(
+            f"the objective cost does not apply: {known}, and the roofline ranks by them",
+            allowed="memory, headroom",
+            remedy="rank by memory: --objective memory",
+            place=place,
+        )
+
+
+_TRACED_MICRO_BATCHES = 3
+"""Of many equal ones (planner/training/folding.py)."""
+_RECOMPUTED = {"none": 1.0, "full": 1.35, "selective": 1.2, "every": 1.2}
+_DTENSOR = 1.7
+"""Operators on DTensors beside those on plain ones, by FSDP2 and TP plans of a 70B model."""
+
+
+def unusual_of(job: Job) -> int:
+    """How far a candidate is from what most people ask for, one kind of data parallelism with settings as they are by
+    default: a second kind, tensor and expert parallelism, and settings that few change, count one each, pipelines and
+    context parallelism two."""
+    parallel, degrees = job.parallel, axis_degrees(job.parallel)
+    return sum(
+        (
+            degrees["dp_replicate"] > 1 and degrees["dp_shard"] > 1,
+            degrees["tp"] > 1,
+            degrees["ep"] > 1,
+            2 * (degrees["pp"] > 1),
+            2 * (degrees["cp"] > 1),
+            degrees["pp"] > 1 and parallel.pp.schedule != "1F1B",
+            degrees["dp_shard"] > 1 and parallel.dp_shard.reshard_after_forward is not True,
+            bool(parallel.dp_shard.offload),
+            job.train.recompute.mode in ("selective", "every"),
+        )
+    )
+
+
+def effort_of(job: Job) -> float:
+    """Forward and backward passes through the whole model that are traced, weighed by what slows them down."""
+    parallel, train = job.parallel, job.train
+    micro_batches = train.gradient_accumulation_steps
+    if parallel.pp.degree == 1:
+        micro_batches = min(micro_batches, _TRACED_MICRO_BATCHES)
+    passes = train.iterations * micro_batches * parallel.cp.degree  # the stages of a pipeline are one model together
+    slower = _DTENSOR if parallel.tp.degree > 1 or parallel.cp.degree > 1 else 1.0
+    return passes * _RECOMPUTED[train.recompute.mode] * slower
+
+
+MOST_LOOKED_AT = 200_000
+"""Candidates of one search; of larger spaces so many are looked at, spread evenly, and the answer says so."""
+_TELL_EVERY = 500
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A candidate that no rule and no bound leaves out."""
+
+    least: float
+    """Of the objective: no plan of it says less."""
+    number: int
+    least_bytes: int
+    capacity_bytes: int
+    cost: Cost | None
+    effort: float = 1.0
+    """Of its plan, beside others."""
+    unusual: int = 0
+    """How few people ask for it."""
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Before or behind others."""
+        return self.least, self.number
+
+
+@dataclass(slots=True)
+class Scales:
+    """What was seen of a space."""
+
+    size: int
+    looked_at: int = 0
+    ruled_out: Counter[str] = field(default_factory=Counter)
+    example: dict[str, str] = field(default_factory=dict)
+    """What a rule said of the first candidate that broke it."""
+    beyond_bound: int = 0
+    nearest_bound: tuple[int, int] | None = None
+    """Of those the smallest excess, in bytes, and whose it is."""
+    groups: dict[tuple[object, ...], list[Weighed]] = field(default_factory=dict)
+    """Candidates that share a trace, by what decides it."""
+    in_time: bool = True
+
+    @property
+    def left(self) -> int:
+        """Candidates that plans decide about."""
+        return sum(len(each) for each in self.groups.values())
+
+
+def weigh(
+    space: Space,
+    objective: Objective,
+    found: Scales,
+    progress: Progress = lambda _: None,
+    most: int = MOST_LOOKED_AT,
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Rules, bound and cost of each candidate, kept in `found`. Raises SpecError if rules leave none."""
+    total = min(space.size, most)
+    for number in space.numbers(most):
+        if found.looked_at % _TELL_EVERY == 0:
+            progress(f"looked at {found.looked_at:,} of {total:,} candidates, {found.left:,} may fit")
+            if is_over():
+                found.in_time = False
+                break
+        found.looked_at += 1
+        _weigh_one(space, objective, number, found)
+    if not found.groups and not found.beyond_bound and found.in_time:
+        raise _emptied(found)
+    for group in found.groups.values():
+        group.sort(key=lambda each: each.rank)
+
+
+def _weigh_one(space: Space, objective: Objective, number: int, found: Scales) -> None:
+    candidate = space.candidate(number)
+    if isinstance(candidate, str):
+        found.ruled_out[candidate] += 1
+        return
+    rule, said = broken_rule(candidate.job)
+    if rule:
+        found.ruled_out[rule] += 1
+        found.example.setdefault(rule, said)
+        return
+    bound = lower_bound(candidate.job)
+    if bound.exceeds:
+        found.beyond_bound += 1
+        excess = bound.least_bytes - bound.capacity_bytes
+        if found.nearest_bound is None or excess < found.nearest_bound[0]:
+            found.nearest_bound = (excess, number)
+        return
+    cost = cost_of(candidate.job)
+    weighed = Weighed(
+        least=objective.least(cost, bound),
+        number=number,
+        least_bytes=bound.least_bytes,
+        capacity_bytes=bound.capacity_bytes,
+        cost=cost,
+        effort=effort_of(candidate.job),
+        unusual=unusual_of(candidate.job),
+    )
+    found.groups.setdefault(_traced_key(space, candidate), []).append(weighed)
+
+
+def _traced_key(space: Space, candidate: Candidate) -> tuple[object, ...]:
+    traced = (each for axis, each in zip(space.axes, candidate.choice, strict=True) if axis.name not in UNTRACED)
+    return (*traced, candidate.job.cluster.gpu.arch)
+
+
+def _emptied(found: Scales) -> SpecError:
+    """Which constraint emptied the space."""
+    worst, count = found.ruled_out.most_common(1)[0]
+    others = ", ".join(f"{rule} ({number:,})" for rule, number in found.ruled_out.most_common()[1:6])
+    said = f": {found.example[worst]}" if found.example.get(worst) else ""
+    return SpecError(
+        f"no candidate is left of {found.looked_at:,}: {count:,} break the rule that {worst}{said}"
+        + (f"; others: {others}" if others else ""),
+        allowed="axes whose values go together",
+        remedy="widen the axis that the rule names, or change --gpus or --global-batch",
+    )

@@ -1,0 +1,437 @@
+"""PlanScheduler, SearchRunner and ValidationRunner as Serve deployments, and the handles that replicas call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from planner.errors import PlannerError
+from planner.runtime.fork_server import ServerLostError
+from planner.runtime.limits import Limits
+from planner.search.exact_groups import Group
+from planner.search.exact_plans import Answer
+from planner.search.requests import SearchRequest
+from planner.service.errors import WorkerLostError
+from planner.service.history.counters import Counters
+from planner.service.history.store import History
+from planner.service.logs import start_logging
+from planner.service.orders import Order, Outcome, PlanRefused, RunOrder, code_isolation
+from planner.service.scheduling import search_runner
+from planner.service.scheduling.plan_scheduler import PlanScheduler
+from planner.service.scheduling.search_runner import SearchRunner
+from planner.service.scheduling.tracing_worker import TracingWorker
+from planner.service.scheduling.worker_pool import PoolFigures, WorkerDiedError, Workers
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
+from planner.service.validation import requests as requests
+from planner.service.validation import validation_run
+from planner.service.validation.runner import STOP_SECONDS, ValidationRunner, conditions_of
+from planner.settings import Settings
+from planner.tracing.isolated import Isolation
+
+TRACERS = "Tracers"
+MOST_WORKERS = 8
+WORKER_CPUS = 0.5
+"""Of a node: a trace keeps one busy, but for most of the time there is none."""
+WARMING_SECONDS = 60.0
+"""What a process takes at most to load PyTorch on a machine that is busy."""
+GRACE_SECONDS = 30.0
+SLACK_SECONDS = 2.0
+READY_SECONDS = 3.0
+AWAY = RayActorError, RayServeException, TaskCancelledError
+"""What Ray says of a deployment whose replica died, is ended, or is not there."""
+_log = logging.getLogger("planner.service")
+
+
+class RayWorker:
+    """A TracingWorker in an actor of its own; it ends with whoever hired it."""
+
+    def __init__(self, limits: Limits, isolation: Isolation, torches: TorchVersions = ONLY_OWN) -> None:
+        self._work = 0
+        self._actor: Any = _actor_class().options(scheduling_strategy="SPREAD").remote(limits, isolation, torches)
+
+    async def ready(self) -> None:
+        await self.process()
+
+    async def process(self) -> int:
+        """Its id; waits for its start, but not for what it does."""
+        found: int = await self._result(self._actor.process.options(concurrency_group="ask").remote())
+        return found
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        self._work += 1
+        return await self._result(getattr(self._actor, method).remote(self._work, *arguments))
+
+    async def wait_until_dead(self) -> None:
+        """Returns when the actor has died: until then its call goes on."""
+        with contextlib.suppress(WorkerDiedError):
+            await self._result(self._actor.live.options(concurrency_group="live").remote())
+
+    async def stop(self) -> None:
+        await self._result(self._actor.stop.options(concurrency_group="ask").remote(self._work))
+
+    def kill(self) -> None:
+        ray.kill(self._actor, no_restart=True)
+
+    async def _result(self, reference: Any) -> Any:
+        try:
+            return await reference
+        except RayTaskError as fault:
+            if isinstance(fault.cause, ChildProcessError | ServerLostError):
+                raise WorkerDiedError(str(fault.cause)) from fault
+            raise  # a fault of ours, with the place where it happened
+        except RayActorError as death:
+            raise WorkerDiedError(str(death)) from death
+
+
+def _actor_class() -> Any:
+    # What is asked beside the work has a thread of its own. The decorator's types know nothing of groups.
+    decorate: Any = ray.remote
+    return decorate(num_cpus=WORKER_CPUS, max_restarts=0, concurrency_groups={"live": 1, "ask": 1})(TracingWorker)
+
+
+class PlanSchedulerDeployment:
+    """One replica, whose loop is that of :class:`PlanScheduler`."""
+
+    def __init__(self, settings: Settings, torches: TorchVersions = ONLY_OWN) -> None:
+        self._settings, self._torches = settings, torches
+        self._history = History.open(settings.database)
+        self._counters = Counters(self._history.totals)
+        self._figures = PoolFigures(self._counters)
+        self._telling: asyncio.Task[None] | None = None
+        self._tracers: PlanScheduler | None = None
+        self._starting = asyncio.Lock()
+
+    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
+        return await (await self._start_scheduler()).make(order, seconds, keep)
+
+    async def plan_group(self, group: Group) -> tuple[Answer, ...] | PlanRefused:
+        """Refusals travel as values: an exception would arrive wrapped."""
+        try:
+            return await (await self._start_scheduler()).groups.plan(group)
+        except PlannerError as error:
+            return PlanRefused(error)
+
+    async def state(self) -> dict[str, int]:
+        return (await self._start_scheduler()).state()
+
+    async def end(self) -> None:
+        """Make no more plans: those that are being made have some seconds, those that wait for the rest are told."""
+        await (await self._start_scheduler()).finish(GRACE_SECONDS)
+
+    async def check_health(self) -> None:
+        """Called by Serve from the beginning: so the workers are warm before the first job."""
+        await self._start_scheduler()
+
+    async def __del__(self) -> None:
+        """Serve awaits this after the last answer: what goes on in the background is finished and stored."""
+        if self._tracers is not None:
+            await self._tracers.finish(GRACE_SECONDS)
+            self._figures.publish(self._tracers.state())
+        if self._telling is not None:
+            self._telling.cancel()
+        await asyncio.to_thread(self._counters.close)
+        self._history.close()
+
+    async def _start_scheduler(self) -> PlanScheduler:
+        async with self._starting:
+            if self._tracers is None:
+                count = await asyncio.to_thread(worker_count, self._settings)
+                self._tracers = tracers(self._settings, self._history, count, self._torches)
+                self._tracers.start()
+                self._counters.start()
+                self._telling = asyncio.create_task(self._figures.keep_publishing(self._tracers.state))
+        return self._tracers
+
+
+def tracers(settings: Settings, history: History, count: int, torches: TorchVersions = ONLY_OWN) -> PlanScheduler:
+    """PlanScheduler over Ray actors; not started."""
+    limits = Limits(seconds=settings.trace_seconds, memory_bytes=settings.trace_memory_bytes)
+    isolation = code_isolation(settings)
+    workers = Workers(
+        lambda: RayWorker(limits, isolation, torches),
+        count,
+        most_wait_seconds=settings.trace_seconds * 2 + WARMING_SECONDS,
+    )
+    return PlanScheduler(settings, history, workers, torches=torches)
+
+
+def worker_count(settings: Settings) -> int:
+    """As set; else one for every CPU of the cluster, up to a number."""
+    if settings.trace_workers:
+        return settings.trace_workers
+    resources: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return max(1, min(int(resources.get("CPU", 1)), MOST_WORKERS))
+
+
+def tracers_application(settings: Settings, torches: TorchVersions = ONLY_OWN) -> Any:
+    """To be bound into the application as the argument from which :class:`TracingHandle` is made."""
+    deployment = serve.deployment(
+        name=TRACERS,
+        num_replicas=1,
+        max_ongoing_requests=10_000,  # they wait here, where equal jobs are known; its own bound is lower
+        graceful_shutdown_timeout_s=GRACE_SECONDS,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=2,
+        ray_actor_options={"num_cpus": 0.1},
+    )(PlanSchedulerDeployment)
+    return deployment.bind(settings, torches)
+
+
+class TracingHandle:
+    """Calls PlanScheduler from a replica of the service."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+
+    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
+        """As :class:`planner.service.orders.PlanMaker` says; once more if the one that all share has died."""
+        loop = asyncio.get_running_loop()
+        until = None if seconds is None else loop.time() + seconds
+        try:
+            return await self._ask(order, seconds, keep)
+        except AWAY as death:
+            _log.warning("the tracers died and are asked again: %s", type(death).__name__)
+        left = None if until is None else max(until - loop.time(), 0.001)
+        try:
+            return await self._ask(order, left, keep)
+        except AWAY as death:
+            raise WorkerLostError(
+                "the process that has plans made died, twice", remedy="try again; see the service's log"
+            ) from death
+
+    async def plan_group(self, group: Group) -> tuple[Answer, ...]:
+        """As :class:`planner.service.scheduling.search_runner.GroupPlanner` says; once more if the tracers died."""
+        for _ in range(2):
+            response: Any = self._handle.plan_group.remote(group)
+            try:
+                found: tuple[Answer, ...] | PlanRefused = await response
+            except asyncio.CancelledError:
+                response.cancel()
+                raise
+            except AWAY as death:
+                _log.warning("the tracers died and are asked again: %s", type(death).__name__)
+                continue
+            if isinstance(found, PlanRefused):
+                raise found.error
+            return found
+        raise WorkerLostError("the process that has plans made died, twice", remedy="try again; see the service's log")
+
+    async def state(self) -> dict[str, int]:
+        """Figures for metrics, see :meth:`planner.service.scheduling.plan_scheduler.PlanScheduler.state`."""
+        found: dict[str, int] = await self._handle.state.remote()
+        return found
+
+    async def ready(self) -> None:
+        """Returns when a process can trace. Raises WorkerLostError if none can."""
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                state = await self.state()
+        except (TimeoutError, *AWAY) as silence:
+            raise WorkerLostError(
+                "the process that has plans made does not answer", remedy="wait; it starts"
+            ) from silence
+        if not state["workers"]:
+            raise WorkerLostError("no tracing process is ready", remedy="wait; they load PyTorch")
+
+    async def _ask(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
+        response: Any = self._handle.make.remote(order, seconds, keep)
+        try:
+            # PlanScheduler ends the wait itself; this is for one that does not even answer.
+            async with asyncio.timeout(None if seconds is None else seconds + SLACK_SECONDS):
+                found: Outcome | None = await response
+                return found
+        except TimeoutError:
+            return None
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+
+
+def end_tracing(application: str) -> None:
+    """Have the tracers of that application answer everybody who waits for them, within :data:`GRACE_SECONDS`."""
+    try:
+        handle: Any = serve.get_deployment_handle(TRACERS, application)
+        handle.end.remote().result(timeout_s=GRACE_SECONDS + SLACK_SECONDS)
+    except (*AWAY, RayTaskError, TimeoutError) as away:
+        _log.warning("the tracers are ended without having answered: %s", away or type(away).__name__)
+
+
+HANDED_OVER_SECONDS = 30.0
+"""How long a replica waits for a deployment that is being started anew."""
+Document = dict[str, Any]
+
+
+class SearchesDeployment:
+    """One replica, which runs all searches of the service."""
+
+    def __init__(self, settings: Settings, tracers: DeploymentHandle[Any], torches: TorchVersions = ONLY_OWN) -> None:
+        start_logging(settings.log_level)
+        self._settings, self._tracing, self._torches = settings, TracingHandle(tracers), torches
+        self._history = History.open(settings.database)
+        self._runner: SearchRunner | None = None
+        self._starting = asyncio.Lock()
+
+    async def start(self, request: SearchRequest) -> Document | PlanRefused:
+        """The search as it is stored. Refusals travel as values: an exception would arrive wrapped."""
+        runner = await self._start_runner()
+        try:
+            return search_runner.to_json(await asyncio.to_thread(runner.start, request))
+        except PlannerError as error:
+            return PlanRefused(error)
+
+    async def cancel(self, search_id: str) -> Document | PlanRefused | None:
+        """As :meth:`start`; None if there is none."""
+        runner = await self._start_runner()
+        try:
+            found = await asyncio.to_thread(runner.cancel, search_id)
+        except PlannerError as error:
+            return PlanRefused(error)
+        return None if found is None else search_runner.to_json(found)
+
+    async def check_health(self) -> None:
+        """Called by Serve from the beginning: so what a predecessor left is settled."""
+        await self._start_runner()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it was never made
+            if self._runner is not None:
+                self._runner.close()
+            self._history.close()
+
+    async def _start_runner(self) -> SearchRunner:
+        async with self._starting:
+            if self._runner is None:
+                runner = SearchRunner(self._history, self._settings, self._tracing, self._worker_count, self._torches)
+                await asyncio.to_thread(runner.begin)
+                self._runner = runner
+        return self._runner
+
+    async def _worker_count(self) -> int:
+        return (await self._tracing.state())["workers"]
+
+
+def searches_application(settings: Settings, tracers: Any, torches: TorchVersions = ONLY_OWN) -> Any:
+    """To be bound into the application as the argument from which :class:`SearchesHandle` is made."""
+    deployment = serve.deployment(
+        name="Searches",
+        num_replicas=1,
+        max_ongoing_requests=100,
+        health_check_period_s=2,
+        graceful_shutdown_timeout_s=5.0,
+        graceful_shutdown_wait_loop_s=0.5,
+        ray_actor_options={"num_cpus": 0.1},
+    )(SearchesDeployment)
+    return deployment.bind(settings, tracers, torches)
+
+
+class SearchesHandle:
+    """The deployment as a replica of the service sees it."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+
+    async def start(self, request: SearchRequest) -> Document:
+        """The search as it is stored: waiting, running or done.
+
+        Raises SpecError, BusyError, HistoryError, and WorkerLostError if the deployment is not there.
+        """
+        found = await self._ask(self._handle.start.remote(request))
+        assert found is not None
+        return found
+
+    async def cancel(self, search_id: str) -> Document | None:
+        """As :meth:`start`, of one that ends within a moment; None if there is none."""
+        return await self._ask(self._handle.cancel.remote(search_id))
+
+    async def _ask(self, response: Any) -> Document | None:
+        try:
+            async with asyncio.timeout(HANDED_OVER_SECONDS):
+                answer = await response
+        except (TimeoutError, RayError, RayServeException) as lost:
+            raise WorkerLostError(
+                "the part of this service that searches is not there now", remedy="try again"
+            ) from lost
+        if isinstance(answer, PlanRefused):
+            raise answer.error
+        return None if answer is None else dict(answer)
+
+
+class ValidationsDeployment:
+    """One replica, which runs all validations of the service."""
+
+    def __init__(self, settings: Settings, torches: TorchVersions = ONLY_OWN) -> None:
+        start_logging(settings.log_level)
+        validation_run.hide_gpus()
+        self._history = History.open(settings.database)
+        self._validating = ValidationRunner(self._history, settings, conditions_of(settings), torches=torches)
+        self._validating.begin()
+
+    async def start(self, request: Mapping[str, Any]) -> dict[str, Any] | PlanRefused:
+        """The validation as it was stored. Refusals travel as values: an exception would arrive wrapped."""
+        try:
+            return await asyncio.to_thread(self._start, request)
+        except PlannerError as error:
+            return PlanRefused(error)
+
+    async def process(self) -> int:
+        """Its process id."""
+        return os.getpid()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it was never made
+            self._validating.close()
+            self._history.close()
+
+    def _start(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return requests.validation_json(self._validating.start(requests.from_json(request)))
+
+
+def validations_application(settings: Settings, torches: TorchVersions = ONLY_OWN) -> Any:
+    """To be bound into the application as the argument from which :class:`ValidationsHandle` is made."""
+    deployment = serve.deployment(
+        name="Validations",
+        num_replicas=1,
+        max_ongoing_requests=100,
+        graceful_shutdown_timeout_s=2 * STOP_SECONDS,
+        graceful_shutdown_wait_loop_s=0.5,
+        ray_actor_options={"num_cpus": 0.1},
+    )(ValidationsDeployment)
+    return deployment.bind(settings, torches)
+
+
+class ValidationsHandle:
+    """The deployment as a replica of the service sees it."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+
+    async def start(self, asked: requests.Request) -> dict[str, Any]:
+        """The validation as it was stored: pending, or refused by the cluster.
+
+        Raises BusyError, HistoryError, and WorkerLostError if the deployment is not there.
+        """
+        try:
+            async with asyncio.timeout(HANDED_OVER_SECONDS):
+                answer = await self._handle.start.remote(requests.to_json(asked))
+        except (TimeoutError, RayError, RayServeException) as lost:
+            raise WorkerLostError(
+                "the part of this service that measures is not there now", remedy="try again"
+            ) from lost
+        if isinstance(answer, PlanRefused):
+            raise answer.error
+        return dict(answer)
+
+    async def process(self) -> int:
+        """The process id of the deployment."""
+        found: int = await self._handle.process.remote()
+        return found

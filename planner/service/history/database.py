@@ -1,0 +1,267 @@
+"""Opens one database by its URL: connections, migration to this schema, transactions, and whether it can be written."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    Insert,
+    Table,
+    column,
+    create_engine,
+    event,
+    make_url,
+    table,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import QueuePool
+
+from planner.distribution import install_command
+from planner.service.history.errors import HistoryError, HistoryUnavailableError, translate_errors
+from planner.service.history.schema import VERSION_TABLE
+
+_FOLDER = Path(__file__).parent / "migrations"
+_LOCK = 0x706C616E  # "plan": the advisory lock under which one of many processes migrates
+
+
+def is_current(connection: Connection, place: str) -> bool:
+    """Whether there is nothing to do. Raises HistoryUnavailableError if a newer planner wrote the schema."""
+    scripts = ScriptDirectory.from_config(_config())
+    options = {"version_table": VERSION_TABLE}
+    current = MigrationContext.configure(connection, opts=options).get_current_revision()
+    known = {script.revision for script in scripts.walk_revisions()}
+    if current is not None and current not in known:
+        raise HistoryUnavailableError(
+            f"its schema {current} is newer than this planner",
+            allowed=", ".join(sorted(known)),
+            remedy="update this planner, or give it a database of its own",
+            place=place,
+        )
+    return current == scripts.get_current_head()
+
+
+def migrate(connection: Connection, place: str, revision: str = "head") -> None:
+    """Every step up to `revision`, inside the transaction of `connection`: all of them or none."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    if is_current(connection, place):
+        return
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+BUSY_SECONDS = 10
+"""How long a writer waits for others before it is told that the database is busy."""
+CONNECT_SECONDS = 5
+_WRITES = "planner_writes"
+_IN_MEMORY = (None, "", ":memory:")
+_ALLOWED = "sqlite:///FILE, sqlite:// (in memory), postgresql://USER:PASSWORD@HOST/NAME"
+
+
+class Database:
+    """Reads and writes as transactions. Safe to share among threads; each process opens its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(**{_WRITES: True})
+        self.place = engine.url.render_as_string(hide_password=True)
+
+    @classmethod
+    def open(cls, url: str) -> Database:
+        """The database at `url`, brought to this planner's schema.
+
+        Raises HistoryError for a URL that cannot be used, HistoryUnavailableError for a database that cannot.
+        """
+        parsed = _parse_url(url)
+        with translate_errors(parsed.render_as_string(hide_password=True)):
+            database = cls(_engine(parsed))
+        try:
+            database._migrate()
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    @property
+    def file(self) -> Path | None:
+        """The file of SQLite; None for what lies in memory or on a server."""
+        url = self._engine.url
+        in_file = url.get_backend_name() == "sqlite" and url.database not in _IN_MEMORY
+        return Path(url.database) if in_file and url.database else None
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that sees the database at one moment and changes nothing."""
+        with translate_errors(self.place), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction: all of it is stored when the block ends, nothing if the block raises."""
+        with translate_errors(self.place), self._writer.begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Give the connections back; a database in memory is gone with them."""
+        self._engine.dispose()
+
+    def _migrate(self) -> None:
+        with self.reading() as connection:
+            if is_current(connection, self.place):
+                return
+        with self.writing() as connection:
+            migrate(connection, self.place)
+
+
+def upsert(connection: Connection, table: Table, row: dict[str, Any]) -> postgresql.Insert | sqlite.Insert:
+    """An INSERT of `row` that can still be told what to do on conflict, in the words of the connection's database."""
+    make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    return make(table).values(row)
+
+
+def put(connection: Connection, table: Table, row: dict[str, Any]) -> None:
+    """Store the row, in the place of one with the same primary key."""
+    keys = {column.name for column in table.primary_key}
+    rest = {name: value for name, value in row.items() if name not in keys}
+    connection.execute(upsert(connection, table, row).on_conflict_do_update(index_elements=sorted(keys), set_=rest))
+
+
+def put_if_absent(connection: Connection, table: Table, row: dict[str, Any]) -> bool:
+    """Store the row unless there is one with the same primary key; whether it was stored."""
+    statement: Insert = upsert(connection, table, row).on_conflict_do_nothing()
+    return connection.execute(statement).rowcount == 1
+
+
+def _parse_url(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as wrong:
+        raise HistoryError("this is no database URL", allowed=_ALLOWED, place="database") from wrong
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername == "sqlite":
+        return parsed
+    raise HistoryError(f"{parsed.drivername!r} is no database that is supported", allowed=_ALLOWED, place="database")
+
+
+def _engine(url: URL) -> Engine:
+    if url.get_backend_name() == "postgresql":
+        return _postgresql(url)
+    in_memory = url.database in _IN_MEMORY
+    # A database in memory is its one connection: whoever needs it waits until it is back.
+    size: dict[str, Any] = {"pool_size": 1, "max_overflow": 0} if in_memory else {}
+    engine = create_engine(
+        url,
+        poolclass=QueuePool,
+        pool_timeout=BUSY_SECONDS,
+        connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS},
+        **size,
+    )
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as missing:
+        raise HistoryError(
+            "PostgreSQL needs psycopg, which is not installed", remedy=install_command("postgresql")
+        ) from missing
+    # A server that was stopped and is back is found out by the ping, not by the first request that fails.
+    return create_engine(
+        url,
+        pool_pre_ping=True,
+        pool_timeout=BUSY_SECONDS,
+        connect_args={"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": 1000 * BUSY_SECONDS},
+    )
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None  # BEGIN is said by _begin_sqlite, not guessed by the driver
+    connection.execute("PRAGMA foreign_keys = ON")
+    _write_ahead(connection)
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """WAL, so that readers never wait. The switch itself does not heed the timeout when others open the file too."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as fault:
+            if fault.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """A writer takes the lock at once: one that only finds out later that it writes could not wait for it any more."""
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+EVERY_SECONDS = 5.0
+"""How long an answer that it can is good for, in each process: probes come every second or two."""
+ROOM_BYTES = 2**20
+"""A plan with its trace, in SQLite's log and in its file."""
+
+_VERSIONS = table(VERSION_TABLE, column("version_num"))
+
+
+class Writability:
+    """A write every few seconds at most, however often somebody asks."""
+
+    def __init__(self, database: Database, now: Callable[[], float] = time.monotonic) -> None:
+        self._database, self._now = database, now
+        self._good_until = float("-inf")
+
+    def probe(self) -> None:
+        """Raises HistoryUnavailableError if nothing can be written."""
+        if self._now() < self._good_until:
+            return
+        with self._database.writing() as connection:
+            connection.execute(update(_VERSIONS).values(version_num=_VERSIONS.c.version_num))
+        if (file := self._database.file) is not None:
+            _refuse_full_disk(file, self._database.place)
+        self._good_until = self._now() + EVERY_SECONDS
+
+
+def _refuse_full_disk(file: Path, place: str) -> None:
+    """SQLite writes into room that its files have already, so that a small write tells nothing of the next plan."""
+    try:
+        with tempfile.TemporaryFile(dir=file.parent) as room:
+            os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
+    except OSError as refused:
+        raise HistoryUnavailableError(
+            f"its disk has no room for a plan: {refused.strerror}",
+            remedy="free space, or shorten the retention",
+            place=place,
+        ) from refused

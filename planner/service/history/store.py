@@ -1,0 +1,256 @@
+"""The history as one object, every table and query behind one database URL; and what it deletes by age and number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+
+from sqlalchemy import Column, ColumnElement, Connection, Delete, Table, delete, exists, or_, select, true
+
+from planner.service.history.capacity import Capacity, JobNeed, capacity, read_needs
+from planner.service.history.counters import Totals
+from planner.service.history.database import Database, Writability
+from planner.service.history.job_table import (
+    ActivePlans,
+    Jobs,
+    JobSummary,
+    MeasuredJob,
+    active_plans,
+    has_ended,
+    is_open,
+    list_jobs,
+    measured_jobs,
+    measured_validations,
+)
+from planner.service.history.plan_table import Failures, Plans, Traces
+from planner.service.history.records import Calibrations, Checks, Searches, Validations
+from planner.service.history.schema import (
+    CALIBRATIONS,
+    CHECKS,
+    FAILURES,
+    JOBS,
+    PLANS,
+    SEARCHES,
+    TRACES,
+    VALIDATIONS,
+    WRITERS,
+)
+
+_AT_ONCE = 500
+"""Rows of one transaction: others wait for no more than these."""
+DEAD_AFTER = timedelta(days=1)
+"""A process that tells its levels every few seconds and was silent for so long is gone, and so are its levels. Totals
+stay: they have no age."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What is kept. Ages are since a plan, trace or failure was used last, a check, validation or search asked for."""
+
+    age: timedelta = timedelta(days=90)
+    plans: int = 10_000
+    traces: int = 1_000
+    """Traces are large, and can be made again."""
+    failures: int = 10_000
+    checks: int = 100_000
+    validations: int = 10_000
+    searches: int = 1_000
+    calibrations: int = 100
+    """Those put last; a calibration does not age."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedCounts:
+    """How many were deleted. Jobs go with the plan to which they are bound."""
+
+    plans: int = 0
+    jobs: int = 0
+    traces: int = 0
+    failures: int = 0
+    checks: int = 0
+    validations: int = 0
+    searches: int = 0
+    calibrations: int = 0
+    writers: int = 0
+    """Processes that counted, and are gone; what they counted stays."""
+
+
+def forget(database: Database, keep: Retention, now: datetime) -> DeletedCounts:
+    """Delete what need not be kept, in transactions of a few hundred rows."""
+    oldest = now - keep.age
+    plans, jobs = _forget_plans(database, keep, oldest, now)
+    return DeletedCounts(
+        plans=plans,
+        jobs=jobs,
+        traces=_forget_traces(database, keep, oldest),
+        failures=_forget_rows(database, FAILURES, FAILURES.c.used_at, keep.failures, oldest),
+        checks=_forget_rows(database, CHECKS, CHECKS.c.asked_at, keep.checks, oldest),
+        validations=_forget_rows(database, VALIDATIONS, VALIDATIONS.c.asked_at, keep.validations, oldest),
+        searches=_forget_rows(database, SEARCHES, SEARCHES.c.asked_at, keep.searches, oldest),
+        calibrations=_forget_rows(database, CALIBRATIONS, CALIBRATIONS.c.stored_at, keep.calibrations, None),
+        writers=_forget_writers(database, now - DEAD_AFTER),
+    )
+
+
+def _forget_plans(database: Database, keep: Retention, oldest: datetime, now: datetime) -> tuple[int, int]:
+    plans = jobs = 0
+    while True:
+        with database.writing() as connection:
+            ids = _plans_to_forget(connection, keep, oldest, now)
+            # Whoever binds a job to one of them in this moment waits for us, or was quicker and keeps the plan:
+            # each statement looks at the jobs anew.
+            these = PLANS.c.plan_id.in_(ids)
+            gone = _count_deleted(connection, delete(JOBS).where(JOBS.c.plan_id.in_(ids), has_ended(now)))
+            free = ~exists().where(JOBS.c.plan_id == PLANS.c.plan_id)
+            deleted = _count_deleted(connection, delete(PLANS).where(these, free))
+        plans, jobs = plans + deleted, jobs + gone
+        if deleted < _AT_ONCE:
+            return plans, jobs
+
+
+def _plans_to_forget(connection: Connection, keep: Retention, oldest: datetime, now: datetime) -> Sequence[str]:
+    of_open_job = exists().where(JOBS.c.plan_id == PLANS.c.plan_id, is_open(now))
+    query = (
+        select(PLANS.c.plan_id)
+        .where(~of_open_job, _is_beyond_limits(PLANS, PLANS.c.used_at, keep.plans, oldest))
+        .order_by(PLANS.c.used_at)
+        .limit(_AT_ONCE)
+        .with_for_update(skip_locked=True)
+    )
+    return connection.execute(query).scalars().all()
+
+
+def _forget_traces(database: Database, keep: Retention, oldest: datetime) -> int:
+    return _forget_rows(database, TRACES, TRACES.c.used_at, keep.traces, oldest)
+
+
+def _forget_writers(database: Database, oldest: datetime) -> int:
+    with database.writing() as connection:
+        return _count_deleted(connection, delete(WRITERS).where(WRITERS.c.updated_at < oldest))
+
+
+def _forget_rows(
+    database: Database, table: Table, moment: Column[datetime], count: int, oldest: datetime | None
+) -> int:
+    key = next(iter(table.primary_key))
+    gone = 0
+    while True:
+        with database.writing() as connection:
+            query = select(key).where(_is_beyond_limits(table, moment, count, oldest)).order_by(moment).limit(_AT_ONCE)
+            ids = connection.execute(query).scalars().all()
+            gone += _count_deleted(connection, delete(table).where(key.in_(ids)))
+        if len(ids) < _AT_ONCE:
+            return gone
+
+
+def _is_beyond_limits(
+    table: Table, moment: Column[datetime], count: int, oldest: datetime | None
+) -> ColumnElement[bool]:
+    """Rows that are too old, or older than the newest `count`; of equally old ones all are kept."""
+    if count <= 0:
+        return true()
+    last_kept = select(moment).select_from(table).order_by(moment.desc()).offset(count - 1).limit(1).scalar_subquery()
+    beyond = moment < last_kept
+    return beyond if oldest is None else or_(beyond, moment < oldest)
+
+
+def _count_deleted(connection: Connection, statement: Delete) -> int:
+    return connection.execute(statement).rowcount
+
+
+MOST_ACTIVE = 50
+"""Plans of which metrics tell every rank class: what a scrape of one megabyte can hold."""
+MOST_NEEDS = 10_000
+"""Jobs of which one question reads what they need."""
+RECENT = timedelta(hours=1)
+
+
+def _clock() -> datetime:
+    return datetime.now(UTC)
+
+
+class History:
+    """Opened once by each process and shared by its threads; a with block closes it.
+
+    Every method raises HistoryUnavailableError if the database cannot be reached, is full or too busy, and then
+    nothing of the call is stored.
+    """
+
+    def __init__(self, database: Database, now: Callable[[], datetime] = _clock) -> None:
+        self._database, self._now = database, now
+        self.plans = Plans(database, now)
+        self.traces = Traces(database, now)
+        self.failures = Failures(database, now)
+        self.jobs = Jobs(database, now)
+        self.checks = Checks(database)
+        self.validations = Validations(database)
+        self.searches = Searches(database)
+        self.calibrations = Calibrations(database, now)
+        self.totals = Totals(database, now)
+        self._writability = Writability(database)
+
+    @classmethod
+    def open(cls, url: str, now: Callable[[], datetime] = _clock) -> History:
+        """The history at `url` (`sqlite:///FILE`, `sqlite://`, `postgresql://...`), brought to this schema.
+
+        Raises HistoryError for a URL that cannot be used, HistoryUnavailableError for a database that cannot be
+        reached or that a newer planner has written.
+        """
+        return cls(Database.open(url), now)
+
+    @property
+    def place(self) -> str:
+        """The URL without its password."""
+        return self._database.place
+
+    def ping(self) -> None:
+        """Read one row. Raises HistoryUnavailableError if that does not work."""
+        with self._database.reading() as connection:
+            connection.exec_driver_sql("SELECT 1")
+
+    def probe(self) -> None:
+        """Read a row, and write one every few seconds. Raises HistoryUnavailableError: the history is not ready."""
+        self.ping()
+        self._writability.probe()
+
+    def active_plans(self, limit: int = MOST_ACTIVE, recent: timedelta = RECENT) -> ActivePlans:
+        """The plans of jobs that have not ended, then those used recently: at most `limit`, each newest first."""
+        return active_plans(self._database, limit, self._now() - recent, self._now())
+
+    def capacity(self, since: datetime | None = None) -> tuple[Capacity, ...]:
+        """GPU bytes by team, queue and GPU type; `since` leaves out verdicts of jobs that ended before it."""
+        return capacity(self._database, self._now(), since)
+
+    def read_needs(self, since: datetime | None = None, limit: int = MOST_NEEDS) -> tuple[tuple[JobNeed, ...], int]:
+        """What jobs need of a GPU: those that have not ended, or ended `since`; and how many were left out."""
+        return read_needs(self._database, since, limit, self._now())
+
+    def list_jobs(self, limit: int, plan_id: str | None = None) -> tuple[JobSummary, ...]:
+        """At most `limit` jobs with what was predicted and measured, those told of last first."""
+        return list_jobs(self._database, limit, plan_id)
+
+    def measured_jobs(self, limit: int) -> tuple[MeasuredJob, ...]:
+        """At most `limit` jobs of which ranks have reported their peaks, those told of last first."""
+        return measured_jobs(self._database, limit)
+
+    def measured_validations(self, limit: int) -> tuple[str, ...]:
+        """The ids of at most `limit` validations that measured on a GPU to the end, newest first."""
+        return measured_validations(self._database, limit)
+
+    def forget(self, keep: Retention) -> DeletedCounts:
+        """Delete what need not be kept; never the plan of a job that has not ended."""
+        return forget(self._database, keep, self._now())
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._database.close()
+
+    def __enter__(self) -> History:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

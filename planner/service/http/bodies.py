@@ -1,0 +1,190 @@
+"""Receives request bodies, bounded in size and time; slow ones are read in a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import pickle
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from planner.job.schema import Job
+from planner.runtime import messages, running
+from planner.runtime.fork_server import ForkServer
+from planner.runtime.limits import Limits
+from planner.runtime.messages import Answer, AnswerWriter, Task
+from planner.service.http.body_readers import JSON, YAML, YAML_TYPES, read_job, read_object, too_large
+from planner.service.http.problems import RequestError, problem
+from planner.units import GIB
+
+LIMITS = Limits(seconds=10.0, memory_bytes=2 * GIB, tasks=16)
+"""For one body. What is allowed in a body is read within a second on a machine that is not busy."""
+_RESULT = "result"
+_REMEDY = "send a bundle, as planner spec --bundle prints it"
+
+
+async def read_beside(function: str, body: bytes, kind: str, remedy: str = _REMEDY) -> Any:
+    """What `function(body, kind)` returns, called in a process of its own; `function` is `module:name`.
+
+    Raises what it raises: PlannerError, RequestError; RequestError (422) for a body that takes too long to read, with
+    what its sender may change.
+    """
+    stopped = False
+    task = Task("planner.service.http.bodies:answer_reading", (function, body, kind))
+    work = asyncio.ensure_future(
+        asyncio.to_thread(running.run, task, LIMITS, server=_server(), stopped=lambda: stopped)
+    )
+    try:
+        return _result(await asyncio.shield(work), remedy)
+    except asyncio.CancelledError:
+        stopped = True
+        raise
+
+
+def answer_reading(argument: tuple[str, bytes, str], answer: AnswerWriter) -> None:
+    """The child's side."""
+    function, body, kind = argument
+    result = Task(function).resolve()(body, kind)  # type: ignore[arg-type]  # a reader, with its own arguments
+    answer.write(_RESULT, pickle.dumps(result))
+
+
+def load() -> None:
+    """What the server has loaded before it forks."""
+    from planner.job import loading
+    from planner.service.http import body_readers
+
+    assert body_readers, loading
+    assert body_readers, body_readers
+    assert body_readers
+
+
+@functools.cache
+def _server() -> ForkServer:
+    server = ForkServer("planner.service.http.bodies:load")
+    atexit.register(server.close)
+    return server
+
+
+def _result(answer: Answer, remedy: str) -> Any:
+    if answer.exceeded is not None:
+        raise RequestError(
+            422,
+            f"the body cannot be read within {LIMITS.seconds:g} s",
+            remedy=remedy,
+            place="the body",
+        )
+    messages.raise_failure(answer)
+    if _RESULT not in answer.parts:
+        raise RuntimeError(f"a body was not read: {messages.ending(answer)}")
+    return pickle.loads(answer.parts[_RESULT])
+
+
+BODY_SECONDS = 60.0
+"""How long a body may take to arrive: whoever trickles one holds a place that others want."""
+SMALL = 32 * 1024
+"""Bytes of JSON that are read on the event loop: within a few milliseconds."""
+
+
+class LimitedBodies:
+    """ASGI middleware: answers 413 as soon as a body is known to be too large, and holds no more of it than that."""
+
+    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
+        self._app, self._most = app, most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        said = dict(scope["headers"]).get(b"content-length", b"")
+        if said.isdigit() and int(said[:20]) > self._most:
+            await self._refuse(scope, receive, send)
+            return
+        seen, started = 0, False
+
+        async def receive_and_count() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._most:
+                raise _TooLargeError
+            return message
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive_and_count, send_and_note)
+        except _TooLargeError:
+            if not started:
+                await self._refuse(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = too_large(self._most)
+        error.headers["Connection"] = "close"  # the rest of the body is not read
+        await problem(error)(scope, receive, send)
+
+
+class _TooLargeError(BaseException):
+    """Passes through whatever an endpoint catches."""
+
+
+async def job_of(request: Request) -> Job:
+    """The job of a body: a bundle or a spec in JSON, or a spec in YAML, that refers to nothing outside.
+
+    Raises SpecError for a job that is none, RequestError for a body that cannot be read.
+    """
+    kind = media_type(request)
+    if kind != JSON and kind not in YAML_TYPES:
+        raise unsupported_error(kind, f"{JSON} (a bundle, or a spec), {YAML} (a spec)")
+    body = await content_of(request)
+    # A little YAML can stand for much: it is never read on the event loop.
+    if kind == JSON and len(body) <= SMALL:
+        return read_job(body, kind)
+    found: Job = await read_beside("planner.service.http.body_readers:read_job", body, kind)
+    return found
+
+
+async def object_of(request: Request) -> dict[str, Any]:
+    """The JSON object of a body. Raises RequestError where it is none."""
+    kind = media_type(request)
+    if kind != JSON:
+        raise unsupported_error(kind, JSON)
+    body = await content_of(request)
+    if len(body) <= SMALL:
+        return read_object(body)
+    found: dict[str, Any] = await read_beside("planner.service.http.body_readers:read_object", body, kind)
+    return found
+
+
+async def content_of(request: Request) -> bytes:
+    """The bytes of a body. Raises RequestError for one that is compressed, late, cut off, or empty."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise RequestError(415, f"the encoding {encoding[:40]!a} is not read here", allowed="identity")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await request.body()
+    except TimeoutError:
+        late = f"the body did not arrive within {BODY_SECONDS:g} s"
+        raise RequestError(408, late, place="the body", headers={"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise RequestError(400, "the body ended before its length", place="the body") from None
+    if not body.strip():
+        raise RequestError(400, "the body is empty", allowed="a job", place="the body")
+    return body
+
+
+def media_type(request: Request) -> str:
+    """What the request says that its body is."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def unsupported_error(kind: str, allowed: str) -> RequestError:
+    """The refusal of a body of this media type."""
+    arrived = f"{kind[:80]!a} is not read here" if kind else "the request names no content type"
+    return RequestError(415, arrived, allowed=allowed, place="Content-Type")

@@ -1,0 +1,150 @@
+"""What endpoints are given: the store and the planners, whether the bearer may write, how long the client waits."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.requests import Request
+
+from planner.job.bound.lower_bound import Bound
+from planner.job.schema import Job
+from planner.service.history.store import History
+from planner.service.http.problems import RequestError
+from planner.service.orders import RunRequest
+from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
+from planner.settings import Settings
+
+
+class Plans(Protocol):
+    """Where jobs become plans: planner.service.plan_provider.PlanProvider, or a test's own."""
+
+    async def plan(self, job: Job, *, seconds: float | None) -> PlanAnswer:
+        """The plan. Raises DeadlineError after `seconds`, and what planning raises."""
+        ...
+
+    async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer | PlanPending:
+        """A program's run. With `keep` it goes on, and is pending, after `seconds`; else DeadlineError."""
+        ...
+
+    def bound(self, job: Job) -> Bound:
+        """What the job takes at least, without a plan. Called in a thread."""
+        ...
+
+    async def check(self, job: Job, *, seconds: float) -> PlanAnswer | PlanPending:
+        """The plan, or, after `seconds`, under which id it will be found."""
+        ...
+
+
+class Counts(Protocol):
+    """Counters that all replicas share."""
+
+    def add(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
+        """Add to a counter; returns at once."""
+        ...
+
+    def observe(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        """Count a value of a distribution; returns at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependencies:
+    """Dependencies shared by a replica's endpoints."""
+
+    settings: Settings
+    history: History
+    plan_provider: Plans
+    validations: Any = None
+    """The handle of the deployment that measures on the cluster's GPUs; None where there is none."""
+    searches: Any = None
+    """The handle of the deployment that searches; None where there is none."""
+    torches: TorchVersions = ONLY_OWN
+    counters: Counts | None = None
+    tracers_ready: Callable[[], Awaitable[None]] | None = None
+    """Returns when tracing processes can be reached, and raises where they cannot."""
+
+
+def dependencies_of(request: Request) -> Dependencies:
+    """The dependencies of the replica that answers: `Depends(dependencies_of)` in an endpoint."""
+    found: Dependencies = request.app.state.dependencies
+    return found
+
+
+_READS = ("GET", "HEAD", "OPTIONS")
+
+
+async def writers_only(request: Request) -> None:
+    """Raises RequestError (401) for a write without a token that the settings admit."""
+    if request.method in _READS:
+        return
+    settings = dependencies_of(request).settings
+    known = ",".join(filter(None, (settings.token_sha256, settings.code_token_sha256))) if settings.token_sha256 else ""
+    _require(request, known, "a bearer token is needed to write")
+
+
+def code_runners_only(
+    request: Request, missing: str = "a bearer token for code of users is needed to measure it"
+) -> None:
+    """Raises RequestError (401) for who may not have code of users run, where the settings name who may."""
+    settings = dependencies_of(request).settings
+    _require(request, settings.code_token_sha256, missing)
+
+
+def _require(request: Request, known: str, missing: str) -> None:
+    if not known:
+        return
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip() and _is_known(token.strip(), known):
+        return
+    raise RequestError(
+        401,
+        missing if not scheme else "this bearer token is not known",
+        allowed="Authorization: Bearer TOKEN",
+        remedy="ask the operator of this service for a token",
+        headers={"WWW-Authenticate": 'Bearer realm="planner"'},
+    )
+
+
+def _is_known(token: str, known: str) -> bool:
+    """Takes as long for a wrong token as for a right one, whichever of several it is."""
+    digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+    found = [hmac.compare_digest(digest, each) for each in known.lower().split(",")]
+    return any(found)
+
+
+MOST_SECONDS = 3600.0
+_PREFERENCE = re.compile(r'\s*([a-zA-Z-]+)(?:\s*=\s*"?([^",;]*)"?)?\s*(?:;[^,]*)?')
+
+
+@dataclass(frozen=True, slots=True)
+class PreferHeader:
+    """`wait` in seconds; None where the client said nothing that can be used."""
+
+    wait: float | None = None
+    respond_async: bool = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header that says what was heeded."""
+        said = ["respond-async"] if self.respond_async else []
+        said += [f"wait={self.wait:g}"] if self.wait is not None else []
+        return {"Preference-Applied": ", ".join(said)} if said else {}
+
+
+def read_prefer_header(request: Request) -> PreferHeader:
+    """The preferences of a request; one that cannot be read is ignored, as the RFC wants it."""
+    found: dict[str, str] = {}
+    for line in request.headers.getlist("prefer"):
+        for part in line.split(","):
+            match = _PREFERENCE.fullmatch(part)
+            if match:
+                found.setdefault(match[1].lower(), (match[2] or "").strip())
+    wait = found.get("wait", "")
+    seconds = min(float(wait), MOST_SECONDS) if re.fullmatch(r"[0-9]{1,9}", wait) else None
+    return PreferHeader(seconds, "respond-async" in found)

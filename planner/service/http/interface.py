@@ -1,0 +1,159 @@
+"""Builds the HTTP interface as one ASGI application that counts, times, bounds and logs its requests."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from planner import distribution
+from planner.service.http import catalog, jobs, operations, plans, problems, searches, validations
+from planner.service.http.bodies import LimitedBodies
+from planner.service.http.body_readers import SpecBody
+from planner.service.http.dependencies import Counts, Dependencies, writers_only
+from planner.service.http.job_bodies import JobBody
+from planner.service.http.openapi import Problem
+from planner.service.http.problems import RequestError, problem
+from planner.service.metrics import REQUEST_SECONDS, REQUESTS
+
+MOST_AT_ONCE = 256
+"""Requests in one replica. Those that wait for a trace are bounded by `trace_queue`; the rest takes milliseconds."""
+_UNROUTED = "other"
+_ALWAYS = ("/livez",)
+_PROBES = ("/livez", "/readyz", "/metrics")
+"""Asked every few seconds by machines: in the log only if somebody looks closely."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_log = logging.getLogger("planner.service")
+
+
+class RequestLog:
+    """ASGI middleware, the outermost: nothing leaves without being counted, and no exception leaves at all."""
+
+    def __init__(self, app: ASGIApp, counters: Counts | None, most_at_once: int = MOST_AT_ONCE) -> None:
+        self._app, self._counters, self._most = app, counters, most_at_once
+        self._at_once = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+
+        async def send_and_note_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self._at_once += 1
+        try:
+            if self._at_once > self._most and scope["path"] not in _ALWAYS:
+                await problem(_too_many(self._most))(scope, receive, send_and_note_status)
+                return
+            await self._app(scope, receive, send_and_note_status)
+        except Exception:
+            if not status:
+                raise
+            # Starlette has answered 500 and logged why; it raises once more for servers that want to know.
+        finally:
+            self._at_once -= 1
+            self._tell(scope, status, time.perf_counter() - began)
+
+    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
+        """Status 0: the client has gone before it was answered."""
+        route = getattr(scope.get("route"), "path", _UNROUTED)
+        method = scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE") else _UNROUTED
+        if self._counters is not None:
+            self._counters.add(REQUESTS, {"route": route, "method": method, "status": str(status)})
+            self._counters.observe(REQUEST_SECONDS, {"route": route}, seconds)
+        level = logging.DEBUG if route in _PROBES else logging.INFO
+        if _log.isEnabledFor(level):
+            about: dict[str, Any] = {
+                "request_id": _request_id(scope),
+                "plan_id": scope.get("state", {}).get("plan_id"),
+                "method": method,
+                "route": route,
+                "status": status,
+                "seconds": round(seconds, 4),
+            }
+            _log.log(level, "%s %s %d", method, route, status, extra=about)
+
+
+def _too_many(most: int) -> RequestError:
+    error = RequestError(429, "too many requests at once", allowed=f"{most} in each replica", remedy="come again")
+    error.headers["Retry-After"] = "1"
+    return error
+
+
+def _request_id(scope: Scope) -> str | None:
+    """X-Request-ID as the client or Ray Serve set it; what is no id does not get into the log."""
+    said = dict(scope["headers"]).get(b"x-request-id", b"")
+    return said.decode() if _REQUEST_ID.fullmatch(said) else None
+
+
+DESCRIPTION = """\
+Says before a PyTorch training job starts what GPU memory every rank will take, and whether it fits.
+
+Reading is open to all who reach this service. Writing (POST, PUT, DELETE) needs `Authorization: Bearer TOKEN` where the
+operator has set one. Errors are RFC 9457 problem details (`application/problem+json`). 429 and 503 say in
+`Retry-After` when to come again.
+"""
+_ROUTERS = (
+    operations.page_router,
+    plans.router,
+    plans.timeline_router,
+    catalog.spec_router,
+    plans.replay_router,
+    catalog.router,
+    plans.run_router,
+    plans.check_router,
+    jobs.router,
+    operations.router,
+    jobs.capacity_router,
+    operations.metrics_router,
+    validations.router,
+    searches.router,
+)
+
+
+def interface(dependencies: Dependencies, most_at_once: int = MOST_AT_ONCE) -> ASGIApp:
+    """Everything that is answered, by this dependencies."""
+    app = FastAPI(
+        title="planner", version=distribution.version(), description=DESCRIPTION, docs_url=None, redoc_url=None
+    )
+    app.state.dependencies = dependencies
+    for router in _ROUTERS:
+        app.include_router(router, dependencies=[Depends(writers_only)])
+    problems.install(app)
+    setattr(app, "openapi", lambda: _describe_api(app))  # noqa: B010  FastAPI's own way to extend it
+    return RequestLog(LimitedBodies(app, dependencies.settings.body_bytes), dependencies.counters, most_at_once)
+
+
+def _describe_api(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        parts = found.setdefault("components", {})
+        schemas = parts.setdefault("schemas", {})
+        for model in (Problem, JobBody, SpecBody):
+            described = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= described.pop("$defs", {}) | {model.__name__: described}
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(unused, None)
+        parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        for operations_of_path in found["paths"].values():
+            for operation in operations_of_path.values():
+                _as_problems(operation["responses"])
+        app.openapi_schema = found
+    return app.openapi_schema
+
+
+def _as_problems(responses: dict[str, Any]) -> None:
+    """FastAPI describes refused parameters as its own; here they are problems like all others."""
+    for status, response in responses.items():
+        if int(status) >= 400:
+            response["content"] = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}

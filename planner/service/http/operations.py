@@ -1,0 +1,128 @@
+"""Endpoints for operators and browsers: probes, Prometheus metrics, and the page with its files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from planner.errors import PlannerError
+from planner.service.http import openapi
+from planner.service.http.dependencies import Dependencies, dependencies_of
+from planner.service.http.problems import RequestError
+from planner.service.metrics import exposition
+from planner.service.web import assets
+
+router = APIRouter(tags=["operations"])
+PROBE_SECONDS = 3.0
+"""Less than any prober waits."""
+_log = logging.getLogger("planner.service")
+
+
+@router.get("/livez", summary="Is this replica alive?", **openapi.alive)
+async def livez() -> openapi.Health:
+    """Answers as long as the replica can answer at all."""
+    return openapi.Health(status="alive")
+
+
+@router.get("/readyz", summary="Can jobs be planned?", **openapi.ready)
+async def readyz(deps: Annotated[Dependencies, Depends(dependencies_of)]) -> openapi.Health:
+    """200 if the history and the tracing processes can be reached, else 503 that says which cannot."""
+    faults = [fault for fault in await asyncio.gather(_history(deps), _tracers(deps)) if fault]
+    if faults:
+        raise RequestError(503, "; ".join(faults), place="readyz")
+    return openapi.Health(status="ready")
+
+
+async def _history(deps: Dependencies) -> str:
+    try:
+        await asyncio.wait_for(asyncio.to_thread(deps.history.probe), PROBE_SECONDS)
+    except TimeoutError:
+        return f"the history {deps.history.place} does not answer"
+    except PlannerError as error:
+        return f"the history {deps.history.place} cannot be used: {error.problem}"
+    return ""
+
+
+async def _tracers(deps: Dependencies) -> str:
+    if deps.tracers_ready is None:
+        return ""
+    try:
+        await asyncio.wait_for(deps.tracers_ready(), PROBE_SECONDS)
+    except TimeoutError:
+        return "the tracing processes do not answer"
+    except PlannerError as error:
+        return error.problem
+    except Exception as error:  # whatever Ray says of a deployment that is not there
+        _log.warning("the tracing processes cannot be reached: %s", error)
+        return "the tracing processes cannot be reached"
+    return ""
+
+
+metrics_router = APIRouter(tags=["operations"])
+
+
+@metrics_router.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}, "application/openmetrics-text": {}}}},
+)
+async def metrics(request: Request, deps: Annotated[Dependencies, Depends(dependencies_of)]) -> Response:
+    """Text format 0.0.4, or OpenMetrics if `Accept` asks for it.
+
+    It answers 200 also while the history cannot be read, with `planner_store_up 0`: a scrape that fails could not tell
+    why.
+    """
+    body, media_type = await asyncio.to_thread(exposition, deps.history, request.headers.get("Accept", ""))
+    return Response(body, headers={"Content-Type": media_type})
+
+
+page_router = APIRouter(include_in_schema=False)
+_POLICY = (
+    "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+"""Of everything that a browser shows. `data:` is for the images in the style sheet of Swagger UI."""
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # asked for again, and answered with 304 unless planner was upgraded
+}
+
+
+@page_router.get("/")
+async def page(request: Request) -> Response:
+    """The page."""
+    return _answer("page/index.html", request)
+
+
+@page_router.get("/docs")
+async def docs(request: Request) -> Response:
+    """The description of the interface, by Swagger UI."""
+    return _answer("page/docs.html", request)
+
+
+@page_router.get("/favicon.ico")
+async def icon(request: Request) -> Response:
+    """What browsers ask for unasked."""
+    return _answer("page/icon.svg", request)
+
+
+@page_router.get("/assets/{name:path}")
+async def asset(name: str, request: Request) -> Response:
+    """A file of these pages."""
+    return _answer(name, request)
+
+
+def _answer(name: str, request: Request) -> Response:
+    found = assets.find(name)
+    if found is None:
+        raise RequestError(404, f"there is no file {name[:80]!a}", remedy="open the page at /")
+    headers = {**_HEADERS, "ETag": found.etag}
+    if request.headers.get("if-none-match") == found.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, headers=headers, media_type=found.media_type)

@@ -1,0 +1,138 @@
+"""Answers errors as RFC 9457 problem details: what arrived, what is accepted, what to change, and where."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from planner.errors import FactoryNotAllowedError, PlannerError, shorten
+from planner.service.errors import (
+    BusyError,
+    DeadlineError,
+    ProgramNotAllowedError,
+    TraceLimitError,
+    WorkerLostError,
+)
+from planner.service.history.errors import HistoryUnavailableError
+
+MEDIA_TYPE = "application/problem+json"
+MOST_BYTES = 8192
+"""Of a problem document, whatever arrived. What is quoted is cut before (planner.errors); in ASCII a character may
+still take twelve."""
+_log = logging.getLogger("planner.service")
+
+
+class RequestError(PlannerError):
+    """A fault of the request itself, with the HTTP status that says so."""
+
+    def __init__(
+        self,
+        status: int,
+        problem: str,
+        *,
+        allowed: str = "",
+        remedy: str = "",
+        place: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(problem, allowed=allowed, remedy=remedy, place=place)
+        self.status, self.headers = status, dict(headers or {})
+
+
+_STATUS: Mapping[type[PlannerError], int] = {
+    HistoryUnavailableError: 503,
+    BusyError: 429,
+    DeadlineError: 504,
+    FactoryNotAllowedError: 403,
+    ProgramNotAllowedError: 403,
+    TraceLimitError: 422,
+    WorkerLostError: 503,
+}
+RETRY_SECONDS = 5
+"""What a client is told to wait where nothing better is known."""
+
+
+def status_of(error: PlannerError) -> int:
+    """The HTTP status that says whose fault this is."""
+    if isinstance(error, RequestError):
+        return error.status
+    return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 422)
+
+
+def problem(error: PlannerError) -> Response:
+    """The answer to a request that failed for a reason that its sender can be told."""
+    status = status_of(error)
+    headers = dict(getattr(error, "headers", {}))
+    if status in (429, 503):
+        seconds = getattr(error, "retry_after_seconds", RETRY_SECONDS)
+        headers.setdefault("Retry-After", str(max(1, round(seconds))))
+    members = {
+        "type": f"urn:planner:problem:{_kind(error)}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": str(error),
+        "problem": error.problem,
+        "allowed": error.allowed,
+        "remedy": error.remedy,
+        "place": error.place,
+        "traceback": getattr(error, "traceback", ""),
+    }
+    return _answer(status, {name: value for name, value in members.items() if value}, headers)
+
+
+def install(app: FastAPI) -> None:
+    """Whatever an endpoint raises becomes a problem; a traceback goes to the log only."""
+    app.add_exception_handler(PlannerError, _handle_planner_error)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _handle_invalid_parameter)
+    app.add_exception_handler(Exception, _handle_unforeseen_error)
+
+
+async def _handle_planner_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, PlannerError)
+    return problem(error)
+
+
+async def _http(_: Request, error: Exception) -> Response:
+    """What the router says by itself: no such path, another method."""
+    assert isinstance(error, HTTPException)
+    told = RequestError(error.status_code, error.detail, headers=error.headers)
+    return problem(told)
+
+
+async def _handle_invalid_parameter(_: Request, error: Exception) -> Response:
+    """A parameter of the path or the query."""
+    assert isinstance(error, RequestValidationError)
+    first: Mapping[str, Any] = next(iter(error.errors()), {})
+    place = ".".join(str(part) for part in first.get("loc", ()))
+    return problem(RequestError(422, str(first.get("msg", "this cannot be read")), place=place))
+
+
+async def _handle_unforeseen_error(_: Request, error: Exception) -> Response:
+    _log.error("a fault of planner itself", exc_info=error)
+    return problem(RequestError(500, "a fault of planner itself", remedy="report it, with X-Request-ID"))
+
+
+def _kind(error: PlannerError) -> str:
+    if isinstance(error, RequestError):
+        return HTTPStatus(error.status).name.lower().replace("_", "-")
+    return type(error).__name__.removesuffix("Error").lower()
+
+
+def _answer(status: int, members: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+    # What arrived is quoted in places: a lone surrogate in it must not break the answer.
+    text, most = json.dumps(members, ensure_ascii=True), MOST_BYTES
+    while len(text) > MOST_BYTES:
+        most //= 2
+        cut = {name: shorten(value, most) if isinstance(value, str) else value for name, value in members.items()}
+        text = json.dumps(cut, ensure_ascii=True)
+    return Response(text, status, headers, media_type=MEDIA_TYPE)

@@ -1,0 +1,340 @@
+"""Reads what a run of a program is asked with: a tarball and a query, or a JSON body with a path in a shared folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+
+from planner.errors import SpecError
+from planner.job.importers.launch_lines import words_of
+from planner.job.loading import read_gpu
+from planner.job.shorthand import read_host_memory
+from planner.planning.program_ranks import choose_ranks
+from planner.service.http.bodies import content_of, media_type, read_beside, unsupported_error
+from planner.service.http.body_readers import JSON, error_of_body, read_object
+from planner.service.http.problems import RequestError
+from planner.service.orders import RunRequest
+from planner.settings import Settings, split_list
+from planner.tracing.program.launch_line import parse
+from planner.units import MIB, show_bytes
+from planner.versions import minor_of
+
+MOST_FILES = 10_000
+MOST_UNPACKED_BYTES = 128 * MIB
+"""Half of what the folder in memory holds into which it is unpacked (planner.runtime.walls.TMP_BYTES)."""
+MOST_TEXT_BYTES = MIB
+"""Of a file that the command names and that is read with it: a script, a config of accelerate."""
+LONGEST_PATH = 1000
+_LONGEST_PART = 255
+"""Bytes of one part of a path (Linux, NAME_MAX)."""
+_DEEPEST = 64
+"""Folders above a file."""
+_LATEST = 2**33
+"""Seconds since 1970, which every file system keeps: the year 2242."""
+_GZIP = b"\x1f\x8b"
+_PLACE = "the tarball"
+
+
+class Tarball:
+    """A tarball, plain or gzipped, of files and folders that all lie in it.
+
+    Raises RequestError (422) for what is no tarball, has a link or a device, a name that leaves it, or too much.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._files: dict[str, tarfile.TarInfo] = {}
+        self._folders: set[str] = set()
+        unpacked = 0
+        try:
+            with self._open() as packed:
+                for count, member in enumerate(packed):
+                    _check(member)
+                    unpacked += member.size
+                    if count >= MOST_FILES or unpacked > MOST_UNPACKED_BYTES:
+                        raise _refused(
+                            "the tarball unpacks to too much",
+                            f"{MOST_FILES:,} files, {show_bytes(MOST_UNPACKED_BYTES)}",
+                            "leave out data, weights and .git; data may lie in a folder that the service reads",
+                        )
+                    self._take(member)
+        except RequestError:
+            raise
+        except Exception as error:
+            # tarfile lets through what Python's own functions say of a header: of no kind that could be listed.
+            raise _refused(
+                f"the body is no tarball: {type(error).__name__}: {str(error)[:200]}",
+                "a tar file, plain or gzipped",
+                "tar -cz -C FOLDER .",
+            ) from None
+        if not self._files:
+            raise _refused("the tarball is empty", "the files of a program", "tar -cz -C FOLDER .")
+
+    def text_of(self, written: str) -> str:
+        """The text of a file in it. Raises SpecError where there is none."""
+        member = self._files.get(str(PurePosixPath(written)))
+        if member is None:
+            raise SpecError("is not in the tarball", allowed="a file of the tarball, from its top", place=written)
+        if member.size > MOST_TEXT_BYTES:
+            raise SpecError("is too large to be read", allowed=f"up to {show_bytes(MOST_TEXT_BYTES)}", place=written)
+        with self._open() as packed:
+            found = packed.extractfile(member)
+            content = found.read() if found is not None else b""
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            raise SpecError("is no UTF-8 text", place=written) from None
+
+    def _open(self) -> tarfile.TarFile:
+        content: IO[bytes] = io.BytesIO(self._content)
+        if self._content.startswith(_GZIP):
+            content = gzip.GzipFile(fileobj=content)  # type: ignore[assignment]
+        return tarfile.open(fileobj=_InPieces(content), mode="r:")  # type: ignore[call-overload, no-any-return]
+
+    def _take(self, member: tarfile.TarInfo) -> None:
+        path = PurePosixPath(member.name)
+        above = {str(each) for each in path.parents} - {"."}
+        if member.isreg():
+            self._files[str(path)] = member
+        else:
+            above |= {str(path)} - {"."}
+        self._folders |= above
+        both = next((each for each in (*above, str(path)) if each in self._files and each in self._folders), None)
+        if both is not None:
+            raise _refused(f"{both[:200]!a} is a file and a folder", "each name once", "tar -cz -C FOLDER .")
+
+
+class _InPieces:
+    """A file of which no piece is read that is larger than a text: a header that says so is none."""
+
+    def __init__(self, content: IO[bytes]) -> None:
+        self._content = content
+        self.seek, self.tell, self.close = content.seek, content.tell, content.close
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= 2 * MOST_TEXT_BYTES:
+            raise ValueError(f"a header of {size} bytes")
+        return self._content.read(size)
+
+
+def _check(member: tarfile.TarInfo) -> None:
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts or "\0" in member.name or len(member.name) > LONGEST_PATH:
+        raise _refused(
+            f"the name {member.name[:200]!a} leaves the tarball", "relative names without ..", "tar -cz -C FOLDER ."
+        )
+    if not (member.isreg() or member.isdir()) or member.issparse():
+        raise _refused(
+            f"{member.name[:200]!a} is a link, a device or a pipe, or has holes",
+            "files and folders",
+            "tar --dereference",
+        )
+    too_long = any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts)
+    if too_long or len(path.parts) > _DEEPEST or (member.isreg() and not path.parts):
+        raise _refused(f"{member.name[:200]!a} is no name of a file", "names as files have them", "tar -cz -C FOLDER .")
+    if member.size < 0 or not 0 <= member.mtime < _LATEST:
+        raise _refused(f"{member.name[:200]!a} has a size or a time that no file has", "a file's own", "tar -cz")
+
+
+def _refused(problem: str, allowed: str, remedy: str) -> RequestError:
+    return RequestError(422, problem, allowed=allowed, remedy=remedy, place=_PLACE)
+
+
+_MAKE_READABLE = "chmod -R o+rX the folder of the program"
+
+
+class SharedFolder:
+    """A folder within one of those that the operator named. Raises RequestError (403) for any other."""
+
+    def __init__(self, written: str, allowed: Sequence[str]) -> None:
+        roots = [Path(each).resolve() for each in allowed]
+        path = Path(written)
+        found = path.resolve() if path.is_absolute() and "\0" not in written else None
+        if found is None or not any(found.is_relative_to(root) for root in roots):
+            # Whether there is such a folder is not told of what lies elsewhere.
+            raise RequestError(
+                403,
+                f"{written!r:.200} is no folder in which this service looks for programs",
+                allowed=", ".join(map(str, roots)) or "no folder; a tarball as the body",
+                remedy="send a tarball, or ask the operator to name the folder in PLANNER_PROGRAM_FOLDERS",
+                place="path",
+            )
+        root = next(root for root in roots if found.is_relative_to(root))
+        if not found.is_dir() or not _is_open(root, found):
+            raise SpecError(
+                f"there is no folder {written!r:.200} that everybody may read",
+                allowed="the folder of a program",
+                remedy=_MAKE_READABLE,
+                place="path",
+            )
+        self.path = str(found)
+
+    def text_of(self, written: str) -> str:
+        """The text of a file that lies within the folder, links followed. Raises SpecError where there is none."""
+        try:
+            descriptor = os.open(os.path.join(self.path, written), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError):
+            raise SpecError("is not in the folder of the program", allowed="a file there", place=written) from None
+        with os.fdopen(descriptor, "rb") as file:
+            # Of what is open: a link that is changed meanwhile leads nowhere else.
+            real = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            mode = os.fstat(descriptor).st_mode
+            if not real.is_relative_to(self.path) or not stat.S_ISREG(mode):
+                raise SpecError("is not in the folder of the program", allowed="a file there", place=written)
+            # The service may be able to read what its caller is not.
+            if not mode & stat.S_IROTH or not _is_open(Path(self.path), real.parent):
+                raise SpecError(
+                    "is a file that not everybody may read",
+                    allowed="what the program itself can read, which runs as nobody",
+                    remedy=_MAKE_READABLE,
+                    place=written,
+                )
+            content = file.read(MOST_TEXT_BYTES + 1)
+        if len(content) > MOST_TEXT_BYTES:
+            raise SpecError("is too large to be read", allowed=f"up to {show_bytes(MOST_TEXT_BYTES)}", place=written)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            raise SpecError("is no UTF-8 text", place=written) from None
+
+
+def _is_open(root: Path, folder: Path) -> bool:
+    """Whether everybody may enter each folder below the root on the way to this one, and list this one."""
+    way = [folder, *(each for each in folder.parents if each != root and each.is_relative_to(root))]
+    try:
+        return all(os.stat(each).st_mode & stat.S_IXOTH for each in way if each != root) and (
+            folder == root or bool(os.stat(folder).st_mode & stat.S_IROTH)
+        )
+    except OSError:
+        return False
+
+
+TAR_TYPES = (
+    "application/x-tar",
+    "application/gzip",
+    "application/x-gzip",
+    "application/x-gtar",
+    "application/tar+gzip",
+)
+MOST_RANKS = 16
+"""Of one request: each of them is run."""
+MOST_STEPS = 1000
+_MOST_WORDS = 4096
+_LONGEST_COMMAND = 64 * 1024
+"""Characters; Linux starts nothing with much more (execve(2), MAX_ARG_STRLEN)."""
+_LONGEST_LABEL = 253
+_REMEDY = "a shorter script or config, or a tarball of fewer files"
+EXAMPLE: dict[str, Any] = {
+    "path": "/shared/nlp/llama-sft",
+    "command": "torchrun --nproc-per-node 8 train.py --config sft.toml",
+    "gpu": "H100-SXM-80GB",
+    "ranks": "auto",
+    "team": "nlp",
+}
+_Label = Annotated[str, Field(max_length=_LONGEST_LABEL)]
+
+
+class RunBody(BaseModel):
+    """A program's command and what it is judged for. In a query all values are texts."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": EXAMPLE})
+    command: str | list[str]
+    """As on the command line behind `planner run --`: one text, or its words."""
+    path: str = ""
+    """The folder in which the command is started; only in a JSON body."""
+    gpu: str = "H100-SXM-80GB"
+    ranks: str = "auto"
+    """auto (the first two, one of the middle and the last), all, or numbers between commas."""
+    steps: Annotated[int, Field(ge=0, le=MOST_STEPS)] = 0
+    """Iterations; 0: until its memory is steady."""
+    strict: bool = False
+    """Refuse to answer values that only the device would have."""
+    host_memory: str | Annotated[int, Field(ge=0)] = ""
+    """What the job may use of each node's main memory, as 480GiB; empty: the nodes are counted, not judged."""
+    torch: Annotated[str, Field(pattern=r"^([0-9]+\.[0-9]+[0-9A-Za-z.+]*)?$", max_length=64)] = ""
+    """The release of torch that it runs with, as 2.8: the nearest that is offered runs it; empty: the service's own."""
+    name: _Label = ""
+    team: _Label = ""
+    queue: _Label = ""
+
+
+async def run_of(request: Request, settings: Settings) -> RunRequest:
+    """What a request asks to be run. Raises RequestError, SpecError."""
+    kind = media_type(request)
+    if kind != JSON and kind not in TAR_TYPES:
+        raise unsupported_error(kind, f"{JSON} (with a path), application/x-tar or application/gzip (a tarball)")
+    query = request.query_params.multi_items()
+    if kind == JSON and query:
+        raise RequestError(422, "with a JSON body there is no query", allowed="its keys in the body", place="query")
+    if len(dict(query)) < len(query):
+        raise RequestError(422, "the query names something twice", allowed="each once", place="query")
+    content = await content_of(request)
+    about = json.dumps({"kind": kind, "query": dict(query), "folders": split_list(settings.program_folders)})
+    found: RunRequest = await read_beside("planner.service.http.run_requests:read_run", content, about, _REMEDY)
+    return found if kind == JSON else dataclasses.replace(found, tarball=content)
+
+
+def read_run(content: bytes, about: str) -> RunRequest:
+    """The request in this content; of a tarball without the tarball, which its caller has."""
+    said = json.loads(about)
+    if said["kind"] != JSON:
+        body = _body(said["query"])
+        if body.path:
+            raise RequestError(422, "a tarball came with a path", allowed="one of them", place="query.path")
+        return _request(body, Tarball(content).text_of)
+    body = _body(read_object(content))
+    if not body.path:
+        raise RequestError(422, "path is missing", allowed="a folder, or a tarball as the body", place="path")
+    folder = SharedFolder(body.path, said["folders"])
+    return dataclasses.replace(_request(body, folder.text_of), folder=folder.path)
+
+
+def _body(given: Mapping[str, Any]) -> RunBody:
+    try:
+        return RunBody.model_validate(given)
+    except ValidationError as error:
+        raise error_of_body(error, RunBody) from None
+
+
+def _request(body: RunBody, text_of: Callable[[str], str]) -> RunRequest:
+    words = _words(body.command)
+    line = parse(words, text_of)
+    if len(choose_ranks(body.ranks, line.world_size)) > MOST_RANKS:
+        raise SpecError(
+            f"ranks {body.ranks} of {line.world_size} are too many to be run in one request",
+            allowed=f"at most {MOST_RANKS}",
+            place="ranks",
+        )
+    return RunRequest(
+        line=line,
+        command=tuple(words),
+        gpu=read_gpu(body.gpu, "gpu"),
+        ranks=body.ranks,
+        steps=body.steps,
+        strict=body.strict,
+        host_memory_bytes=read_host_memory(body.host_memory, "host_memory"),
+        torch=minor_of(body.torch),
+        metadata={"name": body.name, "team": body.team, "queue": body.queue},
+    )
+
+
+def _words(command: str | list[str]) -> list[str]:
+    words = words_of(command, "command") if isinstance(command, str) else command
+    if len(words) > _MOST_WORDS or sum(map(len, words)) > _LONGEST_COMMAND or any("\0" in each for each in words):
+        raise SpecError(
+            "the command cannot be started: it is too long, or has a NUL",
+            allowed=f"{_MOST_WORDS} words, {_LONGEST_COMMAND} characters",
+            place="command",
+        )
+    return words

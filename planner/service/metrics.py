@@ -1,0 +1,488 @@
+"""Every metric that planner exports, and the exposition for Prometheus, read from the history at each scrape."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import platform
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from functools import cache, lru_cache, partial
+from typing import Any
+
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+from planner import distribution
+from planner.errors import PlannerError
+from planner.planning.identity import provenance_of
+from planner.report.statement import Verdict
+from planner.service.history import records
+from planner.service.history.capacity import Capacity
+from planner.service.history.counters import SECONDS, bound_text
+from planner.service.history.errors import HistoryError
+from planner.service.history.job_changes import NOT_TOLD, OUT_OF_MEMORY, memory_of
+from planner.service.history.overview import Overview, overview
+from planner.service.history.plan_table import HostSummary, RankClassSummary
+from planner.service.history.records import ValidationState
+from planner.service.history.store import History
+from planner.truth.calibration import interval
+from planner.truth.calibration.interval import Calibration
+from planner.truth.failures.messages import Cause
+
+REQUESTS = "planner_requests_total"
+REQUEST_SECONDS = "planner_request_duration_seconds"
+JOBS_TRACED = "planner_jobs_traced_total"
+JOBS_JOINED = "planner_jobs_joined_total"
+JOBS_REFUSED = "planner_jobs_refused_total"
+TRACE_RETRIES = "planner_trace_retries_total"
+WORKERS_KILLED = "planner_trace_workers_killed_total"
+WORKERS = "planner_trace_workers"
+WAITING = "planner_trace_waiting_jobs"
+"""What others count, by these names, with :class:`planner.service.history.counters.Counters`."""
+KILL_REASONS = ("time", "memory", "abandoned")
+
+
+class Kind(StrEnum):
+    """The types of Prometheus; INFO is a gauge that is 1, its labels are what it tells."""
+
+    GAUGE = "gauge"
+    INFO = "info"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+Row = tuple[tuple[str, ...], float]
+"""Values of the labels, in their order, and the value. In a histogram the last one is `le`, or `sum`."""
+Rows = Callable[[Overview], Iterable[Row]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """One metric. `source` says to people where it is read, `rows` reads it."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+    source: str
+    rows: Rows
+    bounds: tuple[float, ...] = ()
+    """Of a histogram: the same in every series, or quantiles over several of them would be wrong."""
+
+    @property
+    def type(self) -> str:
+        """As the exposition has it."""
+        return Kind.GAUGE.value if self.kind is Kind.INFO else self.kind.value
+
+
+def _define(
+    kind: Kind, name: str, labels: str, source: str, help_: str, rows: Rows, bounds: tuple[float, ...] = ()
+) -> Definition:
+    names = tuple(labels.split())
+    return Definition(name=name, kind=kind, labels=names, help=help_, source=source, rows=rows, bounds=bounds)
+
+
+_gauge = partial(_define, Kind.GAUGE)
+_info = partial(_define, Kind.INFO)
+
+
+def _define_counter(
+    name: str, labels: str, help_: str, zero: Iterable[str | tuple[str, ...]] = (), total: str = ""
+) -> Definition:
+    """A counter of the shared totals; label values that are known beforehand begin at zero."""
+    names = tuple(labels.split())
+
+    def rows(seen: Overview) -> Iterator[Row]:
+        found = {value if isinstance(value, tuple) else (value,): 0.0 for value in zero}
+        for series, value in seen.figures.totals.items():
+            if series[0] == (total or name):
+                key = _values(names, series[1])
+                found[key] = found.get(key, 0.0) + value
+        return iter((found or ({} if names else {(): 0.0})).items())
+
+    return _define(Kind.COUNTER, name, labels, "totals", help_, rows)
+
+
+def _distribution(
+    name: str, labels: str, help_: str, total: str = "", bounds: tuple[float, ...] = SECONDS
+) -> Definition:
+    """A histogram of the shared totals, in which every bucket counts only what lies between it and the one below."""
+    names = tuple(labels.split())
+
+    def rows(seen: Overview) -> Iterator[Row]:
+        for (counted, told), value in seen.figures.totals.items():
+            if counted == f"{total or name}_bucket":
+                yield (*_values(names, told), dict(told).get("le", "+Inf")), value
+            elif counted == f"{total or name}_sum":
+                yield (*_values(names, told), "sum"), value
+
+    return _define(Kind.HISTOGRAM, name, labels, "totals", help_, rows, bounds)
+
+
+def _level(name: str, labels: str, help_: str) -> Definition:
+    names = tuple(labels.split())
+
+    def rows(seen: Overview) -> Iterator[Row]:
+        return ((_values(names, told), value) for (level, told), value in seen.figures.levels.items() if level == name)
+
+    return _define(Kind.GAUGE, name, labels, "levels of living processes", help_, rows)
+
+
+def _values(names: Iterable[str], labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    known = dict(labels)
+    return tuple(known.get(name, "") for name in names)
+
+
+def _of_class(figure: Callable[[RankClassSummary], float]) -> Rows:
+    return lambda seen: (((plan, str(each.representative)), figure(each)) for plan, each in seen.rank_classes)
+
+
+def _of_host(figure: Callable[[HostSummary], float | None]) -> Rows:
+    def rows(seen: Overview) -> Iterator[Row]:
+        for each in seen.plans:
+            value = None if each.host is None else figure(each.host)
+            if value is not None:
+                yield (each.plan_id,), value
+
+    return rows
+
+
+def _of_group(figure: Callable[[Capacity], float]) -> Rows:
+    return lambda seen: (((row.team, row.queue, row.gpu), figure(row)) for row in seen.capacity)
+
+
+def _of_errors(figure: Callable[[tuple[float, ...]], float]) -> Rows:
+    return lambda seen: ((group, figure(tuple(map(abs, errors))) / 100) for group, errors in seen.errors.items())
+
+
+def _wrong(seen: Overview) -> Iterator[Row]:
+    for row in seen.capacity:
+        yield (row.team, row.queue, row.gpu, "said_fits_ran_out"), row.said_fits_ran_out
+        yield (row.team, row.queue, row.gpu, "said_exceeds_ran"), row.said_exceeds_ran
+
+
+def _ran_out(seen: Overview) -> Iterator[Row]:
+    for row in seen.capacity:
+        yield (row.team, row.queue, row.gpu, "gpu"), row.ran_out_gpu
+        yield (row.team, row.queue, row.gpu, "host"), row.ran_out_host
+
+
+def _calibration(seen: Overview) -> Calibration | None:
+    """None also where another version of planner wrote it: the rest of the metrics is still told."""
+    try:
+        return None if seen.calibration is None else interval.from_json(seen.calibration.document)
+    except PlannerError:
+        return None
+
+
+def _corrections(figure: Callable[[Any], float]) -> Rows:
+    def rows(seen: Overview) -> Iterator[Row]:
+        found = _calibration(seen)
+        for each in found.corrections if found else ():
+            for part in ("reserved", "context", "nccl"):
+                learnt = getattr(each, part)
+                if learnt is not None:
+                    yield (each.gpu, each.torch, part), figure(learnt)
+
+    return rows
+
+
+def _count_quarantined(seen: Overview) -> Iterator[Row]:
+    found = _calibration(seen)
+    return iter([((), len(found.quarantined))] if found else [])
+
+
+def _of_calibration(figure: Callable[[Any], float]) -> Rows:
+    return lambda seen: [((), figure(seen.calibration))] if seen.calibration else []
+
+
+def _seconds(moment: datetime) -> float:
+    return moment.timestamp()
+
+
+@cache
+def build_labels() -> tuple[str, ...]:
+    """Of the program that answers; replicas of one service run the same."""
+    rules = provenance_of(Calibration.none()).allocator_rules
+    return distribution.version(), _version("torch"), platform.python_version(), rules
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+_PLAN, _CLASS, _GROUP, _KIND = "plan", "plan rank_class", "team queue gpu", "gpu torch"
+_ACTIVE, _OPEN, _JOBS, _CAPACITY = "active plans", "jobs of active plans", "system job_id", "capacity"
+_VALIDATIONS, _CALIBRATION = "validations", "the calibration in use"
+
+METRICS: tuple[Definition, ...] = (
+    # What is predicted
+    _info("planner_plan_info", "plan name team queue gpu verdict calibrated", _ACTIVE,
+          "An active plan: one of a job that has not ended, or one that was used within the last hour.",
+          lambda seen: (((each.plan_id, each.name, each.team, each.queue, each.gpu, each.verdict.value,
+                          str(each.calibrated).lower()), 1) for each in seen.plans)),
+    _gauge("planner_plan_ranks", _PLAN, _ACTIVE, "Ranks of the planned job.",
+           lambda seen: (((each.plan_id,), each.ranks) for each in seen.plans)),
+    _gauge("planner_plan_capacity_bytes", _PLAN, _ACTIVE, "What one rank of the plan may use of its GPU.",
+           lambda seen: (((plan,), value) for plan, value in seen.capacity_bytes.items())),
+    _gauge("planner_plan_host_nodes", _PLAN, _ACTIVE, "Nodes of the planned job.", _of_host(lambda host: host.nodes)),
+    _gauge("planner_plan_host_capacity_bytes", _PLAN, _ACTIVE,
+           "What the job says that one of its nodes has of main memory; nothing where it does not say.",
+           _of_host(lambda host: host.capacity_bytes or None)),
+    _gauge("planner_predicted_host_bytes", _PLAN, _ACTIVE,
+           "Predicted peak of main memory on the fullest node of the plan.", _of_host(lambda host: host.fullest_bytes)),
+    _gauge("planner_predicted_host_lowest_bytes", _PLAN, _ACTIVE,
+           "The same with all that is only assumed at its least.", _of_host(lambda host: host.interval_bytes[0])),
+    _gauge("planner_predicted_host_highest_bytes", _PLAN, _ACTIVE,
+           "The same with all that is only assumed at its most.", _of_host(lambda host: host.interval_bytes[1])),
+    _gauge("planner_plan_stored_timestamp_seconds", _PLAN, _ACTIVE, "When the plan was first made.",
+           lambda seen: (((each.plan_id,), _seconds(each.stored_at)) for each in seen.plans)),
+    _gauge("planner_rank_class_ranks", _CLASS, _ACTIVE,
+           "Ranks of a rank class; rank_class is its lowest rank. Multiply by it to sum over a job.",
+           _of_class(lambda each: each.count)),
+    _gauge("planner_predicted_device_bytes", _CLASS, _ACTIVE,
+           "Predicted peak of one rank as NVML shows it: reserved bytes and what lies outside the allocator.",
+           _of_class(lambda each: each.device_bytes)),
+    _gauge("planner_predicted_reserved_bytes", _CLASS, _ACTIVE, "Predicted peak of reserved bytes of one rank.",
+           _of_class(lambda each: each.reserved_bytes)),
+    _gauge("planner_predicted_allocated_bytes", _CLASS, _ACTIVE, "Predicted peak of allocated bytes of one rank.",
+           _of_class(lambda each: each.allocated_bytes)),
+    _gauge("planner_predicted_device_lowest_bytes", _CLASS, _ACTIVE,
+           "Lower end of the interval in which the device bytes of one rank lie with 95 % probability.",
+           _of_class(lambda each: each.interval_bytes[0])),
+    _gauge("planner_predicted_device_highest_bytes", _CLASS, _ACTIVE,
+           "Upper end of the interval in which the device bytes of one rank lie with 95 % probability.",
+           _of_class(lambda each: each.interval_bytes[1])),
+    _gauge("planner_predicted_category_bytes", f"{_CLASS} category", _ACTIVE,
+           "Allocated bytes of one rank at its predicted peak by category; they add up to the allocated peak.",
+           lambda seen: (((plan, str(each.representative), category.value), value)
+                         for plan, each in seen.categorized for category, value in each.at_peak.items())),
+    _gauge("planner_plans", "verdict", "plans", "Plans in the store.",
+           lambda seen: (((each.value,), seen.plan_counts.get(each, 0)) for each in Verdict)),
+    # To what it is bound
+    _info("planner_job_info", f"{_PLAN} {_JOBS} team queue", _OPEN, "A job that has not ended and its active plan.",
+          lambda seen: (((each.plan_id, each.system, each.job_id, each.team, each.queue), 1) for each in seen.jobs)),
+    _info("planner_job_gpu_info", f"{_CLASS} {_JOBS} host gpu_uuid", _OPEN,
+          "A GPU of a job that has not ended, and the rank class that runs on it; what is not known is empty.",
+          lambda seen: (((each.plan_id, each.rank_class, each.system, each.job_id, each.host, each.gpu_uuid), 1)
+                        for each in seen.gpus)),
+    _gauge("planner_job_measured_device_bytes", f"{_CLASS} {_JOBS}", _OPEN,
+           "Highest device bytes that a rank of the class told of so far.",
+           lambda seen: (((each.plan_id, each.rank_class, each.system, each.job_id), each.device_bytes)
+                         for each in seen.measured)),
+    # Capacity
+    _gauge("planner_capacity_jobs", _GROUP, _CAPACITY, "Jobs that have not ended.", _of_group(lambda row: row.jobs)),
+    _gauge("planner_capacity_gpus", _GROUP, _CAPACITY, "GPUs of jobs that have not ended.",
+           _of_group(lambda row: row.gpus)),
+    _gauge("planner_capacity_requested_bytes", _GROUP, _CAPACITY, "Memory of the GPUs that open jobs asked for.",
+           _of_group(lambda row: row.requested_bytes)),
+    _gauge("planner_capacity_predicted_bytes", _GROUP, _CAPACITY, "Device bytes that open jobs will take.",
+           _of_group(lambda row: row.predicted_bytes)),
+    _gauge("planner_capacity_headroom_bytes", _GROUP, _CAPACITY,
+           "Requested less predicted bytes; negative if more is needed.", _of_group(lambda row: row.headroom_bytes)),
+    _gauge("planner_capacity_measured_bytes", _GROUP, _CAPACITY, "Device bytes that ranks of open jobs told of.",
+           _of_group(lambda row: row.measured_bytes)),
+    _gauge("planner_capacity_predicted_of_measured_bytes", _GROUP, _CAPACITY,
+           "Device bytes that were predicted for the ranks that told theirs.",
+           _of_group(lambda row: row.predicted_of_measured_bytes)),
+    _gauge("planner_capacity_host_requested_bytes", _GROUP, _CAPACITY,
+           "Main memory that open jobs say their nodes have.", _of_group(lambda row: row.host_requested_bytes)),
+    _gauge("planner_capacity_host_predicted_bytes", _GROUP, _CAPACITY,
+           "Main memory that the nodes of open jobs will take.", _of_group(lambda row: row.host_predicted_bytes)),
+    _gauge("planner_capacity_measured_gpus", _GROUP, _CAPACITY, "Ranks of open jobs that told their device bytes.",
+           _of_group(lambda row: row.measured_gpus)),
+    _gauge("planner_capacity_judged_jobs", _GROUP, _CAPACITY,
+           "Remembered jobs that ended, finished or out of memory: those that show whether a verdict was right.",
+           _of_group(lambda row: row.judged)),
+    _gauge("planner_capacity_wrong_verdicts", f"{_GROUP} kind", _CAPACITY,
+           "Judged jobs whose verdict was wrong: it said fits and ran out, or said exceeds and ran.", _wrong),
+    _gauge("planner_capacity_out_of_memory_jobs", f"{_GROUP} memory", _CAPACITY,
+           "Remembered jobs that ended out of memory, of the GPU or of the host.", _ran_out),
+    _define_counter("planner_jobs_out_of_memory_total", "memory cause",
+                    "Jobs that ended out of memory, by whose it was (gpu, host, not_told) and by cause.",
+                    [(memory_of(cause), cause or NOT_TOLD) for cause in (*Cause, None)], OUT_OF_MEMORY),
+    # Checks and validations
+    _define_counter("planner_verdicts_total", "verdict", "Verdicts given to checks.", [*Verdict], records.VERDICTS),
+    _gauge("planner_checks", "verdict", "checks", "Checks in the store; pending is without a verdict so far.",
+           lambda seen: (((each.value if each else "pending",), seen.check_counts.get(each, 0))
+                         for each in (*Verdict, None))),
+    _gauge("planner_validations", "state", _VALIDATIONS, "Validations in the store.",
+           lambda seen: (((each.value,), seen.validation_counts.get(each, 0)) for each in ValidationState)),
+    _distribution("planner_validation_error_ratio", _KIND,
+                  "Errors of validations: how far the prediction lies from what was measured, relative.",
+                  records.ERRORS, records.ERROR_BOUNDS),
+    _gauge("planner_validation_last_error_ratio", _KIND, _VALIDATIONS, "Error of the newest validation.",
+           _of_errors(lambda errors: errors[0])),
+    _gauge("planner_validation_median_error_ratio", _KIND, _VALIDATIONS,
+           "Median error of the newest validations, a thousand of all kinds.", _of_errors(statistics.median)),
+    _gauge("planner_validation_worst_error_ratio", _KIND, _VALIDATIONS,
+           "Largest error of the newest validations, a thousand of all kinds.", _of_errors(max)),
+    # Calibration
+    _info("planner_calibration_info", "calibration", _CALIBRATION, "The calibration that was learnt last.",
+          lambda seen: [((seen.calibration.calibration_id,), 1)] if seen.calibration else []),
+    _gauge("planner_calibration_timestamp_seconds", "", _CALIBRATION, "When it was learnt.",
+           _of_calibration(lambda stored: _seconds(stored.stored_at))),
+    _gauge("planner_calibration_measurements", "", _CALIBRATION, "Measurements that it was learnt from.",
+           _of_calibration(lambda stored: stored.measurements)),
+    _gauge("planner_calibration_quarantined_measurements", "", _CALIBRATION,
+           "Measurements that were set aside and taught nothing.", _count_quarantined),
+    _gauge("planner_calibration_correction_ratio", f"{_KIND} part", _CALIBRATION,
+           "How far a part of what is measured lies from what is predicted, relative.",
+           _corrections(lambda learnt: learnt.residual)),
+    _gauge("planner_calibration_correction_measurements", f"{_KIND} part", _CALIBRATION,
+           "Measurements on which the correction of a part stands.", _corrections(lambda learnt: learnt.measurements)),
+    # The service
+    _define_counter(REQUESTS, "method route status", "Requests answered; status 0: the client went before."),
+    _distribution(REQUEST_SECONDS, "route", "How long answers took."),
+    _level(WORKERS, "state", "Tracing processes."),
+    _level(WAITING, "", "Jobs that wait for a tracing process."),
+    _define_counter(JOBS_TRACED, "", "Jobs for which a trace was begun."),
+    _define_counter(JOBS_JOINED, "", "Jobs that waited for the plan of an equal job in the making."),
+    _define_counter(JOBS_REFUSED, "", "Jobs turned away because too many waited."),
+    _define_counter(TRACE_RETRIES, "", "Traces begun again because their process died."),
+    _define_counter(WORKERS_KILLED, "reason",
+             "Tracing processes ended: over the limit of time or memory, or abandoned by those who waited.",
+             KILL_REASONS),
+    # This exposition
+    _gauge("planner_series_dropped", "kind", "this exposition",
+           "What was left out of this exposition to keep it small; capacity was added up as _other instead.",
+           lambda seen: (((kind,), count) for kind, count in seen.left_out.items())),
+    _gauge("planner_processes", "", "levels of living processes", "Processes that count and told so lately.",
+           lambda seen: [((), seen.figures.writers)]),
+    _info("planner_build_info", "planner torch python allocator_rules", "the process that answers",
+          "What answers; the same in every replica.", lambda _: [(build_labels(), 1)]),
+    _gauge("planner_store_read_seconds", "", "this exposition", "How long reading the store for it took.",
+           lambda seen: [((), seen.seconds)]),
+)  # fmt: skip
+
+STORE_UP = Definition(
+    name="planner_store_up", kind=Kind.GAUGE, labels=(), source="this exposition", rows=lambda _: [((), 1)],
+    help="1 if the store could be read; 0 if not, and then nothing that lies in it is told.",
+)  # fmt: skip
+
+
+MOST_SERIES = 200
+"""Of one counter, or histograms of one name."""
+
+
+class PlannerCollector:
+    """Reads the history anew for every scrape; what a registry of prometheus_client collects from."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics. If the history cannot be read, that it is so and what answers: a scrape does not fail."""
+        try:
+            seen = overview(self._history)
+        except HistoryError:
+            yield _family(STORE_UP, [((), 0)])
+            yield from (_family(each, [(build_labels(), 1)]) for each in METRICS if each.name == "planner_build_info")
+            return
+        yield _family(STORE_UP, [((), 1)])
+        dropped = 0
+        for each in METRICS:
+            if each.name == "planner_series_dropped":
+                seen = replace(seen, left_out={**seen.left_out, "counter": dropped})
+            rows, more = _limit_series(each, each.rows(seen))
+            dropped += more
+            yield _family(each, rows)
+
+
+def exposition(history: History, accept: str = "") -> tuple[bytes, str]:
+    """The metrics in the format that the Accept header asks for (text 0.0.4, or OpenMetrics), and its media type."""
+    encode, media_type = choose_encoder(accept)
+    collector = PlannerCollector(history)
+    if media_type.startswith("text/plain"):
+        return _encode_families(collector.collect(), open_=False), media_type
+    if "version=1.0.0" in media_type:
+        return _encode_families(collector.collect(), open_=True), media_type
+    return encode(collector), media_type
+
+
+def table() -> str:
+    """The metrics as a table in Markdown."""
+    lines = ["| metric | type | labels | what it tells | read from |", "|---|---|---|---|---|"]
+    for each in (STORE_UP, *METRICS):
+        labels = ", ".join(f"`{name}`" for name in each.labels)
+        lines.append(
+            f"| `{each.name}` | {each.kind} | {labels} | {each.help.replace('|', chr(92) + '|')} | {each.source} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _limit_series(metric: Definition, rows: Iterable[Row]) -> tuple[list[Row], int]:
+    """Each combination of labels once, or Prometheus refuses the scrape; counters as many as there may be."""
+    unique = dict(rows)
+    if metric.kind not in (Kind.COUNTER, Kind.HISTOGRAM):
+        return list(unique.items()), 0
+    width = len(metric.labels)
+    groups = sorted({labels[:width] for labels in unique})
+    kept = set(groups[:MOST_SERIES])
+    return [row for row in sorted(unique.items()) if row[0][:width] in kept], len(groups) - len(kept)
+
+
+def _family(metric: Definition, rows: Iterable[Row]) -> Metric:
+    if metric.kind is Kind.HISTOGRAM:
+        return _histogram(metric, rows)
+    make = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    family = make(metric.name, metric.help, labels=metric.labels)
+    for labels, value in rows:
+        family.add_metric(labels, value)
+    return family
+
+
+def _histogram(metric: Definition, rows: Iterable[Row]) -> Metric:
+    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    groups: dict[tuple[str, ...], dict[str, float]] = {}
+    for labels, value in rows:
+        groups.setdefault(labels[:-1], {})[labels[-1]] = value
+    for labels, told in groups.items():
+        total = told.pop("sum", 0.0)
+        # What an earlier version counted into other bounds is counted on into the next of these.
+        buckets = [
+            (bound_text(bound), sum(count for le, count in told.items() if float(le) <= bound))
+            for bound in (*metric.bounds, math.inf)
+        ]
+        family.add_metric(labels, buckets, total)
+    return family
+
+
+def _encode_families(families: Iterable[Metric], open_: bool) -> bytes:
+    """What prometheus_client's encoders give for names as ours, in a third of their time; `open_` for OpenMetrics.
+
+    They look anew at every name of every sample, whether it needs to be escaped.
+    """
+    lines = []
+    for family in families:
+        # OpenMetrics names a counter without `_total` and its samples with it.
+        name = f"{family.name}_total" if family.type == "counter" and not open_ else family.name
+        help_ = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
+        lines.append(f"# HELP {name} {help_}\n# TYPE {name} {family.type}\n")
+        lines += [f"{each.name}{_labels(each.labels)} {_number(each.value)}\n" for each in family.samples]
+    return "".join((*lines, "# EOF\n" if open_ else "")).encode()
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join([f'{name}="{_escape_label(value)}"' for name, value in sorted(labels.items())]) + "}"
+
+
+def _escape_label(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+_number = lru_cache(maxsize=10_000)(floatToGoString)
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,1 @@
+"""The scheduling of plans and searches: queues, tracing workers and what their children do."""

@@ -1,0 +1,138 @@
+"""Tasks of a tracing worker's child process: trace, judge and advise."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from planner.errors import PlannerError, ProgramError, SpecError
+from planner.job.layout import Mesh, rank_classes
+from planner.job.schema import Job
+from planner.planning import pipeline
+from planner.planning.pipeline import PlanningResult, add_eager
+from planner.planning.program import inputs_of, judge_program
+from planner.planning.trace_source import TraceSource
+from planner.report.program_statement import ProgramStatement, to_json
+from planner.report.statement import Verdict
+from planner.runtime.messages import AnswerWriter
+from planner.search.answer import add_advice
+from planner.service.orders import Order, RunOrder
+from planner.tracing import rank_trace
+from planner.tracing.isolated import Isolation
+from planner.units import MIB, show_bytes
+
+PLAN, TRACES, FURTHER, UNREADABLE = "plan", "traces", "further", "unreadable"
+"""Parts of the answer: a plan, traces as text by rank, ranks to be traced besides, that stored traces are damaged."""
+MOST_STATEMENT_BYTES = MIB
+"""Of a run, which the history keeps and everybody may read: one of 16 ranks and 30 iterations has 300 KiB."""
+RUN = "run"
+"""The statement on a program."""
+
+
+def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
+    """Trace every rank class, one after the other, judge, advise, and answer the plan and its traces."""
+    order, isolation = argument
+    with _code_at_fault(order.job):
+        made = pipeline.plan_with_traces(order.job, order.calibration, source=TraceSource(isolation))
+    _answer_plan(order, made, isolation, answer)
+    if not order.runs_code:
+        texts = {each.rank_class.representative: rank_trace.dumps(each.trace) for each in made.traces}
+        answer.write(TRACES, pickle.dumps(texts))
+
+
+def trace_rank(argument: tuple[Job, int, Isolation], answer: AnswerWriter) -> None:
+    """Answer the trace of one rank, and which ranks of its class do otherwise."""
+    job, rank, isolation = argument
+    found = TraceSource(isolation).trace_rank(job, rank)
+    parts = [
+        part.representative
+        for each in rank_classes(Mesh.of(job.parallel))
+        if each.representative == rank
+        for part in pipeline.parts_of_class(job, each, found)
+    ]
+    answer.write(FURTHER, pickle.dumps(tuple(parts[1:])))
+    answer.write(TRACES, pickle.dumps({rank: rank_trace.dumps(found)}))
+
+
+def judge_traces(argument: tuple[Order, Mapping[int, str], Isolation], answer: AnswerWriter) -> None:
+    """Answer the plan that follows from traces by representative; UNREADABLE if they are not those of the job."""
+    order, texts, isolation = argument
+    try:
+        traces = pipeline.assign_ranks(order.job, {rank: rank_trace.loads(text) for rank, text in texts.items()})
+    except (ValueError, KeyError):
+        answer.write(UNREADABLE, b"")
+        return
+    with _code_at_fault(order.job):
+        made = pipeline.judge_traces(order.job, traces, order.calibration)
+    _answer_plan(order, made, isolation, answer)
+
+
+def run_program(order: RunOrder, answer: AnswerWriter) -> None:
+    """Run ranks of a program behind walls, one after the other, judge them, and answer the statement."""
+    asked = order.request
+    work = inputs_of(
+        asked.line, asked.command, asked.gpu, ranks=asked.ranks, steps=asked.steps, strict=asked.strict,
+        limits=order.limits, calibration=order.calibration, walled=order.walled,
+        host_memory_bytes=asked.host_memory_bytes, torch=asked.torch,
+    )  # fmt: skip
+    try:
+        found = judge_program(work)
+    except (PlannerError, MemoryError):
+        raise
+    except Exception as error:  # its allocations are attested, but what it says of them may contradict itself
+        raise ProgramError(
+            f"what the program told of its memory makes no plan: {type(error).__name__}: {error}",
+            allowed="a program that leaves planner's own modules alone",
+            remedy="if it does, report this, and the program if you may",
+            place=asked.line.program,
+        ) from error
+    named = replace(found, plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
+    refuse_large(named)
+    answer.write(RUN, pickle.dumps(named))
+
+
+def refuse_large(statement: ProgramStatement) -> None:
+    """Raises ProgramError for a statement that is more than is kept of a run."""
+    if (size := len(json.dumps(to_json(statement)))) > MOST_STATEMENT_BYTES:
+        raise ProgramError(
+            f"what is to be said of the program takes {show_bytes(size)}, which is more than is kept",
+            allowed=f"at most {show_bytes(MOST_STATEMENT_BYTES)} for a run",
+            remedy="fewer steps or ranks in one request",
+            place="program",
+        )
+
+
+def _answer_plan(order: Order, made: PlanningResult, isolation: Isolation, answer: AnswerWriter) -> None:
+    """The plan as soon as it is known: what is said besides may take longer than there is time."""
+    answer.write(PLAN, pickle.dumps(made.plan))
+    source = TraceSource(isolation)
+    if order.job.train.compile is not None:
+        made = add_eager(made, order.job, order.calibration, source)
+        answer.write(PLAN, pickle.dumps(made.plan))
+    if made.plan.verdict is not Verdict.EXCEEDS:
+        return
+    try:
+        found = add_advice(made, order.job, order.calibration, source=source)
+    except PlannerError:
+        return
+    answer.write(PLAN, pickle.dumps(found.plan))
+
+
+@contextmanager
+def _code_at_fault(job: Job) -> Iterator[None]:
+    """Inside, whatever a trace of code of users breaks is that code's fault, and not one of planner."""
+    try:
+        yield
+    except (PlannerError, MemoryError):
+        raise
+    except Exception as error:
+        if not job.model.factory:
+            raise
+        raise SpecError(
+            f"what {job.model.factory} did makes no plan: {type(error).__name__}: {error}",
+            allowed="a callable that returns an nn.Module and leaves its process alone",
+            place="model.factory",
+        ) from error

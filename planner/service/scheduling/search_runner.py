@@ -1,0 +1,413 @@
+"""Runs the searches of a service, a few at a time, on the workers that trace for everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Protocol
+
+from planner.errors import PlannerError
+from planner.job.layout import Mesh, rank_classes
+from planner.job.schema import Job
+from planner.planning import identity
+from planner.search import exact_plans, requests
+from planner.search.engine import SearchResult, search
+from planner.search.exact_groups import Group
+from planner.search.exact_plans import Answer, KnownAnswers, OutOfTimeError, Refused
+from planner.search.requests import SearchRequest
+from planner.search.results import SEARCH, search_to_json
+from planner.search.weighing import MOST_LOOKED_AT, Scales
+from planner.service.errors import BusyError, WorkerLostError
+from planner.service.history.errors import HistoryUnavailableError
+from planner.service.history.records import Search, SearchState
+from planner.service.history.store import History
+from planner.service.orders import PlanRefused
+from planner.service.plan_provider import CalibrationInUse
+from planner.service.scheduling.worker_pool import Lease, Workers
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
+from planner.settings import Settings
+from planner.truth.calibration.interval import Calibration
+
+
+class GroupPlanner(Protocol):
+    """Whoever has groups planned: the handle of the tracers, or a test's own."""
+
+    async def plan_group(self, group: Group) -> tuple[Answer, ...]:
+        """The answers in the order of the jobs. Raises WorkerLostError, and what is wrong with the service."""
+
+
+class SearchGroups:
+    """Groups of all searches on one pool of workers; lives on its event loop. Nothing of it is stored here."""
+
+    def __init__(self, workers: Workers, class_seconds: float, torches: TorchVersions = ONLY_OWN) -> None:
+        """`class_seconds` are there for each rank class."""
+        self._workers, self._class_seconds, self._torches = workers, class_seconds, torches
+        self._tasks: set[asyncio.Task[tuple[Answer, ...]]] = set()
+        self._ended = False
+
+    async def plan(self, group: Group) -> tuple[Answer, ...]:
+        """The answers of one child in the order of the jobs. A group that no worker survives is refused: the search
+        goes on without it. Raises WorkerLostError after the end."""
+        if self._ended:
+            raise _ending()
+        task = asyncio.create_task(self._plan(group))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            if self._ended:
+                raise _ending() from None
+            raise
+
+    def end(self) -> None:
+        """Plan no more: their searches go on when they are asked for again."""
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def _plan(self, group: Group) -> tuple[Answer, ...]:
+        classes = len(rank_classes(Mesh.of(group.jobs[0].parallel)))
+
+        async def work(lease: Lease) -> tuple[Answer, ...] | PlanRefused:
+            seconds = classes * self._class_seconds
+            found: tuple[Answer, ...] | PlanRefused = await lease.call("search", group, seconds=seconds)
+            return found
+
+        try:
+            torch = self._torches.loaded_for(group.jobs[0].software.torch)
+            found = await self._workers.run(work, behind=True, torch=torch)
+        except WorkerLostError as lost:
+            return (Refused(lost.problem),) * len(group.jobs)
+        return (Refused(found.error.problem),) * len(group.jobs) if isinstance(found, PlanRefused) else found
+
+
+def _ending() -> WorkerLostError:
+    return WorkerLostError("the service ends", remedy="ask again: the search goes on where it was")
+
+
+class GroupsOnCluster:
+    """The `Plans` of a search in a thread: what it submits is planned by an event loop's :class:`GroupPlanner`."""
+
+    def __init__(
+        self,
+        planner: GroupPlanner,
+        loop: asyncio.AbstractEventLoop,
+        calibration: Calibration,
+        *,
+        processes: int,
+        seconds: float,
+    ) -> None:
+        """No group is waited for any more after `seconds`."""
+        self.processes = processes
+        self._planner, self._loop, self._calibration = planner, loop, calibration
+        self._deadline = loop.time() + seconds
+        self._stopped = False
+        self._stop: asyncio.Event = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        return self._stopped or self._loop.time() >= self._deadline
+
+    def stop(self) -> None:
+        """End what is being planned; from any thread."""
+        self._stopped = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing is planned any more
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    def submit(self, jobs: Sequence[Job], *, whole: bool = False) -> Future[tuple[Answer, ...]]:
+        group = Group(tuple(jobs), self._calibration, whole=whole)
+        return asyncio.run_coroutine_threadsafe(self._until_over(lambda: self._planner.plan_group(group)), self._loop)
+
+    async def _until_over(self, ask: Callable[[], Awaitable[tuple[Answer, ...]]]) -> tuple[Answer, ...]:
+        if self.is_over:
+            raise OutOfTimeError
+        work, stop = asyncio.ensure_future(ask()), asyncio.ensure_future(self._stop.wait())
+        try:
+            left = self._deadline - self._loop.time()
+            await asyncio.wait({work, stop}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+        finally:
+            work.cancel()
+            stop.cancel()
+        raise OutOfTimeError
+
+
+TELL_SECONDS = 1.0
+"""How often what is known by now is stored."""
+_MOST_RECOVERED = 1000
+_BUSY_SECONDS = 30
+_log = logging.getLogger("planner.service")
+
+
+class SearchRunner:
+    """The searches of one service, each in a thread; it lives beside one event loop. There is one of these at a time.
+
+    What is asked for has an id that follows from it: the same search is run once at a time, answered from the history
+    when it is done, and goes on where it was when it had ended early.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        settings: Settings,
+        planner: GroupPlanner,
+        worker_count: Callable[[], Awaitable[int]],
+        torches: TorchVersions = ONLY_OWN,
+    ) -> None:
+        """To be made on the loop."""
+        self._torches = torches
+        self._history, self._settings, self._planner, self._worker_count = history, settings, planner, worker_count
+        self._loop = asyncio.get_running_loop()
+        self._calibration = CalibrationInUse(history)
+        self._lock = threading.Lock()
+        self._open: dict[str, GroupsOnCluster | None] = {}
+        """Those that wait or run, and what has their groups planned."""
+        self._turns: dict[str, Future[None]] = {}
+        self._cancelled: set[str] = set()
+        self._ending = False
+        self._pool = ThreadPoolExecutor(max(1, settings.searches_at_once), "search")
+
+    def begin(self) -> None:
+        """Settle what a predecessor left: those that ran are stopped, those that waited are run. In a thread; raises
+        HistoryError if the history cannot be used."""
+        for left in self._history.searches.in_state(SearchState.RUNNING, _MOST_RECOVERED):
+            self._history.searches.put(_over(left, SearchState.STOPPED, stopped="interrupted"))
+        for left in self._history.searches.in_state(SearchState.PENDING, _MOST_RECOVERED):
+            try:
+                self.start(requests.read(left.request, self._settings.search_seconds))
+            except PlannerError as error:
+                self._history.searches.put(_over(left, SearchState.FAILED, error=error))
+
+    def start(self, request: SearchRequest) -> Search:
+        """The search as it is stored: a new one, the one that runs, or the answer. In a thread.
+
+        Raises SpecError for a space that cannot be, BusyError if too many wait, HistoryError.
+        """
+        calibration = self._calibration.current()
+        space = request.space()
+        versions = self._torches.nearest(request.job.software.torch).versions
+        search_id = request.search_id(identity.search_scope(calibration, versions))
+        with self._lock:
+            found = self._history.searches.get(search_id)
+            is_code = bool(request.job.model.factory)
+            if found is not None and (search_id in self._open or (found.state is SearchState.DONE and not is_code)):
+                return found
+            if len(self._open) >= self._settings.search_queue + self._settings.searches_at_once:
+                raise BusyError(
+                    f"{len(self._open)} searches run or wait already",
+                    remedy="ask again when some of them are done",
+                    retry_after_seconds=_BUSY_SECONDS,
+                )
+            self._open[search_id] = None
+        known = {} if is_code else self._history.searches.answers(search_id)
+        empty = SearchResult(space, request.objective, Scales(space.size))
+        waiting = Search(
+            search_id=search_id,
+            state=SearchState.PENDING,
+            asked_at=datetime.now(UTC),
+            request=requests.to_json(request),
+            document=of_result(empty, request.top),
+        )
+        try:
+            self._history.searches.put(waiting, known)
+        except BaseException:
+            self._close(search_id)
+            raise
+        with self._lock:
+            self._turns[search_id] = self._pool.submit(self._run, waiting, request, calibration, known)
+        return waiting
+
+    def cancel(self, search_id: str) -> Search | None:
+        """The search as it is stored, which ends within a moment if it runs; None if there is none. In a thread."""
+        with self._lock:
+            turn = self._turns.get(search_id)
+            waits = turn is not None and turn.cancel()
+            if turn is not None and not waits:
+                self._cancelled.add(search_id)
+                if (groups := self._open[search_id]) is not None:
+                    groups.stop()
+        found = self._history.searches.get(search_id)
+        if not waits or found is None:
+            return found
+        self._close(search_id)
+        return self._keep(_over(found, SearchState.STOPPED, stopped="cancelled"))
+
+    def close(self) -> None:
+        """End what runs: it goes on when it is asked for again."""
+        self._ending = True
+        with self._lock:
+            running = [each for each in self._open.values() if each is not None]
+        for each in running:
+            each.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, waiting: Search, request: SearchRequest, calibration: Calibration, stored: dict[str, Any]) -> None:
+        began = time.monotonic()
+        try:
+            ended = self._outcome(waiting, request, calibration, stored)
+        finally:
+            self._close(waiting.search_id)
+        _log.info(
+            "search %s: %s after %.1f s", ended.search_id, ended.state.value, time.monotonic() - began,
+            extra={"search_id": ended.search_id},
+        )  # fmt: skip
+
+    def _close(self, search_id: str) -> None:
+        with self._lock:
+            self._open.pop(search_id, None)
+            self._turns.pop(search_id, None)
+            self._cancelled.discard(search_id)
+
+    def _outcome(
+        self, waiting: Search, request: SearchRequest, calibration: Calibration, stored: dict[str, Any]
+    ) -> Search:
+        """How it ended, stored. Never raises: whatever happens is the outcome."""
+        running = dataclasses.replace(waiting, state=SearchState.RUNNING)
+        try:
+            plans = KnownAnswers(self._groups(request, calibration, waiting.search_id), exact_plans.from_json(stored))
+            with _Telling(self._history, running, plans, request.top) as telling:
+                found = search(
+                    request.space(), plans, objective=request.objective, top=request.top, time_left=request.seconds,
+                    watch=telling,
+                )  # fmt: skip
+            if found.stopped:
+                found.stopped = self._why_stopped(waiting.search_id, found.stopped)
+            document = of_result(found, request.top)
+            ended = dataclasses.replace(running, document=document, finished_at=datetime.now(UTC),
+                                        state=SearchState.STOPPED if found.stopped else SearchState.DONE)  # fmt: skip
+            return self._keep(ended, exact_plans.to_json(plans.known))
+        except WorkerLostError as error:
+            return self._keep(_over(running, SearchState.STOPPED, stopped="interrupted", error=error))
+        except PlannerError as error:
+            return self._keep(_over(running, SearchState.REFUSED, error=error))
+        except Exception as error:
+            _log.exception("search %s: a fault of planner itself", waiting.search_id)
+            fault = PlannerError(f"a fault of planner itself: {error!r:.300}", remedy="see the service's log")
+            return self._keep(_over(running, SearchState.FAILED, error=fault))
+
+    def _groups(self, request: SearchRequest, calibration: Calibration, search_id: str) -> GroupsOnCluster:
+        """As many groups at a time as there are workers but one, which is left for jobs."""
+        count = asyncio.run_coroutine_threadsafe(_awaited(self._worker_count()), self._loop).result()
+        groups = GroupsOnCluster(
+            self._planner, self._loop, calibration, processes=max(1, count - 1), seconds=request.seconds
+        )
+        with self._lock:
+            self._open[search_id] = groups
+            if search_id in self._cancelled or self._ending:
+                groups.stop()
+        return groups
+
+    def _why_stopped(self, search_id: str, stopped: str) -> str:
+        with self._lock:
+            if search_id in self._cancelled:
+                return "cancelled"
+        return "interrupted" if self._ending else stopped
+
+    def _keep(self, ended: Search, answers: dict[str, Any] | None = None) -> Search:
+        try:
+            self._history.searches.put(ended, answers)
+        except HistoryUnavailableError as error:
+            _log.error("the end of search %s is not stored: %s", ended.search_id, error)
+        return ended
+
+
+class _Telling:
+    """Stores what is known by now, every moment in which there is news; to be used as a context."""
+
+    def __init__(self, history: History, running: Search, plans: KnownAnswers, top: int) -> None:
+        self._history, self._search, self._plans, self._top = history, running, plans, top
+        self._news = running
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._store_on, daemon=True)
+
+    def __enter__(self) -> _Telling:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def __call__(self, result: SearchResult) -> None:
+        """In the thread of the search, which changes the result."""
+        self._news = dataclasses.replace(self._search, document=of_result(result, self._top))
+
+    def _store_on(self) -> None:
+        stored: Search | None = None
+        while not self._over.wait(TELL_SECONDS):
+            news = self._news
+            if news is stored:
+                continue
+            try:
+                self._history.searches.put(news, exact_plans.to_json(self._plans.known))
+                stored = news
+            except HistoryUnavailableError as error:
+                _log.warning("search %s goes on, and is not stored now: %s", news.search_id, error)
+
+
+async def _awaited(count: Awaitable[int]) -> int:
+    return await count
+
+
+def _over(search: Search, state: SearchState, stopped: str = "", error: PlannerError | None = None) -> Search:
+    """As it is known, and why it is no more."""
+    document = {**search.document, "stopped": stopped, **of_error(error)}
+    return dataclasses.replace(search, state=state, finished_at=datetime.now(UTC), document=document)
+
+
+_ERROR = ("problem", "allowed", "remedy", "place")
+
+
+def of_result(result: SearchResult, top: int) -> dict[str, Any]:
+    """What is known by now; `progress` says of how much."""
+    scales = result.scales
+    return {
+        **search_to_json(result),
+        "progress": {
+            "doing": result.doing,
+            "looked_at": scales.looked_at,
+            "to_look_at": min(scales.size, MOST_LOOKED_AT),
+            "planned": result.planned,
+            "traces_left": result.traces_left,
+            "found": len(result.rows),
+            "wanted": top,
+        },
+        **of_error(None),
+    }
+
+
+def of_error(error: PlannerError | None) -> dict[str, Any]:
+    """What is wrong with a search, in the words of a problem; null where nothing is."""
+    if error is None:
+        return {"problem": None}
+    said = {name: getattr(error, name) for name in _ERROR}
+    return {"problem": {name: value for name, value in said.items() if value}}
+
+
+def to_json(search: Search) -> dict[str, Any]:
+    """As it is answered. `complete` is true of a search that is done only."""
+    asked = {key: value for key, value in search.request.items() if key != "job"}
+    known = {key: value for key, value in search.document.items() if key != "schema"}
+    return {
+        "schema": SEARCH,
+        "search_id": search.search_id,
+        "state": search.state.value,
+        "asked_at": search.asked_at.isoformat(),
+        "finished_at": None if search.finished_at is None else search.finished_at.isoformat(),
+        "request": asked,
+        **known,
+        "complete": search.state.value == "done",
+    }

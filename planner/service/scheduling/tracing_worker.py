@@ -1,0 +1,205 @@
+"""A worker that traces jobs: for each piece of work it forks a child with the job's torch, and watches it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.job.schema import Job
+from planner.planning.trace_source import TraceSource
+from planner.runtime import messages, running
+from planner.runtime.environments.handover import bring_code
+from planner.runtime.fork_server import ForkServer, ServerLostError
+from planner.runtime.limits import Limit, LimitExceededError, Limits
+from planner.runtime.messages import MEMORY, Answer, Task
+from planner.runtime.running import StoppedError
+from planner.search import exact_plans
+from planner.search.exact_groups import Group, answers_of
+from planner.search.preload import PRELOAD
+from planner.service.errors import ProgramCrashedError, WorkerLostError, trace_limit_error
+from planner.service.orders import Order, PlanRefused, RunOrder, WorkerResult
+from planner.service.scheduling.plan_tasks import FURTHER, PLAN, RUN, TRACES, UNREADABLE
+from planner.service.torch_versions import ONLY_OWN, OfferedTorch, TorchVersions
+from planner.tracing.isolated import Isolation
+from planner.tracing.program.rank_process import CrashedError
+
+MOST_OTHERS = 2
+"""Besides that of the worker's own torch: each takes half a GiB."""
+
+
+class TorchServers:
+    """One fork server for each release of torch, started when it is first asked for; the one that was asked for longest
+    ago goes. For one thread."""
+
+    def __init__(self, torches: TorchVersions) -> None:
+        self._torches = torches
+        self._own = ForkServer(PRELOAD)
+        self._others: OrderedDict[str, ForkServer] = OrderedDict()
+
+    def start(self) -> None:
+        """That of the worker's own torch. Raises ServerLostError."""
+        self._own.start()
+
+    def server_for(self, torch: str) -> ForkServer:
+        """The server whose torch is the nearest to this release. Raises WorkerLostError where it does not start."""
+        chosen = self._torches.nearest(torch)
+        if not chosen.python:
+            return self._own
+        found = self._others.pop(chosen.python, None) or ForkServer(PRELOAD, python=chosen.python, root=bring_code())
+        self._others[chosen.python] = found
+        if len(self._others) > MOST_OTHERS:
+            self._others.popitem(last=False)[1].close()
+        try:
+            found.start()
+        except ServerLostError as lost:
+            raise _lost(chosen, lost) from lost
+        return found
+
+    def close(self) -> None:
+        """End them all, with what they do."""
+        for each in (self._own, *self._others.values()):
+            each.close()
+
+
+def _lost(chosen: OfferedTorch, lost: ServerLostError) -> WorkerLostError:
+    return WorkerLostError(
+        f"nothing is planned with torch {chosen.minor} now: {lost}",
+        remedy="see the service's log for what it said, or plan with another release of torch",
+        place="software.torch",
+    )
+
+
+_TASKS = "planner.service.scheduling.plan_tasks"
+
+
+class TracingWorker:
+    """Does one piece of work at a time. What is wrong with a job is a value; an exception is a fault of ours.
+
+    A child of this process is trusted: it answers with pickles. Code of users runs in a child of that child, whose
+    answer it reads.
+    """
+
+    def __init__(self, limits: Limits, isolation: Isolation, torches: TorchVersions = ONLY_OWN) -> None:
+        """`limits` are those of a child; `isolation` is for the process of a job's own code, which a child starts."""
+        self._limits, self._isolation = limits, isolation
+        self._servers = TorchServers(torches)
+        self._stopped = 0
+        self._servers.start()
+
+    def process(self) -> int:
+        """The id of this process; answered as soon as it can work, and while it does."""
+        return os.getpid()
+
+    def close(self) -> None:
+        """End the servers, with what they do."""
+        self._servers.close()
+
+    def live(self) -> None:
+        """Does not return: whoever waits for it hears of the end of this process."""
+        threading.Event().wait()
+
+    def stop(self, work: int) -> None:
+        """End this work, and any before it: nobody wants it any more. Work is numbered from 1 by its caller."""
+        self._stopped = max(self._stopped, work)
+
+    def plan(self, work: int, order: Order, seconds: float) -> WorkerResult | PlanRefused:
+        """Trace every rank class, one after the other, judge and advise."""
+        return self._run(work, "make_plan", (order, self._isolation), order.job, seconds)
+
+    def trace(self, work: int, job: Job, rank: int, seconds: float) -> WorkerResult | PlanRefused:
+        """The trace of one rank, and which ranks of its class do otherwise."""
+        return self._run(work, "trace_rank", (job, rank, self._isolation), job, seconds)
+
+    def judge(
+        self, work: int, order: Order, texts: Mapping[int, str], seconds: float
+    ) -> WorkerResult | PlanRefused | None:
+        """The plan that follows from traces by representative; None if they are not those of the job's ranks."""
+        found = self._run(work, "judge_traces", (order, texts, self._isolation), order.job, seconds)
+        unreadable = isinstance(found, WorkerResult) and found.plan is None and found.exceeded is None
+        return None if unreadable else found
+
+    def run(self, work: int, order: RunOrder, seconds: float) -> WorkerResult | PlanRefused:
+        """The statement on a program, whose ranks are children of the child."""
+        limits = Limits(
+            seconds=seconds,
+            memory_bytes=self._limits.memory_bytes + order.limits.memory_bytes,
+            tasks=self._limits.tasks + order.limits.tasks,
+        )
+        return self._run_within(work, "run_program", order, limits, order.request.torch)
+
+    def search(self, work: int, group: Group, seconds: float) -> tuple[exact_plans.Answer, ...] | PlanRefused:
+        """What plans say of candidates of a search that share a trace."""
+        walled = replace(group, source=TraceSource(self._isolation))
+        task = Task("planner.search.exact_groups:plan_group", walled)
+        limits = self._limits_of(group.jobs[0], seconds)
+        try:
+            answer = self._answer(work, task, limits, group.jobs[0].software.torch)
+        except PlannerError as error:
+            return PlanRefused(error)
+        if isinstance(answer.exceeded, LimitExceededError):
+            return PlanRefused(trace_limit_error(answer.exceeded))
+        if isinstance(answer.exceeded, StoppedError):
+            return ()
+        return answers_of(answer, len(group.jobs))
+
+    def _run(self, work: int, function: str, argument: Any, job: Job, seconds: float) -> WorkerResult | PlanRefused:
+        return self._run_within(work, function, argument, self._limits_of(job, seconds), job.software.torch)
+
+    def _run_within(
+        self, work: int, function: str, argument: Any, limits: Limits, torch: str
+    ) -> WorkerResult | PlanRefused:
+        try:
+            answer = self._answer(work, Task(f"{_TASKS}:{function}", argument), limits, torch)
+        except CrashedError as crash:
+            said = {"allowed": crash.allowed, "remedy": crash.remedy, "place": crash.place}
+            return PlanRefused(ProgramCrashedError(crash.problem, crash.text, **said))
+        except PlannerError as error:
+            return PlanRefused(error)
+        return _read_result(answer, limits)
+
+    def _answer(self, work: int, task: Task, limits: Limits, torch: str) -> Answer:
+        """Of a child whose torch is the nearest to this one. Raises what the child's function raises."""
+        server = self._servers.server_for(torch)
+        answer = running.run(task, limits, server=server, stopped=lambda: work <= self._stopped)
+        messages.raise_failure(answer)
+        return answer
+
+    def _limits_of(self, job: Job, seconds: float) -> Limits:
+        own = self._isolation.limits
+        if not job.model.factory:
+            return Limits(seconds=seconds, memory_bytes=self._limits.memory_bytes, tasks=self._limits.tasks)
+        # The job's own code is a child of the child, and counts with it.
+        return Limits(
+            seconds=seconds,
+            memory_bytes=self._limits.memory_bytes + own.memory_bytes,
+            tasks=self._limits.tasks + own.tasks,
+        )
+
+
+def _read_result(answer: Answer, limits: Limits) -> WorkerResult:
+    if isinstance(answer.exceeded, StoppedError):
+        return WorkerResult()
+    exceeded = answer.exceeded if isinstance(answer.exceeded, LimitExceededError) else None
+    if MEMORY in answer.parts:
+        exceeded = LimitExceededError(Limit.MEMORY, limits, limits.memory_bytes)
+    if exceeded is None and answer.exit_code:
+        raise ChildProcessError(f"the tracing process ended with {messages.ending(answer)}")
+    if not exceeded and UNREADABLE not in answer.parts and not {PLAN, TRACES, RUN} & answer.parts.keys():
+        raise ChildProcessError("the tracing process ended without an answer")
+    return WorkerResult(
+        plan=_unpickle_part(answer, PLAN),
+        run=_unpickle_part(answer, RUN),
+        traces=_unpickle_part(answer, TRACES) or {},
+        further=_unpickle_part(answer, FURTHER) or (),
+        exceeded=exceeded,
+    )
+
+
+def _unpickle_part(answer: Answer, part: str) -> Any:
+    return pickle.loads(answer.parts[part]) if part in answer.parts else None

@@ -1,0 +1,328 @@
+"""A pool of tracing workers: started ahead, one piece of work each, replaced when they die, counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from planner.service.errors import BusyError, WorkerLostError
+from planner.service.history.counters import Counters
+from planner.service.metrics import (
+    JOBS_JOINED,
+    JOBS_REFUSED,
+    JOBS_TRACED,
+    KILL_REASONS,
+    TRACE_RETRIES,
+    WAITING,
+    WORKERS,
+    WORKERS_KILLED,
+)
+from planner.service.scheduling.tracing_worker import MOST_OTHERS
+
+SLACK_SECONDS = 30.0
+"""How long after its time a worker is waited for, which has a child to end and an answer to send."""
+START_SECONDS = 300.0
+"""The longest that a process may take to load PyTorch; where the paper GPU has to be built, most of a minute."""
+MOST_PAUSE_SECONDS = 30.0
+_log = logging.getLogger("planner.service")
+_Result = TypeVar("_Result")
+
+
+class WorkerDiedError(Exception):
+    """The process, or its machine, is gone."""
+
+
+class Worker(Protocol):
+    """A process that has a child do each piece of work, as the pool sees it."""
+
+    async def ready(self) -> None:
+        """Returns when PyTorch is loaded."""
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """What the method returns. Raises WorkerDiedError if the process dies."""
+
+    async def wait_until_dead(self) -> None:
+        """Returns when the process has died, and not before."""
+
+    async def stop(self) -> None:
+        """End the work that it does now; it stays."""
+
+    def kill(self) -> None:
+        """At once, in whatever it does."""
+
+
+@dataclass(slots=True)
+class _Member:
+    worker: Worker
+    watch: asyncio.Future[None]
+    loaded: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_OTHERS))
+    """The releases of torch that it was asked for lately besides its own."""
+
+    def load(self, torch: str) -> bool:
+        """Note that it is asked for this release now; whether it has to load it first."""
+        if not torch:
+            return False
+        known = torch in self.loaded
+        if known:
+            self.loaded.remove(torch)
+        self.loaded.append(torch)
+        return not known
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A worker, held for one piece of work."""
+
+    worker: Worker
+    watch: asyncio.Future[None]
+    slack_seconds: float = SLACK_SECONDS
+
+    async def call(self, method: str, *arguments: Any, seconds: float) -> Any:
+        """What the method returns, which has its work done within `seconds`.
+
+        Raises WorkerDiedError for a worker that has died, or does not answer some time after that.
+        """
+        work = asyncio.ensure_future(self.worker.call(method, *arguments, seconds))
+        try:
+            most = seconds + self.slack_seconds
+            await asyncio.wait({work, self.watch}, timeout=most, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+        finally:
+            work.cancel()
+        raise WorkerDiedError("it died" if self.watch.done() else "it does not answer")
+
+
+class Workers:
+    """As many as were asked for, from the start to :meth:`close`. Lives on one event loop."""
+
+    def __init__(self, hire: Callable[[], Worker], count: int, *, most_wait_seconds: float) -> None:
+        """`most_wait_seconds` is how long work waits for a worker."""
+        self.count = count
+        self.retried = self.abandoned = 0
+        self._hire, self._most_wait_seconds = hire, most_wait_seconds
+        self._idle: deque[_Member] = deque()
+        self._busy: list[_Member] = []
+        self._wanted: deque[asyncio.Future[_Member]] = deque()
+        self._wanted_behind: deque[asyncio.Future[_Member]] = deque()
+        """Served when nobody else waits."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        for _ in range(self.count):
+            self._engage()
+
+    @property
+    def alive(self) -> int:
+        """How many can work, or do."""
+        return len(self._idle) + len(self._busy)
+
+    @property
+    def busy(self) -> int:
+        return len(self._busy)
+
+    @property
+    def waiting(self) -> int:
+        """How many pieces of work wait for a worker."""
+        return sum(not each.done() for each in self._wanted)
+
+    async def run(
+        self, work: Callable[[Lease], Awaitable[_Result]], *, behind: bool = False, torch: str = ""
+    ) -> _Result:
+        """The work done by one worker; by another, once more, if the first dies. `behind`: it waits, however long,
+        until no other work waits for a worker. `torch` is the release that it takes, if that is not the workers' own:
+        of those that are idle one that has loaded it does it.
+
+        Work that is cancelled is ended, and its worker stays. Raises BusyError if no worker gets free in time,
+        WorkerLostError, and what the work raises.
+        """
+        with contextlib.suppress(WorkerDiedError):
+            return await self._once(work, behind, torch)
+        self.retried += 1
+        _log.warning("a tracing process died; its work is done again")
+        try:
+            return await self._once(work, behind, torch)
+        except WorkerDiedError as death:
+            raise WorkerLostError(
+                "the process that traced the job died, and so did the next", remedy="try again; see the service's log"
+            ) from death
+
+    def close(self) -> None:
+        """Kill them all."""
+        for task in self._tasks:
+            task.cancel()
+        for member in [*self._idle, *self._busy]:
+            member.watch.cancel()
+            member.worker.kill()
+        self._idle.clear()
+        self._busy.clear()
+
+    async def _once(self, work: Callable[[Lease], Awaitable[_Result]], behind: bool, torch: str) -> _Result:
+        member = await self._acquire(behind, torch)
+        slack = SLACK_SECONDS + (START_SECONDS if member.load(torch) else 0.0)
+        try:
+            result = await work(Lease(member.worker, member.watch, slack))
+        except WorkerDiedError:
+            self._replace(member)
+            raise
+        except asyncio.CancelledError:
+            self.abandoned += 1
+            self._keep(asyncio.create_task(self._stop(member)))
+            raise
+        except BaseException:
+            self._release(member)
+            raise
+        self._release(member)
+        return result
+
+    async def _stop(self, member: _Member) -> None:
+        """Once its work has ended, the worker is free again; one that does not even answer to this goes."""
+        try:
+            async with asyncio.timeout(SLACK_SECONDS):
+                await member.worker.stop()
+        except (TimeoutError, WorkerDiedError):
+            self._replace(member)
+        else:
+            self._release(member)
+
+    async def _acquire(self, behind: bool, torch: str) -> _Member:
+        if self._idle:
+            member = next((each for each in self._idle if torch in each.loaded), self._idle[0])
+            self._idle.remove(member)
+            self._busy.append(member)
+            return member
+        place: asyncio.Future[_Member] = asyncio.get_running_loop().create_future()
+        queue = self._wanted_behind if behind else self._wanted
+        queue.append(place)
+        try:
+            async with asyncio.timeout(None if behind else self._most_wait_seconds):
+                return await place
+        except (TimeoutError, asyncio.CancelledError) as end:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self._release(place.result())
+            if isinstance(end, asyncio.CancelledError):
+                raise
+            raise BusyError(
+                f"no tracing process was free within {self._most_wait_seconds:g} s",
+                remedy="try again later",
+                retry_after_seconds=round(self._most_wait_seconds),
+            ) from None
+        finally:
+            with contextlib.suppress(ValueError):
+                queue.remove(place)
+
+    def _release(self, member: _Member) -> None:
+        """To whoever has waited longest of those who come first."""
+        if member in self._busy:
+            self._busy.remove(member)
+        if member.watch.done():  # it died between two pieces of work
+            self._replace(member)
+            return
+        for queue in (self._wanted, self._wanted_behind):
+            while queue:
+                place = queue.popleft()
+                if not place.done():
+                    self._busy.append(member)
+                    place.set_result(member)
+                    return
+        self._idle.append(member)
+
+    def _replace(self, member: _Member) -> None:
+        for group in (self._busy, self._idle):
+            if member in group:
+                group.remove(member)
+        member.watch.cancel()
+        member.worker.kill()
+        self._engage()
+
+    def _engage(self) -> None:
+        self._keep(asyncio.create_task(self._engage_worker()))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """The event loop itself holds on to no task."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _engage_worker(self) -> None:
+        pause = 1.0
+        while True:
+            worker: Worker | None = None
+            try:
+                worker = self._hire()
+                async with asyncio.timeout(START_SECONDS):
+                    await worker.ready()
+                break
+            except asyncio.CancelledError:
+                if worker is not None:
+                    worker.kill()
+                raise
+            except Exception as fault:
+                if worker is not None:
+                    worker.kill()
+                _log.error("no tracing process starts: %s", fault or type(fault).__name__)
+                self._refuse_whoever_waits(fault)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MOST_PAUSE_SECONDS)
+        member = _Member(worker, asyncio.ensure_future(worker.wait_until_dead()))
+        member.watch.add_done_callback(lambda _: self._replace_if_idle(member))
+        self._release(member)
+
+    def _replace_if_idle(self, member: _Member) -> None:
+        """An idle worker died; a busy one is seen to by whoever uses it."""
+        if member.watch.cancelled():
+            return
+        member.watch.exception()  # it is known
+        if member in self._idle:
+            self._replace(member)
+
+    def _refuse_whoever_waits(self, fault: Exception) -> None:
+        if self.alive:
+            return
+        problem = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+        for place in (*self._wanted, *self._wanted_behind):
+            if not place.done():
+                place.set_exception(
+                    WorkerLostError(f"no tracing process can be started: {problem}", remedy="see the service's log")
+                )
+        self._wanted.clear()
+        self._wanted_behind.clear()
+
+
+_COUNTED: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "traced_total": (JOBS_TRACED, {}),
+    "deduplicated_total": (JOBS_JOINED, {}),
+    "refused_busy_total": (JOBS_REFUSED, {}),
+    "retried_total": (TRACE_RETRIES, {}),
+    **{f"killed_{reason}_total": (WORKERS_KILLED, {"reason": reason}) for reason in KILL_REASONS},
+}
+
+
+class PoolFigures:
+    """Takes over what `PlanScheduler.state` says, as often as it is told."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._before: dict[str, int] = {}
+
+    async def keep_publishing(self, state: Callable[[], Mapping[str, int]], every: float = 1.0) -> None:
+        """Tell what `state` says, until cancelled."""
+        while True:
+            self.publish(state())
+            await asyncio.sleep(every)
+
+    def publish(self, state: Mapping[str, int]) -> None:
+        """Set the levels, and count what came since the last time."""
+        busy = min(state["busy"], state["workers"])
+        self._counters.set(WORKERS, {"state": "busy"}, busy)
+        self._counters.set(WORKERS, {"state": "idle"}, state["workers"] - busy)
+        self._counters.set(WAITING, {}, state["waiting"])
+        for key, (name, labels) in _COUNTED.items():
+            more = state[key] - self._before.get(key, 0)
+            if more > 0:
+                self._counters.add(name, labels, more)
+            self._before[key] = state[key]

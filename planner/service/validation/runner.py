@@ -1,0 +1,273 @@
+"""Runs the validations of a service, a few at a time, and learns from what was measured."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from planner.errors import PlannerError
+from planner.runtime.limits import Limits
+from planner.service.errors import BusyError
+from planner.service.history.errors import HistoryUnavailableError
+from planner.service.history.job_table import NO_GPU
+from planner.service.history.records import Validation, ValidationState
+from planner.service.history.store import History
+from planner.service.orders import code_isolation, order_of
+from planner.service.plan_provider import CalibrationInUse
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
+from planner.service.validation import requests, validation_run
+from planner.service.validation.measuring_workers import Node, RefusedError, StoppedError
+from planner.service.validation.rank_comparison import CalibrationLearner, Result
+from planner.service.validation.requests import Device, Request
+from planner.service.validation.validation_run import Conditions
+from planner.settings import Settings
+
+LEARN_SECONDS = 60.0
+"""How often the reports of jobs are looked at."""
+STOP_SECONDS = 5.0
+"""How long those that run have to notice that they are to end."""
+_STORE_SECONDS = 120.0
+"""How long a finished result is kept for a history that does not answer."""
+_PAUSE_SECONDS = 2.0
+_MOST_RECOVERED = 1000
+_BUSY_SECONDS = 30
+
+_log = logging.getLogger("planner.service")
+Run = Callable[..., Result]
+"""`planner.service.validation.validation_run.validate`, or what takes and gives the same."""
+
+
+def conditions_of(settings: Settings) -> Conditions:
+    """What the settings let a validation take."""
+    return Conditions(
+        isolation=code_isolation(settings),
+        bare=settings.measure_factories_without_walls,
+        measuring=Limits(seconds=settings.validation_seconds, memory_bytes=settings.validation_memory_bytes),
+        wait_seconds=settings.validation_seconds,
+    )
+
+
+class ValidationRunner:
+    """The validations of one service, each in a thread while it runs. There is one of these at a time.
+
+    The state in the history is the truth: PENDING is run again by whoever comes after this one, RUNNING has failed if
+    this one has died.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        settings: Settings,
+        conditions: Conditions,
+        run: Run = validation_run.validate,
+        nodes: Callable[[], Sequence[Node]] = validation_run.nodes,
+        torches: TorchVersions = ONLY_OWN,
+    ) -> None:
+        self._torches = torches
+        self._history, self._settings, self._conditions = history, settings, conditions
+        self._run, self._nodes = run, nodes
+        self._calibration = CalibrationInUse(history)
+        self._learning, self._learn = CalibrationLearner(history), threading.Event()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._open = self._running = 0
+        self._pool = ThreadPoolExecutor(max(1, settings.validations_at_once), "validation")
+        self._learner = threading.Thread(target=self._learn_on, name="learning", daemon=True)
+
+    def begin(self) -> None:
+        """Settle what a predecessor left, and start to learn. Raises HistoryError if the history cannot be used."""
+        for left in self._history.validations.newest(_MOST_RECOVERED, state=ValidationState.RUNNING):
+            problem = "the process that ran it ended before it was done; ask again"
+            self._history.validations.put(_fail_validation(left, problem))
+        for left in reversed(self._history.validations.newest(_MOST_RECOVERED, state=ValidationState.PENDING)):
+            self._again(left)
+        self._learner.start()
+
+    def start(self, request: Request) -> Validation:
+        """Store it, and run it when its turn comes; one that this cluster cannot run is stored as refused.
+
+        Raises BusyError if too many wait, HistoryError if it cannot be stored.
+        """
+        order = order_of(request.job, self._calibration.current(), self._torches)
+        plan_id = request.plan_id or order.plan_id
+        request = dataclasses.replace(request, plan_id=plan_id)
+        validation = Validation(
+            validation_id=_new_id(),
+            plan_id=plan_id,
+            state=ValidationState.PENDING,
+            asked_at=datetime.now(UTC),
+            mode=request.mode.value,
+            gpu=NO_GPU if request.device is Device.CPU else _gpu(request),
+            result=requests.waiting(request),
+        )
+        with self._lock:
+            if self._open >= self._settings.validation_queue + self._settings.validations_at_once:
+                raise BusyError(
+                    f"{self._open} validations wait already",
+                    remedy="ask again when some of them are done",
+                    retry_after_seconds=_BUSY_SECONDS,
+                )
+            self._open += 1
+        try:
+            validation_run.setting_of(request, self._nodes())
+            self._history.validations.put(validation)
+        except RefusedError as error:
+            self._count_finished()
+            refused = _over(validation, request, ValidationState.REFUSED, problem=str(error))
+            self._history.validations.put(refused)
+            return refused
+        except BaseException:
+            self._count_finished()
+            raise
+        self._pool.submit(self._validate, validation, request)
+        return validation
+
+    def close(self) -> None:
+        """End what runs; it is run again by whoever comes next."""
+        self._stop.set()
+        self._learn.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        until = time.monotonic() + STOP_SECONDS
+        while self._running and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def _again(self, left: Validation) -> None:
+        try:
+            request = requests.stored_request(left)
+        except PlannerError as error:
+            self._history.validations.put(
+                _fail_validation(left, f"what was asked cannot be read any more: {error.problem}")
+            )
+            return
+        if request is None:
+            self._history.validations.put(_fail_validation(left, "what was asked is not known any more; ask again"))
+            return
+        with self._lock:
+            self._open += 1
+        self._pool.submit(self._validate, left, request)
+
+    def _validate(self, validation: Validation, request: Request) -> None:
+        began = time.monotonic()
+        with self._lock:
+            self._running += 1
+        try:
+            ended = self._outcome(validation, request)
+            self._keep(ended)
+        finally:
+            with self._lock:
+                self._running -= 1
+            self._count_finished()
+        _log.info(
+            "validation %s of %s: %s after %.1f s%s",
+            ended.validation_id, ended.plan_id, ended.state.value, time.monotonic() - began,
+            f": {ended.problem}" if ended.problem else "",
+            extra={"plan_id": ended.plan_id, "validation_id": ended.validation_id},
+        )  # fmt: skip
+        if ended.state is ValidationState.DONE:
+            self._learn.set()
+
+    def _outcome(self, validation: Validation, request: Request) -> Validation:
+        """How it ended; as it was if it was stopped."""
+
+        def running() -> None:
+            self._history.validations.put(dataclasses.replace(validation, state=ValidationState.RUNNING))
+
+        if self._stop.is_set():
+            return validation
+        try:
+            result = self._run(request, self._conditions, running=running, stop=self._stop)
+        except StoppedError:
+            return validation
+        except RefusedError as error:
+            return _over(validation, request, ValidationState.REFUSED, problem=str(error))
+        except PlannerError as error:
+            return _over(validation, request, ValidationState.FAILED, problem=str(error))
+        except Exception as error:
+            _log.exception("validation %s: a fault of planner itself", validation.validation_id)
+            return _over(
+                validation, request, ValidationState.FAILED, problem=f"a fault of planner itself: {error!r:.300}"
+            )
+        ended = _over(
+            validation,
+            request,
+            ValidationState.FAILED if result.problem else ValidationState.DONE,
+            problem=result.problem,
+        )
+        on_gpu = result.document["device"]["kind"] != "cpu"
+        return dataclasses.replace(
+            ended,
+            mode=result.document["mode"],
+            gpu=validation.gpu if on_gpu else NO_GPU,
+            torch=result.torch,
+            out_of_memory=result.out_of_memory,
+            error_percent=result.error_percent,
+            result=requests.result_document(request, result.document),
+        )
+
+    def _keep(self, validation: Validation) -> None:
+        """Store how it ended; while the history does not answer, again and again for some time."""
+        until = time.monotonic() + _STORE_SECONDS
+        while True:
+            try:
+                self._history.validations.put(validation)
+                return
+            except HistoryUnavailableError as error:
+                if time.monotonic() > until or self._stop.is_set():
+                    _log.error("validation %s is lost: %s", validation.validation_id, error)
+                    return
+            time.sleep(_PAUSE_SECONDS)
+
+    def _count_finished(self) -> None:
+        with self._lock:
+            self._open -= 1
+
+    def _learn_on(self) -> None:
+        while not self._stop.is_set():
+            self._learn.clear()
+            try:
+                found = self._learning.refresh()
+            except PlannerError as error:
+                _log.warning("nothing is learnt now: %s", error)
+            except Exception:
+                _log.exception("learning: a fault of planner itself")
+            else:
+                if found is not None:
+                    _log.info("calibration %s: %d corrections", found.id, len(found.corrections))
+            self._learn.wait(LEARN_SECONDS)
+
+
+def _over(validation: Validation, request: Request, state: ValidationState, problem: str) -> Validation:
+    return dataclasses.replace(
+        validation,
+        state=state,
+        finished_at=datetime.now(UTC),
+        problem=problem,
+        result=requests.result_document(request, {}),
+    )
+
+
+def _fail_validation(validation: Validation, problem: str) -> Validation:
+    asked = {key: value for key, value in validation.result.get("request", {}).items() if key != "job"}
+    return dataclasses.replace(
+        validation,
+        state=ValidationState.FAILED,
+        finished_at=datetime.now(UTC),
+        problem=problem,
+        result={"request": asked},
+    )
+
+
+def _gpu(request: Request) -> str:
+    gpu = request.job.cluster.gpu
+    return gpu.name or gpu.arch
+
+
+def _new_id() -> str:
+    return "va-" + base64.b32encode(os.urandom(17)).decode().lower()[:26]

@@ -1,0 +1,277 @@
+"""Runs one validation: traces the ranks on paper, measures them on a cluster or this machine, compares the two."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from planner.errors import MeasureError
+from planner.hardware import catalog
+from planner.job.layout import Mesh, RankClass, rank_classes
+from planner.job.loading import bundle, job_on_gpu
+from planner.job.overhead import outside_of
+from planner.job.schema import Gpu, Job, Software
+from planner.planning import pipeline
+from planner.planning.judging import RankTrace
+from planner.runtime.limits import Limits
+from planner.service.validation import measuring_workers
+from planner.service.validation.measuring_workers import Place, RefusedError
+from planner.service.validation.rank_comparison import RankComparison, Result, compare_ranks
+from planner.service.validation.requests import Device, Mode, Request
+from planner.tracing.isolated import USUAL_ISOLATION, Isolation, trace_isolated
+from planner.tracing.rank_trace import Trace
+from planner.truth.comparison import render
+from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measurement_lines import Measurement
+from planner.units import GIB
+
+NOBODY = threading.Event()
+"""Never set: for who waits to the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Under which validations run here. `isolation` and `measuring` limit one process each."""
+
+    measuring: Limits = field(default_factory=Limits)
+    wait_seconds: float = 900.0
+    """How long a GPU that is there may be busy."""
+    isolation: Isolation = USUAL_ISOLATION
+    """Of the process in which a job's own code is traced; its walls stand around the measured step too."""
+    bare: bool = False
+    """Measure a job's own code without walls: its operator has said so."""
+    rehearsal: bool = False
+    """Places are found as for a GPU, the step runs on the CPU: for clusters whose GPUs are pretended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where and with whom the ranks run."""
+
+    mode: Mode
+    """ABSENT_PEERS or REAL_PEERS."""
+    place: Place
+    measured: tuple[int, ...]
+    """The ranks that run; of a world of real peers all of them."""
+
+
+def nodes() -> tuple[measuring_workers.Node, ...]:
+    """What the cluster that this process is connected to has."""
+    return measuring_workers.nodes_of(ray.nodes())  # type: ignore[no-untyped-call]
+
+
+def setting_of(request: Request, there: Sequence[measuring_workers.Node]) -> Setting:
+    """Where the request would run. Raises RefusedError if this cluster cannot."""
+    world = request.world_size
+    if request.mode is Mode.REAL_PEERS or (request.mode is Mode.AUTO and world > 1):
+        try:
+            return Setting(mode=Mode.REAL_PEERS, place=_place(request, there, world), measured=tuple(range(world)))
+        except RefusedError:
+            if request.mode is not Mode.AUTO:
+                raise
+    return Setting(mode=Mode.ABSENT_PEERS, place=_place(request, there, 1), measured=request.ranks)
+
+
+def validate(
+    request: Request,
+    conditions: Conditions,
+    *,
+    running: Callable[[], None] = lambda: None,
+    stop: threading.Event = NOBODY,
+) -> Result:
+    """Predict, measure, compare. `running` is called when the place is there.
+
+    Raises RefusedError if the cluster has no such place, MeasureError for whatever went wrong while measuring,
+    SpecError and TraceError if the step cannot be traced, StoppedError if `stop` was set.
+    """
+    setting = setting_of(request, nodes())
+    predicted = _trace_rank_classes(request, setting, conditions)
+    with measuring_workers.start_workers(setting.place, wait_seconds=conditions.wait_seconds, stop=stop) as workers:
+        running()
+        measured = _measure_ranks(request, setting, workers, conditions, stop)
+    ranks = [_beside(request.job, predicted, each) for each in measured.values()]
+    return compare_ranks(ranks, setting.mode.value)
+
+
+def on_cpu(request: Request, conditions: Conditions) -> bool:
+    """Whether the step runs on a CPU, whatever it was asked to be scheduled on."""
+    return conditions.rehearsal or request.device is Device.CPU
+
+
+def _place(request: Request, there: Sequence[measuring_workers.Node], processes: int) -> Place:
+    if request.device is Device.CPU:
+        return measuring_workers.place_on_cpus(there, processes)
+    return measuring_workers.place_on_gpus(there, request.job.cluster.gpu, processes)
+
+
+def _trace_rank_classes(request: Request, setting: Setting, conditions: Conditions) -> tuple[RankTrace, ...]:
+    """What each class of the ranks that run does on paper: any of them may run out of memory."""
+    target = "cpu" if on_cpu(request, conditions) else ""
+    found = []
+    for each in rank_classes(Mesh.of(request.job.parallel)):
+        if not _has_any(each, setting.measured):
+            continue
+        first = _trace_rank(request.job, each.representative, target, conditions)
+        for part in pipeline.parts_of_class(request.job, each, first):
+            if not _has_any(part, setting.measured):
+                continue
+            of_another_size = part.representative != each.representative
+            trace = _trace_rank(request.job, part.representative, target, conditions) if of_another_size else first
+            found.append(RankTrace(part, trace))
+    return tuple(found)
+
+
+def _trace_rank(job: Job, rank: int, target: str, conditions: Conditions) -> Trace:
+    return trace_isolated(job, rank, target, isolation_of(job, conditions.isolation))
+
+
+def isolation_of(job: Job, isolation: Isolation) -> Isolation:
+    """Walls stand around jobs that bring code, and around no others."""
+    return isolation if job.model.factory else dataclasses.replace(isolation, walls=None)
+
+
+def _has_any(each: RankClass, ranks: Sequence[int]) -> bool:
+    return any(rank in each.ranks for rank in ranks)
+
+
+def _measure_ranks(
+    request: Request, setting: Setting, workers: Sequence[Any], conditions: Conditions, stop: threading.Event
+) -> dict[int, Measurement]:
+    told: dict[str, Any] = {
+        "job": bundle(request.job),
+        "device": "cpu" if on_cpu(request, conditions) else "cuda",
+        "world_size": request.world_size,
+        "code": dataclasses.asdict(conditions.isolation.code),
+    }
+    walls = None if conditions.bare else isolation_of(request.job, conditions.isolation).walls
+    real = setting.mode is Mode.REAL_PEERS and request.world_size > 1
+    meeting = measuring_workers.meeting_of(workers)
+    if real:
+        tasks = [
+            (worker, {**told, "rank": rank, "meeting": meeting})
+            for worker, rank in zip(workers, setting.measured, strict=True)
+        ]
+        return measurements_of(measuring_workers.all_answers(tasks, conditions.measuring, stop, walls), request.ranks)
+    answers: dict[int, dict[str, Any]] = {}
+    for rank in setting.measured:
+        answers |= measuring_workers.all_answers(
+            [(workers[0], {**told, "rank": rank})], conditions.measuring, stop, walls
+        )
+        if "problem" in answers[rank]:
+            break
+    return measurements_of(answers, request.ranks)
+
+
+def measurements_of(answers: Mapping[int, Mapping[str, Any]], wanted: Sequence[int]) -> dict[int, Measurement]:
+    """The measurements of the wanted ranks, by rank. Raises MeasureError for the first problem, causes first.
+
+    Where a rank ran out of memory, it is among them whether wanted or not, and its peers, which waited for it in vain,
+    may be missing.
+    """
+    problems = {rank: answer for rank, answer in answers.items() if "problem" in answer}
+    found = {
+        rank: measurement_lines.from_json(answer["measurement"])
+        for rank, answer in sorted(answers.items())
+        if rank not in problems
+    }
+    ran_out = {rank for rank, each in found.items() if each.out_of_memory is not None}
+    if problems and not ran_out:
+        rank, answer = min(problems.items(), key=lambda each: (bool(each[1].get("of_a_peer")), each[0]))
+        said = {name: str(answer.get(name, "")) for name in ("allowed", "remedy")}
+        whose = f"rank {rank}: " if len(answers) > 1 else ""
+        raise MeasureError(f"{whose}{answer['problem']}", **said)
+    return {rank: each for rank, each in found.items() if rank in ran_out or rank in wanted}
+
+
+def _beside(job: Job, traces: Sequence[RankTrace], measured: Measurement) -> RankComparison:
+    trace = next(each for each in traces if measured.rank in each.rank_class.ranks)
+    return RankComparison(
+        plan=pipeline.judge_traces(job, [trace]).plan,
+        events=trace.trace.written_out(),
+        measurement=measured,
+        outside=outside_of(dataclasses.replace(job, software=as_it_ran(job, measured.software))),
+        gpu=job.cluster.gpu,
+    )
+
+
+def as_it_ran(job: Job, software: Mapping[str, str]) -> Software:
+    """The software on which the figures outside the allocator hinge, as measured where that is known."""
+    return Software(
+        torch=software.get("torch", "") or job.software.torch, cuda=software.get("cuda", "") or job.software.cuda
+    )
+
+
+def hide_gpus() -> None:
+    """From now on a process that this one starts sees no GPU: where steps are traced the paper GPU stands for it.
+
+    Ray's workers are started by others.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+_OBJECT_STORE_BYTES = 200 * 10**6
+
+
+def job_on_this_gpu(job: Job, gpu: str) -> Job:
+    """The job on the GPU of that name; on its own if the name is empty. Raises SpecError."""
+    return job_on_gpu(job, gpu, place="--gpu") if gpu else job
+
+
+def validate_here(request: Request, *, seconds: float, rehearsal: bool) -> Result:
+    """Predicts and measures on this machine; a rehearsal pretends the GPUs and runs the step on the CPU.
+
+    `seconds` is the longest that one step may take. Raises PlannerError for what cannot be measured here.
+    """
+    limits = Limits(seconds=seconds, memory_bytes=64 * GIB)
+    conditions = Conditions(
+        isolation=Isolation(limits=limits), measuring=limits, wait_seconds=seconds, rehearsal=rehearsal
+    )
+    ray.init(**_options(request, rehearsal))
+    try:
+        hide_gpus()
+        print(f"here: {measuring_workers.format_nodes(nodes())}; predicting, then measuring", file=sys.stderr)
+        return validate(request, conditions, running=lambda: print("measuring", file=sys.stderr))
+    finally:
+        ray.shutdown()
+
+
+def format_result(result: Result, *, as_json: bool) -> str:
+    """The result as it is printed."""
+    if as_json:
+        return json.dumps(result.document, indent=2) + "\n"
+    ranks = result.document["ranks"]
+    parts = [
+        f"rank {rank['rank']}, peers {rank['peers']}\n{render(comparison)}"
+        for rank, comparison in zip(ranks, result.comparisons, strict=True)
+    ]
+    error = "none can be told" if result.error_percent is None else f"{result.error_percent:.2f} %"
+    return "\n".join(parts) + f"\nerror of {result.document['error_of']} bytes, the worst rank's: {error}\n"
+
+
+def _options(request: Request, rehearsal: bool) -> dict[str, Any]:
+    common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if os.environ.get("RAY_ADDRESS"):
+        return common
+    local = {**common, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    processes = request.world_size if request.mode is not Mode.ABSENT_PEERS else 1
+    if request.device is Device.CPU or rehearsal:
+        local["num_cpus"] = max(os.cpu_count() or 1, min(processes, 64))
+    if rehearsal:
+        local["num_gpus"] = min(processes, 64)
+    kind = _kind(request.job.cluster.gpu)
+    # Ray does not know every GPU by name. Whether it is the job's is seen when it has been measured.
+    return {**local, "labels": {measuring_workers.LABEL: kind}} if kind else local
+
+
+def _kind(gpu: Gpu) -> str:
+    """What Ray calls the job's GPU; for one without a name, any of its architecture."""
+    known = [each for each in catalog.gpus().values() if (each.name == gpu.name if gpu.name else each.arch == gpu.arch)]
+    return next((alias for each in known for alias in each.aliases), "")

@@ -1,0 +1,104 @@
+"""What the report of a program's run rests on besides the program: answered values, branches, work left out."""
+
+from __future__ import annotations
+
+import dis
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import PurePath
+from types import CodeType, FrameType
+
+_LIBRARIES = ("torch", "planner", "runpy", "multiprocessing", "concurrent")
+
+
+class About(StrEnum):
+    """What an assumption is about."""
+
+    VALUE = "value"
+    PEERS = "peers"
+    HOST = "host"
+    DEVICE = "device"
+    COMPILING = "compiling"
+    PACKAGES = "packages"
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """One sentence, and where in the program it was needed (`train.py:12`); `place` may be empty."""
+
+    about: About
+    text: str
+    place: str = ""
+    count: int = 1
+
+
+class Assumptions:
+    """Collects them while a program runs; the same one at the same place is counted."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[About, str, str]] = Counter()
+
+    def add(self, about: About, text: str, place: str = "") -> None:
+        """Once more."""
+        self._counts[about, text, place] += 1
+
+    def all(self) -> tuple[Assumption, ...]:
+        """In the order in which they were first made."""
+        return tuple(Assumption(*key, count) for key, count in self._counts.items())
+
+
+def place_of(frames: Sequence[FrameType]) -> str:
+    """The innermost line that is neither torch's nor planner's; empty if there is none."""
+    for frame in frames:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in _LIBRARIES and not frame.f_code.co_filename.startswith("<"):
+            return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return ""
+
+
+def short_path(path: str) -> str:
+    """From the folder of packages on, or the last two parts."""
+    parts = PurePath(path).parts
+    if "site-packages" in parts:
+        return "/".join(parts[parts.index("site-packages") + 1 :])
+    return "/".join(parts[-2:]).removeprefix("/")
+
+
+_BETWEEN = frozenset({"CACHE", "UNARY_NOT", "TO_BOOL", "COPY", "NOT_TAKEN"})
+"""What may come between a value and the jump that it decides (Python 3.11 to 3.14, module dis)."""
+_NOT_THE_PROGRAMS = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A line of the program at which a truth value that was answered decides."""
+
+    place: str
+    answer: bool
+
+
+def branch_at(frames: Sequence[FrameType], answer: object) -> Branch | None:
+    """The branch that an answer decides; `frames` are those of the read, innermost first. Lines of libraries are none:
+    what a program asks for itself is what may go either way."""
+    place = place_of(frames)
+    if not isinstance(answer, bool) or not place:
+        return None
+    frame = next(each for each in frames if place_of([each]) == place)
+    if any(each in frame.f_code.co_filename for each in _NOT_THE_PROGRAMS):
+        return None
+    return Branch(place, answer) if _decides(frame.f_code, frame.f_lasti) else None
+
+
+@cache
+def _decides(code: CodeType, offset: int) -> bool:
+    """Whether the instruction there jumps by the value, or hands it to one that does."""
+    following = [each for each in dis.get_instructions(code) if each.offset >= offset]
+    for number, each in enumerate(following[:6]):
+        if "JUMP" in each.opname and "IF" in each.opname:
+            return True
+        if number and each.opname not in _BETWEEN:
+            return False
+    return False

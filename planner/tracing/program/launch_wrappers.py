@@ -1,0 +1,397 @@
+"""Finds the launch line inside of what starts it: schedulers, MPI, environments of Python, shells and their scripts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from planner.errors import SpecError
+from planner.job.importers.launch_lines import PLACE, read_options, refused
+from planner.tracing.program import scheduler_lines
+from planner.tracing.program.scheduler_lines import Allocation, Starter, Tasks, job_variables
+from planner.tracing.program.shell_script import UNKNOWN, Shell, Statement, commands_of, said
+
+TextOf = Callable[[str], str]
+_SHELLS = ("bash", "sh", "dash", "zsh")
+_RUNNERS = ("torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "orterun")
+_BARE = ("exec", "nohup", "time", "setsid", "command")
+_MOST_LAYERS = 20
+_LONGEST_VALUE = 120_000
+"""Bytes: Linux starts nothing with a word or a variable of 128 KiB (execve(2), MAX_ARG_STRLEN)."""
+_MOST_VARIABLES = 1000
+_UV_WITH_VALUE = frozenset({
+    "with", "with_editable", "with_requirements", "python", "p", "extra", "group", "only_group", "no_group", "package",
+    "project", "directory", "env_file", "index", "default_index", "index_url", "i", "extra_index_url", "find_links",
+    "f", "cache_dir", "config_file", "color", "link_mode", "resolution", "prerelease", "exclude_newer", "P",
+    "upgrade_package", "refresh_package", "reinstall_package", "index_strategy", "keyring_provider", "w", "no_extra",
+    "config_setting", "C", "python_platform", "torch_backend", "allow_insecure_host",
+})  # fmt: skip
+_UV_ALONE = frozenset({
+    "frozen", "locked", "isolated", "active", "no_sync", "no_project", "all_extras", "all_groups", "all_packages",
+    "dev", "no_dev", "only_dev", "no_default_groups", "offline", "quiet", "q", "verbose", "v", "exact", "no_cache",
+    "n", "managed_python", "no_managed_python", "native_tls", "no_config", "no_editable", "no_env_file", "refresh",
+    "upgrade", "U", "reinstall", "no_index", "no_build", "no_binary", "script", "s", "module", "m", "no_progress",
+    "no_sources", "compile_bytecode", "no_build_isolation", "no_python_downloads", "gui_script",
+})  # fmt: skip
+_CONDA_WITH_VALUE = frozenset({"n", "name", "p", "prefix", "cwd", "e", "r", "root_prefix"})
+_CONDA_ALONE = frozenset({
+    "no_capture_output", "live_stream", "v", "verbose", "dev", "debug_wrapper_scripts", "attach", "d", "detach",
+})  # fmt: skip
+_ADDRESSES: Mapping[str, str] = {
+    "rdzv_endpoint": "127.0.0.1:29500", "master_addr": "127.0.0.1", "master_port": "29500", "rdzv_id": "none",
+    "node_rank": "0", "machine_rank": "0", "main_process_ip": "127.0.0.1", "main_process_port": "29500",
+    "local_addr": "127.0.0.1", "rdzv_conf": "", "nodelist": "", "w": "", "host": "", "job_id": "",
+}  # fmt: skip
+"""Options that say who meets where: on paper nobody does, so what only the job's machines know is not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surrounding:
+    """What decides the Python of a command from around it: `uv run`, `conda run`, `source .venv/bin/activate`."""
+
+    tool: str
+    """By its name; `activate` for a virtual environment, whose folder is the option `prefix`."""
+    options: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unwrapped:
+    """A launcher's own words, and what stood around them."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    tasks: Tasks | None
+    folder: str
+    notes: tuple[str, ...]
+    surrounding: Surrounding | None = None
+
+
+@dataclass(slots=True)
+class _Layers:
+    """What was found on the way in."""
+
+    words: list[str]
+    text_of: TextOf
+    environment: dict[str, str] = field(default_factory=dict)
+    inherited: Mapping[str, str] = field(default_factory=dict)
+    tasks: Tasks | None = None
+    allocation: Allocation | None = None
+    folder: str = ""
+    notes: list[str] = field(default_factory=list)
+    surrounding: Surrounding | None = None
+    scripts: int = 0
+
+
+def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str]) -> Unwrapped:
+    """The words of the launcher itself. `inherited`: variables that a script finds when it is started.
+
+    Raises SpecError for what only a shell or the job's machine decides, and for options that are not known.
+    """
+    layers = _Layers([UNKNOWN.sub("", each) for each in words], text_of, inherited=inherited)
+    for _ in range(_MOST_LAYERS):
+        if not _peel(layers):
+            break
+    else:
+        raise refused("the command is wrapped too often", f"up to {_MOST_LAYERS} times")
+    layers.words = _without_addresses(layers.words)
+    for word in layers.words:
+        if UNKNOWN.search(word):
+            raise SpecError(
+                f"{said(word)[:80]} decides a part of the launch line, and is not known here",
+                allowed="values that the command, its script or the environment of planner says",
+                remedy="set it before the command (NAME=value ...), or write its value",
+                place=PLACE,
+            )
+    for name, value in layers.environment.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or not _can_be_started(value):
+            raise refused(f"{name[:80]!a} is no variable, or too long", f"NAME=value, of {_LONGEST_VALUE} characters")
+    if not all(map(_can_be_started, (*layers.words, layers.folder))) or len(layers.environment) > _MOST_VARIABLES:
+        raise refused("the command cannot be started", f"{_MOST_VARIABLES} variables, and words as a system has them")
+    environment = {name: value for name, value in layers.environment.items() if not UNKNOWN.search(value)}
+    layers.notes += [
+        f"${name} comes from {said(value)}, which is not known here: the program runs without it"
+        for name, value in layers.environment.items()
+        if name not in environment and name not in ("MASTER_ADDR", "MASTER_PORT")
+    ]
+    return Unwrapped(
+        words=tuple(layers.words), environment=environment, tasks=layers.tasks, folder=layers.folder,
+        notes=tuple(layers.notes), surrounding=layers.surrounding,
+    )  # fmt: skip
+
+
+def _peel(layers: _Layers) -> bool:
+    """Takes one layer off; whether there was one."""
+    words = layers.words
+    if not words:
+        return False
+    if match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL):
+        layers.environment[match[1]] = match[2]
+        layers.words = words[1:]
+        return True
+    name = PurePosixPath(words[0]).name
+    reader = _READERS.get(name)
+    if reader is not None:
+        return reader(layers, words[1:])
+    if name in _SHELLS:
+        return _shell(layers, words[1:])
+    if name.endswith(".sh"):
+        _script(layers, words[0], words[1:])
+        return True
+    if name in _BARE:
+        layers.words = words[1:]
+        return True
+    return False
+
+
+def _env(layers: _Layers, words: list[str]) -> bool:
+    while words and words[0].startswith("-"):
+        if words[0] in ("-u", "--unset"):
+            layers.environment.pop(words[1] if len(words) > 1 else "", None)
+            words = words[1:]
+        elif words[0] not in ("-i", "-", "--ignore-environment") and not words[0].startswith("--unset="):
+            raise refused(f"env has the option {words[0][:40]}", "env NAME=value ... COMMAND, with -i or -u")
+        words = words[1:]
+    layers.words = words
+    return True
+
+
+def _uv(layers: _Layers, words: list[str]) -> bool:
+    if words[:1] != ["run"]:
+        return False
+    options, rest = read_options(words[1:], _UV_WITH_VALUE, _UV_ALONE, "uv run")
+    layers.surrounding = Surrounding("uv", options)
+    if options.get("directory"):
+        _enter(layers, options["directory"] or "")
+    layers.words = ["python", "-m", *rest] if {"m", "module"} & options.keys() else rest
+    if {"s", "script"} & options.keys():
+        layers.words = ["python", *rest]
+    return True
+
+
+def _conda(layers: _Layers, words: list[str]) -> bool:
+    if words[:1] != ["run"]:
+        return False
+    options, rest = read_options(words[1:], _CONDA_WITH_VALUE, _CONDA_ALONE, "conda run")
+    layers.surrounding = Surrounding("conda", options)
+    if options.get("cwd"):
+        _enter(layers, options["cwd"] or "")
+    layers.words = rest
+    return True
+
+
+def _plain_run(layers: _Layers, words: list[str]) -> bool:
+    if words[:1] != ["run"]:
+        return False
+    layers.surrounding = Surrounding(PurePosixPath(layers.words[0]).name)
+    layers.words = words[1:]
+    return True
+
+
+def _with_options(layers: _Layers, words: list[str]) -> bool:
+    """nice, numactl, stdbuf, taskset, timeout: what follows their options, of which none matters."""
+    takes = {"-n", "-s", "-k", "-c"}
+    while words and (words[0].startswith("-") or re.fullmatch(r"[0-9.,-]+[smhd]?", words[0])):
+        words = words[2:] if words[0] in takes else words[1:]
+    layers.words = words
+    return True
+
+
+def _srun(layers: _Layers, words: list[str]) -> bool:
+    _refuse_nested(layers)
+    layers.tasks, options, layers.words = scheduler_lines.read_srun(words, layers.allocation)
+    _take_slurm(layers, options)
+    return True
+
+
+def _take_slurm(layers: _Layers, options: Mapping[str, str | None]) -> None:
+    if options.get("chdir"):
+        _enter(layers, options["chdir"] or "")
+    for each in (options.get("export") or "").split(","):
+        name, equals, value = each.partition("=")
+        if equals:
+            layers.environment[name] = value
+
+
+def _mpi(layers: _Layers, words: list[str]) -> bool:
+    _refuse_nested(layers)
+    layers.tasks, exports, layers.words = scheduler_lines.read_mpirun(words, layers.allocation)
+    layers.environment.update(exports)
+    return True
+
+
+def _refuse_nested(layers: _Layers) -> None:
+    if layers.tasks is not None and layers.tasks.starter is not Starter.BATCH:
+        raise refused(f"{layers.tasks.starter} starts another of its kind", "one of srun and mpirun")
+
+
+def _sbatch(layers: _Layers, words: list[str]) -> bool:
+    options, rest = scheduler_lines.read_sbatch(words)
+    wrapped = options.get("wrap")
+    if wrapped is None and not rest:
+        raise refused("sbatch has no script", "sbatch SCRIPT")
+    text = wrapped if wrapped is not None else layers.text_of(rest[0])
+    place = "--wrap" if wrapped is not None else rest[0]
+    allocation = Allocation({**scheduler_lines.read_script_options(text, place), **options})
+    layers.allocation, layers.tasks = allocation, allocation.tasks
+    known = {**allocation.tasks.settings, **job_variables(allocation.tasks.job_nodes, allocation.tasks.job_tasks)}
+    layers.inherited = {**layers.inherited, **known}
+    _take_slurm(layers, allocation.options)
+    _run_script(layers, text, place, rest[1:])
+    return True
+
+
+def _ray(layers: _Layers, words: list[str]) -> bool:
+    if words[:2] != ["job", "submit"]:
+        return False
+    found = scheduler_lines.read_submit(words[2:], layers.text_of)
+    layers.environment.update(found.environment)
+    if found.folder:
+        _enter(layers, found.folder)
+    layers.words = list(found.entrypoint)
+    return True
+
+
+def _shell(layers: _Layers, words: list[str]) -> bool:
+    while words and re.fullmatch(r"-[a-zA-Z]+|--\w+|\+[a-z]", words[0]):
+        option, words = words[0], words[1:]
+        if option.startswith("-") and not option.startswith("--") and option.endswith("c") and words:
+            _run_script(layers, words[0], f"{PLACE} (-c)", words[2:])
+            return True
+        if option in ("-o", "-eo", "-euo", "-xeo", "-euxo") and words:
+            words = words[1:]
+    if not words:
+        raise refused("the shell has no command", "bash SCRIPT, or bash -c 'COMMAND'")
+    _script(layers, words[0], words[1:])
+    return True
+
+
+def _script(layers: _Layers, written: str, arguments: Sequence[str]) -> None:
+    path = f"{layers.folder}/{written}" if layers.folder and not written.startswith("/") else written
+    _run_script(layers, layers.text_of(path), written, arguments)
+
+
+def _run_script(layers: _Layers, text: str, place: str, arguments: Sequence[str]) -> None:
+    shell = Shell(place, {**layers.inherited, **layers.environment}, dict(layers.environment), list(arguments))
+    commands = commands_of(text, shell)
+    launches = [each for each in commands if _launches(each.words)]
+    if not launches:
+        raise SpecError(
+            "the script has no launch line",
+            allowed="torchrun, accelerate launch, deepspeed, srun, mpirun, python with a program",
+            remedy="write the launch line that the script comes to",
+            place=place,
+        )
+    chosen = next((each for each in reversed(launches) if _launches_ranks(each.words)), launches[-1])
+    layers.notes += [f"{place}: not run: {_shown(each)}" for each in commands if each is not chosen and _matters(each)]
+    activated = [_activation(each) for each in commands[: commands.index(chosen)]]
+    layers.surrounding = next(filter(None, reversed(activated)), layers.surrounding)
+    layers.environment.update(chosen.exported)
+    layers.words = list(chosen.words)
+    _enter(layers, chosen.folder)
+
+
+def _activation(statement: Statement) -> Surrounding | None:
+    """The environment that a command of a script makes the one of those after it."""
+    match statement.words:
+        case ("source" | ".", path) if path.endswith("/bin/activate") and not UNKNOWN.search(path):
+            return Surrounding("activate", {"prefix": path.removesuffix("/bin/activate")})
+        case (("conda" | "mamba" | "micromamba"), "activate", name) if not UNKNOWN.search(name):
+            return Surrounding("conda", {"name": name})
+    return None
+
+
+def _launches(words: Sequence[str]) -> bool:
+    """Whether a command of a script starts a program, as far as its first words say."""
+    words = [each for each in words if not re.match(r"[A-Za-z_]\w*=", each)]
+    if not words:
+        return False
+    wraps = PurePosixPath(words[0]).name in (*_BARE, "env", "nice", "numactl", "stdbuf", "timeout", "taskset")
+    return _launches_ranks(words) or any(
+        _starts_program(words[at : at + 3]) for at in (range(len(words)) if wraps else (0,))
+    )
+
+
+def _starts_program(words: Sequence[str]) -> bool:
+    """Of a command's first three words."""
+    name = PurePosixPath(words[0]).name
+    if re.fullmatch(r"python[0-9.]*", name):
+        beside = words[1:2] == ["-m"] and words[2:3] in (["pip"], ["venv"], ["ensurepip"])
+        return words[1:2] not in (["-c"], ["-V"], ["--version"]) and not beside
+    if name in ("uv", "conda", "mamba", "micromamba", "poetry", "pdm", "pipenv", "pixi"):
+        return words[1:2] == ["run"]
+    return name.endswith((".py", ".sh")) or (name in _SHELLS and len(words) > 1)
+
+
+def _can_be_started(text: str) -> bool:
+    """Whether a system takes it as a word or a value (execve(2))."""
+    try:
+        return "\0" not in text and len(os.fsencode(text)) <= _LONGEST_VALUE
+    except UnicodeEncodeError:
+        return False
+
+
+def _launches_ranks(words: Sequence[str]) -> bool:
+    names = [PurePosixPath(each).name for each in words]
+    is_ray = any(names[at : at + 3] == ["ray", "job", "submit"] for at in range(len(names)))
+    modules = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+    return is_ray or "accelerate" in names or bool({*_RUNNERS} & {*names}) or any(each in names for each in modules)
+
+
+def _matters(statement: Statement) -> bool:
+    """Whether it is worth telling that a command was not run."""
+    quiet = ("echo", "printf", "set", "date", "hostname", "nvidia-smi", "wait", "exit", "mkdir", "sleep", "trap", "pwd")
+    return statement.words[0] not in quiet
+
+
+def _shown(statement: Statement) -> str:
+    words = " ".join(UNKNOWN.sub(lambda match: match[1], each) for each in statement.words)
+    return words if len(words) <= 80 else f"{words[:80]}..."
+
+
+def _enter(layers: _Layers, folder: str) -> None:
+    if folder in ("", "."):
+        return
+    layers.folder = folder if folder.startswith("/") or not layers.folder else f"{layers.folder}/{folder}"
+
+
+def _without_addresses(words: Sequence[str]) -> list[str]:
+    """What only the job's machines know is replaced where it says who meets where."""
+    found: list[str] = []
+    for number, word in enumerate(words):
+        before = words[number - 1].lstrip("-").replace("-", "_") if number else ""
+        option, equals, value = word.partition("=")
+        name = option.lstrip("-").replace("-", "_")
+        if UNKNOWN.search(word) and words[max(number - 1, 0)].startswith("-") and before in _ADDRESSES:
+            found.append(_ADDRESSES[before])
+        elif equals and UNKNOWN.search(value) and option.startswith("-") and name in _ADDRESSES:
+            found.append(f"{option}={_ADDRESSES[name]}")
+        else:
+            found.append(word)
+    return found
+
+
+_READERS: Mapping[str, Callable[[_Layers, list[str]], bool]] = {
+    "env": _env,
+    "uv": _uv,
+    "conda": _conda,
+    "mamba": _conda,
+    "micromamba": _conda,
+    "poetry": _plain_run,
+    "pdm": _plain_run,
+    "pipenv": _plain_run,
+    "pixi": _plain_run,
+    "nice": _with_options,
+    "numactl": _with_options,
+    "stdbuf": _with_options,
+    "taskset": _with_options,
+    "timeout": _with_options,
+    "srun": _srun,
+    "mpirun": _mpi,
+    "mpiexec": _mpi,
+    "orterun": _mpi,
+    "sbatch": _sbatch,
+    "ray": _ray,
+}

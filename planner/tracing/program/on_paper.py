@@ -1,0 +1,360 @@
+"""Runs the program of one rank in this process, to the end of enough iterations: the child's heart."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn
+
+from planner import (
+    paper,  # before torch
+    upstream,
+)
+from planner.errors import ProgramError
+from planner.events import Event
+from planner.hardware.architectures import ARCHITECTURES
+from planner.hardware.facts import workspace_table
+from planner.paper import values
+from planner.paper.device import Paper
+from planner.tracing.program import (
+    attestation,
+    cuda,
+    gpu_statistics,
+    launch_line,
+    program_files,
+    program_host,
+    storages,
+    training_steps,
+)
+from planner.tracing.program.assumptions import About, Assumptions
+from planner.tracing.program.compiling import ProgramCompiling
+from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
+from planner.tracing.program.host_memory import HostMemory, HostWatcher
+from planner.tracing.program.job_outline import JobOutline
+from planner.tracing.program.launch_line import Launcher, extra_arguments
+from planner.tracing.program.packages import libraries
+from planner.tracing.program.packages.install import Surroundings
+from planner.tracing.program.peers import Clock, World, is_waiting, seconds_of_products
+from planner.tracing.program.rank_orders import ProgramOrder, RankRun
+from planner.tracing.program.stopping import FORWARDS, Kind, Seen, Stopping
+from planner.tracing.program.training_steps import StepsAt, counted_anew, counting, run_changed
+from planner.tracing.program.value_answers import AnswersByTable, BroadcastNumbers, PipelineNeighbours
+from planner.tracing.program.watching import WHOLE_EVERY, Watcher
+from planner.tracing.rank_trace import Trace
+from planner.training import absent_peers
+
+_CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The first wins: torch 2.13, c10/core/AllocatorConfig.cpp."""
+
+_LIBRARIES = ("transformers",)
+"""Of those whose size in a process is known (planner.allocator.host.processes)."""
+
+_MOST_SEARCHED = 40
+"""Files of a program that are searched for schedules, which takes a second."""
+
+_COLLECTED = (
+    "Cyclic garbage is collected before the first forward and at the end of every optimizer step, not in between."
+)
+_BY_HAND = (
+    "No optimizer of torch.optim steps: an iteration ends where parameters were written to, or gradients cleared, after"
+    " a backward."
+)
+_INFERS = (
+    "No backward and no step of an optimizer was seen: it is planned as a program that infers, each forward of a module"
+    " that it calls itself as an iteration."
+)
+_COLLECTED_OFTEN = (
+    f"Cyclic garbage is collected before every forward: what is young, and every {WHOLE_EVERY}th time all of it."
+)
+_NOT_COLLECTED = "The program has switched garbage collection off: cycles stay until it collects them itself."
+
+
+Finish = Callable[[RankRun, Callable[[], Sequence[Event]]], NoReturn]
+"""Is called once, with what the program did, and what gives the events after those of its trace."""
+
+
+class ProgramRun:
+    """One program at work; `finish` must not return."""
+
+    def __init__(self, order: ProgramOrder, gpu: Paper, finish: Finish) -> None:
+        self._order, self._gpu, self._finish = order, gpu, finish
+        self._started_in = Path.cwd()
+        self._began = time.perf_counter()
+        self.assumptions = Assumptions()
+        self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
+        self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
+        self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
+        self.surroundings = Surroundings(
+            order, cuda.properties_of(order.gpu), self.management, self.assumptions, gpu.recorder
+        )
+        self.neighbours = PipelineNeighbours(self.assumptions, order.heard)
+        begins = self.surroundings.compiling_begins
+        self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, begins, order.seconds)
+        self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
+        self.steps_at = StepsAt(order.steps_at, self._rounds, self.memory.highest_since, self._report_steps_at)
+        self.outline = JobOutline()
+        self.host = HostMemory()
+        self.host_watcher = HostWatcher(self.host)
+        gpu.recorder.host = self.host
+        self.watcher = Watcher(
+            gpu.recorder, self._look, self._look_at_the_time, self._look_at_forwards, self.host.pass_moment
+        )
+        self.numbers = BroadcastNumbers(order.numbers)
+        clock = Clock(
+            lambda: self.watcher.moments.rounds,
+            lambda: self.answers.reads + self.compiling.graphs(),
+            seconds_of_products(order.gpu.name),
+        )
+        self.world = World(self.assumptions, clock, self.numbers, order.torch)
+
+    def end_whole(self, how: str) -> NoReturn:
+        """The program has come to its own end. Raises ProgramError if it has neither trained nor inferred."""
+        self.watcher.notice_step_by_hand()
+        if self._order.steps_at:
+            self.steps_at.check()
+        if not self.watcher.moments.ends() and self.watcher.moments.seen(Kind.BACKWARD):
+            self.assumptions.add(
+                About.HOST,
+                "No optimizer of torch.optim steps, and no step by hand was seen: the program was followed to its end,"
+                " without iterations.",
+            )
+        elif not self.watcher.moments.ends() and not self.watcher.moments.forwards:
+            raise ProgramError(
+                f"the program {how} without a step of an optimizer, and without a forward of a module",
+                allowed="a program that trains (backwards, steps of optimizers of torch.optim or derived from it) or"
+                " infers (forwards of an nn.Module)",
+                remedy="run it until it trains: check its arguments, its data and its number of steps",
+            )
+        if self.watcher.moments.trains:
+            self._report(f"the program {how}", None, is_whole=True)
+        self._report_forwards(f"the program {how}", is_whole=True)
+
+    def _look(self) -> None:
+        """A forward, a backward or a step is about to begin: it may be enough."""
+        if self._order.steps_at:
+            if self._stopping.is_late():
+                self._report("ended because its time is over (--seconds)", None)
+            return
+        seen = self._seen()
+        if seen.iterations and self._stopping.is_over(seen, self.memory.highest):
+            self._report(self._stopping.reason, self.watcher.moments.moment_after(seen.iterations))
+
+    def _look_at_the_time(self) -> None:
+        """An evaluation is at work, and may be a long one."""
+        if not self._order.steps_at and self._stopping.is_out_of_patience(self._seen(), evaluates=True):
+            self._report(f"{self._stopping.reason}, within an evaluation", None)
+
+    def _look_at_forwards(self) -> None:
+        """Nothing was trained so far, and no optimizer made: perhaps nothing ever is."""
+        forwards = self.watcher.moments.forwards
+        if forwards < FORWARDS or self._speaks_of_training:
+            return
+        if self._stopping.has_inferred_enough(forwards, self.memory.highest):
+            self._report_forwards(self._stopping.reason)
+
+    def _report_forwards(self, ending: str, *, is_whole: bool = False) -> NoReturn:
+        """The program only infers."""
+        moments, steps = self.watcher.moments, self._order.steps
+        moments.infers = True
+        after = moments.moment_after(steps)
+        if after is not None:
+            ending, is_whole = self._stopping.asked, False
+        self._report(ending, after, is_whole=is_whole)
+
+    @cached_property
+    def _speaks_of_training(self) -> bool:
+        return program_files.speak_of_training(program_files.own_files(self._order.line, self._started_in))
+
+    def _rounds(self) -> int:
+        self.watcher.notice_step_by_hand()
+        return self.watcher.moments.rounds
+
+    def _report_steps_at(self) -> NoReturn:
+        self._report("ended after the steps that were asked for", None)
+
+    def _schedules(self) -> tuple[str, ...]:
+        """What later steps may have that were not seen."""
+        files = program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
+        return training_steps.say_schedules(files)
+
+    def _seen(self) -> Seen:
+        moments = self.watcher.moments
+        return Seen(
+            iterations=moments.iterations,
+            evaluations=moments.evaluations(),
+            checkpoints=moments.seen(Kind.SAVE),
+            idle=self.watcher.idle_optimizers(),
+        )
+
+    def _report(self, ending: str, after: int | None, *, is_whole: bool = False) -> NoReturn:
+        """`after`: the moment, by its index, that is not reported any more."""
+        recorder, moments = self._gpu.recorder, self.watcher.moments
+        until = None if after is None else moments.log[after].position
+        recorder.settle()
+        last = recorder.now() if until is None else until
+        # Each is placed before what is there already: of several at one position the first comes last.
+        for position, phase, iteration in reversed(tuple(moments.phases())):
+            if until is None or position < until:
+                recorder.mark_at(position, phase, iteration)
+        self.memory.settle()
+        over = [index for index in moments.ends() if after is None or index < after]
+        ends = [moments.log[index].position for index in over]
+        events, repeats = recorder.repeating_events(last, moments.cuts(last), ends)
+        if self.watcher.steps_by_hand:
+            self.assumptions.add(About.HOST, _BY_HAND)
+        collected = _COLLECTED_OFTEN if moments.infers else _COLLECTED
+        self.assumptions.add(About.HOST, collected if gc.isenabled() else _NOT_COLLECTED)
+        if moments.infers:
+            self.assumptions.add(About.HOST, _INFERS)
+        for sentence in self.compiling.assumed():
+            self.assumptions.add(About.COMPILING, sentence)
+        self._finish(
+            RankRun(
+                rank=self._order.rank,
+                trace=Trace(
+                    tuple(events),
+                    repeats=tuple(repeats),
+                    unknown_workspaces=self._gpu.unknown_workspaces(),
+                    counted_workspaces=self._gpu.counted_workspaces(),
+                    workspace_margin_bytes=self._gpu.workspace_margin_bytes(),
+                    host=self.host.events(moments.phase_moments(), after),
+                    host_assumed=tuple(self.host.assumed),
+                    seconds=time.perf_counter() - self._began,
+                ),
+                ending=ending,
+                iterations=len(over),
+                is_whole=is_whole,
+                infers=moments.infers,
+                seen={
+                    "eval": moments.evaluations(last),
+                    **{kind.value: moments.seen(kind, last) for kind in (Kind.SAVE, Kind.LOAD)},
+                },
+                idle_optimizers=self.watcher.idle_optimizers(),
+                counted=self.memory.counted(),
+                assumptions=self.assumptions.all(),
+                communicators=self.world.communicators(),
+                talkers=self.world.talkers(),
+                branches=tuple(self.answers.branches.values()),
+                allocator_conf=self.memory.conf,
+                memory_fraction=self.memory.fraction,
+                announced=self.neighbours.announced(),
+                numbers=self.numbers.said(),
+                schedules=() if is_whole or moments.infers or self._order.steps_at else self._schedules(),
+                steps_at=self.steps_at.found(),
+                outline=self.outline.found(),
+                libraries=tuple(name for name in _LIBRARIES if name in sys.modules),
+            ),
+            lambda: recorder.later_events(last),
+        )
+
+
+def _load_dynamo() -> None:
+    """Optimizers load it, and it lists torch's functions: while they are torch's own."""
+    importlib.import_module("torch._dynamo")
+
+
+def _read_conf() -> str:
+    return next((os.environ[name] for name in _CONFS if os.environ.get(name)), "")
+
+
+def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = None) -> NoReturn:
+    """Run it; with a `key`, under which its events are attested. Whatever the program raises leaves this function as
+    it is."""
+    _load_dynamo()
+    target, known = order.target or order.gpu.arch, workspace_table(order.gpu.name, order.torch)
+    on_paper = paper.gpu(target, order.line.gpus, cuda=order.cuda, torch_version=order.torch, known=known)
+    with on_paper as gpu, ExitStack() as stack:
+        if key is not None:
+            attestation.begin(key)
+        run = ProgramRun(order, gpu, finish)
+        stack.enter_context(_surrounded(order, run))
+        for note in order.line.notes:
+            run.assumptions.add(About.HOST, note)
+        if order.writes:
+            run.assumptions.add(About.HOST, "Files that the program writes stay (--allow-writes).")
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(0)  # never by itself; whether it is enabled is the program's own affair
+        if order.line.launcher is Launcher.ACCELERATE:
+            os.environ.update(launch_line.accelerate_variables(order.line))
+        changed = counted_anew(program_files.own_files(order.line), run.steps_at) if order.steps_at else {}
+        if changed:
+            stack.enter_context(counting(run.steps_at, changed))
+        try:
+            _run_main(order, changed)
+        except SystemExit as leaving:
+            if leaving.code not in (None, 0):
+                raise
+        except Exception as error:
+            if is_waiting(error):
+                raise _waits_for_a_peer(order, error) from error
+            raise
+        run.end_whole("ran to its end")
+
+
+def _waits_for_a_peer(order: ProgramOrder, error: Exception) -> ProgramError:
+    said = str(error).splitlines()[0][:200]
+    return ProgramError(
+        f"rank {order.rank} of the program waits for something that another rank would have set: {said}",
+        allowed="collectives of torch.distributed; keys of a store that this rank sets itself",
+        remedy="run another rank (--ranks), or leave out what waits",
+        place=order.line.program,
+    )
+
+
+@contextmanager
+def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
+    losses = run.answers.watching_losses
+    with (
+        cuda.whole(order.gpu, order.line.gpus, order.cuda, order.torch, run.memory, run.management),
+        gpu_statistics.on_the_path(
+            order.gpu.product,
+            order.gpu.total_bytes,
+            order.line.gpus,
+            ARCHITECTURES[order.gpu.arch].capability,
+        ),
+        storages.on_paper(run.assumptions),
+        storages.left_unwritten(run.assumptions),
+        libraries.declared(),
+        program_host.kept_inside(order.line.program, run.assumptions, run.host_watcher.start_workers),
+        values.read_by(run.answers),
+        storages.with_holes(run.watcher.saves, run.host_watcher.as_if_read),
+        run.host_watcher.watch(),
+        run.watcher.watch(),
+        run.outline.watch(),
+        run.world.entered(),
+        run.surroundings.entered(),
+        run.neighbours.present(),
+        absent_peers.every_step_is_taken(),
+        run.compiling.watch(),
+        upstream.patch_targets(
+            "program losses",
+            wrapped={"torch.nn.functional:cross_entropy": losses, "torch.nn.functional:nll_loss": losses},
+        ),
+    ):
+        yield
+
+
+def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module]) -> None:
+    """As `python` would: the program is `__main__`, its folder (of a module: this one) first in the path."""
+    line = order.line
+    arguments = [*extra_arguments(line, order.rank), *line.arguments]
+    sys.argv = [line.program, *arguments]
+    if line.is_module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(line.program, run_name="__main__", alter_sys=True)
+        return
+    sys.path.insert(0, str(Path(line.program).resolve().parent))
+    if (tree := changed.get(Path.cwd() / line.program)) is not None:
+        run_changed(line.program, tree)
+    else:
+        runpy.run_path(line.program, run_name="__main__")

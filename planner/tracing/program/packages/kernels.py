@@ -1,0 +1,164 @@
+"""Kernels that a program loads from a hub, that its user describes (`--kernels FILE`), or that it would build."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from planner import upstream
+from planner.errors import ProgramError, TraceError
+from planner.paper.outside import deepspeed_operators, flash_attention_2, flash_attention_3
+from planner.paper.outside.operators import refuse
+
+_FLASH_2 = ("kernels-community/flash-attn", "kernels-community/flash-attn2")
+_FLASH_3 = (
+    "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3", "varunneal/flash-attention-3",
+)  # fmt: skip
+_NAMED = (
+    (re.compile(r"flash-?att(entio)?n-?3"), "flash-attn 3", flash_attention_3),
+    (re.compile(r"flash-?att(entio)?n-?2?$"), "flash-attn 2", flash_attention_2),
+)
+"""Copies of other owners: `varunneal/flash-attention-3` is one."""
+_added: dict[str, ModuleType] = {}
+_say: Callable[[str], None] = lambda _sentence: None  # noqa: E731
+
+
+def tell(say: Callable[[str], None]) -> None:
+    """Whoever hears what is taken for something else from now on."""
+    global _say
+    _say = say
+
+
+def add(repository: str, module: ModuleType) -> None:
+    """A user's own description of a repository's kernels."""
+    _added[repository] = module
+
+
+def get_kernel(repo_id: str, *_arguments: Any, **_named: Any) -> ModuleType:
+    """The module that stands for a repository, also for a copy of one. Raises TraceError for others."""
+    if repo_id in _added:
+        return _added[repo_id]
+    if repo_id in _FLASH_2:
+        return _hub_module(repo_id, flash_attention_2)
+    if repo_id in _FLASH_3:
+        return _hub_module(repo_id, flash_attention_3)
+    name = repo_id.rpartition("/")[2].lower().replace("_", "-")
+    for pattern, package, functions in _NAMED:
+        if pattern.search(name):
+            _say(f"the kernels of {repo_id} are taken for those of {package}, by their name")
+            return _hub_module(repo_id, functions)
+    return refuse(
+        f"the program loads the kernels of {repo_id} from a hub",
+        "what they allocate is not known",
+        ", ".join((*_FLASH_2, *_FLASH_3)),
+    )
+
+
+def _hub_module(repository: str, functions: ModuleType) -> ModuleType:
+    """As a kernel's own module: its functions, and the same again as `flash_attn_interface`."""
+    made = ModuleType(repository.rpartition("/")[2].replace("-", "_"))
+    for name in (each for each in vars(functions) if each.startswith("flash_attn")):
+        setattr(made, name, getattr(functions, name))
+    made.flash_attn_interface = made  # type: ignore[attr-defined]
+    return made
+
+
+_PLACE = "--kernels"
+
+
+@dataclass(slots=True)
+class Kernels:
+    """What `register` is given; a later registration of a name stands for an earlier one."""
+
+    modules: dict[str, ModuleType] = field(default_factory=dict)
+    built: dict[str, ModuleType] = field(default_factory=dict)
+
+    def module(self, name: str, **contents: Any) -> None:
+        """`import name` finds a module with these contents; parents that are not there are made."""
+        made = _own_module(name, contents)
+        self.modules[name] = made
+        while "." in name:
+            name, _, last = name.rpartition(".")
+            parent = self.modules.setdefault(name, ModuleType(name))
+            setattr(parent, last, made)
+            made = parent
+
+    def extension(self, name: str, **contents: Any) -> None:
+        """What `torch.utils.cpp_extension.load` and DeepSpeed's builders give for this name, without building it."""
+        self.built[name] = _own_module(name, contents)
+
+    def hub(self, repository: str, **contents: Any) -> None:
+        """What `kernels.get_kernel(repository)` gives."""
+        add(repository, _own_module(repository.rpartition("/")[2], contents))
+
+
+def _own_module(name: str, contents: dict[str, Any]) -> ModuleType:
+    made = ModuleType(name)
+    vars(made).update(contents)
+    return made
+
+
+def read(path: str) -> Kernels:
+    """What the file registers; nothing without a file. Raises ProgramError for a file that does not."""
+    kernels = Kernels()
+    if not path:
+        return kernels
+    if not Path(path).is_file():
+        raise ProgramError(
+            f"there is no file {path[:200]!a}", allowed="a Python file with a function register(kernels)", place=_PLACE
+        )
+    register: Callable[[Kernels], Any] | None = runpy.run_path(path).get("register")
+    if not callable(register):
+        raise ProgramError(
+            "the file has no function register",
+            allowed="def register(kernels): ... (docs/outside-kernels.md)",
+            remedy="write one that registers modules, extensions or hub repositories",
+            place=path,
+        )
+    register(kernels)
+    return kernels
+
+
+@contextmanager
+def not_built(own: Mapping[str, ModuleType]) -> Iterator[None]:
+    """Inside, `torch.utils.cpp_extension` builds nothing; `own` has by name what a user described."""
+
+    def load(name: str, *_arguments: Any, **_named: Any) -> ModuleType:
+        return own[name] if name in own else _refuse(name)
+
+    targets = ("load", "load_inline")
+    replaced: dict[str, Callable[..., Any]] = {
+        f"torch.utils.cpp_extension:{each}": (lambda *a, **k: load(*a, **k)) for each in targets
+    }
+    with upstream.patch_targets("program builds", replaced=replaced):
+        yield
+
+
+def deepspeed_builder(own: Mapping[str, ModuleType]) -> upstream.Wrapper:
+    """`OpBuilder.load` of DeepSpeed 0.19 (op_builder/builder.py), which compiles at its first use."""
+
+    def wrap(_real: Any) -> Any:
+        def load(builder: Any, verbose: bool = True) -> ModuleType:  # noqa: ARG001
+            name = str(builder.name)
+            if name in own:
+                return own[name]
+            return deepspeed_operators.by_name(name) or _refuse(name)
+
+        return load
+
+    return wrap
+
+
+def _refuse(name: str) -> NoReturn:
+    raise TraceError(
+        f"the program builds an extension {name!a}, whose kernels are not modelled",
+        allowed=", ".join(deepspeed_operators.NAMES),
+        remedy="describe its allocations in a Python file: kernels.extension(name, ...) under --kernels "
+        "(docs/outside-kernels.md)",
+    )

@@ -1,0 +1,173 @@
+"""Installed packages whose compiled libraries cannot run here: bitsandbytes, TransformerEngine, torchvision."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import mmap
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from planner import upstream
+from planner.paper.compiled.switch import variable_set
+
+_NO_RESERVE = 0x4000
+"""MAP_NORESERVE of Linux, which Python 3.11 does not name."""
+
+
+class Library:
+    """In the place of `bitsandbytes.cextension.lib`."""
+
+    compiled_with_cuda = True
+
+    def __init__(self, of_host: Any) -> None:
+        self._of_host = of_host
+        self._unified: list[mmap.mmap] = []
+        self.cget_managed_ptr = functools.partial(self._unified_memory)  # 0.42 sets `restype` on it
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._of_host, name) if "_cpu" in name else _succeed
+
+    def _unified_memory(self, size: ctypes.c_size_t) -> int:
+        """Memory that takes none before it is written to, which nobody does."""
+        self._unified.append(mmap.mmap(-1, max(size.value, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE))
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._unified[-1]))
+
+
+def _succeed(*_arguments: Any) -> int:
+    return 0
+
+
+def bitsandbytes_patched() -> Any:
+    """Inside, the package's compiled part is this one; `bitsandbytes.cextension` has just been imported."""
+    extension: Any = importlib.import_module("bitsandbytes.cextension")
+    suffix = getattr(extension, "DYNAMIC_LIBRARY_SUFFIX", ".so")
+    path = Path(extension.__file__).with_name(f"libbitsandbytes_cpu{suffix}")
+    of_host = ctypes.CDLL(str(path)) if path.is_file() else None
+    replaced = {"bitsandbytes.cextension:lib": Library(of_host)}
+    return upstream.patch_targets("program's bitsandbytes", replaced=replaced)
+
+
+def patched_search() -> Any:
+    """Inside, the package up to 0.42 looks for no CUDA on this machine, where it would stop: it has this library."""
+
+    def found(setup: Any) -> None:
+        setup.initialized, setup.lib = True, Library(None)
+
+    target = "bitsandbytes.cuda_setup.main:CUDASetup.run_cuda_setup"
+    return upstream.patch_targets("program's early bitsandbytes", replaced={target: found})
+
+
+MODULE = "transformer_engine"
+_BUILDING = "NVTE_PROJECT_BUILDING"
+"""The package's own switch: with it nothing is loaded when it is imported, as while it is built."""
+
+
+@contextmanager
+def no_libraries() -> Iterator[None]:
+    """Inside, the package looks for no libraries of CUDA when it is imported."""
+    if importlib.machinery.PathFinder.find_spec(MODULE) is None:
+        yield
+        return
+    with variable_set(_BUILDING, "1"):
+        yield
+
+
+def transformer_engine_patched() -> Any:
+    """Inside, the extension is imported as any module is; `transformer_engine.common` has just been imported."""
+
+    def load(framework: str) -> None:
+        importlib.import_module(f"{MODULE}_{framework}")
+
+    target = f"{MODULE}.common:load_framework_extension"
+    return upstream.patch_targets("program's TransformerEngine", replaced={target: load})
+
+
+_NAMESPACE = "torchvision::"
+_SCHEMA = "{}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+"""Of `nms` and `qnms`, whose shapes torchvision 0.28 registers by name when it is imported (_meta_registrations.py)."""
+
+
+@contextmanager
+def declared() -> Iterator[None]:
+    """Inside, torchvision is imported although the library of its operators cannot be loaded."""
+    library: torch.library.Library | None = None
+
+    def declaring(real: Callable[..., Any]) -> Callable[..., Any]:
+        def register_fake(operator: Any, *arguments: Any, **named: Any) -> Any:
+            nonlocal library
+            if isinstance(operator, str) and operator.startswith(_NAMESPACE) and not _is_there(operator):
+                library = library or torch.library.Library("torchvision", "FRAGMENT")
+                library.define(_SCHEMA.format(operator.removeprefix(_NAMESPACE)))
+            return real(operator, *arguments, **named)
+
+        return register_fake
+
+    with upstream.patch_targets("program's vision", wrapped={"torch.library:register_fake": declaring}):
+        yield
+
+
+def _is_there(operator: str) -> bool:
+    namespace, _, name = operator.partition("::")
+    return hasattr(getattr(torch.ops, namespace), name)
+
+
+Then = Callable[[], None]
+
+
+class _Loader(importlib.abc.Loader):
+    """The module's own loader, and what follows."""
+
+    def __init__(self, real: Any, then: Then) -> None:
+        self._real, self._then = real, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._real.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._real.exec_module(module)
+        self._then()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, then: Mapping[str, Then]) -> None:
+        self._then = then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name not in self._then:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, self._then[name])
+                return spec
+        return None
+
+
+@contextmanager
+def followed(then: Mapping[str, Then]) -> Iterator[None]:
+    """Inside, each function is called when the module of its name has been imported."""
+    finder = _Finder(then)
+    for name in then.keys() & sys.modules.keys():
+        then[name]()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)

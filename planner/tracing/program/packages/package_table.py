@@ -1,0 +1,433 @@
+"""The table of packages with kernels of their own; who asks for which package, and which ones are missing here."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import sysconfig
+import tomllib
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from types import FrameType, MappingProxyType
+
+from planner.errors import ProgramError
+from planner.tracing.program.assumptions import place_of
+from planner.tracing.program.launch_line import LaunchLine
+from planner.tracing.program.program_files import imports_of, own_files
+
+_FLASH_2 = "planner.paper.outside.flash_attention_2"
+_FLASH_3 = "planner.paper.outside.flash_attention_3"
+_PADDING = "planner.paper.outside.flash_attention_2"
+_ROTARY = "planner.paper.outside.flash_attention_2"
+_LOSS = "planner.paper.outside.flash_attention_2"
+_TRANSFORMER_ENGINE = "planner.paper.outside.transformer_engine"
+_APEX_NORMS = "planner.paper.outside.apex"
+_APEX_OPTIMIZERS = "planner.paper.outside.apex"
+_NORMS = ("FusedLayerNorm", "FusedRMSNorm", "MixedFusedLayerNorm", "MixedFusedRMSNorm")
+_FUNCTIONS = (
+    "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache",
+)  # fmt: skip
+_FUNCTIONS_3 = ("flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """One module of a stand-in: the module of planner that has its names (empty: a package of other modules)."""
+
+    by: str = ""
+    names: Sequence[str] = ()
+    table: str = ""
+    """A mapping of it that has them all, where they are too many to be told here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A package as pip names it, and its top-level module."""
+
+    name: str
+    module: str
+    version: str = ""
+    """Whose allocations are known."""
+    source: str = ""
+    """Files of that version."""
+    modules: Mapping[str, Offered] = field(default_factory=dict)
+    extension: Mapping[str, Offered] = field(default_factory=dict)
+    """Compiled modules that Python code of the package imports, where that is installed."""
+    from_index: Sequence[str] = ()
+    """What to install where planner runs (`pip install`), if that needs no GPU."""
+    by_hand: str = ""
+    """The same where that takes more than its name."""
+
+    @property
+    def instead(self) -> str:
+        """What to install, for people; empty where nothing can be."""
+        return self.by_hand or " and ".join(self.from_index)
+
+    @property
+    def is_modelled(self) -> bool:
+        """Whether something stands for it where it is not installed."""
+        return bool(self.modules)
+
+    @property
+    def has_known_kernels(self) -> bool:
+        """Whether what it launches is known, where it or its Python part is installed at least."""
+        return bool(self.modules or self.extension)
+
+
+def _named(name: str, module: str, *from_index: str) -> Package:
+    return Package(name=name, module=module, from_index=from_index)
+
+
+PACKAGES: tuple[Package, ...] = (
+    Package(
+        name="flash-attn",
+        module="flash_attn",
+        version="2.8.4",
+        source="csrc/flash_attn/flash_api.cpp, flash_attn/{flash_attn_interface,bert_padding}.py, "
+        "flash_attn/layers/rotary.py, flash_attn/ops/triton/{cross_entropy,rotary}.py, flash_attn/losses",
+        modules={
+            "flash_attn": Offered(_FLASH_2, _FUNCTIONS),
+            "flash_attn.flash_attn_interface": Offered(
+                _FLASH_2,
+                (*_FUNCTIONS, "_flash_attn_forward", "_flash_attn_backward", "_flash_attn_varlen_forward",
+                 "_flash_attn_varlen_backward"),
+            ),
+            "flash_attn.bert_padding": Offered(
+                _PADDING, ("index_first_axis", "index_put_first_axis", "pad_input", "unpad_input")
+            ),
+            "flash_attn.layers": Offered(),
+            "flash_attn.layers.rotary": Offered(_ROTARY, ("apply_rotary_emb", "apply_rotary_emb_func")),
+            "flash_attn.losses": Offered(),
+            "flash_attn.losses.cross_entropy": Offered(_LOSS, ("CrossEntropyLoss",)),
+            "flash_attn.ops": Offered(),
+            "flash_attn.ops.triton": Offered(),
+            "flash_attn.ops.triton.cross_entropy": Offered(_LOSS, ("cross_entropy_loss",)),
+            "flash_attn.ops.triton.rotary": Offered(_ROTARY, ("apply_rotary",)),
+        },
+        extension={
+            "flash_attn_2_cuda": Offered(
+                "planner.paper.outside.flash_attention_2_extension",
+                ("fwd", "varlen_fwd", "bwd", "varlen_bwd", "fwd_kvcache"),
+            )
+        },
+        by_hand="its Python part, with FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE in the environment of pip",
+    ),
+    Package(
+        name="flash-attn-3",
+        module="flash_attn_interface",
+        version="3.0.0",
+        source="hopper/flash_api.cpp, hopper/flash_attn_interface.py at the commit 0251105",
+        modules={"flash_attn_interface": Offered(_FLASH_3, _FUNCTIONS_3)},
+    ),
+    Package(
+        name="kernels",
+        module="kernels",
+        version="0.18.2",
+        source="src/kernels/load.py",
+        modules={"kernels": Offered("planner.tracing.program.packages.kernels", ("get_kernel",))},
+        from_index=("kernels",),
+    ),
+    Package(
+        name="apex",
+        module="apex",
+        version="0.1",
+        source="apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda_kernel.cu, apex/optimizers/fused_adam.py "
+        "at the commit 6424da3",
+        modules={
+            "apex": Offered(),
+            "apex.contrib": Offered(),
+            "apex.contrib.layer_norm": Offered(),
+            "apex.contrib.layer_norm.layer_norm": Offered(_APEX_NORMS, ("FastLayerNormFN",)),
+            "apex.normalization": Offered(_APEX_NORMS, _NORMS),
+            "apex.contrib.nccl_allocator": Offered(),
+            "apex.normalization.fused_layer_norm": Offered(
+                _APEX_NORMS, (*_NORMS, "FusedLayerNormAffineFunction", "fused_layer_norm_affine")
+            ),
+            "apex.optimizers": Offered(_APEX_OPTIMIZERS, ("FusedAdam",)),
+            "apex.multi_tensor_apply": Offered(_APEX_OPTIMIZERS, ("multi_tensor_applier", "MultiTensorApply")),
+        },
+        extension={
+            "amp_C": Offered(
+                _APEX_OPTIMIZERS,
+                ("multi_tensor_adam", "multi_tensor_scale", "multi_tensor_axpby", "multi_tensor_sgd"),
+            ),
+            "fused_weight_gradient_mlp_cuda": Offered(
+                "planner.paper.outside.apex", ("wgrad_gemm_accum_fp16", "wgrad_gemm_accum_fp32")
+            ),
+        },
+    ),
+    _named("bitsandbytes", "bitsandbytes", "bitsandbytes"),
+    _named("causal-conv1d", "causal_conv1d"),
+    _named("deep-gemm", "deep_gemm"),
+    _named("flash-linear-attention", "fla", "flash-linear-attention", "triton"),
+    _named("grouped-gemm", "grouped_gemm"),
+    _named("liger-kernel", "liger_kernel", "liger-kernel", "triton"),
+    _named("mamba-ssm", "mamba_ssm"),
+    _named("sageattention", "sageattention"),
+    Package(
+        name="transformer-engine",
+        module="transformer_engine",
+        version="2.11.0",
+        source="transformer_engine/pytorch/csrc/extensions, transformer_engine/common/{fused_attn,normalization}",
+        extension={"transformer_engine_torch": Offered(_TRANSFORMER_ENGINE, table="EXTENSION")},
+        by_hand="its Python part (pip install --no-deps transformer-engine; and einops, onnx, onnxscript)",
+    ),
+    _named("xformers", "xformers"),
+)  # fmt: skip
+
+BY_MODULE: Mapping[str, Package] = MappingProxyType({each.module: each for each in PACKAGES})
+
+
+def canonical(name: str) -> str:
+    """A name as pip compares names (PEP 503)."""
+    return name.strip().lower().replace("_", "-").replace(".", "-")
+
+
+BY_NAME: Mapping[str, Package] = MappingProxyType({canonical(each.name): each for each in PACKAGES})
+
+
+_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+_MOST_BYTES = 1 << 20
+
+
+def listed(folders: Iterator[Path] | list[Path]) -> dict[str, str]:
+    """Names as pip compares them, each with the file that asks for it (`requirements.txt`)."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("requirements*.txt")):
+            _note(found, _text(path).splitlines(), path)
+        path = folder / "pyproject.toml"
+        if path.is_file():
+            _note(found, _of_project(_text(path)), path)
+    return found
+
+
+def _note(found: dict[str, str], lines: list[str], path: Path) -> None:
+    for line in lines:
+        name = _NAME.match(line)
+        if name is not None:
+            found.setdefault(canonical(name[1]), path.name)
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _of_project(text: str) -> list[str]:
+    """Dependencies, also optional ones: whoever lists them installs them on the machines of the job."""
+    try:
+        project = tomllib.loads(text).get("project", {})
+    except tomllib.TOMLDecodeError:
+        return []
+    if not isinstance(project, dict):
+        return []
+    optional = project.get("optional-dependencies", {})
+    groups = [project.get("dependencies", []), *(optional.values() if isinstance(optional, dict) else ())]
+    return [str(each) for group in groups if isinstance(group, list) for each in group]
+
+
+_MISSING = {"ImportError", "ModuleNotFoundError"}
+_EVERYTHING = {"Exception", "BaseException"}
+_OURS = str(Path(__file__).parents[3])
+_STANDARD = sysconfig.get_paths()["stdlib"]
+
+
+def frames() -> list[FrameType]:
+    """Those of the code that imports, innermost first: neither the import system's nor planner's."""
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(("<", _OURS)) and "/importlib/" not in path:
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+class Way(StrEnum):
+    """How a module is asked for."""
+
+    STATEMENT = "statement"
+    BY_NAME = "by name"
+    """`importlib.import_module`."""
+    ASKED = "asked"
+    """Only whether it is there (`importlib.util.find_spec`)."""
+
+
+def way() -> Way:
+    """How the module is asked for that the import system looks for now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_filename.startswith(_OURS) or "importlib" in frame.f_code.co_filename):
+        if "importlib.util" in frame.f_code.co_filename or frame.f_code.co_filename.endswith("importlib/util.py"):
+            return Way.ASKED
+        if frame.f_code.co_name == "import_module":
+            return Way.BY_NAME
+        frame = frame.f_back
+    return Way.STATEMENT
+
+
+def is_guarded(importing: list[FrameType]) -> bool:
+    """Whether an error of the import is caught: at the import by any handler that takes it, around the code that led
+    there by one that names it."""
+    return any(
+        is_caught(frame.f_code.co_filename, frame.f_lineno, is_import=number == 0)
+        for number, frame in enumerate(importing)
+    )
+
+
+def is_caught(path: str, line: int, *, is_import: bool = True) -> bool:
+    """Whether an error of an import, at this line or in what it calls, is caught there."""
+    wanted = _MISSING | (_EVERYTHING if is_import else set())
+    return any(
+        begin <= line <= end and (names & wanted or (is_import and not names)) for begin, end, names in _tries(path)
+    )
+
+
+def belongs_to_program(frame: FrameType) -> bool:
+    """Not to an installed package, nor to Python."""
+    path = frame.f_code.co_filename
+    return "site-packages" not in path and "dist-packages" not in path and not path.startswith(_STANDARD)
+
+
+def program_line(error: BaseException) -> str:
+    """The innermost line of the program in the traceback of an error (`train.py:12`); empty if there is none."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if belongs_to_program(frame)]
+    return place_of(frames[::-1])
+
+
+def is_of(frame: FrameType, package: str) -> bool:
+    """Whether the frame runs a module of this top-level package."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == package
+
+
+@cache
+def _tries(path: str) -> tuple[tuple[int, int, frozenset[str]], ...]:
+    """Of every handler of a file: the lines of its `try`, and the names of errors that it takes; none takes all."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    return tuple(
+        (node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno, frozenset(_names(handler.type)))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+        for handler in node.handlers
+    )
+
+
+def _names(error: ast.expr | None) -> Iterator[str]:
+    for node in ast.walk(error) if error is not None else ():
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+
+
+_NAMED = re.compile(r"requires the (\w[\w.-]*) (?:library|package)")
+"""As transformers 5.23 says it (utils/import_utils.py)."""
+_NAMES = {
+    "attr": "attrs", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv", "faiss": "faiss-cpu", "git": "gitpython", "hydra": "hydra-core", "jwt": "pyjwt",
+    "lightning_fabric": "lightning-fabric", "magic": "python-magic", "pil": "pillow", "skimage": "scikit-image",
+    "sklearn": "scikit-learn", "umap": "umap-learn", "usb": "pyusb", "yaml": "pyyaml",
+}  # fmt: skip
+"""Packages that are called otherwise than their modules."""
+_TRITON = "torch for CUDA brings triton, its build for CPUs, which planner can run on, does not"
+
+
+def error_of(
+    error: Exception, line: LaunchLine, own: Collection[str], listed: Mapping[str, str]
+) -> ProgramError | None:
+    """The error for a program that ends for want of a package; None for one that ends for another reason.
+
+    `own` are modules that a user has described, `listed` packages of the program's requirements.
+    """
+    name = _lacking(error, own)
+    if not name:
+        return None
+    surely, perhaps = [name], list[str]()
+    for module, deferred in _imported(line, own):
+        (perhaps if deferred else surely).append(module)
+    needed = _unique(_packages(surely, listed))
+    others = [each for each in _unique(_packages(perhaps, listed)) if each not in needed]
+    said = [f"pip install {' '.join(needed)}"]
+    said += [f"functions of it also import {', '.join(others)}"] if others else []
+    said += [_TRITON] if "triton" in needed else []
+    one = len(needed) == 1
+    return ProgramError(
+        f"the program needs {', '.join(needed)}, which {'is' if one else 'are'} not installed where planner runs",
+        allowed="packages that are installed here as on the cluster; none of them needs a GPU to be installed",
+        remedy="; ".join(said),
+        place=program_line(error),
+    )
+
+
+def _lacking(error: BaseException | None, own: Collection[str]) -> str:
+    """The top-level module that an error is about; empty for another error, and where it is there."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, ModuleNotFoundError) and error.name and _is_missing(top := _top(error.name), own):
+            return top
+        if isinstance(error, ImportError) and (named := _NAMED.search(str(error))):
+            return named[1].lower() if _is_missing(named[1].lower(), own) else ""
+        # Inductor's errors have what they are about in them (torch 2.13, _inductor/exc.py).
+        error = getattr(error, "inner_exception", None) or error.__cause__
+    return ""
+
+
+def _imported(line: LaunchLine, own: Collection[str]) -> Iterator[tuple[str, bool]]:
+    """Modules that are not there and whose import nobody catches, and whether only functions import them."""
+    files = own_files(line)
+    compiles = any(_compiles(node) for tree in files.values() for node in ast.walk(tree))
+    local = {path.stem for path in files} | {path.parent.name for path in files}
+    for path, tree in files.items():
+        for each in imports_of(path, tree):
+            name = _top(each.module)
+            if name in local or not _is_missing(name, own) or is_caught(str(path), each.line):
+                continue
+            known = BY_MODULE.get(name)
+            stands = (name == "triton" and not compiles) or (known is not None and known.is_modelled)
+            if not stands:
+                yield name, each.deferred
+
+
+def _compiles(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Attribute) or node.attr != "compile":
+        return False
+    return not (isinstance(node.value, ast.Name) and node.value.id in ("re", "regex"))
+
+
+def _is_missing(name: str, own: Collection[str]) -> bool:
+    if not name or name in sys.stdlib_module_names or name in sys.modules or name in own:
+        return False
+    finders = (each for each in sys.meta_path if not str(getattr(each, "__module__", "")).startswith("planner."))
+    return all(each.find_spec(name, None) is None for each in finders)
+
+
+def _packages(modules: Sequence[str], listed: Mapping[str, str]) -> Iterator[str]:
+    for each in modules:
+        known = BY_MODULE.get(each)
+        name = canonical(each)
+        if known is not None:
+            yield from known.from_index or (known.name,)
+        else:
+            yield name if name in listed else _NAMES.get(each.lower(), name)
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _unique(names: Iterator[str]) -> list[str]:
+    return list(dict.fromkeys(names))

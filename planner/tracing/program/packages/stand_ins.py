@@ -1,0 +1,253 @@
+"""Finds modules for packages that are not installed here and that a program's job has, and says which ones were asked
+for in vain.
+
+A package of the table that is installed is used as it is, with its compiled part replaced. One that is not is provided
+if the command names it (`--with`), if the program's own requirements list it, or if the program imports it without
+catching the error, as it could not run without. Everybody else finds nothing, as without planner, which is reported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from planner.errors import TraceError
+from planner.tracing.program.assumptions import About, Assumptions, place_of
+from planner.tracing.program.packages import package_table
+from planner.tracing.program.packages.package_table import Offered, Package
+
+SOUGHT: list[str] = []
+"""Packages of the table that this process's program looked for in vain, whether it is told of or not."""
+_HOW = "describe its allocations in a Python file and name it with --kernels (docs/outside-kernels.md)"
+
+
+class _Module(ModuleType):
+    """A module whose other names are refused, so that nothing takes another way for want of them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        whole = f"{self.__name__}.{name}"
+        package = package_table.BY_MODULE.get(whole.partition(".")[0])
+        if package is not None and whole in package.modules:
+            return importlib.import_module(whole)
+        raise TraceError(
+            f"the program uses {whole}, which is not modelled",
+            allowed=", ".join(sorted(each for each in vars(self) if not each.startswith("_"))) or "its modules",
+            remedy=_HOW,
+        )
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, offered: Offered, version: str) -> None:
+        self._offered, self._version = offered, version
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__version__ = self._version  # type: ignore[attr-defined]
+        if self._offered.by:
+            source = importlib.import_module(self._offered.by)
+            for name in self._offered.names:
+                setattr(module, name, getattr(source, name))
+            if self._offered.table:
+                vars(module).update(getattr(source, self._offered.table))
+
+
+class _Ready(importlib.abc.Loader):
+    """For a module that is there already, of a user's own."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:  # noqa: ARG002
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None: ...
+
+
+class First(importlib.abc.MetaPathFinder):
+    """Asked before what is installed: compiled parts, which would ask a driver, and modules of a user's own."""
+
+    def __init__(self, own: Mapping[str, ModuleType], provided: Mapping[str, str]) -> None:
+        self._own, self._provided = own, provided
+        self._parts = {
+            name: (each, offered) for each in package_table.PACKAGES for name, offered in each.extension.items()
+        }
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name in self._own:
+            holds = any(each.startswith(f"{name}.") for each in self._own)
+            return importlib.util.spec_from_loader(name, _Ready(self._own[name]), is_package=holds)
+        if name not in self._parts:
+            return None
+        package, offered = self._parts[name]
+        known = package.module in self._provided or package.module in sys.modules
+        if known or importlib.machinery.PathFinder.find_spec(package.module):
+            return importlib.util.spec_from_loader(name, _Loader(offered, package.version))
+        return None
+
+
+class Last(importlib.abc.MetaPathFinder):
+    """Asked for what is not installed. `provided`: by top-level module why the job is taken to have it; `ready`:
+    modules that every machine with a GPU has, but for torch itself, which would compile with them."""
+
+    def __init__(self, provided: Mapping[str, str], ready: Mapping[str, ModuleType], assumptions: Assumptions) -> None:
+        self._provided, self._ready, self._assumptions = dict(provided), ready, assumptions
+        self._told: set[str] = set()
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] in self._ready:
+            return self._find_ready(name)
+        package = package_table.BY_MODULE.get(name.partition(".")[0])
+        if package is None or not self._has(package, name):
+            return None
+        if name not in package.modules:
+            raise TraceError(
+                f"the program imports {name}, which is not modelled",
+                allowed=", ".join(sorted(package.modules)),
+                remedy=_HOW + (f", or install {package.instead}" if package.instead else ""),
+            )
+        self._tell(package)
+        holds = any(each.startswith(f"{name}.") for each in package.modules)
+        return importlib.util.spec_from_loader(name, _Loader(package.modules[name], package.version), is_package=holds)
+
+    def _find_ready(self, name: str) -> importlib.machinery.ModuleSpec | None:
+        importing = package_table.frames()
+        if importing and package_table.is_of(importing[0], "torch"):
+            return None
+        if name not in self._ready:
+            top = name.partition(".")[0]
+            raise TraceError(
+                f"the program imports {name}, and {top} is not installed here",
+                allowed=", ".join(sorted(self._ready)),
+                remedy=f"pip install {top} here: it needs no GPU",
+            )
+        holds = any(each.startswith(f"{name}.") for each in self._ready)
+        return importlib.util.spec_from_loader(name, _Ready(self._ready[name]), is_package=holds)
+
+    def _has(self, package: Package, name: str) -> bool:
+        """Whether the job has it. Raises TraceError for one that the program needs and nobody has described."""
+        if package.module in self._provided:
+            return True
+        importing = package_table.frames()
+        if name != package.module or not importing or package_table.is_of(importing[0], "torch"):
+            return False
+        if package.is_modelled and package.name not in SOUGHT:
+            SOUGHT.append(package.name)
+        way = package_table.way()
+        if way is package_table.Way.ASKED or package_table.is_guarded(importing):
+            # Libraries ask for much that the program has no use for, and go another way for few.
+            decides = way is package_table.Way.STATEMENT and package.has_known_kernels
+            if decides or package_table.belongs_to_program(importing[0]):
+                self._tell_missing(package, place_of(importing))
+            return False
+        if package.from_index and not package.is_modelled:
+            return False  # the program ends, and is told what else it lacks (package_table)
+        if not package.is_modelled:
+            raise _unknown(package, place_of(importing))
+        self._provided[package.module] = "the program imports it and catches no error"
+        return True
+
+    def _tell(self, package: Package) -> None:
+        if package.name in self._told:
+            return
+        self._told.add(package.name)
+        self._assumptions.add(
+            About.PACKAGES,
+            f"{package.name} is not installed here ({self._provided[package.module]}): its kernels allocate what those "
+            f"of {package.version} do, and the rest of it is refused by name",
+        )
+
+    def _tell_missing(self, package: Package, place: str) -> None:
+        what = f"--with {package.name}" if package.is_modelled else f"install {package.instead or package.name} here"
+        self._assumptions.add(
+            About.PACKAGES,
+            f"{package.name} is not installed here, and the program goes its way without it; if the job has it: {what}",
+            place,
+        )
+
+    def find_distributions(self, context: Any) -> Iterator[importlib.metadata.Distribution]:
+        """What `importlib.metadata` says of packages that are provided."""
+        wanted = package_table.canonical(context.name) if context.name else None
+        for package in package_table.PACKAGES:
+            known = (package_table.canonical(package.name), package_table.canonical(package.module))
+            if package.module in self._provided and (wanted is None or wanted in known):
+                yield _Distribution(package)
+
+
+class _Distribution(importlib.metadata.Distribution):
+    """The metadata of a package that is not installed."""
+
+    def __init__(self, package: Package) -> None:
+        self._texts = {
+            "METADATA": f"Metadata-Version: 2.1\nName: {package.name}\nVersion: {package.version}\n",
+            "top_level.txt": f"{package.module}\n",
+        }
+
+    def read_text(self, filename: str) -> str | None:
+        return self._texts.get(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        return path
+
+
+def _unknown(package: Package, place: str) -> TraceError:
+    return TraceError(
+        f"the program needs {package.name}, "
+        f"{'' if package.has_known_kernels else 'whose kernels are not modelled and '}which is not installed here",
+        allowed=", ".join(each.name for each in package_table.PACKAGES if each.is_modelled),
+        remedy=f"install {package.instead} where planner runs: it needs no GPU" if package.instead else _HOW,
+        place=place,
+    )
+
+
+def provided_by(named: Sequence[str], listed: Mapping[str, str]) -> dict[str, str]:
+    """By top-level module why a package is provided: it was named, or the program's requirements list it.
+
+    Raises TraceError for a name that is not modelled.
+    """
+    found = {package.module: f"{listed[name]} lists it" for name, package in package_table.BY_NAME.items()
+             if name in listed and package.is_modelled}  # fmt: skip
+    for name in named:
+        package = package_table.BY_NAME.get(package_table.canonical(name))
+        if package is None or not package.is_modelled:
+            raise TraceError(
+                f"there is no model of a package {name[:80]!a}",
+                allowed=", ".join(each.name for each in package_table.PACKAGES if each.is_modelled),
+                remedy=_HOW,
+                place="--with",
+            )
+        found[package.module] = "--with names it"
+    return found
+
+
+@contextmanager
+def found(
+    provided: Mapping[str, str],
+    own: Mapping[str, ModuleType],
+    ready: Mapping[str, ModuleType],
+    assumptions: Assumptions,
+) -> Iterator[None]:
+    """Inside, packages are found as this module says (`First`, `Last`). Of what was imported by then a user's own
+    modules take the place."""
+    first, last = First(own, provided), Last(provided, ready, assumptions)
+    sys.meta_path.insert(0, first)
+    sys.meta_path.append(last)
+    imported = {name: sys.modules[name] for name in own if name in sys.modules}
+    sys.modules.update({name: own[name] for name in imported})
+    try:
+        yield
+    finally:
+        sys.modules.update(imported)
+        sys.meta_path.remove(first)
+        sys.meta_path.remove(last)

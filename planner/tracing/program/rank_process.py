@@ -1,0 +1,333 @@
+"""Runs one rank of a program in a child process with limits and walls, and names every bad end of it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib
+import io
+import os
+import tarfile
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from planner.errors import PlannerError, ProgramError, shorten
+from planner.events import Event
+from planner.runtime import messages, overlay, running
+from planner.runtime.child import problem_text
+from planner.runtime.fork_server import ForkServer
+from planner.runtime.limits import Limit, LimitExceededError, Limits
+from planner.runtime.messages import MEMORY, PROBLEM, Answer, AnswerWriter, Task
+from planner.runtime.user_cache import kept_folders
+from planner.runtime.walls import Walls
+from planner.tracing import rank_trace
+from planner.tracing.program import attestation, rank_orders
+from planner.tracing.program.attestation import OwnCode
+from planner.tracing.program.launch_line import rank_variables
+from planner.tracing.program.packages.package_table import program_line
+from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, Crash, ProgramOrder, RankRun, forged_error
+from planner.tracing.rank_trace import Trace
+from planner.units import GIB, show_bytes
+
+_UNPACKED = Path("/tmp/program")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalledProgram:
+    """Its files are a `tarball`, or lie in a `folder`, which is an absolute path without links."""
+
+    walls: Walls
+    folder: str = ""
+    tarball: bytes = b""
+
+    def walls_with(self, variables: Mapping[str, str]) -> Walls:
+        """The walls around one rank, with its variables."""
+        return replace(self.walls, overlaid=self.folder, variables={**variables, "USER": "nobody"}, place="program")
+
+    def enter(self) -> None:
+        """The child's side, behind the walls: the folder of the program becomes this process's own."""
+        if self.folder:
+            os.chdir(self.folder)
+            return
+        _UNPACKED.mkdir()
+        # Whoever took it in has looked through its names (planner.service.http.run_requests).
+        try:
+            with tarfile.open(fileobj=io.BytesIO(self.tarball)) as packed:
+                packed.extractall(_UNPACKED, filter="data")
+        except (tarfile.TarError, OSError, ValueError) as error:
+            raise ProgramError(
+                f"the tarball cannot be unpacked: {error}", allowed="files and folders", place="the tarball"
+            ) from None
+        os.chdir(_UNPACKED)
+
+
+USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_bytes=2 * GIB)
+_FROZEN = "<frozen"
+_MOST_LINES, _MOST_CHARACTERS = 10, 1000
+"""Of a program's own error: its last lines, each whole as long as a person reads it."""
+_MOST_TRACEBACK = 2 * _MOST_LINES * _MOST_CHARACTERS
+_DISCARDED_BYTES = 4 * GIB
+"""Of files that the program writes; holes in them do not count."""
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""So that libraries take what is on this machine at once, where their first try would wait for a network."""
+
+
+class CrashedError(ProgramError):
+    """The program raised an error of its own; `text` is its traceback."""
+
+    def __init__(self, problem: str, text: str, **said: str) -> None:
+        super().__init__(problem, **said)
+        self.text = text
+
+
+PRELOAD = "planner.tracing.program.rank_process:preload"
+"""For a fork server whose children are ranks."""
+
+
+def run_rank(
+    order: ProgramOrder,
+    limits: Limits = USUAL_LIMITS,
+    server: ForkServer | None = None,
+    walled: WalledProgram | None = None,
+    *,
+    attests: bool = False,
+) -> RankRun:
+    """One rank's run, in a fresh interpreter or in one that the `server` forks; behind walls if it is `walled`, and
+    then, or if it `attests`, nothing is taken that its paper GPU does not attest (planner.tracing.program.attestation).
+
+    Raises CrashedError for an error of the program, ProgramError for one that exceeds its limits, ends its process or
+    neither trains nor infers, TraceError for what the paper GPU cannot do, WallsError where there are no walls.
+    """
+    own = {**order.line.environment, **rank_variables(order.line, order.rank)}
+    key = attestation.new_key() if walled is not None or attests else None
+    if walled is None:
+        _refuse_absent(order)
+        environment = {**_OFFLINE, **os.environ, **own}
+        task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, None, key))
+        answer = running.run(task, limits, environment=environment, server=server)
+    else:
+        environment = {**_OFFLINE, **own}
+        task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled, key))
+        answer = running.run(task, limits, walls=walled.walls_with(environment))
+    if key is None:
+        return _result_of(answer, limits, order)
+    answer = replace(answer, is_foreign=True)
+    if messages.is_fault(answer):
+        raise ProgramError(
+            f"the program's process ended with a fault in planner's own code: {messages.fault_line(answer)}",
+            allowed="a program that leaves planner's own modules alone",
+            remedy="if it does, report this line, and the program if you may",
+            place=order.line.program,
+        )
+    run = _result_of(answer, limits, order)
+    return replace(run, highest_bytes=_check(answer, run, key))
+
+
+def _refuse_absent(order: ProgramOrder) -> None:
+    folder = Path(order.line.folder)
+    if not folder.is_dir() or not (order.line.is_module or (folder / order.line.program).is_file()):
+        raise ProgramError(
+            "there is no such program",
+            allowed="a path from the folder where planner runs",
+            remedy="start planner where the command would be started",
+            place=order.line.program,
+        )
+
+
+def _result_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
+    if isinstance(answer.exceeded, LimitExceededError):
+        raise _limit_error(answer.exceeded, order)
+    if MEMORY in answer.parts:
+        raise _limit_error(LimitExceededError(Limit.MEMORY, limits), order)
+    error = messages.error_of(answer)
+    if error is not None:
+        raise error
+    if CRASH in answer.parts:
+        raise _crash_error(answer.parts[CRASH], order)
+    messages.raise_failure(answer)
+    if answer.exit_code == 0 and not answer.whole:
+        raise forged_error("what came is no answer")
+    if answer.exit_code or TRACE not in answer.parts or ABOUT not in answer.parts:
+        raise _ended_error(answer, order)
+    return rank_orders.read_run(answer.parts, order.rank)
+
+
+def _check(answer: Answer, run: RankRun, key: bytearray) -> int:
+    """The most bytes that were held at one time. Raises ProgramError for an answer that is not attested."""
+    if answer.is_repeated:
+        raise forged_error("it answered twice")
+    report = _report_of(answer.parts[TRACE], answer.parts[ABOUT])
+    found = attestation.open_seal(answer.parts.get(attestation.SEAL, b""), key, report)
+    try:
+        tail = rank_trace.loads(answer.parts[attestation.TAIL].decode()).events
+    except (KeyError, ValueError) as error:
+        raise forged_error(f"what came after its trace: {error}") from None
+    attestation.check_events(run.trace, tail, found)
+    return found.highest_bytes
+
+
+def _report_of(trace: bytes, about: bytes) -> bytes:
+    return b"".join(hashlib.sha256(each).digest() for each in (trace, about))
+
+
+Argument = tuple[ProgramOrder, Mapping[str, str], WalledProgram | None, bytearray | None]
+
+
+def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
+    """The child's side: what the run was, and its trace, as two parts, and what attests them; the traceback of a
+    program that crashes."""
+    order, environment, walled, key = argument
+    os.environ.update(environment)
+    if walled is not None:  # what it writes there is gone with it
+        walled.enter()
+        _refuse_absent(order)
+    elif not order.writes:
+        overlay.discard_writes(_DISCARDED_BYTES, kept=kept_folders())
+    os.chdir(order.line.folder or ".")
+    from planner.tracing.program.on_paper import run_program
+    from planner.tracing.program.packages import stand_ins
+
+    own_code = OwnCode() if key is not None else None
+
+    def finish(run: RankRun, tail: Callable[[], Sequence[Event]]) -> NoReturn:
+        if own_code is not None and (changed := own_code.changed()):
+            answer.write(PROBLEM, problem_text(forged_error(f"{changed.partition('#')[0]} is not as it was")))
+            os._exit(1)
+        trace, about = rank_trace.dumps(run.trace).encode(), rank_orders.about_text(run)
+        if key is not None:
+            answer.write(attestation.SEAL, attestation.seal_of(_report_of(trace, about)))
+            answer.write(attestation.TAIL, rank_trace.dumps(Trace(tuple(tail()))).encode())
+        answer.write(TRACE, trace)
+        answer.write(ABOUT, about)
+        os._exit(0)
+
+    try:
+        run_program(order, finish, key)
+    except (PlannerError, MemoryError, SystemExit):
+        raise
+    except BaseException as error:
+        if _is_our_fault(error):
+            raise
+        crash = Crash(
+            said=_first_line(error),
+            place=program_line(error),
+            sought=tuple(stand_ins.SOUGHT) if isinstance(error, ImportError) else (),
+            no_room=isinstance(error, OSError) and error.errno == errno.ENOSPC,
+            text=_last_lines(_own_traceback(error)),
+        )
+        answer.write(CRASH, rank_orders.crash_text(crash))
+
+
+def _first_line(error: BaseException) -> str:
+    """Of what Python says last of it: its class, and the beginning of its message."""
+    lines = "".join(traceback.format_exception_only(error)).splitlines()
+    return shorten(next((line for line in lines if type(error).__name__ in line), lines[0]), _MOST_CHARACTERS)
+
+
+def _last_lines(text: str) -> str:
+    lines = text.strip().splitlines()
+    left = len(lines) - _MOST_LINES
+    kept = [shorten(line, _MOST_CHARACTERS) for line in lines[-_MOST_LINES:]]
+    return "\n".join([f"... {left} lines before these", *kept] if left > 0 else kept)
+
+
+def _own_traceback(error: BaseException) -> str:
+    """From the program's first line on: what led there is planner's and runpy's."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith((str(Path(__file__).parents[2]), _FROZEN))
+
+
+def _is_our_fault(error: BaseException) -> bool:
+    """Whether it was raised in planner's own code; what Python's frozen modules raise is their caller's."""
+    paths = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    called = [path for path in paths if not path.startswith(_FROZEN)]
+    return bool(called) and _is_ours(called[-1])
+
+
+def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
+    crash = rank_orders.read_crash(content)
+    return CrashedError(
+        f"the program ended with an error of its own on rank {order.rank}: {shorten(crash.said, _MOST_CHARACTERS)}",
+        shorten(crash.text, _MOST_TRACEBACK),
+        allowed="a program that trains or infers when it is started by this command",
+        remedy=_no_room_remedy(order) if crash.no_room else _remedy(crash.said, crash.sought),
+        place=crash.place or order.line.program,
+    )
+
+
+def _remedy(said: str, sought: Sequence[str]) -> str:
+    """What to change for a program that raised an error; `sought`: packages that it looked for in vain."""
+    if sought:
+        return f"--with the one that the job has, of {', '.join(sought)}: the program looked for it here"
+    if "cannot open shared object file" in said or "undefined symbol" in said:
+        return "a compiled extension cannot be loaded here: describe it with --kernels (docs/outside-kernels.md)"
+    if "No module named" in said or "cannot import name" in said:
+        return "install the version of the package that the program wants: it needs the same here as on the cluster"
+    return "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback"
+
+
+def _no_room_remedy(order: ProgramOrder) -> str:
+    if order.writes:
+        return "make room where it writes, or leave out --allow-writes"
+    return f"its files may take {show_bytes(_DISCARDED_BYTES)} in all: save less often, or --allow-writes"
+
+
+def _ended_error(answer: Answer, order: ProgramOrder) -> ProgramError:
+    return ProgramError(
+        f"the program ended its process on rank {order.rank} with {messages.ending(answer)}",
+        remedy="run it by itself and see where it ends",
+        place=order.line.program,
+    )
+
+
+def _limit_error(exceeded: LimitExceededError, order: ProgramOrder) -> ProgramError:
+    limits, place = exceeded.limits, order.line.program
+    match exceeded.limit:
+        case Limit.SECONDS:
+            return ProgramError(
+                f"the program was not done with its first iterations within {limits.seconds:g} s",
+                allowed=f"at most {limits.seconds:g} s from its start (--seconds)",
+                remedy="see whether it waits for something, take less data or --steps, or allow it more time",
+                place=place,
+            )
+        case Limit.TASKS:
+            return ProgramError(
+                f"the program starts more than {limits.tasks} processes and threads", remedy="start fewer", place=place
+            )
+        case Limit.ANSWER:
+            return ProgramError(
+                f"the trace of the program is larger than {show_bytes(limits.answer_bytes)}",
+                remedy="fewer iterations (--steps), or a shorter evaluation",
+                place=place,
+            )
+        case Limit.MEMORY:
+            return ProgramError(
+                f"the program takes more than {show_bytes(limits.memory_bytes)} of the host's memory",
+                allowed=f"at most {show_bytes(limits.memory_bytes)} resident",
+                remedy="load less data, or build the model under `with torch.device('cuda')`, where it takes no memory",
+                place=place,
+            )
+
+
+def preload() -> None:
+    """Import, and register the paper GPU's kernels. Nothing is run: autograd's threads do not survive a fork."""
+    from planner import paper  # before torch
+    from planner.tracing.program import on_paper  # noqa: F401
+
+    importlib.import_module("torch._dynamo")
+    with paper.gpu("sm_90"):
+        return

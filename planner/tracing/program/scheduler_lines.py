@@ -1,0 +1,435 @@
+"""Reads the options of srun, sbatch, mpirun and `ray job submit`: how many processes there are, and where."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from planner.errors import SpecError
+from planner.job.importers.launch_lines import count_of, read_options, refused
+from planner.job.json_text import read_json
+from planner.job.yaml_text import read_yaml
+
+_ADDRESS = "127.0.0.1"
+
+
+class Starter(StrEnum):
+    """Who starts the processes."""
+
+    SRUN = "srun"
+    BATCH = "sbatch"
+    """The batch script's own command: one process on the first node of an allocation."""
+    MPI = "mpirun"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """`per_node` processes on each of `nodes` nodes, in the order of the nodes."""
+
+    starter: Starter
+    nodes: int = 1
+    per_node: int = 1
+    gpus: int | None = None
+    """That each process sees; None: as many as there are processes on its node."""
+    job_nodes: int = 1
+    job_tasks: int = 1
+    """Of the allocation: a batch script's command is one process, and is told of these."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the options of the job bring."""
+
+    @property
+    def count(self) -> int:
+        return self.nodes * self.per_node
+
+    def variables(self, task: int) -> dict[str, str]:
+        """What the process of this number finds in its environment."""
+        return {**self.settings, **_VARIABLES[self.starter](self, task)}
+
+
+def _slurm(tasks: Tasks, task: int) -> dict[str, str]:
+    """Slurm 25.05 (srun(1), OUTPUT ENVIRONMENT VARIABLES); the addresses are this machine's."""
+    layout = f"{tasks.per_node}" if tasks.nodes == 1 else f"{tasks.per_node}(x{tasks.nodes})"
+    nodes = "node1" if tasks.nodes == 1 else f"node[1-{tasks.nodes}]"
+    steps = {
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEPID": "0",
+        "SLURM_STEP_NUM_TASKS": str(tasks.count),
+        "SLURM_STEP_NUM_NODES": str(tasks.nodes),
+        "SLURM_STEP_TASKS_PER_NODE": layout,
+        "SLURM_STEP_NODELIST": nodes,
+    }
+    return {
+        **_job(tasks.nodes, tasks.count),
+        **steps,
+        "SLURM_TASKS_PER_NODE": layout,
+        "SLURM_PROCID": str(task),
+        "SLURM_LOCALID": str(task % tasks.per_node),
+        "SLURM_NODEID": str(task // tasks.per_node),
+        "SLURMD_NODENAME": f"node{task // tasks.per_node + 1}",
+        "SLURM_LAUNCH_NODE_IPADDR": _ADDRESS,
+        "SLURM_SRUN_COMM_HOST": _ADDRESS,
+    }
+
+
+def _batch(tasks: Tasks, _: int) -> dict[str, str]:
+    place = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": "node1"}
+    return {**_job(tasks.job_nodes, tasks.job_tasks), **place}
+
+
+def _job(nodes: int, tasks: int) -> dict[str, str]:
+    names = "node1" if nodes == 1 else f"node[1-{nodes}]"
+    return {
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOBID": "1",
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_NPROCS": str(tasks),
+        "SLURM_NNODES": str(nodes),
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_NODELIST": names,
+        "SLURM_JOB_NODELIST": names,
+    }
+
+
+def _open_mpi(tasks: Tasks, task: int) -> dict[str, str]:
+    """Open MPI 5.0 (docs.open-mpi.org, environment variables of MPI processes)."""
+    local = str(task % tasks.per_node)
+    return {
+        "OMPI_COMM_WORLD_RANK": str(task),
+        "OMPI_COMM_WORLD_SIZE": str(tasks.count),
+        "OMPI_COMM_WORLD_LOCAL_RANK": local,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(tasks.per_node),
+        "OMPI_COMM_WORLD_NODE_RANK": local,
+        "OMPI_UNIVERSE_SIZE": str(tasks.count),
+        "PMIX_RANK": str(task),
+    }
+
+
+_VARIABLES: Mapping[Starter, Callable[[Tasks, int], dict[str, str]]] = {
+    Starter.SRUN: _slurm,
+    Starter.BATCH: _batch,
+    Starter.MPI: _open_mpi,
+}
+
+
+def job_variables(nodes: int, tasks: int) -> dict[str, str]:
+    """What a script of an allocation knows of it before anything is started."""
+    return _job(nodes, tasks)
+
+
+_SHORT = {
+    "A": "account", "c": "cpus_per_task", "C": "constraint", "d": "dependency", "D": "chdir", "e": "error",
+    "G": "gpus", "i": "input", "J": "job_name", "L": "licenses", "m": "distribution", "M": "clusters", "n": "ntasks",
+    "N": "nodes", "o": "output", "p": "partition", "q": "qos", "r": "relative", "S": "core_spec", "t": "time",
+    "T": "threads", "w": "nodelist", "x": "exclude", "a": "array", "F": "nodefile", "b": "begin", "W": "wait",
+    "B": "extra_node_info", "K": "kill_on_bad_exit", "l": "label", "u": "unbuffered", "v": "verbose", "Q": "quiet",
+    "E": "preserve_env", "O": "overcommit", "s": "oversubscribe", "X": "disable_status", "k": "no_kill", "H": "hold",
+}  # fmt: skip
+_SLURM_ALONE = frozenset({
+    "label", "unbuffered", "verbose", "quiet", "preserve_env", "overcommit", "oversubscribe", "disable_status",
+    "no_kill", "hold", "exclusive", "overlap", "exact", "whole", "pty", "spread_job", "contiguous", "reboot",
+    "use_min_nodes", "no_requeue", "requeue", "parsable", "test_only", "ignore_pbs", "quit_on_interrupt", "nice",
+    "container_mount_home", "no_container_mount_home", "container_writable", "container_readonly",
+    "container_remap_root", "no_container_remap_root", "kill_on_bad_exit", "propagate", "get_user_env", "immediate",
+    "no_container_entrypoint", "container_entrypoint", "x11",
+})  # fmt: skip
+"""Some take a value, which stands behind `=` then."""
+_SLURM_WITH_VALUE = frozenset({
+    "accel_bind", "acctg_freq", "bb", "bbf", "bcast", "cluster_constraint", "comment", "container", "container_image",
+    "container_mounts", "container_name", "container_save", "container_workdir", "container_env", "cores_per_socket",
+    "cpu_bind", "cpu_freq", "cpus_per_gpu", "deadline", "delay_boot", "epilog", "export", "export_file", "extra",
+    "gpu_bind", "gpu_freq", "gpus_per_node", "gpus_per_socket", "gpus_per_task", "gres", "gres_flags", "hint", "jobid",
+    "mail_type", "mail_user", "mem", "mem_bind", "mem_per_cpu", "mem_per_gpu", "mincpus", "mpi", "msg_timeout",
+    "network", "ntasks_per_core", "ntasks_per_gpu", "ntasks_per_node", "ntasks_per_socket", "open_mode", "power",
+    "prefer", "priority", "profile", "prolog", "reservation", "signal", "sockets_per_node", "switches", "task_epilog",
+    "task_prolog", "thread_spec", "threads_per_core", "time_min", "tmp", "tres_bind", "tres_per_task", "uid", "gid",
+    "wckey", "wrap", "het_group", "oom_kill_step", "segment",
+}) | frozenset(set(_SHORT.values()) - _SLURM_ALONE)  # fmt: skip
+_REFUSED = ("ntasks_per_gpu", "ntasks_per_socket", "ntasks_per_core", "het_group", "multi_prog", "array")
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The options of a batch script: srun in it starts from these."""
+
+    options: Mapping[str, str | None]
+
+    @property
+    def tasks(self) -> Tasks:
+        return _tasks(self.options, Starter.BATCH)
+
+
+def read_srun(words: Sequence[str], allocation: Allocation | None) -> tuple[Tasks, dict[str, str | None], list[str]]:
+    """The processes of an srun line, its options, and the command that each runs."""
+    own, command = read_options(
+        words, _SLURM_WITH_VALUE, _SLURM_ALONE | {"multi_prog"}, "srun of Slurm 25.05", short=_SHORT
+    )
+    inherited = dict(allocation.options) if allocation is not None else {}
+    if "nodes" in own and "ntasks" not in own:
+        inherited.pop("ntasks", None)
+    if "ntasks" in own and "ntasks_per_node" not in own and "nodes" not in own:
+        inherited = _shrunk(inherited, own)
+    return _tasks({**inherited, **own}, Starter.SRUN), own, command
+
+
+def read_sbatch(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Options of the command line of sbatch, and the script with its arguments."""
+    return read_options(words, _SLURM_WITH_VALUE, _SLURM_ALONE, "sbatch of Slurm 25.05", short=_SHORT)
+
+
+def read_script_options(text: str, place: str) -> dict[str, str | None]:
+    """Those of the #SBATCH lines, which stand before the first command."""
+    found: dict[str, str | None] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            break
+        if not re.match(r"#SBATCH\s", line):
+            continue
+        try:
+            words = shlex.split(line[len("#SBATCH") :], comments=True)
+        except ValueError as error:
+            raise SpecError(f"the line cannot be read: {error}", place=f"{place}:{number}") from None
+        options, rest = read_options(words, _SLURM_WITH_VALUE, _SLURM_ALONE, "sbatch of Slurm 25.05", short=_SHORT)
+        if rest:
+            raise SpecError(f"{rest[0][:80]!a} is no option", allowed="options of sbatch", place=f"{place}:{number}")
+        found.update(options)
+    return found
+
+
+def _shrunk(options: dict[str, str | None], own: Mapping[str, str | None]) -> dict[str, str | None]:
+    """A step of fewer processes than the allocation has: srun fills nodes with as many as were asked for on each."""
+    per_node = options.get("ntasks_per_node")
+    nodes = options.get("nodes")
+    if per_node and own["ntasks"] and nodes:
+        there = _nodes(nodes) or 1
+        needed = -(-count_of("--ntasks", own["ntasks"]) // count_of("--ntasks-per-node", per_node))
+        if needed < there:
+            return {**options, "nodes": str(needed), "ntasks_per_node": None}
+        if needed == there:
+            return {name: value for name, value in options.items() if name != "ntasks_per_node"}
+    return {name: value for name, value in options.items() if name != "ntasks_per_node"}
+
+
+def _tasks(options: Mapping[str, str | None], starter: Starter) -> Tasks:
+    for name in _REFUSED:
+        if options.get(name) is not None or (name == "multi_prog" and name in options):
+            raise refused(f"--{name.replace('_', '-')} is not read", "--nodes, --ntasks, --ntasks-per-node")
+    per_node = _number("--ntasks-per-node", options.get("ntasks_per_node"))
+    tasks = _number("--ntasks", options.get("ntasks"))
+    nodes = _nodes(options.get("nodes"))
+    if nodes is None:
+        nodes = -(-tasks // per_node) if tasks and per_node else 1
+    if tasks is None:
+        tasks = nodes * (per_node or 1)
+    if tasks % nodes:
+        raise refused(f"{tasks} tasks on {nodes} nodes", "as many tasks on each node")
+    each = tasks // nodes
+    if starter is Starter.BATCH:
+        return Tasks(
+            starter=starter, gpus=_gpus(options, nodes, each), job_nodes=nodes, job_tasks=tasks,
+            settings=_settings(options, nodes),
+        )  # fmt: skip
+    return Tasks(
+        starter=starter, nodes=nodes, per_node=each, gpus=_gpus(options, nodes, each),
+        settings=_settings(options, nodes),
+    )  # fmt: skip
+
+
+def _gpus(options: Mapping[str, str | None], nodes: int, per_node: int) -> int | None:
+    """That one process sees: those of its node, or its own."""
+    if options.get("gpus_per_task"):
+        return _gpu_count(options["gpus_per_task"])
+    if (on_node := _gpus_on_node(options, nodes)) is None:
+        return None
+    binding = options.get("gpu_bind") or ""
+    return max(on_node // per_node, 1) if binding.startswith(("single", "per_task")) else on_node
+
+
+def _gpus_on_node(options: Mapping[str, str | None], nodes: int) -> int | None:
+    if options.get("gpus_per_node"):
+        return _gpu_count(options["gpus_per_node"])
+    for each in (options.get("gres") or "").split(","):
+        name, _, count = each.partition(":")
+        if name.removeprefix("gres/") == "gpu":
+            return _gpu_count(count or "1")
+    if options.get("gpus"):
+        return max((_gpu_count(options["gpus"]) or 0) // nodes, 1)
+    return None
+
+
+def _gpu_count(written: str | None) -> int | None:
+    """`8`, or with a type `a100:8`."""
+    number = (written or "").rpartition(":")[2].partition("(")[0]
+    return count_of("the number of GPUs", number if number.isdigit() else written or "")
+
+
+def _settings(options: Mapping[str, str | None], nodes: int) -> dict[str, str]:
+    """Variables that are set only if the option was given."""
+    names = {
+        "ntasks_per_node": "SLURM_NTASKS_PER_NODE",
+        "cpus_per_task": "SLURM_CPUS_PER_TASK",
+        "job_name": "SLURM_JOB_NAME",
+        "gpus_per_node": "SLURM_GPUS_PER_NODE",
+        "gpus_per_task": "SLURM_GPUS_PER_TASK",
+        "gpus": "SLURM_GPUS",
+        "partition": "SLURM_JOB_PARTITION",
+    }
+    found = {variable: str(options[name]) for name, variable in names.items() if options.get(name)}
+    on_node = _gpus_on_node(options, nodes)
+    return found | ({"SLURM_GPUS_ON_NODE": str(on_node)} if on_node else {}) | {"SLURM_SUBMIT_DIR": "."}
+
+
+def _nodes(written: str | None) -> int | None:
+    if written is None:
+        return None
+    least, _, most = written.partition("-")
+    if most and most != least:
+        raise refused(f"--nodes is {written}: Slurm decides how many", "a number")
+    return count_of("--nodes", least)
+
+
+def _number(name: str, written: str | None) -> int | None:
+    return None if written is None else count_of(name, written)
+
+
+_COUNTS = ("np", "n", "c", "N", "npernode", "ppn", "map_by", "H", "host", "x", "genv", "env")
+_MPI_WITH_VALUE = frozenset({
+    *_COUNTS, "bind_to", "hostfile", "machinefile", "f", "rankfile", "rank_by", "wdir", "wd", "output_filename",
+    "output", "stdin", "timeout", "path", "prefix", "tune", "am", "display", "launch_agent", "pernode_list", "cpu_set",
+    "default_hostfile", "runtime_options", "report_state_on_timeout", "mca_base_param_file_prefix", "launcher", "iface",
+})  # fmt: skip
+_MPI_ALONE = frozenset({
+    "allow_run_as_root", "oversubscribe", "nooversubscribe", "tag_output", "report_bindings", "display_map",
+    "display_allocation", "q", "quiet", "v", "verbose", "V", "timestamp_output", "pernode", "nolocal", "bynode",
+    "byslot", "disable_recovery", "enable_recovery", "noprefix", "use_hwthread_cpus", "l", "prepend_rank",
+})  # fmt: skip
+_SEVERAL = {"mca": 2, "gmca": 2, "prtemca": 2, "pmixmca": 2}
+
+
+def read_mpirun(words: Sequence[str], allocation: Allocation | None) -> tuple[Tasks, dict[str, str], list[str]]:
+    """The processes of an mpirun line, variables that it gives them by value, and the command that each runs."""
+    rest, exports = _without_exports(words)
+    options, command = read_options(rest, _MPI_WITH_VALUE, _MPI_ALONE, "mpirun of Open MPI 5.0", values=_SEVERAL)
+    if ":" in command:
+        raise refused("mpirun starts several programs", "one program")
+    hosts = _hosts(options)
+    per_node = _per_node(options)
+    written = next((options[name] for name in ("np", "n", "c") if options.get(name)), None)
+    whole = allocation.tasks if allocation is not None else None
+    nodes = len(hosts) or (whole.job_nodes if whole is not None else 0)
+    if written is not None:
+        processes = count_of("-np", written)
+    elif per_node and nodes:
+        processes = per_node * nodes
+    elif hosts:
+        processes = sum(hosts.values())
+    elif whole is not None:
+        processes = whole.job_tasks
+    else:
+        raise refused(
+            "how many processes there are is not said, and this machine's processors do not decide it: -np is missing",
+            "-np NUMBER",
+        )
+    if per_node is None:
+        slots = next(iter(hosts.values()), 1) if hosts else 0
+        per_node = min(slots, processes) if slots else -(-processes // max(nodes, 1))
+    if processes % per_node:
+        raise refused(f"{processes} processes, {per_node} on each node", "as many processes on each node")
+    tasks = Tasks(
+        starter=Starter.MPI,
+        nodes=processes // per_node,
+        per_node=per_node,
+        gpus=whole.gpus if whole is not None else None,
+    )
+    return tasks, exports, command
+
+
+def _without_exports(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """`-x NAME=VALUE` may come often; without a value the variable is passed on as it is."""
+    rest, exports = list(words), {}
+    kept = []
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word in ("-x", "--x") and rest:
+            name, equals, value = rest.pop(0).partition("=")
+            if equals:
+                exports[name] = value
+        elif word in ("-genv", "-env") and len(rest) > 1:
+            exports[rest.pop(0)] = rest.pop(0)
+        else:
+            kept.append(word)
+            name = word.lstrip("-").partition("=")[0].replace("-", "_")
+            if "=" not in word and name not in _MPI_ALONE:
+                count = _SEVERAL.get(name, 1)
+                kept += rest[:count]
+                del rest[:count]
+    return [*kept, *rest], exports
+
+
+def _per_node(options: Mapping[str, str | None]) -> int | None:
+    if "pernode" in options:
+        return 1
+    for name in ("N", "npernode", "ppn"):
+        if options.get(name):
+            return count_of(f"-{name}", options[name] or "")
+    match = re.match(r"ppr:(\d+):node", options.get("map_by") or "")
+    return count_of("--map-by ppr", match[1]) if match else None
+
+
+def _hosts(options: Mapping[str, str | None]) -> dict[str, int]:
+    """Hosts with their slots, one where none is said."""
+    found: dict[str, int] = {}
+    for each in filter(None, (options.get("H") or options.get("host") or "").split(",")):
+        name, _, slots = each.partition(":")
+        found[name] = found.get(name, 0) + (count_of("-H", slots) if slots else 1)
+    return found
+
+
+_RAY_WITH_VALUE = frozenset({
+    "address", "job_id", "submission_id", "runtime_env", "runtime_env_json", "working_dir", "metadata_json",
+    "entrypoint_num_cpus", "entrypoint_num_gpus", "entrypoint_memory", "entrypoint_resources",
+    "entrypoint_label_selector", "log_style", "log_color", "headers", "verify",
+})  # fmt: skip
+_RAY_ALONE = frozenset({"no_wait", "verbose", "v"})
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What Ray is asked to run."""
+
+    entrypoint: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: str
+    """Of this machine; empty where the working folder is a package somewhere else, or not named."""
+
+
+def read_submit(words: Sequence[str], text_of: Callable[[str], str]) -> Submission:
+    """The parts of the words behind `ray job submit`. Raises SpecError."""
+    options, entrypoint = read_options(words, _RAY_WITH_VALUE, _RAY_ALONE, "ray job submit of Ray 2.60")
+    if not entrypoint:
+        raise refused("ray job submit has no entrypoint", "ray job submit [options] -- COMMAND")
+    runtime: Mapping[str, Any] = {}
+    if path := options.get("runtime_env"):
+        runtime = _mapping(read_yaml(text_of(path), path).plain(), path)
+    if text := options.get("runtime_env_json"):
+        runtime = _mapping(read_json(text, "--runtime-env-json"), "--runtime-env-json")
+    return submission_of(entrypoint, runtime, options.get("working_dir") or "")
+
+
+def submission_of(entrypoint: Sequence[str], runtime: Mapping[str, Any], folder: str = "") -> Submission:
+    """An entrypoint with its runtime environment, as Ray's command line and its REST interface have it."""
+    variables = runtime.get("env_vars") or {}
+    if not isinstance(variables, Mapping) or not all(isinstance(each, str) for each in variables.values()):
+        raise SpecError("env_vars are no texts", allowed="a mapping of names to texts", place="runtime_env.env_vars")
+    folder = folder or str(runtime.get("working_dir") or "")
+    return Submission(tuple(entrypoint), dict(variables), "" if "://" in folder else folder)
+
+
+def _mapping(found: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(found, Mapping):
+        said = f"is a {type(found).__name__}, and no mapping"
+        raise SpecError(said, allowed="a runtime environment of Ray", place=place)
+    return found

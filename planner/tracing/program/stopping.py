@@ -1,0 +1,332 @@
+"""What a program was seen to do, moment by moment, and when enough of it was seen."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+
+from planner.events import Phase
+
+
+class Kind(StrEnum):
+    """What begins (or, of a step, ends) at a moment."""
+
+    FORWARD = "forward"
+    EVAL = "eval"
+    ASIDE = "aside"
+    """A forward without gradients of a module that is not trained, or is not told to be evaluated: a teacher's, a
+    generator's. An evaluation all the same, unless every iteration has one."""
+    BACKWARD = "backward"
+    STEP = "step"
+    STEPPED = "stepped"
+    LOAD = "load"
+    SAVE = "save"
+    GATHER = "gather"
+    """A state dict is made by torch's own functions: to be saved, or to be loaded into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """`position` is the recorder's count of native records; `parameters` names the optimizer's part that steps."""
+
+    position: int
+    kind: Kind
+    parameters: int = 0
+
+
+@dataclass(slots=True)
+class Moments:
+    """The log of one program. Optimizers are counted by their parameters: one that steps in parts, or several of them,
+    make one iteration."""
+
+    log: list[Moment] = field(default_factory=list)
+    steps: Counter[int] = field(default_factory=Counter)
+    forwards: int = 0
+    """Of every kind."""
+    infers: bool = False
+    """Whether the program was found to infer and never to train: each of its forwards is an iteration."""
+    rounds: int = 0
+    """How often the optimizer has stepped that steps most: what several do one after another is as far apart, from one
+    iteration to the next, by the steps of any of them. Also before it is known where an iteration ends."""
+    _closing: int | None = None
+    """Of the first round of optimizers the last: its step ends an iteration."""
+    _ends: list[int] = field(default_factory=list)
+    """Once that is known."""
+    _begun: defaultdict[Kind, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Indices of moments before which another kind was."""
+
+    def add(self, position: int, kind: Kind, parameters: int = 0) -> None:
+        if kind is Kind.STEP and self._closing is None and self.steps[parameters]:
+            self._closing = next(each.parameters for each in reversed(self.log) if each.kind is Kind.STEPPED)
+            self._ends = self._stepped_by(self._closing)
+        if kind is Kind.STEPPED:
+            self.steps[parameters] += 1
+            self.rounds = max(self.rounds, self.steps[parameters])
+            if parameters == self._closing:
+                self._ends.append(len(self.log))
+        self.forwards += kind in _FORWARDS
+        if not self.log or self.log[-1].kind is not kind:
+            self._begun[kind].append(len(self.log))
+        self.log.append(Moment(position, kind, parameters))
+
+    @property
+    def trains(self) -> bool:
+        """Whether there was a backward, or a step."""
+        return bool(self.steps or self._begun[Kind.BACKWARD])
+
+    @property
+    def iterations(self) -> int:
+        """Whole ones, as far as is known: the first is known to be over when the second begins to step."""
+        return 0 if self._closing is None else self.steps[self._closing]
+
+    def ends(self) -> list[int]:
+        """Of each iteration the index of its last moment, in order; also of the last of a program that has ended."""
+        if self.infers:
+            return [index for index, each in enumerate(self.log) if each.kind in _FORWARDS]
+        if self._closing is not None:
+            return self._ends
+        last = next((each.parameters for each in reversed(self.log) if each.kind is Kind.STEPPED), None)
+        return [] if last is None else self._stepped_by(last)
+
+    def _stepped_by(self, parameters: int) -> list[int]:
+        return [
+            index for index, each in enumerate(self.log) if each.kind is Kind.STEPPED and each.parameters == parameters
+        ]
+
+    def cuts(self, until: int) -> list[int]:
+        """Positions between which a program may do the same again: where its forwards begin, or else its backwards."""
+        of_kind = {kind: [each.position for each in self.log if each.kind is kind] for kind in Kind}
+        forwards = of_kind[Kind.FORWARD] or of_kind[Kind.BACKWARD]
+        found = {*forwards, *of_kind[Kind.EVAL], *of_kind[Kind.ASIDE]}
+        return sorted(each for each in found if each < until)
+
+    def evaluations(self, until: int | None = None) -> int:
+        """How many evaluations began, up to a position: what lies between two trainings counts once."""
+        if self.infers:
+            return 0
+        surely = self._episodes(Kind.EVAL, until)
+        perhaps = self._episodes(Kind.ASIDE, until)
+        return len(surely | {each for each in perhaps if not {each - 1, each + 1} & perhaps})
+
+    def seen(self, kind: Kind, until: int | None = None) -> int:
+        """How often this was done, up to a position: what is done in parts between two trainings counts once."""
+        return len(self._episodes(kind, until))
+
+    def _episodes(self, kind: Kind, until: int | None) -> set[int]:
+        """After how many iterations this began."""
+        ends = self.ends()
+        positions = ((index, self.log[index].position) for index in self._begun[kind])
+        return {bisect(ends, index) for index, position in positions if until is None or position <= until}
+
+    def end_of(self, iterations: int) -> int | None:
+        """The position at which the forward after so many iterations begins; None if it never did."""
+        after = self.moment_after(iterations)
+        return None if after is None else self.log[after].position
+
+    def moment_after(self, iterations: int) -> int | None:
+        """As `end_of`, the index of that moment."""
+        ends = self.ends()
+        if len(ends) < iterations or not iterations:
+            return None
+        begins = _FORWARDS if self.infers else _OF_AN_ITERATION
+        after = range(ends[iterations - 1] + 1, len(self.log))
+        return next((index for index in after if self.log[index].kind in begins), None)
+
+    def phases(self) -> Iterator[tuple[int, Phase, int]]:
+        """Where each phase begins, and its iteration."""
+        return ((self.log[index].position, phase, iteration) for index, phase, iteration in self.phase_moments())
+
+    def phase_moments(self) -> Iterator[tuple[int, Phase, int]]:
+        """As `phases`, by the index of the moment."""
+        ends, done = set(self.ends()), 0
+        before: tuple[Phase, int] | None = None
+        for index, each in enumerate(self.log):
+            kind = Kind.FORWARD if self.infers and each.kind in _FORWARDS else each.kind
+            phase = self._purpose_of_gathering(index, done) if kind is Kind.GATHER else _PHASES.get(kind)
+            if phase is not None:
+                iteration = done + 1 if kind in _OF_AN_ITERATION else done
+                if (phase, iteration) != before:
+                    yield index, phase, iteration
+                before = phase, iteration
+            done += index in ends
+
+    def _purpose_of_gathering(self, index: int, done: int) -> Phase | None:
+        """By what follows; where nothing does (another rank writes), a program that has trained saves."""
+        after = next((each.kind for each in islice(self.log, index, None) if each.kind is not Kind.GATHER), None)
+        if after in (Kind.LOAD, Kind.SAVE):
+            return _PHASES[after]
+        return Phase.CHECKPOINT_SAVE if done else None
+
+
+_FORWARDS = (Kind.FORWARD, Kind.EVAL, Kind.ASIDE)
+_OF_AN_ITERATION = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
+_PHASES = {
+    Kind.FORWARD: Phase.FORWARD,
+    Kind.EVAL: Phase.EVAL,
+    Kind.ASIDE: Phase.EVAL,
+    Kind.BACKWARD: Phase.BACKWARD,
+    Kind.STEP: Phase.OPTIMIZER_STEP,
+    Kind.LOAD: Phase.CHECKPOINT_LOAD,
+    Kind.SAVE: Phase.CHECKPOINT_SAVE,
+}
+
+
+FEWEST = 3
+"""Optimizer state is born in the first iteration, DDP's buckets are made anew in the second."""
+MOST = 30
+"""A program whose peak still rises then is ended all the same, and the report says so."""
+FORWARDS = 5
+"""Of a program that only infers: so many at least."""
+EVALUATIONS = 2
+"""The second finds the cache as training has left it, in pieces; the first mostly does not."""
+_PATIENCE = 2
+"""A steady program is watched for what it has not done yet: so many times the iterations that it took to be steady."""
+_PATIENCE_SECONDS = (5.0, 60.0)
+"""But no longer than the second; one that only infers as long again as it took so far, within these."""
+_EVALUATING, _EVALUATING_SECONDS = 15, 300.0
+"""The end of an evaluation that has begun is waited for so many times longer, up to so long."""
+_OF_ALL_TIME = 0.7
+"""The rest of a rank's time is for writing down what it did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a program has done. Evaluations and checkpoints are over; `idle` optimizers have not stepped twice."""
+
+    iterations: int
+    evaluations: int = 0
+    checkpoints: int = 0
+    idle: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self.evaluations >= EVALUATIONS and self.checkpoints > 0 and not self.idle
+
+
+@dataclass(slots=True)
+class Stopping:
+    """`steps` 0: once it is steady (from the third iteration on one changes neither peak), until everything was seen,
+    or until patience ends (None: by how many iterations it took until then). `seconds` is all the time that there is;
+    the clocks are asked for seconds, of a processor and of the day."""
+
+    steps: int = 0
+    patience_seconds: float | None = None
+    seconds: float = float("inf")
+    worked: Callable[[], float] = time.process_time
+    passed: Callable[[], float] = time.perf_counter
+    reason: str = ""
+    """For people, once it has been decided."""
+    _peaks: list[tuple[int, int]] = field(default_factory=list)
+    _steady: int = 0
+    """The first iteration that changed no peak."""
+    _most: tuple[int, ...] = ()
+    """What was seen so far of what is waited for."""
+    _waits_since: float = 0.0
+    _waits_from: int = 0
+    """The iterations that were over then."""
+    _took: float = 0.0
+    """Seconds of a processor until it was steady, or had inferred for the first time as often as is looked for."""
+    _inferred: tuple[int, int] | None = None
+    """The peaks of a program that only infers, when they were looked at last."""
+    _began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began = self.passed()
+
+    @property
+    def patience(self) -> float:
+        """How long a program is watched that only infers, or evaluates, in seconds of a processor."""
+        shortest, longest = _PATIENCE_SECONDS
+        given = self.patience_seconds
+        return min(max(self._took, shortest), longest) if given is None else given
+
+    def is_over(self, seen: Seen, highest: Callable[[], tuple[int, int]]) -> bool:
+        """Whether the program is ended; `highest` tells its peaks so far, (allocated, reserved)."""
+        if self.steps:
+            self.reason = f"ended after {count(self.steps)}, as asked for"
+            return seen.iterations >= self.steps
+        if not self._steady and not self._settles(seen.iterations, highest):
+            return seen.iterations >= MOST
+        if seen.is_whole:
+            self.reason = f"ended after {count(seen.iterations)}: {self._since()}, and everything was seen"
+            return True
+        return self.is_out_of_patience(seen)
+
+    def has_inferred_enough(self, forwards: int, highest: Callable[[], tuple[int, int]]) -> bool:
+        """Whether a program that has done so many forwards and trained nothing is ended: a while has passed in which
+        none of them raised a peak. It may be long in coming to its training."""
+        if forwards < max(FORWARDS, self.steps):
+            return False
+        waited = self.worked() - self._waits_since
+        if self._inferred is not None and waited < self.patience:
+            return False
+        before, self._inferred = self._inferred, highest()
+        if before != self._inferred:
+            self._waits_since = self.worked()
+            self._took = self._took or self._waits_since
+            return False
+        self.reason = f"ended after {forwards} forwards: it only infers, and none raised a peak in {waited:.0f} s"
+        return True
+
+    @property
+    def asked(self) -> str:
+        """Why forwards of a program that only infers are left out, where it was asked for fewer."""
+        return f"ended after {count(self.steps)}, as asked for: it only infers"
+
+    def is_out_of_patience(self, seen: Seen, *, evaluates: bool = False) -> bool:
+        """Whether a steady program was watched long enough, whatever it lacks; longer if it `evaluates` just now."""
+        if not self._steady:
+            return False
+        self._reset_patience(seen)
+        if not self._has_waited(seen, evaluates) and not self.is_late():
+            return False
+        waited = count(seen.iterations - self._waits_from)
+        how = f"nothing new came in {waited} (--patience watches longer)"
+        if self.patience_seconds is not None:
+            how = f"nothing new came in {self.worked() - self._waits_since:.0f} s"
+        self.reason = f"ended after {count(seen.iterations)}: {self._since()}, and {how}"
+        return True
+
+    def is_late(self) -> bool:
+        """Whether what is left of the time is for writing down what was seen."""
+        return self.passed() - self._began >= _OF_ALL_TIME * self.seconds
+
+    def _has_waited(self, seen: Seen, evaluates: bool) -> bool:
+        waited, patience = self.worked() - self._waits_since, self.patience
+        if evaluates:
+            return waited >= max(patience, min(_EVALUATING * patience, _EVALUATING_SECONDS))
+        if self.patience_seconds is not None:
+            return waited >= patience
+        return seen.iterations - self._waits_from >= _PATIENCE * self._steady or waited >= _PATIENCE_SECONDS[1]
+
+    def _settles(self, iterations: int, highest: Callable[[], tuple[int, int]]) -> bool:
+        """Whether it is steady from this iteration on; each is looked at once."""
+        if iterations <= len(self._peaks):
+            return False
+        self._peaks.append(highest())
+        self.reason = f"ended after {count(iterations)}, although its peak still rises"
+        if iterations < FEWEST or self._peaks[-1] != self._peaks[-2]:
+            return False
+        self._steady, self._waits_since = iterations, self.worked()
+        self._took = self._waits_since
+        return True
+
+    def _reset_patience(self, seen: Seen) -> None:
+        """What is new makes it worth to wait for more."""
+        found = (min(seen.evaluations, EVALUATIONS), min(seen.checkpoints, 1), -seen.idle)
+        if not self._most or any(now > before for now, before in zip(found, self._most, strict=True)):
+            self._most = tuple(map(max, found, self._most or found))
+            self._waits_since, self._waits_from = self.worked(), seen.iterations
+
+    def _since(self) -> str:
+        return f"training is steady since iteration {self._steady}"
+
+
+def count(iterations: int) -> str:
+    """`3 iterations`."""
+    return "1 iteration" if iterations == 1 else f"{iterations} iterations"

@@ -1,0 +1,270 @@
+"""Answers a program that reads values which nobody has: of device tensors, broadcasts, neighbouring stages."""
+
+from __future__ import annotations
+
+import base64
+import math
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from planner import upstream
+from planner.errors import ProgramError
+from planner.paper.kernels.indexing import known
+from planner.paper.recorder import Recorder
+from planner.paper.values import Value
+from planner.tracing.program.assumptions import About, Assumptions, Branch, branch_at, place_of
+from planner.tracing.program.rank_orders import Announced, BroadcastNumber
+from planner.upstream import versions
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a value is taken for that an operator has made."""
+
+    operators: tuple[str, ...]
+    answer: Value
+    why: str
+
+
+_BY_OPERATOR = (
+    Made(("aten.all", "aten.isfinite"), True, "a check of everything holds"),
+    Made(("aten.mul", "aten.logical_not", "aten.bitwise_not"), True, "a value is finite"),
+    Made(("aten.any", "aten.isnan", "aten.isinf", "aten.ne"), False, "no value is out of order"),
+    Made(("aten.argmax", "aten.argmin", "aten.argsort", "aten.topk", "aten.sort", "aten.max", "aten.min",
+          "aten.multinomial"), 0, "the first index"),
+)  # fmt: skip
+"""For truth values and whole numbers. `isfinite` ends in a product of truth values (torch 2.13, aten/src/ATen/native/
+TensorCompare.cpp)."""
+
+_NOWHERE = ("aten.any", "aten.isnan", "aten.isinf")
+"""Operators whose truth values hold nowhere in a healthy run: nothing is selected by them."""
+
+
+class AnswersByTable:
+    """The reader of a program (planner.paper.values.Reader). With `strict` nothing is answered that is not known."""
+
+    def __init__(self, recorder: Recorder, assumptions: Assumptions, *, strict: bool, otherwise: str = "") -> None:
+        """`otherwise`: a line at which a truth value is answered the other way."""
+        self._recorder, self._assumptions, self._strict = recorder, assumptions, strict
+        self._otherwise = otherwise
+        self.branches: dict[str, Branch] = {}
+        """Lines at which an answer decides."""
+        self.classes = 0
+        """Of the last loss over classes; 0 before the first."""
+        self.reads = 0
+        """How often the host has read from the device, and waited for it."""
+
+    def note(self, tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:
+        """A known call site of a library was answered."""
+        self._list(tensor, frames, answer, why)
+
+    def answer(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> Value | None:
+        """The value and, in the list, the reason for it; None under `strict`."""
+        if self._strict:
+            return None
+        answer, why = self._judge(tensor)
+        if (branch := branch_at(frames, answer)) is not None:
+            self.branches.setdefault(branch.place, branch)
+            if branch.place == self._otherwise:
+                answer, why = not answer, "the other way is tried"
+        self._list(tensor, frames, answer, why)
+        return answer
+
+    def copy(self, tensor: torch.Tensor, frames: Sequence[FrameType], mover: str) -> bool:
+        """Zeros, in the list: what a library moves, as such; what else is copied is read. Under `strict` the latter is
+        refused."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if mover:
+            self._assumptions.add(About.HOST, f"tensors of {dtype} that {mover} moves to the host are zeros there")
+        elif not self._strict:
+            self._assumptions.add(
+                About.VALUE, f"values of {dtype} that are copied to the host read as 0", place_of(frames)
+            )
+        return bool(mover) or not self._strict
+
+    def count(self, tensor: torch.Tensor, frames: Sequence[FrameType], most: int, what: str, why: str) -> int | None:
+        """As many as there can be, but none where values out of order are looked for; None under `strict`."""
+        if self._strict:
+            return None
+        made_by = self._recorder.operator_of(tensor) if tensor.dtype is torch.bool else ""
+        count, why = (0, f"{made_by}: no value is out of order") if made_by in _NOWHERE else (most, why)
+        self._assumptions.add(About.VALUE, f"{count:,} {what} ({why})", place_of(frames))
+        return count
+
+    def _judge(self, tensor: torch.Tensor) -> tuple[Value, str]:
+        if tensor.is_floating_point() or tensor.is_complex():
+            if self.classes > 1:
+                return math.log(
+                    self.classes
+                ), f"the loss over {self.classes:,} classes of a model that has learnt nothing"
+            return 1.0, "any finite number"
+        made_by = self._recorder.operator_of(tensor)
+        is_truth = tensor.dtype is torch.bool
+        for each in _BY_OPERATOR:
+            if made_by in each.operators and isinstance(each.answer, bool) == is_truth:
+                return each.answer, f"{made_by}: {each.why}"
+        return (False, "nothing is out of order") if is_truth else (1, "any count")
+
+    def _list(self, tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:
+        self.reads += 1
+        shown = f"{answer:.4g}" if isinstance(answer, float) else str(answer)
+        many = "a value" if tensor.numel() == 1 else f"{tensor.numel()} values"
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self._assumptions.add(About.VALUE, f"{many} of {dtype} read as {shown} ({why})", place_of(frames))
+
+    def watching_losses(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """A loss over classes that remembers how many there are, for `upstream.patch_targets`."""
+
+        def loss(*arguments: Any, **options: Any) -> Any:
+            scores = arguments[0] if arguments else options.get("input")
+            if isinstance(scores, torch.Tensor) and scores.is_cuda and scores.dim():
+                self.classes = scores.shape[1] if scores.dim() > 1 else scores.shape[0]
+            return real(*arguments, **options)
+
+        return loss
+
+
+_MOST = 64
+"""Elements; larger ones are data."""
+_WHOLE = (torch.int64, torch.int32, torch.bool)
+
+
+class BroadcastNumbers:
+    """Of one rank; `heard` is what those that ran before have broadcast."""
+
+    def __init__(self, heard: Sequence[BroadcastNumber]) -> None:
+        self._said = {(each.ranks, each.source, each.number): each.values for each in heard}
+        self._alike: dict[tuple[tuple[int, ...], int, int], tuple[int, ...]] = {}
+        for each in heard:
+            self._alike.setdefault(_placed(each.ranks, each.source, each.number), each.values)
+        self._counts: Counter[tuple[int, ...]] = Counter()
+
+    def said(self) -> tuple[BroadcastNumber, ...]:
+        """By this rank and those before it."""
+        return tuple(BroadcastNumber(*key, values) for key, values in sorted(self._said.items()))
+
+    def pass_on(self, group: dist.ProcessGroup, tensors: Sequence[Tensor], root: int) -> None:
+        """A broadcast over the group: kept if it is this rank's, filled in if another's was heard."""
+        ranks = tuple(dist.get_process_group_ranks(group))
+        number, source = self._counts[ranks], ranks[root]
+        self._counts[ranks] += 1
+        if len(tensors) != 1 or tensors[0].dtype not in _WHOLE or tensors[0].numel() > _MOST:
+            return
+        key = (ranks, source, number)
+        if root == group.rank():
+            values = known(tensors[0])
+            if values is not None:
+                self._said[key] = tuple(map(int, values.flatten().tolist()))
+            return
+        heard = self._said.get(key, self._alike.get(_placed(*key), ()))
+        if len(heard) == tensors[0].numel():
+            with torch.no_grad():
+                tensors[0].copy_(torch.tensor(heard, dtype=tensors[0].dtype).view(tensors[0].shape))
+
+
+def _placed(ranks: tuple[int, ...], source: int, number: int) -> tuple[tuple[int, ...], int, int]:
+    """A broadcast by where its ranks stand to each other: the source of a group that was not run is taken to say what
+    that of another such group has said."""
+    return tuple(each - ranks[0] for each in ranks), source - ranks[0], number
+
+
+_STAGE = "torch.distributed.pipelining.stage:PipelineStage"
+
+
+class PipelineNeighbours:
+    """Answers for the stages that other ranks have. `heard` is what the ranks that ran before have announced."""
+
+    def __init__(self, assumptions: Assumptions, heard: Sequence[Announced]) -> None:
+        self._assumptions = assumptions
+        self._said: dict[int, str] = {each.stage: each.content for each in heard}
+        self._votes = WeakIdKeyDictionary()
+
+    def announced(self) -> tuple[Announced, ...]:
+        """By this rank and those before it, for the ranks that follow."""
+        return tuple(Announced(stage, content) for stage, content in sorted(self._said.items()))
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Inside, a stage hears from its neighbours."""
+        wrapped: dict[str, upstream.Wrapper] = {
+            f"{_STAGE}._send_meta": self._keeping,
+            f"{_STAGE}._recv_meta": self._answering,
+            f"{_STAGE}._warmup_forward_vote": self._voting,
+            f"{_STAGE}._warmup_backward_result": self._counting,
+            f"{_STAGE}.__init__": _refusing,
+        }
+        with upstream.patch_targets("program pipelines", wrapped=wrapped):
+            yield
+
+    def _keeping(self, _real: Callable[..., Any]) -> Callable[..., None]:
+        def send(stage: Any, meta: Any, to_stage: int) -> None:
+            if to_stage > stage.stage_index:
+                self._said[stage.stage_index] = base64.b64encode(pickle.dumps(meta)).decode()
+
+        return send
+
+    def _answering(self, _real: Callable[..., Any]) -> Callable[..., Any]:
+        def receive(stage: Any, from_stage: int) -> Any:
+            if from_stage > stage.stage_index:
+                return _gradients_of_outputs(stage)
+            return self._inputs(stage.stage_index, from_stage)
+
+        return receive
+
+    def _inputs(self, stage: int, before: int) -> Any:
+        nearest = max((each for each in self._said if each <= before), default=None)
+        if nearest is None:
+            raise ProgramError(
+                f"stage {stage} of the pipeline waits for the shapes that stage {before} sends",
+                allowed="ranks of earlier stages run before it",
+                remedy="let a rank of the first stage run too (--ranks auto, or 0 and this one)",
+            )
+        if nearest != before:
+            self._assumptions.add(
+                About.PEERS, f"what stage {before} of the pipeline sends is shaped as what stage {nearest} sends"
+            )
+        return pickle.loads(base64.b64decode(self._said[nearest]))
+
+    def _voting(self, _real: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        """Whether shapes have to be announced at all: every other stage votes as this one does."""
+        from torch.distributed.pipelining._utils import InferenceMode
+
+        def vote(stage: Any, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
+            own = 0 if InferenceMode.needs_dynamic(stage._user_meta, has_backward) else 1
+            found = torch.tensor([own], dtype=torch.int32, device=stage.device)
+            self._votes[stage] = found if received_acc is None else received_acc * found
+            return self._votes[stage]  # type: ignore[no-any-return]
+
+        return vote
+
+    def _counting(self, _real: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        def result(stage: Any, received_result: torch.Tensor | None = None) -> torch.Tensor:
+            return self._votes[stage] if received_result is None else received_result
+
+        return result
+
+
+def _refusing(real: Callable[..., None]) -> Callable[..., None]:
+    """A stage is refused where its version of torch agrees with its neighbours otherwise than described here."""
+
+    def make(*arguments: Any, **options: Any) -> None:
+        versions.require("pipelines of a program", place="PipelineStage")
+        real(*arguments, **options)
+
+    return make
+
+
+def _gradients_of_outputs(stage: Any) -> Any:
+    from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
+
+    return _StageBackwardMeta(backward_metas=_derive_grad_metas(stage._stage_meta.outputs))

@@ -1,0 +1,328 @@
+"""Watches a program by global hooks of torch: forwards, backwards, steps, checkpoints, what tensors are for."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from planner import upstream
+from planner.events import Category
+from planner.paper.recorder import Recorder
+from planner.tracing.program.stopping import Kind, Moments
+from planner.training import observers, optimizers
+from planner.training.wraps import fsdp2
+from planner.training.wraps.ddp import ObservedReducer
+
+_Left = tuple[int, int | None]
+"""How often a parameter and its gradient were written to; None: it has no gradient."""
+
+
+class StepsByHand:
+    """What backwards have left, and whether a program has done something with it since.
+
+    A step writes to parameters, or clears gradients; one that writes by `.data` alone and clears nothing is not seen.
+    """
+
+    def __init__(self) -> None:
+        self._parameters = WeakIdKeyDictionary()
+        """With what the last backward has left of each."""
+        self._waits = False
+        """Whether there was a backward since the last step."""
+        self._found = False
+
+    def know(self, parameters: Iterable[Tensor]) -> None:
+        """Parameters that may be trained."""
+        for each in parameters:
+            if each.requires_grad:
+                self._parameters.setdefault(each, _left(each))
+
+    def backward_ended(self) -> None:
+        """What there is now is what this backward has left."""
+        self._waits = True
+        for each in self._parameters:
+            self._parameters[each] = _left(each)
+
+    def is_found(self) -> bool:
+        """Whether there was a step since the last backward; true once. A model that is gone was stepped, if ever."""
+        if not self._waits:
+            return False
+        gone_after_a_step = self._found and not self._parameters
+        if not gone_after_a_step and all(_left(each) == left for each, left in self._parameters.items()):
+            return False
+        self._waits, self._found = False, True
+        return True
+
+    def gradients(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """Parameters with the gradients that they have."""
+        return ((each, each.grad) for each in self._parameters if each.grad is not None)
+
+
+def _left(parameter: Tensor) -> _Left:
+    return parameter._version, None if parameter.grad is None else parameter.grad._version
+
+
+_STATE_DICT = "torch.distributed.checkpoint.state_dict"
+_STATE_DICT_FUNCTIONS = {
+    "_get_model_state_dict": Kind.GATHER,
+    "_get_optim_state_dict": Kind.GATHER,
+    "_load_model_state_dict": Kind.LOAD,
+    "_load_optim_state_dict": Kind.LOAD,
+}
+_BY_HAND = 0
+"""Stands for the optimizer of a program that has none of torch.optim."""
+WHOLE_EVERY = 64
+"""Forwards of a program that only infers. Looking at all objects of a process takes tenths of a second."""
+_YOUNG, _ALL = 1, 2
+"""Generations of Python's collector: up to the first one has it what was born since it last ran."""
+_OFTEN = 2
+"""State is born in an optimizer's first step."""
+
+
+class Watcher:
+    """Follows one program. `infers` is called before each forward until an optimizer is made or a backward begins; then
+    `trains` before each forward that is trained, each backward and each optimizer step, `evaluates` before each other
+    forward: they may end it all. `tells` hears of every moment, by its index."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        trains: Callable[[], None],
+        evaluates: Callable[[], None],
+        infers: Callable[[], None],
+        tells: Callable[[int], None],
+    ) -> None:
+        self.moments = Moments()
+        self._recorder, self._tells = recorder, tells
+        self._trains, self._evaluates, self._infers = trains, evaluates, infers
+        self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        """How often each has stepped, of those that there are."""
+        self._by_hand = StepsByHand()
+        self._paths = WeakIdKeyDictionary()
+        self._roots = WeakIdKeyDictionary()
+        self._names = WeakIdKeyDictionary()
+        self._open = threading.local()
+        self._backward = False
+        self._backward_ended = 0
+        """The recorder's position at the end of the last one."""
+        self._noted = False
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Inside, the program is followed."""
+        handles = (
+            register_module_forward_pre_hook(self._forward_begins),
+            register_module_forward_hook(self._forward_ends, always_call=True),
+            register_optimizer_step_pre_hook(self._step_starts),
+            register_optimizer_step_post_hook(self._step_ends),
+        )
+        ddp = "torch.nn.parallel.distributed:DistributedDataParallel._ddp_init_helper"
+        wrapped = {
+            ddp: self._telling_buckets,
+            "torch.autograd:_engine_run_backward": self._around_backward,
+            "torch.optim:Optimizer.__init__": self._knowing,
+            "torch:save": self._noting(Kind.SAVE),
+            "torch:load": self._noting(Kind.LOAD),
+            **{f"{_STATE_DICT}:{name}": self._noting(kind) for name, kind in _STATE_DICT_FUNCTIONS.items()},
+        }
+        try:
+            with (
+                upstream.patch_targets("program watched", wrapped=wrapped),
+                fsdp2.observe_fsdp(self._recorder),
+                observers.observe_collectives(self._recorder),
+            ):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def saves(self) -> None:
+        """A checkpoint is written by other means than torch.save."""
+        if threading.current_thread() is threading.main_thread():
+            self.notice_step_by_hand()
+            self._tell(Kind.SAVE)
+
+    def notice_step_by_hand(self) -> None:
+        """What follows is no part of a step: one that no optimizer of torch.optim has made is over now."""
+        if self._optimizers or not self._by_hand.is_found():
+            return
+        self.moments.add(self._backward_ended, Kind.STEP, _BY_HAND)
+        self._tell(Kind.STEPPED, _BY_HAND)
+        _collect_garbage()
+
+    @property
+    def steps_by_hand(self) -> bool:
+        """Whether iterations are those that `notice_step_by_hand` found."""
+        return self.moments.steps[_BY_HAND] > 0
+
+    def idle_optimizers(self) -> int:
+        """How many have parameters, and have not stepped twice."""
+        return sum(
+            steps < _OFTEN for each, steps in self._optimizers.items() if next(_parameters(each), None) is not None
+        )
+
+    def _knowing(self, real: Any) -> Any:
+        @functools.wraps(real)
+        def init(optimizer: Optimizer, *arguments: Any, **named: Any) -> None:
+            real(optimizer, *arguments, **named)
+            self._optimizers.setdefault(optimizer, 0)
+
+        return init
+
+    def _tell(self, kind: Kind, parameters: int = 0) -> None:
+        self._tells(len(self.moments.log))
+        self.moments.add(self._recorder.now(), kind, parameters)
+
+    def _noting(self, kind: Kind) -> Callable[[Any], Any]:
+        """What is done in the background, or on the way to something else that is noted, is no moment of its own."""
+
+        def wrap(real: Any) -> Any:
+            @functools.wraps(real)
+            def noted(*arguments: Any, **options: Any) -> Any:
+                if self._noted or threading.current_thread() is not threading.main_thread():
+                    return real(*arguments, **options)
+                self.notice_step_by_hand()
+                self._tell(kind)
+                self._noted = True
+                try:
+                    return real(*arguments, **options)
+                finally:
+                    self._noted = False
+
+            return noted
+
+        return wrap
+
+    def _telling_buckets(self, real: Any) -> Any:
+        def init_helper(module: Any, *arguments: Any, **named: Any) -> Any:
+            with self._recorder.region(Category.BUCKET, "ddp"):
+                result = real(module, *arguments, **named)
+            module.reducer = ObservedReducer(module.reducer, self._recorder)
+            return result
+
+        return init_helper
+
+    def _forward_begins(self, module: nn.Module, _arguments: Any) -> None:
+        if torch.compiler.is_compiling():  # what is compiled says itself of which module an allocation is
+            return
+        depth = getattr(self._open, "depth", 0)
+        if depth == 0 and not self._backward:
+            self._root_begins(module)
+        self._open.depth = depth + 1
+        self._recorder.enter(self._paths.get(module, ""))
+
+    def _forward_ends(self, _module: nn.Module, _arguments: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if getattr(self._open, "depth", 0):
+            self._open.depth -= 1
+            self._recorder.leave()
+
+    def _root_begins(self, module: nn.Module) -> None:
+        if not self._roots:
+            _collect_garbage()  # what building a model drops dies young, and Python soon collects the young
+        if module not in self._roots:
+            self._learn(module)
+        self.notice_step_by_hand()
+        only_infers = not self._optimizers and not self.moments.trains
+        if only_infers:
+            _collect_garbage(_YOUNG if self.moments.forwards % WHOLE_EVERY else _ALL)
+            self._infers()
+        if torch.is_grad_enabled():
+            if not only_infers:
+                self._trains()
+            self._tell(Kind.FORWARD)
+        else:
+            if not only_infers:
+                self._evaluates()
+            self._tell(Kind.EVAL if not module.training and self._is_trained(module) else Kind.ASIDE)
+
+    def _is_trained(self, root: nn.Module) -> bool:
+        """A teacher is not, nor a mean of what is trained."""
+        known = {id(each) for optimizer in self._optimizers for each in _parameters(optimizer)}
+        if not known:
+            return any(each.requires_grad for each in root.parameters())
+        return any(id(each) in known for each in root.parameters())
+
+    def _learn(self, root: nn.Module) -> None:
+        """Paths and parameters of a module that is called by the program itself, by their names in it."""
+        self._roots[root] = True
+        for path, module in root.named_modules():
+            self._paths.setdefault(module, path)
+        self._by_hand.know(root.parameters())
+        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+            self._names.setdefault(tensor, name)
+            self._recorder.assign(tensor, Category.PARAMETER, name)
+
+    def _around_backward(self, real: Any) -> Any:
+        def run(*arguments: Any, **options: Any) -> Any:
+            if self._backward:  # a block that is recomputed inside another backward
+                return real(*arguments, **options)
+            self.notice_step_by_hand()
+            self._trains()
+            self._tell(Kind.BACKWARD)
+            self._backward = True
+            try:
+                return real(*arguments, **options)
+            finally:
+                self._backward = False
+                self._recorder.settle()
+                self._backward_ends()
+
+        return run
+
+    def _backward_ends(self) -> None:
+        if self._optimizers:  # whose steps say themselves which gradients there are
+            return
+        self._backward_ended = self._recorder.now()
+        for parameter, gradient in self._by_hand.gradients():
+            self._recorder.assign(gradient, Category.GRADIENT, self._names.get(parameter, ""))
+        self._by_hand.backward_ended()
+
+    def _step_starts(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        self._trains()
+        for parameter in _parameters(optimizer):
+            if parameter.grad is not None:
+                self._recorder.assign(parameter.grad, Category.GRADIENT, self._names.get(parameter, ""))
+        self._tell(Kind.STEP, _key(optimizer))
+
+    def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        for kept in optimizers.with_state(optimizer):
+            for parameter, state in kept.state.items():
+                self._tell_state(parameter, state)
+        self._tell(Kind.STEPPED, _key(optimizer))
+        self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
+        _collect_garbage()
+
+    def _tell_state(self, parameter: Any, state: Any) -> None:
+        if not isinstance(state, dict):
+            return
+        name = self._names.get(parameter, "") if isinstance(parameter, Tensor) else ""
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                self._recorder.assign(value, Category.OPTIMIZER_STATE, f"{name}.{key}" if name else str(key))
+
+
+def _collect_garbage(generation: int = _ALL) -> None:
+    if gc.isenabled():  # a program that has switched it off keeps its cycles, as on a GPU
+        gc.collect(generation)
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (each for group in optimizer.param_groups for each in group["params"] if isinstance(each, Tensor))
+
+
+def _key(optimizer: Optimizer) -> int:
+    """The same for every step of the same parameters: DeepSpeed steps one optimizer in parts, with others each time."""
+    firsts = (id(group["params"][0]) for group in optimizer.param_groups if group["params"])
+    return hash((id(optimizer), *firsts))

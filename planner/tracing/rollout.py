@@ -1,0 +1,198 @@
+"""How an inference engine divides its share of a trainer's GPU, and what it holds on GPU and host while it sleeps."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.allocator.replay import replay
+from planner.allocator.rules import Rules
+from planner.events import Alloc, Mark, Phase
+from planner.host_events import HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
+from planner.job import overhead
+from planner.job.overhead import OutsideEstimate
+from planner.job.schema import Rollout
+from planner.tracing.rank_trace import EngineFigures
+from planner.units import MIB
+
+
+class EngineState(StrEnum):
+    """Which parts of an engine are awake."""
+
+    ABSENT = "absent"
+    ASLEEP = "asleep"
+    WEIGHTS = "weights"
+    WEIGHTS_AND_KV = "weights_and_kv_cache"
+    RUNNING = "running"
+    """All of it is awake and it computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHeld:
+    """What an engine holds on a GPU at a moment; bytes."""
+
+    weights_bytes: int = 0
+    kv_cache_bytes: int = 0
+    activation_bytes: int = 0
+    graphs_bytes: int = 0
+    outside_bytes: int = 0
+    """Its CUDA context where it is a process of its own, NCCL, what its profile run found outside of torch."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_cache_bytes + self.activation_bytes + self.graphs_bytes + self.outside_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """An engine under one share of the GPU; bytes. `low_bytes` and `high_bytes` say how far what is reported rather
+    than traced (graphs, context, NCCL) may be from the best estimate, below and above."""
+
+    figures: EngineFigures
+    utilization: float
+    weights_bytes: int
+    """In segments of torch's allocator."""
+    share_bytes: int
+    """vLLM: everything but what lies outside its share. sglang: weights and KV cache."""
+    kv_blocks: int
+    kv_tokens: int
+    kv_cache_bytes: int
+    """In segments of torch's allocator."""
+    non_torch_bytes: int
+    graphs_bytes: int
+    outside_bytes: int
+    low_bytes: int
+    high_bytes: int
+    sleeps: bool
+
+    def held(self, state: EngineState) -> EngineHeld:
+        """What it holds in a state; one that never sleeps keeps its weights and its KV cache."""
+        if state is EngineState.ABSENT:
+            return EngineHeld()
+        if not self.sleeps and state in (EngineState.ASLEEP, EngineState.WEIGHTS):
+            state = EngineState.WEIGHTS_AND_KV
+        awake = state is not EngineState.ASLEEP
+        with_kv = state in (EngineState.WEIGHTS_AND_KV, EngineState.RUNNING)
+        return EngineHeld(
+            weights_bytes=self.weights_bytes if awake else 0,
+            kv_cache_bytes=self.kv_cache_bytes if with_kv else 0,
+            activation_bytes=self.figures.activation_bytes if state is EngineState.RUNNING else 0,
+            graphs_bytes=self.graphs_bytes,
+            outside_bytes=self.outside_bytes + self.non_torch_bytes,
+        )
+
+
+def engine_memory(
+    rollout: Rollout,
+    figures: EngineFigures,
+    outside: OutsideEstimate,
+    utilization: float,
+    *,
+    total_bytes: int,
+    free_at_start_bytes: int,
+) -> EngineMemory:
+    """The engine under this share.
+
+    `outside` is what its process adds outside of torch, `total_bytes` the GPU's total, `free_at_start_bytes` what is
+    free when it starts. A KV cache of zero blocks means that the share is too small.
+    """
+    non_torch = overhead.NON_TORCH * MIB
+    graphs = 0 if rollout.enforce_eager else overhead.CUDA_GRAPHS * MIB
+    below = 0 if rollout.enforce_eager else (overhead.CUDA_GRAPHS - overhead.CUDA_GRAPHS_SMALLEST) * MIB
+    above = 0 if rollout.enforce_eager else (overhead.CUDA_GRAPHS_LARGEST - overhead.CUDA_GRAPHS) * MIB
+    in_blocks, in_segments = weights_in_allocator(figures.weight_tensors)
+    if rollout.engine == "vllm":
+        share = int(total_bytes * utilization)
+        left = share - in_blocks - figures.activation_bytes - non_torch
+    else:
+        share = int(max(free_at_start_bytes, 0) * utilization)
+        left = share - in_blocks
+    blocks = kv_blocks(left, figures.kv_token_bytes, rollout.block_size)
+    tokens = blocks * rollout.block_size
+    return EngineMemory(
+        figures=figures,
+        utilization=utilization,
+        weights_bytes=in_segments,
+        share_bytes=share,
+        kv_blocks=blocks,
+        kv_tokens=tokens,
+        kv_cache_bytes=_in_segments(tokens * figures.kv_token_bytes, figures.kv_layers),
+        non_torch_bytes=non_torch,
+        graphs_bytes=graphs,
+        outside_bytes=outside.total_bytes,
+        low_bytes=outside.total_bytes - outside.low_bytes + below,
+        high_bytes=outside.high_bytes - outside.total_bytes + above,
+        sleeps=rollout.sleep_level > 0,
+    )
+
+
+@functools.cache
+def weights_in_allocator(sizes: tuple[int, ...]) -> tuple[int, int]:
+    """Bytes in blocks, which is what vLLM's log calls the weights, and in segments, which is what they take: sleep mode
+    allocates them by torch's allocator, in a pool of their own (vllm/device_allocator/cumem.py)."""
+    replayed = replay([Alloc(block, size) for block, size in enumerate(sizes)])
+    return replayed.peak_allocated_bytes, replayed.peak_reserved_bytes
+
+
+def _in_segments(total_bytes: int, tensors: int) -> int:
+    """One tensor to a layer, each in segments of its own."""
+    rules = Rules()
+    return tensors * rules.segment_size(rules.round_size(total_bytes // tensors)) if total_bytes else 0
+
+
+def kv_blocks(available_bytes: int, kv_token_bytes: int, block_size: int) -> int:
+    """How many blocks of `block_size` tokens fit; 0 for a negative rest, as vLLM counts."""
+    return max(available_bytes // (kv_token_bytes * block_size), 0)
+
+
+BACKED_UP = 1
+"""The sleep level at which weights are kept on the host."""
+
+
+def with_sleeping_weights(
+    events: Sequence[HostEvent], figures: EngineFigures, rollout: Rollout
+) -> tuple[HostEvent, ...]:
+    """What the trainer's rank does on the host, and the engine's weights from each rollout's end to the next sync."""
+    if rollout.sleep_level != BACKED_UP:
+        return tuple(events)
+    return tuple(_asleep_between(events, backup_blocks(figures)))
+
+
+def backup_blocks(figures: EngineFigures) -> tuple[HostBlock, ...]:
+    """A block for each segment of the weights; those that small tensors share are as large as such segments are."""
+    rules = Rules()
+    own = Counter(
+        rules.segment_size(rules.round_size(size))
+        for size in figures.weight_tensors
+        if size >= rules.minimum_large_bytes
+    )
+    shared = weights_in_allocator(figures.weight_tensors)[1] - sum(size * count for size, count in own.items())
+    own[rules.large_segment_bytes] += shared // rules.large_segment_bytes
+    own[rules.small_segment_bytes] += shared % rules.large_segment_bytes // rules.small_segment_bytes
+    return tuple(
+        HostBlock(bytes=size, category=HostCategory.PARAMETER, pinned=True, name="engine asleep", count=count)
+        for size, count in sorted(own.items(), reverse=True)
+        if count
+    )
+
+
+def _asleep_between(events: Sequence[HostEvent], blocks: Sequence[HostBlock]) -> Iterator[HostEvent]:
+    unused = max((each.block for each in events if isinstance(each, HostAlloc)), default=0) + 1
+    held: list[int] = []
+    ran = False
+    for event in events:
+        if isinstance(event, Mark) and event.phase is Phase.WEIGHT_SYNC:
+            yield event
+            yield from (HostFree(block) for block in held)
+            held, ran = [], False
+            continue
+        yield event
+        if isinstance(event, Mark) and event.phase is Phase.ROLLOUT:
+            ran = True
+        elif isinstance(event, Mark) and ran:
+            held = list(range(unused, unused + len(blocks)))
+            unused, ran = unused + len(blocks), False
+            yield from (HostAlloc(block, each) for block, each in zip(held, blocks, strict=True))

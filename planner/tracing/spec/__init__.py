@@ -1,0 +1,1 @@
+"""The trace of a job spec: planner's own training step on the paper GPU."""

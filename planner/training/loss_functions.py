@@ -1,0 +1,200 @@
+"""Computes the loss: the scalar from a model's output that the backward starts from, at once or in chunks of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from planner.errors import SpecError
+from planner.job import schema
+from planner.training import blocks, inputs
+from planner.training.batch_shapes import Feed, floating
+from planner.training.inputs import MicroBatch
+from planner.training.models.decoder import Decoder
+from planner.training.observers import Observer
+
+LOSSES = ("cross_entropy", "mse", "sum", "model")
+
+
+class Objective:
+    """Calls the model and computes the loss; nothing but the loss outlives the call."""
+
+    def __init__(
+        self,
+        spec: schema.Loss,
+        feed: Feed,
+        device: torch.device,
+        observer: Observer,
+        compiled: schema.Compile | None = None,
+    ) -> None:
+        """Raises SpecError for a loss that does not exist."""
+        if spec.name not in LOSSES:
+            raise SpecError(f"unknown loss {spec.name!r}", allowed=", ".join(LOSSES), place="train.loss.name")
+        self.own = spec.name == "model" or (feed.own_loss and spec.name != "sum")
+        self._name, self._chunks, self._in_chunks = spec.name, spec.chunks, spec.chunk_head
+        self._dtype = floating(spec.dtype, place="train.loss.dtype")
+        self._feed, self._device, self._observer = feed, device, observer
+        self._keeps, self._kept = spec.keep_output, None
+        self.outputs: list[Any] | None = None
+        """Where each output of the training is appended; None: nowhere."""
+        self._cross_entropy = blocks.compile_loss(cross_entropy, compiled)
+
+    def __call__(self, model: nn.Module, batch: MicroBatch) -> Tensor:
+        """The loss of one micro-batch, a scalar on the device."""
+        output = self._call(model, batch)
+        if self._keeps and torch.is_grad_enabled():
+            self._kept = output
+        if self.outputs is not None and torch.is_grad_enabled():
+            self.outputs.append(output)
+        return self._loss_of(output, batch)
+
+    def with_logits(self, model: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """The loss of one micro-batch, and what the model returned."""
+        output = self._call(model, batch)
+        return self._loss_of(output, batch), logits_of(output)
+
+    def _loss_of(self, output: Any, batch: MicroBatch) -> Tensor:
+        if self.own:
+            return _own_loss(output)
+        if self._in_chunks:
+            return _of_chunks(output if isinstance(output, list) else output.logits, batch.target)
+        return self.of_output(logits_of(output), batch.target)
+
+    def of_output(self, logits: Tensor, target: Tensor | None) -> Tensor:
+        """The loss by hand of an output that somebody else computed."""
+        if self._name == "sum":
+            return logits.to(self._dtype).sum()
+        if self._name == "mse":
+            return self._squares(logits, target)
+        target = target if target is not None else self._classes_like(logits)
+        return self._cross_entropy(logits, target, self._dtype, self._chunks)
+
+    def _call(self, model: nn.Module, batch: MicroBatch) -> Any:
+        if self._feed.positional:
+            return model(*batch.arguments.values(), **self._feed.constants)
+        labels = batch.labels if self.own else {}
+        return model(**batch.arguments, **labels, **self._feed.constants)
+
+    def _squares(self, prediction: Tensor, target: Tensor | None) -> Tensor:
+        if target is None:
+            made = torch.zeros(prediction.shape)
+            target = inputs.to_device(made, self._device, self._observer, "target")
+        return functional.mse_loss(prediction.to(self._dtype), target.to(self._dtype))
+
+    def _classes_like(self, logits: Tensor) -> Tensor:
+        """Targets for logits whose shape nobody knew before: classes in dim 1 of images, in the last dim else."""
+        dim = 1 if logits.dim() >= 4 else logits.dim() - 1
+        shape = (*logits.shape[:dim], *logits.shape[dim + 1 :])
+        classes = torch.randint(0, logits.shape[dim], shape)
+        return inputs.to_device(classes, self._device, self._observer, "labels")
+
+
+def cross_entropy(logits: Tensor, target: Tensor, dtype: torch.dtype, chunks: int = 1) -> Tensor:
+    """Mean cross entropy in `dtype`; with `chunks` > 1 the tokens are taken chunk by chunk, as torchtune does.
+
+    Logits are (batch, classes), (batch, tokens, classes) or, for images, (batch, classes, height, width). Chunks bound
+    how much of the logits exists in `dtype` at once.
+    """
+    if logits.dim() >= 4:
+        return functional.cross_entropy(_resize_logits(logits, target).to(dtype), target)
+    if logits.dim() == 3:
+        logits, target = logits.flatten(0, 1), target.flatten()
+    if chunks == 1:
+        return functional.cross_entropy(logits.to(dtype), target)
+    parts = zip(logits.chunk(chunks), target.chunk(chunks), strict=True)
+    total = sum(functional.cross_entropy(part.to(dtype), classes, reduction="sum") for part, classes in parts)
+    assert isinstance(total, Tensor)
+    return total / target.numel()
+
+
+def _of_chunks(parts: Sequence[Tensor], target: Tensor | None) -> Tensor:
+    """Mean cross entropy of logits in chunks, each (batch, tokens, classes): all losses are there before their sum."""
+    assert target is not None
+    targets = target.split(parts[0].shape[1], dim=1)
+    losses = [
+        functional.cross_entropy(part.flatten(0, 1), classes.flatten(), reduction="none")
+        for part, classes in zip(parts, targets, strict=True)
+    ]
+    return torch.cat(losses).sum() / target.numel()
+
+
+def logits_of(output: Any) -> Tensor:
+    """The tensor that a loss by hand starts from: `logits` where the output has them, else its first float tensor."""
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    found = _first_float(output)
+    if found is None:
+        raise SpecError(
+            f"the model returns a {type(output).__name__} without a floating-point tensor",
+            allowed="a tensor, or a tuple, dict or dataclass of tensors",
+            place="model",
+        )
+    return found
+
+
+def _resize_logits(logits: Tensor, target: Tensor) -> Tensor:
+    if logits.shape[2:] == target.shape[1:]:
+        return logits
+    return functional.interpolate(logits, size=target.shape[1:], mode="bilinear", align_corners=False)
+
+
+def _own_loss(output: Any) -> Tensor:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is None and isinstance(output, Tensor) and output.dim() == 0:
+        loss = output
+    if not isinstance(loss, Tensor):
+        raise SpecError(
+            f"the model returned no loss ({type(output).__name__})",
+            allowed="cross_entropy, mse, sum for models that return none",
+            place="train.loss.name",
+        )
+    return loss
+
+
+def _first_float(output: Any) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output if output.is_floating_point() else None
+    if isinstance(output, Mapping):
+        values: Sequence[Any] = list(output.values())
+    elif isinstance(output, list | tuple):
+        values = output
+    else:
+        values = list(getattr(output, "__dict__", {}).values())
+    return next((found for value in values if (found := _first_float(value)) is not None), None)
+
+
+def apply(model: nn.Module, loss: schema.Loss) -> None:
+    """From now on the head returns a list of `loss.chunks` tensors (batch, tokens of the chunk, vocabulary).
+
+    Raises SpecError for a model without a head that gives logits of tokens.
+    """
+    if not loss.chunk_head:
+        return
+    head = _head_of(model)
+    if not isinstance(head, nn.Module):
+        raise SpecError(
+            f"{type(model).__name__} has no head that gives logits of tokens",
+            allowed="models with a head for language, as causal_lm",
+            place="train.loss.chunk_head",
+        )
+    whole, dtype = head.forward, floating(loss.dtype, place="train.loss.dtype")
+
+    def in_chunks(hidden: Tensor) -> list[Tensor]:
+        return _cast([whole(part) for part in hidden.chunk(loss.chunks, dim=1)], dtype)
+
+    head.forward = in_chunks  # its module, and so whatever wraps it, stays what it is
+
+
+def _head_of(model: nn.Module) -> Any:
+    if isinstance(model, Decoder):
+        return model.head
+    return getattr(model, "get_output_embeddings", lambda: None)()
+
+
+def _cast(parts: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [part.to(dtype) for part in parts]

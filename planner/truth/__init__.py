@@ -1,0 +1,1 @@
+"""What is true beside what was predicted: measuring, comparing, calibration, and failures explained."""

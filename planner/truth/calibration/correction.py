@@ -1,0 +1,279 @@
+"""Corrections learnt for one GPU and torch, with their margins, and what plans say by approximation."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.job.overhead import OutsideEstimate
+from planner.job.schema import Job
+
+PRIOR_WEIGHT = 5
+"""How many measurements the prior is worth: n measurements weigh n / (n + 5). A choice, not a measurement."""
+
+COVERED = 0.95
+SMALL_SAMPLE = 19
+"""From this many residuals on, the largest bounds the next one with 95 % probability: n / (n + 1) >= 0.95."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """How far measured lies from predicted, relative to predicted: 0.01 is one percent more than predicted.
+
+    `residual` is the correction: the median, shrunk towards the prior. `spread` is how far from the median 95 % of the
+    residuals stay, from the residuals alone.
+    """
+
+    residual: float
+    median: float
+    spread: float
+    measurements: int
+
+    @property
+    def weight(self) -> float:
+        """What the measurements weigh against the prior, from 0 to 1."""
+        return weight_of(self.measurements)
+
+    def margin(self, prior_margin: float) -> float:
+        """Half the width of the 95 % interval around `residual`.
+
+        It reaches as far as the spread around the median does. What the prior's margin has on top is given up with
+        the weight; where residuals spread wider than the prior, the prior does not narrow them.
+        """
+        doubt = 1 - self.weight
+        return self.spread + abs(self.median - self.residual) + doubt * max(prior_margin - self.spread, 0.0)
+
+
+def estimate(residuals: Sequence[float], prior: float = 0.0) -> Estimate:
+    """The correction that residuals teach, in any order; there must be one at least. `prior` is where it starts."""
+    median = statistics.median(residuals)
+    weight = weight_of(len(residuals))
+    return Estimate(
+        residual=prior + weight * (median - prior),
+        median=median,
+        spread=_spread([abs(each - median) for each in residuals]),
+        measurements=len(residuals),
+    )
+
+
+def weight_of(measurements: int) -> float:
+    """n / (n + PRIOR_WEIGHT)."""
+    return measurements / (measurements + PRIOR_WEIGHT)
+
+
+def _spread(deviations: Sequence[float]) -> float:
+    """The order statistic that bounds a fresh residual with 95 % probability; of few, the largest and more."""
+    count = len(deviations)
+    rank = math.ceil(COVERED * (count + 1))
+    if rank <= count:
+        return sorted(deviations)[rank - 1]
+    return max(deviations) * small_sample_factor(count)
+
+
+def small_sample_factor(count: int) -> float:
+    """By how much the largest of few deviations is stretched: 1 from SMALL_SAMPLE on, more the fewer there are.
+
+    The exponent is a choice: with it three residuals or more cover 95 % of fresh ones that are normal or Laplace, wider
+    than the prior or not (tests/calibrations/test_coverage.py).
+    """
+    return math.pow(max(1.0, (SMALL_SAMPLE + 1) / (count + 1)), 0.75)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What measurements on one GPU with one torch (major.minor) taught; None is what nobody measured there."""
+
+    gpu: str
+    torch: str
+    reserved: Estimate
+    context: Estimate | None = None
+    nccl: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedCorrection:
+    """What of a calibration applies to one GPU and torch, and on how many measurements each correction stands.
+
+    `reserved_residual` is where the middle of the reserved bytes' interval lies, `reserved_error` half its width, both
+    relative. `sentences` say all of it to people.
+    """
+
+    gpu: str
+    torch: str
+    reserved_residual: float
+    reserved_error: float
+    reserved_measurements: int = 0
+    context_measurements: int = 0
+    nccl_measurements: int = 0
+    quarantined: int = 0
+    correction: Correction | None = None
+    sentences: tuple[str, ...] = ()
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether anything was measured on this GPU and torch."""
+        return self.correction is not None
+
+    def correct_outside(self, outside: OutsideEstimate) -> OutsideEstimate:
+        """The bytes outside the allocator as measured ones would have them; `outside` itself if none were measured.
+
+        The table's margins are given up with the weight of the measurements: of the least measured part that the
+        process has.
+        """
+        known = self.correction
+        if known is None or outside.calibrated or (known.context is None and known.nccl is None):
+            return outside
+        parts = [(outside.cuda_context_bytes, known.context)]
+        if outside.nccl_bytes:
+            parts.append((outside.nccl_bytes, known.nccl))
+        if all(learnt is None for _, learnt in parts):
+            return outside
+        context, *nccl = (_correct_bytes(predicted, learnt) for predicted, learnt in parts)
+        total = context + sum(nccl)
+        weight = min(0.0 if learnt is None else learnt.weight for _, learnt in parts)
+        spread = sum(predicted * learnt.margin(0.0) for predicted, learnt in parts if learnt is not None)
+        below = _towards(outside.total_bytes - outside.low_bytes, spread, weight)
+        above = _towards(outside.high_bytes - outside.total_bytes, spread, weight)
+        return replace(
+            outside,
+            cuda_context_bytes=context,
+            nccl_bytes=sum(nccl),
+            low_bytes=max(total - below, 0),
+            high_bytes=total + above,
+            calibrated=True,
+        )
+
+
+def _correct_bytes(predicted: int, learnt: Estimate | None) -> int:
+    return predicted if learnt is None else max(round(predicted * (1 + learnt.residual)), 0)
+
+
+def _towards(prior: float, learnt: float, weight: float) -> int:
+    """As `Estimate.margin`: what the prior has on top of the learnt margin is given up with the weight."""
+    return round(learnt + (1 - weight) * max(prior - learnt, 0.0))
+
+
+def apply_correction(
+    correction: Correction | None, *, calibration: str, gpu: str, torch: str, prior_error: float, quarantined: int
+) -> AppliedCorrection:
+    """What a correction means for jobs on its GPU and torch; without one, what the prior says.
+
+    `calibration` is its name, `quarantined` how many measurements of this GPU and torch it set aside.
+    """
+    if correction is None:
+        sentences = (_set_aside(quarantined, gpu, torch),) if quarantined else ()
+        return AppliedCorrection(
+            gpu=gpu,
+            torch=torch,
+            reserved_residual=0.0,
+            reserved_error=prior_error,
+            quarantined=quarantined,
+            sentences=sentences,
+        )
+    error = correction.reserved.margin(prior_error)
+    return AppliedCorrection(
+        gpu=gpu,
+        torch=torch,
+        reserved_residual=correction.reserved.residual,
+        reserved_error=error,
+        reserved_measurements=correction.reserved.measurements,
+        context_measurements=correction.context.measurements if correction.context else 0,
+        nccl_measurements=correction.nccl.measurements if correction.nccl else 0,
+        quarantined=quarantined,
+        correction=correction,
+        sentences=(
+            f"Calibration {calibration}, {gpu} with torch {torch}: the interval of reserved bytes lies "
+            f"{correction.reserved.residual:+.1%} from the prediction, {error:.1%} to either side, "
+            f"from {_format_measurements(correction.reserved.measurements)}.",
+            f"{_describe_estimate('CUDA context', correction.context)}; {_describe_estimate('NCCL', correction.nccl)}.",
+            *((_set_aside(quarantined, gpu, torch),) if quarantined else ()),
+        ),
+    )
+
+
+def _describe_estimate(name: str, learnt: Estimate | None) -> str:
+    if learnt is None:
+        return f"{name} not measured there and not corrected"
+    return f"{name} corrected by {learnt.residual:+.1%}, from {_format_measurements(learnt.measurements)}"
+
+
+def _set_aside(count: int, gpu: str, torch: str) -> str:
+    are = "is" if count == 1 else "are"
+    return f"{_format_measurements(count)} on {gpu} with torch {torch} {are} quarantined and taught nothing."
+
+
+def _format_measurements(measurements: int) -> str:
+    return f"{measurements} measurement" if measurements == 1 else f"{measurements} measurements"
+
+
+_HOLDS_COLLECTIVES_UNTIL = (2, 8)
+"""Before this torch, functional collectives hold their tensors until NCCL's stream has passed (`record_stream`;
+TORCH_NCCL_AVOID_RECORD_STREAMS is the default since, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Approximation:
+    """A feature, what about it is approximated, and the residuals of published runs that have it."""
+
+    name: str
+    sentence: str
+    residuals: tuple[float, ...]
+
+    @property
+    def estimate(self) -> Estimate:
+        return estimate(self.residuals)
+
+
+CONVOLUTIONS = Approximation(
+    "convolutions",
+    "workspaces of convolutions are not known",
+    (-0.012, 0.141, -0.006, 0.152, 0.202, 0.208, -0.096, 0.0),
+)
+"""xMem's eight convolutional networks (torch 2.6)."""
+FOUR_BITS = Approximation(
+    "four bits",
+    "a model in four bits is planned with the products of bitsandbytes 0.49, its head not packed; up to 0.43.1 these "
+    "keep their inputs until the next loss",
+    (0.359, 0.332, 0.290),
+)
+"""litgpt's QLoRA of 2024, with bitsandbytes 0.42; as programs they are exact (docs/accuracy.md)."""
+HELD_COLLECTIVES = Approximation(
+    "held collectives",
+    "collectives of tensor parallelism before torch 2.8 hold their tensors for as long as the device lags behind",
+    (0.929, 0.333),
+)
+"""torchtitan's 2-D runs of 2024-03."""
+ANOTHER_IMPLEMENTATION = Approximation(
+    "another implementation",
+    "the step is Megatron-LM's own, whose published runs reserved 15 to 31 % less than such plans; the program itself "
+    "under planner run is nearer to them",
+    (-0.192, -0.154, -0.238, -0.259, -0.293, -0.309, -0.230),
+)
+"""SimuMax's dense runs of Megatron-LM on eight B200 (torch 2.10), planned from their arguments."""
+EVERY_APPROXIMATION = (CONVOLUTIONS, FOUR_BITS, HELD_COLLECTIVES, ANOTHER_IMPLEMENTATION)
+
+
+def approximations_of_kernels(unknown_workspaces: Sequence[str]) -> tuple[Approximation, ...]:
+    """Those of a trace, of a spec or of a program, with these kernels whose scratch memory nobody knows."""
+    found = any(name.startswith("cuDNN") and "convolution" in name for name in unknown_workspaces)
+    return (CONVOLUTIONS,) if found else ()
+
+
+def approximations_of_spec(job: Job) -> tuple[Approximation, ...]:
+    """Those of a job as it is described, which a program that is run does not have."""
+    found = []
+    adapter = job.model.adapter
+    if adapter is not None and adapter.kind == "qlora" and adapter.load == "layers":
+        found.append(FOUR_BITS)
+    if job.parallel.tp.degree > 1 and _version(job.software.torch) < _HOLDS_COLLECTIVES_UNTIL:
+        found.append(HELD_COLLECTIVES)
+    if job.software.step != "torch":
+        found.append(ANOTHER_IMPLEMENTATION)
+    return tuple(found)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in re.findall(r"\d+", text)[:2])

@@ -1,0 +1,202 @@
+"""A calibration, the interval in which device bytes lie, and the JSON object `planner.calibration/1`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from planner.errors import PlannerError
+from planner.job.json_text import canonical_json
+from planner.job.overhead import OutsideEstimate
+from planner.truth.calibration.correction import AppliedCorrection, Approximation, Correction, apply_correction
+from planner.truth.calibration.observation import Observation, QuarantinedObservation
+from planner.units import MIB
+from planner.versions import minor_of
+
+PRIOR_RESERVED_ERROR = 0.06
+"""How far reserved bytes may be off, relative, with 95 % probability, before anything is measured.
+
+Not a measurement of planner: a prior. The smallest published median error of predicted reserved bytes is 2.03 %
+(SimuMax on 8 B200, fitted on the same rows); a normal error with that median stays within 2.91 times as much with
+95 % probability: 5.9 %, rounded up.
+"""
+
+
+PRIOR_UNKNOWN_WORKSPACE_BYTES = 512 * MIB
+"""How much more a process may reserve where its kernels take workspaces that nobody knows the size of.
+
+Not a measurement of planner: a prior. cuDNN's convolutions are the case in point; a workspace lives as long as its
+kernel, so the largest of them counts, not their sum.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What is known from measurements: how reserved and outside bytes are corrected and how far off they remain.
+
+    `reserved_error` (relative, at 95 %) and `outside_correction_bytes` (added to the interval of what the overhead
+    table says) are the prior: they hold wherever nothing was measured, and what was is shrunk towards them. `id` is a
+    digest of what was learnt, or the name that a person gave to a prior. `quarantined` taught nothing.
+    """
+
+    id: str
+    reserved_error: float
+    outside_correction_bytes: int = 0
+    corrections: tuple[Correction, ...] = ()
+    """One for each GPU and torch (major.minor), in their order."""
+    quarantined: tuple[QuarantinedObservation, ...] = ()
+
+    @classmethod
+    def none(cls) -> Calibration:
+        """Nothing measured: no correction, a wide interval."""
+        return cls(id="none", reserved_error=PRIOR_RESERVED_ERROR)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether anything is known for anybody; for one job ask `applied_to`."""
+        return self.id != "none"
+
+    def applied_to(self, gpu: str, torch: str) -> AppliedCorrection:
+        """What applies to jobs on this GPU (catalog name) with this torch; its patch version does not matter."""
+        group = gpu, minor_of(torch)
+        found = next((each for each in self.corrections if (each.gpu, each.torch) == group), None)
+        return apply_correction(
+            found,
+            calibration=self.id,
+            gpu=group[0],
+            torch=group[1],
+            prior_error=self.reserved_error,
+            quarantined=sum(each.observation.group == group for each in self.quarantined),
+        )
+
+
+def interval(
+    device_bytes: int,
+    outside: OutsideEstimate,
+    calibration: Calibration,
+    *,
+    unknown_workspaces: bool = False,
+    workspace_margin_bytes: int = 0,
+    approximations: Sequence[Approximation] = (),
+    gpu: str = "",
+    torch: str = "",
+    torch_difference: float = 0.0,
+) -> tuple[int, int]:
+    """Where the device bytes lie with 95 % probability: `(lowest, highest)`, both in bytes.
+
+    `device_bytes` are reserved bytes plus `outside.total_bytes`; `outside` may be corrected already. `gpu` and `torch`
+    are those of the job: without them, or where nothing was measured on them, the prior holds. The uncertainty of the
+    two parts is added up, as if both could be at their end together. `workspace_margin_bytes`: how much more an
+    interpolated workspace may take. `approximations` widen it to where published runs
+    with the same features lay. `torch_difference`: how far plans of the torch that made this one and of the job's were
+    seen to differ, relative; it is added to either side.
+    """
+    known = calibration.applied_to(gpu, torch)
+    reserved = device_bytes - outside.total_bytes
+    below, above = reserved_band(known.reserved_residual, known.reserved_error, approximations)
+    held = known.correct_outside(outside)
+    correction = 0 if held.calibrated else calibration.outside_correction_bytes
+    more = max(PRIOR_UNKNOWN_WORKSPACE_BYTES if unknown_workspaces else 0, workspace_margin_bytes)
+    below, above = below - torch_difference, above + torch_difference
+    lowest = max(reserved + round(reserved * below), 0) + held.low_bytes + correction
+    return lowest, reserved + round(reserved * above) + more + held.high_bytes + correction
+
+
+def reserved_band(residual: float, error: float, approximations: Sequence[Approximation] = ()) -> tuple[float, float]:
+    """Where measured / predicted - 1 lies with 95 % probability: around `residual`, or as far as a feature says."""
+    bands = [(residual - error, residual + error)]
+    for each in approximations:
+        learnt = each.estimate
+        margin = learnt.margin(PRIOR_RESERVED_ERROR)
+        bands.append((learnt.residual - margin, learnt.residual + margin))
+    return min(low for low, _ in bands), max(high for _, high in bands)
+
+
+SCHEMA = "planner.calibration/1"
+OBSERVATION_SCHEMA = "planner.observation/1"
+_DIGITS = 12
+_Value = TypeVar("_Value")
+
+
+def to_json(calibration: Calibration) -> dict[str, Any]:
+    """The calibration as plain values; all sizes are bytes, residuals are relative to what was predicted."""
+    plain = dataclasses.asdict(calibration)
+    return {"schema": SCHEMA, **plain, "corrections": [*plain["corrections"]], "quarantined": [*plain["quarantined"]]}
+
+
+def from_json(document: Mapping[str, Any]) -> Calibration:
+    """The calibration that :func:`to_json` wrote.
+
+    Raises PlannerError for another schema, a key too many or too few, a value of a wrong type, and for figures that
+    are not those of the name.
+    """
+    schema = document.get("schema")
+    if schema != SCHEMA:
+        raise PlannerError(f"a document of schema {schema!r} is no calibration", allowed=SCHEMA, place="schema")
+    found = _read(Calibration, {key: value for key, value in document.items() if key != "schema"}, "calibration")
+    if found.corrections and found.id != digest(found):
+        raise PlannerError(
+            f"the figures are not those of calibration {found.id}", remedy="learn it again", place="calibration.id"
+        )
+    return found
+
+
+def observation_to_json(seen: Observation) -> dict[str, Any]:
+    """An observation as one line of a file of facts, schema planner.observation/1."""
+    return {"schema": OBSERVATION_SCHEMA, **dataclasses.asdict(seen)}
+
+
+def observation_from_json(document: Mapping[str, Any], place: str) -> Observation:
+    """The observation that :func:`observation_to_json` wrote. Raises PlannerError for anything else."""
+    if document.get("schema") != OBSERVATION_SCHEMA:
+        said = str(document.get("schema"))[:60]
+        raise PlannerError(f"schema {said!r} is no observation", allowed=OBSERVATION_SCHEMA, place=place)
+    return _read(Observation, {key: value for key, value in document.items() if key != "schema"}, place)
+
+
+def digest(calibration: Calibration) -> str:
+    """The name of a calibration: twelve hexadecimal digits of the hash of all that it holds."""
+    held = {key: value for key, value in dataclasses.asdict(calibration).items() if key != "id"}
+    return hashlib.sha256(canonical_json(held).encode()).hexdigest()[:_DIGITS]
+
+
+def _read(kind: type[_Value], value: Any, place: str) -> _Value:
+    """A value of exactly this type: a dataclass from an object, a tuple from a list, a finite number, a text."""
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise _wrong(value, "a list", place)
+        member = typing.get_args(kind)[0]
+        return typing.cast(_Value, tuple(_read(member, each, f"{place}[{n}]") for n, each in enumerate(value)))
+    if isinstance(kind, types.UnionType):
+        member = next(each for each in typing.get_args(kind) if each is not types.NoneType)
+        return typing.cast(_Value, None if value is None else _read(member, value, place))
+    if dataclasses.is_dataclass(kind):
+        return typing.cast(_Value, _read_object(kind, value, place))
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return typing.cast(_Value, float(value))
+    if kind is float or type(value) is not kind:
+        raise _wrong(value, "a finite number" if kind is float else kind.__name__, place)
+    return value
+
+
+def _read_object(kind: Any, value: Any, place: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise _wrong(value, "an object", place)
+    wanted = typing.get_type_hints(kind)
+    if set(value) != set(wanted):
+        raise PlannerError(
+            f"keys missing: {sorted(set(wanted) - set(value))}, unknown: {sorted(map(str, set(value) - set(wanted)))}",
+            allowed=", ".join(wanted),
+            place=place,
+        )
+    return kind(**{name: _read(wanted[name], value[name], f"{place}.{name}") for name in wanted})
+
+
+def _wrong(value: Any, allowed: str, place: str) -> PlannerError:
+    return PlannerError(f"{value!r} is of a wrong type", allowed=allowed, place=place)

@@ -1,0 +1,406 @@
+"""The report of the memory that one rank takes while it trains, phase by phase: kept, and sent now and then."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import datetime
+import functools
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, cast
+
+import torch
+
+from planner.truth.measuring import nvml
+from planner.truth.measuring.job_reports import Destination, ReportSender, job_of, plan_of, to_file, to_service
+from planner.truth.measuring.measurement_lines import Levels
+from planner.truth.measuring.software import allocator_conf, software
+
+FINE_ITERATIONS = 2
+"""Iterations told one by one: optimizer state is born in the first, the second is the usual peak, later ones alike."""
+
+NOTHING = Levels()
+_FIGURES = tuple(each.name for each in dataclasses.fields(Levels))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The allocator's counters at a moment; `device_bytes` is 0 where the driver was not asked."""
+
+    peak: Levels
+    current: Levels
+    device_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePeaks:
+    """A phase of one iteration, or of all from `first_iteration` on; bytes.
+
+    Its peak lies between `at_least` and `at_most`, each figure for itself; `at_most` is None if somebody reset the
+    peaks meanwhile. `end` and `device_bytes` are of its end (the highest, of the driver's).
+    """
+
+    phase: str
+    first_iteration: int
+    last_iteration: int
+    at_least: Levels
+    at_most: Levels | None
+    end: Levels
+    device_bytes: int = 0
+
+
+class Peaks:
+    """What is known so far. A stretch lies between two readings and is named at its end."""
+
+    def __init__(self, first: Reading, phase: str = "load") -> None:
+        """`first` ends the first stretch, which began with the process."""
+        self._before = first
+        self._found: dict[tuple[str, int], PhasePeaks] = {}
+        self.resets_seen = 0
+        self._add(phase, 0, first, first.peak, first.peak)
+
+    @property
+    def highest(self) -> Levels:
+        """The highest ever read, each figure at its own moment."""
+        highest = Levels()
+        for each in self._found.values():
+            highest = highest.highest(each.at_least)
+        return highest
+
+    @property
+    def device_bytes(self) -> int:
+        return max(each.device_bytes for each in self._found.values())
+
+    def stretches(self) -> tuple[PhasePeaks, ...]:
+        return tuple(self._found.values())
+
+    def close(self, phase: str, iteration: int, now: Reading) -> None:
+        """What ran since the last reading was this phase of this iteration."""
+        before, self._before = self._before, now
+        ends = before.current.highest(now.current)
+        if _each(min, now.peak, before.peak) != before.peak:
+            self.resets_seen += 1
+            self._add(phase, iteration, now, ends.highest(now.peak), None)
+            return
+        rose = {name: getattr(now.peak, name) > getattr(before.peak, name) for name in _FIGURES}
+        least = Levels(**{name: getattr(now.peak if rose[name] else ends, name) for name in _FIGURES})
+        self._add(phase, iteration, now, least, now.peak)
+
+    def _add(self, phase: str, iteration: int, now: Reading, least: Levels, most: Levels | None) -> None:
+        first = min(iteration, FINE_ITERATIONS + 1)
+        device_bytes = now.device_bytes
+        known = self._found.get((phase, first))
+        if known is not None:
+            least, device_bytes = known.at_least.highest(least), max(known.device_bytes, device_bytes)
+            most = None if most is None or known.at_most is None else known.at_most.highest(most)
+        self._found[(phase, first)] = PhasePeaks(
+            phase=phase,
+            first_iteration=first,
+            last_iteration=iteration,
+            at_least=least,
+            at_most=most,
+            end=now.current,
+            device_bytes=device_bytes,
+        )
+
+
+def reading_of(stats: Mapping[str, int], device_bytes: int = 0) -> Reading:
+    """From `torch.cuda.memory_stats`; a figure that this torch or this allocator backend does not know is 0."""
+    return Reading(_levels(stats, "peak"), _levels(stats, "current"), device_bytes)
+
+
+def _levels(stats: Mapping[str, int], which: str) -> Levels:
+    return Levels(**{name: stats.get(f"{name}.all.{which}", 0) for name in _FIGURES})
+
+
+def _each(choose: Callable[[int, int], int], one: Levels, other: Levels) -> Levels:
+    return Levels(**{name: choose(getattr(one, name), getattr(other, name)) for name in _FIGURES})
+
+
+SCHEMA = "planner.job/1"
+Reader = Callable[[], Mapping[str, int]]
+_P = ParamSpec("_P")
+
+_log = logging.getLogger("planner.truth.measuring")
+_RAN_OUT = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
+"""In what a RuntimeError says: the driver and NCCL, CUDA's libraries, torch's CPU allocator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is reported and where to; what is empty is taken from the environment."""
+
+    file: str | Path = ""
+    """JSON lines, one per report; `{rank}` in the name is the rank. Else PLANNER_REPORT_FILE, else none."""
+    server: str = ""
+    """The planner service; else PLANNER_SERVER, else none. Its bearer token is PLANNER_TOKEN."""
+    system: str = ""
+    id: str = ""
+    """The job; else PLANNER_JOB_SYSTEM and PLANNER_JOB_ID, else what Ray, Slurm, Kubernetes or torchrun say."""
+    plan: str = ""
+    """The plan's id; else PLANNER_PLAN_ID, else what the hook of `ray job submit` left with the job."""
+    team: str = ""
+    """Else PLANNER_TEAM, else Slurm's account."""
+    queue: str = ""
+    """Else PLANNER_QUEUE, else Slurm's partition."""
+    every: int = 500
+    """Iterations from report to report, after those of the first two; 0: no more until the end."""
+    wait_seconds: float = 8.0
+    """So long the end of the training waits for the last report."""
+    read: Reader | None = None
+    """Instead of `torch.cuda.memory_stats`; empty where there is nothing to read. What it says under `device_bytes` is
+    what the device holds for this process, instead of the driver's word."""
+
+    def resolve(self, name: str, *variables: str) -> str:
+        """The setting, or the first of these variables that is set."""
+        return str(getattr(self, name)) or next((os.environ[each] for each in variables if os.environ.get(each)), "")
+
+
+def _quiet(
+    hook: Callable[Concatenate[MemoryReport, _P], None],
+) -> Callable[Concatenate[MemoryReport, _P], None]:
+    """Whatever fails inside is logged once and never reaches the training."""
+
+    @functools.wraps(hook)
+    def wrapper(self: MemoryReport, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            hook(self, *args, **kwargs)
+        except Exception as error:
+            self._tell_once(f"memory is not reported, training goes on: {type(error).__name__}: {error}")
+
+    return cast("Callable[Concatenate[MemoryReport, _P], None]", wrapper)
+
+
+class MemoryReport:
+    """One rank's report, from `begin` to `end`. No method raises."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.iteration = 0
+        """Optimizer steps that have ended."""
+        self._settings = settings
+        self._peaks: Peaks | None = None
+        self._outbox: ReportSender | None = None
+        self._job: tuple[str, str] | None = None
+        self._facts: dict[str, Any] = {}
+        self._started, self._ended, self._out_of_memory = "", "", ""
+        self._counted_by = ""
+        self._stats: Mapping[str, int] = {}
+        self._process = os.getpid()
+        self._told: set[str] = set()
+
+    @_quiet
+    def begin(self) -> None:
+        """The model may be on the device already, or not yet. What was so far is the phase `load`."""
+        if self._started and not self._ended:
+            return
+        self._started, self._ended, self._process = _now(), "", os.getpid()
+        self.iteration, self._peaks, self._facts, self._out_of_memory = 0, None, {}, ""
+        atexit.register(self._at_exit)
+        given = self._settings
+        self._job = (
+            (given.resolve("system", "PLANNER_JOB_SYSTEM") or "other", given.id) if given.id else job_of(os.environ)
+        )
+        self._outbox = ReportSender(self._destinations())
+        self._close("load", 0, with_device=True)
+
+    @_quiet
+    def after(self, phase: str) -> None:
+        """What ran since the last call was this phase of the iteration: forward, backward, optimizer_step; or load.
+
+        From the third iteration on nothing is read here, as those are alike.
+        """
+        if self.iteration < FINE_ITERATIONS:
+            self._close(phase, 0 if phase == "load" else self.iteration + 1)
+
+    @_quiet
+    def step(self) -> None:
+        """An optimizer step has ended; what no other call has named is the phase `step`."""
+        self.iteration += 1
+        fine, every = self.iteration <= FINE_ITERATIONS, self._settings.every
+        due = fine or (every > 0 and self.iteration % every == 0)
+        self._close("step", self.iteration, with_device=due)
+        if due:
+            self._report()
+
+    @_quiet
+    def evaluated(self) -> None:
+        """What ran since the last call was an evaluation."""
+        self._close("eval", self.iteration, with_device=True)
+
+    @_quiet
+    def evaluation_begins(self) -> None:
+        """What ran since the last call was none."""
+        self._close("step", self.iteration) if self.iteration else self._close("load", 0)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Inside, an evaluation runs."""
+        self.evaluation_begins()
+        try:
+            yield
+        finally:
+            self.evaluated()
+
+    @_quiet
+    def end(self, error: BaseException | None = None) -> None:
+        """The training is over, by itself or by `error`; waits until the last report is delivered, not for long."""
+        if not self._started or self._ended or os.getpid() != self._process:
+            return
+        self._ended = _now()
+        atexit.unregister(self._at_exit)
+        self._out_of_memory = _out_of_memory_words(error)
+        last = ("end", self.iteration) if error is None else ("step", self.iteration + 1)
+        with suppress(Exception):  # what was known before is reported even if the device is gone
+            self._close(*last, with_device=True)
+        self._report()
+        if self._outbox is not None:
+            self._outbox.finish(self._settings.wait_seconds)
+
+    def __enter__(self) -> MemoryReport:
+        self.begin()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.end(error)
+
+    def document(self) -> dict[str, Any]:
+        """What is known now, as it is reported; empty where no CUDA memory was seen."""
+        peaks, given = self._peaks, self._settings
+        if peaks is None:
+            return {}
+        system, job = self._job or ("", "")
+        rank = {
+            **self._facts,
+            "steps": self.iteration,
+            "peak": asdict(peaks.highest),
+            "device_bytes": peaks.device_bytes,
+            "device_bytes_by": self._counted_by,
+            "phases": [asdict(stretch) for stretch in peaks.stretches()],
+            "resets_seen": peaks.resets_seen,
+            "cache_releases": self._stats.get("num_alloc_retries", 0),
+            "out_of_memory": self._out_of_memory,
+        }
+        return {
+            "schema": SCHEMA,
+            "system": system,
+            "id": job,
+            "plan_id": given.plan or plan_of(os.environ),
+            "team": given.resolve("team", "PLANNER_TEAM", "SLURM_JOB_ACCOUNT"),
+            "queue": given.resolve("queue", "PLANNER_QUEUE", "SLURM_JOB_PARTITION"),
+            "hosts": [self._facts["host"]],
+            "gpu_uuids": [self._facts["gpu"]["uuid"]] if self._facts["gpu"]["uuid"] else [],
+            "started_at": self._started,
+            "ended_at": self._ended or None,
+            "ranks": [rank],
+        }
+
+    def _at_exit(self) -> None:
+        """The process ends and nobody said so: the Trainer, for one, tells its callbacks of no exception."""
+        self.end(getattr(sys, "last_value", None))
+
+    def _destinations(self) -> tuple[Destination, ...]:
+        file = self._settings.resolve("file", "PLANNER_REPORT_FILE")
+        server = self._settings.resolve("server", "PLANNER_SERVER")
+        found = [to_file(Path(file))] if file else []
+        if server and self._job:
+            found.append(to_service(server, os.environ.get("PLANNER_TOKEN", "")))
+        elif server:
+            self._tell_once("nothing says which job this is, so the service is not told: set PLANNER_JOB_ID")
+        if not found:
+            self._tell_once("memory is reported to nobody: give a file or a server")
+        return tuple(found)
+
+    def _close(self, phase: str, iteration: int, *, with_device: bool = False) -> None:
+        stats = (self._settings.read or _memory_stats)()
+        if not stats:
+            if iteration:
+                self._tell_once("this process uses no CUDA memory: nothing is reported")
+            return
+        self._stats = stats
+        now = reading_of(stats, self._device_bytes() if with_device else 0)
+        if self._peaks is None:
+            self._facts = _facts()
+            if phase == "load":
+                self._peaks = Peaks(now)
+                return
+            self._peaks = Peaks(Reading(NOTHING, NOTHING))  # CUDA was not in use when the training began
+        self._peaks.close(phase, iteration, now)
+
+    def _device_bytes(self) -> int:
+        """As the driver counts this process; where it does not, what is in use on the whole device."""
+        if "device_bytes" in self._stats:
+            self._counted_by = "process"
+            return self._stats["device_bytes"]
+        if not torch.cuda.is_initialized():
+            return 0
+        own = nvml.process_bytes(_gpu()["uuid"]) if self._counted_by != "device" else 0
+        self._counted_by = self._counted_by or ("process" if own else "device")
+        if self._counted_by == "process":
+            return own
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    def _report(self) -> None:
+        document = self.document()
+        if document and self._outbox is not None:
+            self._outbox.offer(document)
+
+    def _tell_once(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            _log.warning("planner: %s", message)
+
+
+def _out_of_memory_words(error: BaseException | None) -> str:
+    """What an error says of memory that ran out, of the GPU or of the host; empty for any other error.
+
+    torch's own message is one line, that of `backend:cudaMallocAsync` eight; what the driver, NCCL and CUDA's libraries
+    say, and torch's CPU allocator, comes as a RuntimeError.
+    """
+    if error is None:
+        return ""
+    lines = str(error).splitlines() or [""]
+    if isinstance(error, torch.OutOfMemoryError):
+        return "\n".join(lines[:8] if lines[0].startswith("Allocation on device") else lines[:1])
+    if isinstance(error, MemoryError):
+        return f"MemoryError: {lines[0]}"
+    if not isinstance(error, RuntimeError):
+        return ""
+    return next((each for each in lines if any(words in each for words in _RAN_OUT)), "")
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _memory_stats() -> Mapping[str, int]:
+    """Never makes a CUDA context: a process that has none has no CUDA memory."""
+    return torch.cuda.memory_stats() if torch.cuda.is_initialized() else {}
+
+
+def _facts() -> dict[str, Any]:
+    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return {
+        "rank": torch.distributed.get_rank() if joined else int(os.environ.get("RANK", "0")),
+        "world_size": torch.distributed.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1")),
+        "host": socket.gethostname(),
+        "gpu": _gpu(),
+        "software": software(),
+        "allocator_conf": allocator_conf(),
+    }
+
+
+def _gpu() -> dict[str, Any]:
+    if not torch.cuda.is_initialized():
+        return {"name": "", "uuid": "", "total_bytes": 0}
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    uuid = str(properties.uuid)
+    uuid = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"  # as the driver's tools spell it
+    return {"name": properties.name, "uuid": uuid, "total_bytes": properties.total_memory}

@@ -1,0 +1,304 @@
+"""Records what a step asks of its allocator: on a GPU by counters and a snapshot, on the CPU by torch's profiler."""
+
+from __future__ import annotations
+
+import gc
+import lzma
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
+from planner.truth.measuring.measured_phases import Phases
+from planner.truth.measuring.measurement_lines import Levels, MeasuredPhase
+
+
+class CudaWatch:
+    """An observer of a step on `device`; it allocates nothing there. `end()` closes the last phase."""
+
+    def __init__(self, device: torch.device, device_bytes: Callable[[], int]) -> None:
+        """`device_bytes` says what the driver counts for this process."""
+        self._device = device
+        self._device_bytes = device_bytes
+        self._phases = Phases()
+        self._now: tuple[Phase, int] = (Phase.LOAD, 0)
+        self._named: dict[tuple[Category, str], tuple[int, int]] = {}
+        self.marks: list[tuple[str, int, int]] = []
+
+    @property
+    def now(self) -> tuple[Phase, int]:
+        """The phase that is running, and its iteration."""
+        return self._now
+
+    def mark(self, phase: Phase, iteration: int) -> None:
+        if self.marks:
+            self._close()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self.marks.append((phase.value, iteration, time.time_ns() // 1000))
+        self._now = (phase, iteration)
+
+    def end(self) -> None:
+        """The last phase has ended, or memory ran out in it."""
+        self._close()
+
+    def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
+        local = getattr(tensor, "_local_tensor", tensor)
+        if local.device.type == "cuda":
+            storage = local.untyped_storage()
+            self._named[(category, name)] = (storage.data_ptr(), storage.nbytes())
+
+    @contextmanager
+    def region(self, category: Category, name: str = "") -> Iterator[None]:  # noqa: ARG002
+        yield
+
+    def phases(self) -> tuple[MeasuredPhase, ...]:
+        return self._phases.all()
+
+    def categories(self) -> dict[str, int]:
+        """Bytes of the storages that were named, each counted once; those of gradients are of their last set."""
+        storages: dict[Category, dict[int, int]] = {}
+        for (category, _), (address, size) in self._named.items():
+            storages.setdefault(category, {})[address] = size
+        return {category.value: sum(found.values()) for category, found in sorted(storages.items())}
+
+    def _close(self) -> None:
+        stats = torch.cuda.memory_stats(self._device)
+        peak, end = (_levels(stats, which) for which in ("peak", "current"))
+        self._phases.add(*self._now, peak, end, self._device_bytes())
+
+
+def _levels(stats: dict[str, int], which: str) -> Levels:
+    return Levels(
+        requested_bytes=stats[f"requested_bytes.all.{which}"],
+        allocated_bytes=stats[f"allocated_bytes.all.{which}"],
+        active_bytes=stats[f"active_bytes.all.{which}"],
+        reserved_bytes=stats[f"reserved_bytes.all.{which}"],
+    )
+
+
+COLLECTIVES = ("c10d.", "gloo.")
+"""How the operators begin in which a process group takes memory for itself, besides what it is given to fill."""
+
+_MARKER = "planner-marker#"
+_WITHOUT_MEMORY = (FakeTensor, FunctionalTensor)
+"""What compilers keep of the tensors that they compiled for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Assignment:
+    address: int
+    category: Category
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    category: Category
+    name: str
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostRecording:
+    """The events of one run; `net_bytes` were allocated and not freed, `live_bytes` live tensors account for."""
+
+    events: tuple[Event, ...]
+    net_bytes: int
+    live_bytes: int
+
+
+class HostRecorder:
+    """An observer of a step on the CPU: run the step inside `profile()`, then ask for `build_recording()`."""
+
+    def __init__(self) -> None:
+        self._words: list[Mark | _Assignment | _Region] = []
+        self._alive: dict[int, int] = {}
+        self._tree: list[Any] = []
+
+    @contextmanager
+    def profile(self) -> Iterator[None]:
+        """Inside, every allocation on the CPU is seen; at its end the live tensors are counted."""
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            yield
+            self._alive = _storages_of_live_tensors()
+        self._tree = profiler.profiler.kineto_results.experimental_event_tree()
+
+    def mark(self, phase: Phase, iteration: int) -> None:
+        self._say(Mark(phase, iteration))
+
+    def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
+        local = getattr(tensor, "_local_tensor", tensor)
+        if local.device.type == "cpu":
+            self._say(_Assignment(local.untyped_storage().data_ptr(), category, name))
+
+    @contextmanager
+    def region(self, category: Category, name: str = "") -> Iterator[None]:
+        self._say(_Region(category, name, begins=True))
+        try:
+            yield
+        finally:
+            self._say(_Region(category, name, begins=False))
+
+    def build_recording(self) -> HostRecording:
+        """The run in planner's own events, a block born with the role that it was given first."""
+        builder = _Builder()
+        for item in _in_time(self._tree):
+            if isinstance(item, int):
+                builder.word(self._words[item])
+            else:
+                builder.memory(*item)
+        return builder.build(self._alive)
+
+    def _say(self, word: Mark | _Assignment | _Region) -> None:
+        with record_function(f"{_MARKER}{len(self._words)}"):
+            self._words.append(word)
+
+
+class _Builder:
+    """Turns memory events by address into events by block."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._at: dict[int, tuple[int, int]] = {}  # address: block, bytes
+        self._category: dict[int, Category] = {}
+        self._born_as: dict[int, Role] = {}
+        self._blocks = 0
+        self._region_from = 0
+
+    def memory(self, size: int, address: int, op: str) -> None:
+        if size > 0:
+            self._free(address)  # its end was on a thread that is not profiled
+            self._at[address] = (self._blocks, size)
+            self._events.append(Alloc(self._blocks, size, 0, Origin(op=op)))
+            self._blocks += 1
+        else:
+            self._free(address)
+
+    def word(self, word: Mark | _Assignment | _Region) -> None:
+        if isinstance(word, Mark):
+            self._events.append(word)
+        elif isinstance(word, _Assignment):
+            if word.address in self._at:
+                self._assign(self._at[word.address][0], word.category, word.name)
+        elif word.begins:
+            self._region_from = self._blocks
+        else:
+            for block, _ in list(self._at.values()):
+                if block >= self._region_from and block not in self._category:
+                    self._assign(block, word.category, word.name)
+
+    def build(self, alive: dict[int, int]) -> HostRecording:
+        events: list[Event] = []
+        for event in self._events:
+            events.append(event)
+            if isinstance(event, Alloc) and event.block in self._born_as:
+                events.append(self._born_as[event.block])
+        accounted = {Category.BUCKET, Category.COMMUNICATION}  # the reducer holds them, in C++
+        live = sum(
+            size
+            for address, (block, size) in self._at.items()
+            if address in alive or self._category.get(block) in accounted
+        )
+        return HostRecording(tuple(events), sum(size for _, size in self._at.values()), live)
+
+    def _free(self, address: int) -> None:
+        if address in self._at:
+            self._events.append(Free(self._at.pop(address)[0]))
+
+    def _assign(self, block: int, category: Category, name: str) -> None:
+        before = self._category.get(block)
+        if before is category or (before is Category.BUCKET and category is Category.GRADIENT):
+            return
+        role = Role(block, category, name)
+        if before is None:
+            self._born_as[block] = role
+        else:
+            self._events.append(role)
+        self._category[block] = category
+
+
+def _in_time(tree: list[Any]) -> list[int | tuple[int, int, str]]:
+    """Markers as their numbers, allocations as (bytes, address, operator), in the order of their times."""
+    found: list[tuple[int, int, int | tuple[int, int, str]]] = []
+    waiting = [(each, "") for each in reversed(tree)]
+    while waiting:
+        event, operator = waiting.pop()
+        if event.tag.name == "Allocation":
+            extra = event.extra_fields
+            if extra.device.type == "cpu":
+                found.append((event.start_time_ns, len(found), (extra.alloc_size, extra.ptr, operator)))
+            continue
+        name = event.name
+        if name.startswith(_MARKER):
+            found.append((event.start_time_ns, len(found), int(name.removeprefix(_MARKER))))
+        inside = _operator(name, operator)
+        waiting += [(child, inside) for child in reversed(event.children)]
+    return [item for _, _, item in sorted(found, key=lambda each: each[:2])]
+
+
+def _operator(name: str, around: str) -> str:
+    """The innermost operator that is more than a way to say `empty`; in a collective, the collective."""
+    if around.startswith(COLLECTIVES):
+        return around
+    if name.startswith(("c10d::", "gloo:")):
+        return name.replace("::", ".").replace(":", ".")
+    if not name.startswith("aten::") or name.startswith("aten::empty"):
+        return around
+    return name.replace("::", ".")
+
+
+def _storages_of_live_tensors() -> dict[int, int]:
+    found: dict[int, int] = {}
+    for each in gc.get_objects():
+        # By type: isinstance asks an object for its class, and a lazily loaded module then imports itself.
+        if not issubclass(type(each), torch.Tensor) or issubclass(type(each), _WITHOUT_MEMORY):
+            continue
+        if each.device.type != "cpu":
+            continue
+        for tensor in (each, each.grad if each.is_leaf else None):
+            # A DTensor has no storage of its own; what it holds is found by itself.
+            if tensor is not None and tensor.layout is torch.strided and not hasattr(tensor, "_local_tensor"):
+                storage = tensor.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
+    return found
+
+
+_FRAMES = ("frames", "compile_context", "user_metadata")
+
+
+@contextmanager
+def record_history(path: Path | None) -> Iterator[None]:
+    """Inside, the history is recorded, to be written at the end, out of memory or not; without a path nothing is."""
+    if path is None:
+        yield
+        return
+    torch.cuda.memory._record_memory_history(context=None, stacks="python")
+    try:
+        yield
+    finally:
+        snapshot = torch.cuda.memory._snapshot()
+        torch.cuda.memory._record_memory_history(enabled=None)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(lzma.compress(pickle.dumps(_without_frames(snapshot), protocol=4)))
+
+
+def _without_frames(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """The same snapshot in which nobody's paths stand."""
+    traces = [[_bare(entry) for entry in trace] for trace in snapshot["device_traces"]]
+    segments = [
+        {**_bare(segment), "blocks": [_bare(block) for block in segment["blocks"]]} for segment in snapshot["segments"]
+    ]
+    return {**snapshot, "segments": segments, "device_traces": traces}
+
+
+def _bare(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key not in _FRAMES}

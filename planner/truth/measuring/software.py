@@ -1,0 +1,46 @@
+"""What runs here: versions and the device, as far as they decide memory."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+
+import torch
+
+from planner.truth.measuring import nvml
+from planner.truth.measuring.measurement_lines import DeviceFacts
+
+
+def software() -> dict[str, str]:
+    """Versions by name; a part that is not there is left out."""
+    found = {"python": platform.python_version(), "torch": torch.__version__, "driver": nvml.driver_version()}
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    if torch.version.cuda and torch.backends.cudnn.is_available():
+        found["cudnn"] = str(torch.backends.cudnn.version())
+    if torch.version.cuda and torch.distributed.is_nccl_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["transformers"] = importlib.metadata.version("transformers")
+    return {name: version for name, version in found.items() if version}
+
+
+def device_facts(device: torch.device) -> DeviceFacts:
+    """The device as its driver describes it."""
+    if device.type != "cuda":
+        return DeviceFacts(kind=device.type, name=platform.machine())
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceFacts(
+        kind="cuda",
+        name=properties.name,
+        total_bytes=properties.total_memory,
+        arch=f"sm_{properties.major}{properties.minor}",
+        multiprocessors=properties.multi_processor_count,
+    )
+
+
+def allocator_conf() -> str:
+    """The allocator's settings of this process, as they were written."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
