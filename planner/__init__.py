@@ -1,7 +1,8 @@
 """planner says before a PyTorch training job starts what GPU memory every rank will take, and whether it fits.
 
-From Python: `planner.plan`, `.check`, `.compare`, `.search`, `.max` and `.sweep` (planner/api). They are loaded when
-they are asked for, and importing planner loads neither torch nor Ray.
+From Python: `planner.plan`, `.check`, `.compare`, `.search`, `.max` and `.sweep` (planner/api); in a training job
+`planner.report_memory`, `.trainer_callback` and `.lightning_callback`. They are loaded when they are asked for, and
+importing planner loads neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -24,16 +25,22 @@ if TYPE_CHECKING:
         search,
         sweep,
     )
+    from planner.truth.measuring.callback import lightning_callback, report_memory, trainer_callback
 
+_CALLBACKS = ("lightning_callback", "report_memory", "trainer_callback")
 __all__ = [
-    "Check", "Comparisons", "JobWords", "Largest", "Plan", "Search", "Sweep", "check", "compare", "max", "plan",
-    "search", "sweep",
+    "Check", "Comparisons", "JobWords", "Largest", "Plan", "Search", "Sweep", "check", "compare", "lightning_callback",
+    "max", "plan", "report_memory", "search", "sweep", "trainer_callback",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'planner' has no attribute {name!r}")
+    if name in _CALLBACKS:
+        from planner.truth.measuring import callback
+
+        return getattr(callback, name)
     from planner import api
 
     return getattr(api, name)

@@ -190,6 +190,10 @@ def read_program(row: Row, repository: Repository) -> Program:
     folder = str(PurePosixPath(row.script).parent)
     readme = repository.read_text(row.commit, f"{folder}/README.md")
     code = shown or unpack(script)
+    beside = repository.read_beside(row.commit, folder)
+    # A script may only start a module that lies beside it, which then reads the settings.
+    started = [beside.get(f"{name}.py", "") for name in re.findall(r"^from (\w+) import", code, re.MULTILINE)]
+    code = "\n".join((code, *started))
     settings = read_command(code, readme) | read_settings(code, head)
     said = {name.lower(): value for name, value in _PAIR.findall(head)}
     named = re.search(r"(?:fineweb_|sp)(\d{4,5})\b|bpe_v(\d{4,5})", f"{said.get('tokenizer_path', '')} {head}")
@@ -198,7 +202,7 @@ def read_program(row: Row, repository: Repository) -> Program:
                     default and default[1], "1024"]  # fmt: skip
     return Program(
         code=shown or script,
-        beside=repository.read_beside(row.commit, folder),
+        beside=beside,
         settings=settings,
         vocabulary=next(int(number) for text in vocabularies if (number := _number(text or ""))),
         warmup_steps=int(_number(said.get("warmup_steps", str(_USUAL_WARMUP))) or 0),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = (REPOSITORY / "docs/where-to-change.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where to change it")[2]
 ROWS = [line.strip("| ").split(" | ", 1) for line in PAGE.splitlines() if line.startswith("| ")][1:]
 QUESTIONS = [
     "a GPU",
