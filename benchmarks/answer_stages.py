@@ -90,8 +90,8 @@ def _advise(job: Any, clock: Clock) -> None:
         return run
 
     from planner.planning import pipeline
-    from planner.search.advice import advise
-    from planner.search.exact_groups import PlansHere
+    from planner.searching.advice import advise
+    from planner.searching.exact_groups import PlansHere
 
     traced = pipeline.trace_class
     pipeline.trace_class = timed(lambda *arguments, **named: list(traced(*arguments, **named)), "advice: traces")

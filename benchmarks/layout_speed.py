@@ -96,7 +96,7 @@ def measure(job: Job, processes: int = 1) -> Spent:
     """The plan of all ranks of this job, after a small one, by so many processes."""
     from planner.planning.child_processes import ChildProcesses
     from planner.planning.pipeline import plan_with_traces
-    from planner.search.answer import plan_and_advise
+    from planner.searching.answer import plan_and_advise
 
     plan_with_traces(sharded(layers=1, dp=2))
     wall, processor = time.perf_counter(), _processor_seconds()

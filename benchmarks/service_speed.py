@@ -27,7 +27,7 @@ HITS = 200
 _WARM_PROCESS = """
 import json, sys, time
 from planner import paper
-from planner.search.answer import plan_and_advise
+from planner.searching.answer import plan_and_advise
 from planner.job.loading import load_bundle
 for line in sys.stdin:
     began = time.perf_counter()

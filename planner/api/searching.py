@@ -18,13 +18,13 @@ from planner.planning.child_processes import usable
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.progress import show_progress
 from planner.report.style import Style
-from planner.search import engine, extremes, results, sweeping
-from planner.search.engine import Row, SearchResult
-from planner.search.exact_plans import Exact
-from planner.search.exact_processes import ExactPlans
-from planner.search.requests import SearchRequest, axes_of, written_axes
-from planner.search.space import Space
-from planner.search.weighing import objective_of
+from planner.searching import engine, extremes, results, sweeping
+from planner.searching.engine import Row, SearchResult
+from planner.searching.exact_plans import Exact
+from planner.searching.exact_processes import ExactPlans
+from planner.searching.requests import SearchRequest, axes_of, written_axes
+from planner.searching.space import Space
+from planner.searching.weighing import objective_of
 
 Varied = Mapping[str, Any] | Sequence[str]
 """Axes by name with their values, `{"recompute": ["none", "full"], "tp": "1..8"}`, or as `["tp=1..8"]`."""

@@ -13,7 +13,7 @@ from planner.report.class_timeline import ClassTimeline
 from planner.report.html_pages import render_page
 from planner.report.memory_viz import write_snapshot
 from planner.report.statement import Plan
-from planner.search.answer import plan_and_advise
+from planner.searching.answer import plan_and_advise
 from planner.truth import plan_comparison
 from planner.truth.calibration.learning import measured_calibration
 from planner.truth.comparison import Comparison

@@ -26,7 +26,7 @@ def plan_job(
     """The answer for a job; raises what planning raises."""
     from planner.planning.child_processes import ChildProcesses, usable
     from planner.planning.trace_source import TraceCache, TraceSource
-    from planner.search.answer import plan_and_advise
+    from planner.searching.answer import plan_and_advise
 
     with show_progress() as progress:
         progress("loading PyTorch")

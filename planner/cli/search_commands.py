@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from planner.cli.options import Commands
     from planner.job.schema import Job
     from planner.progress import ProgressLine
-    from planner.search.axes import Axis
-    from planner.search.exact_processes import ExactPlans
+    from planner.searching.axes import Axis
+    from planner.searching.exact_processes import ExactPlans
 
 
 DEGREES = {"dp_shard": "fsdp", "dp_replicate": "ddp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep"}
@@ -55,8 +55,8 @@ class Asked:
 def asked_of(arguments: argparse.Namespace) -> Asked:
     """The job, on as many GPUs as were asked for; degrees beside --gpus fix axes. Raises SpecError."""
     from planner.job import named_gpus
-    from planner.search.axes import split_values
-    from planner.search.space import global_batch_of
+    from planner.searching.axes import split_values
+    from planner.searching.space import global_batch_of
 
     names = tuple(each.strip() for each in split_values(arguments.gpu) if each.strip())
     if not arguments.gpus:
@@ -116,7 +116,7 @@ def _fixed(arguments: argparse.Namespace) -> dict[str, Sequence[int]]:
 
 def axes_of(arguments: argparse.Namespace) -> list[Axis]:
     """The axes that were written, each once. Raises SpecError."""
-    from planner.search import requests
+    from planner.searching import requests
 
     return requests.axes_of(arguments.axes)
 
@@ -134,7 +134,7 @@ def shift_words(arguments: argparse.Namespace) -> None:
 
 def _is_axis(word: str) -> bool:
     from planner.job.hf_config import looks_like_path
-    from planner.search.axes import known_name
+    from planner.searching.axes import known_name
 
     if os.path.exists(word) or looks_like_path(word):
         return False
@@ -165,7 +165,7 @@ def planning(arguments: argparse.Namespace, seconds: float) -> Iterator[tuple[Ex
     from planner.planning.child_processes import usable
     from planner.planning.trace_source import TraceCache, TraceSource
     from planner.progress import show_progress
-    from planner.search.exact_processes import ExactPlans
+    from planner.searching.exact_processes import ExactPlans
 
     source = TraceSource(cache=None if arguments.no_cache else TraceCache.of_user())
     with show_progress() as progress:
@@ -198,10 +198,10 @@ def add_search(commands: Commands) -> None:
 
 def run_search(arguments: argparse.Namespace) -> int:
     """`planner search`: 0, 3, 130 if it was interrupted, or what reading raises."""
-    from planner.search.engine import search
-    from planner.search.requests import space_of
-    from planner.search.results import render_search, search_to_json
-    from planner.search.weighing import objective_of, refuse_inapplicable
+    from planner.searching.engine import search
+    from planner.searching.requests import space_of
+    from planner.searching.results import render_search, search_to_json
+    from planner.searching.weighing import objective_of, refuse_inapplicable
 
     shift_words(arguments)
     seconds, objective = seconds_of(arguments), objective_of(arguments.objective)
@@ -269,8 +269,8 @@ def _add_ending(parser: argparse.ArgumentParser) -> None:
 
 def run_max(arguments: argparse.Namespace) -> int:
     """`planner max`: 0, 3, 130 if it was interrupted, or what reading and planning raise."""
-    from planner.search.extremes import largest, size_named
-    from planner.search.results import largest_to_json, render_largest
+    from planner.searching.extremes import largest, size_named
+    from planner.searching.results import largest_to_json, render_largest
 
     shift_words(arguments)
     name = size_named(_one_word(arguments, "micro_batch_size, sequence_length"))
@@ -288,8 +288,8 @@ def run_max(arguments: argparse.Namespace) -> int:
 def run_min(arguments: argparse.Namespace) -> int:
     """`planner min`: 0, 3, 130 if it was interrupted, or what reading raises."""
     from planner.job.nodes import did_you_mean
-    from planner.search.extremes import fewest
-    from planner.search.results import fewest_to_json, render_fewest
+    from planner.searching.extremes import fewest
+    from planner.searching.results import fewest_to_json, render_fewest
 
     shift_words(arguments)
     arguments.axes = arguments.axes or ["gpus"]
@@ -349,9 +349,9 @@ def add_sweep(commands: Commands) -> None:
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     """`planner sweep`: 0, 130 if it was interrupted, or what reading raises."""
-    from planner.search.results import csv_of, render_sweep, sweep_to_json
-    from planner.search.space import Space
-    from planner.search.sweeping import sweep
+    from planner.searching.results import csv_of, render_sweep, sweep_to_json
+    from planner.searching.space import Space
+    from planner.searching.sweeping import sweep
 
     shift_words(arguments)
     axes = axes_of(arguments)

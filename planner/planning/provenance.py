@@ -21,13 +21,13 @@ TRACE = ("planner.tracing.spec.step_trace", "planner.tracing.rank_trace")
 CATALOG = ("planner.hardware.catalog", "planner.hardware.catalog", "planner.job.overhead")
 """What is known of GPUs and of what lives outside the allocator."""
 
-JUDGEMENT = ("planner.search.answer",)
+JUDGEMENT = ("planner.searching.answer",)
 """What makes figures, a verdict and advice of events; how they are shown is no part of it."""
 
 RUN = ("planner.planning.program", "planner.tracing.program.on_paper")
 """What runs a program, and judges it."""
 
-SEARCH = ("planner.search.requests", "planner.search.exact_plans")
+SEARCH = ("planner.searching.requests", "planner.searching.exact_plans")
 """What weighs the candidates of a search, besides their plans."""
 
 OF_NO_FIGURE = (

@@ -18,9 +18,9 @@ from ray.serve.handle import DeploymentHandle
 from planner.errors import PlannerError
 from planner.runtime.fork_server import ServerLostError
 from planner.runtime.limits import Limits
-from planner.search.exact_groups import Group
-from planner.search.exact_plans import Answer
-from planner.search.requests import SearchRequest
+from planner.searching.exact_groups import Group
+from planner.searching.exact_plans import Answer
+from planner.searching.requests import SearchRequest
 from planner.service.errors import WorkerLostError
 from planner.service.history.counters import Counters
 from planner.service.history.store import History

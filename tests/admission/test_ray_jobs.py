@@ -143,7 +143,7 @@ def test_every_file_that_a_spec_may_name_is_known_to_the_hook() -> None:
     package = Path(specs.__file__).parents[1] / "job"
     readers = {path.name for path in package.glob("*.py") if re.search(r"\b(file_text|content_of)\(", path.read_text())}
 
-    assert readers - {"text_files.py"} == {"hf_config.py", "deepspeed_config.py", "loading.py"}
+    assert readers - {"json_text.py"} == {"hf_config.py", "deepspeed_config.py", "loading.py"}
     assert specs.REFERENCES == ("model.hf_config", "parallel.deepspeed")
 
 

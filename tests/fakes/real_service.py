@@ -18,10 +18,10 @@ from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import bundle_text
 from planner.job.schema import Job
 from planner.report.statement import to_json
-from planner.search.answer import plan_and_advise
-from planner.search.exact_groups import Group, plan_here
-from planner.search.exact_plans import Answer
-from planner.search.requests import SearchRequest
+from planner.searching.answer import plan_and_advise
+from planner.searching.exact_groups import Group, plan_here
+from planner.searching.exact_plans import Answer
+from planner.searching.requests import SearchRequest
 from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies
 from planner.service.http.interface import interface

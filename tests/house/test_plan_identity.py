@@ -31,7 +31,7 @@ PLAN_AND_ADVISE = """
 import sys
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Train
 from planner.planning.trace_source import TraceSource
-from planner.search.answer import plan_and_advise
+from planner.searching.answer import plan_and_advise
 decoder = Decoder(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=64)
 job = Job(model=Model(decoder=decoder), train=Train(micro_batch_size=1, sequence_length=8),
           cluster=Cluster(gpus_per_node=1, gpu=Gpu(name="", total_bytes=1 << 20, arch="sm_80")))
@@ -149,7 +149,7 @@ def test_what_only_programs_use_is_another_run_and_no_other_trace(
 
 
 def test_what_only_searches_use_is_another_search(package: Path, unchanged: dict[str, str]) -> None:
-    append(package / "search/requests.py")
+    append(package / "searching/requests.py")
 
     assert differing(digests(package), unchanged) == {"search_code"}
 
@@ -197,7 +197,7 @@ def test_a_module_that_is_imported_by_its_name_is_part_of_the_run(package: Path,
         ("truth/calibration/correction.py", {"plan", "run", "search"}),
         ("job/overhead.py", {"plan", "run", "search"}),
         ("tracing/program/stopping.py", {"run"}),
-        ("search/requests.py", {"search"}),
+        ("searching/requests.py", {"search"}),
     ],
 )
 def test_ids_are_made_of_these_digests(package: Path, own_ids: dict[str, str], changed: str, other: set[str]) -> None:
@@ -241,7 +241,7 @@ def test_every_module_that_a_plan_with_advice_loads_is_part_of_its_name() -> Non
     assert loaded & named >= {
         "planner.tracing.spec.step_trace",
         "planner.truth.calibration.correction",
-        "planner.search.engine",
+        "planner.searching.engine",
     }
 
 

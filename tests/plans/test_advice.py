@@ -14,9 +14,9 @@ from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, R
 from planner.planning import pipeline
 from planner.planning.pipeline import judge_traces
 from planner.report.statement import Advice, Verdict, change_text
-from planner.search.advice import Advised, advise, more_gpus
-from planner.search.answer import plan_and_advise, what_was_tried
-from planner.search.exact_groups import PlansHere
+from planner.searching.advice import Advised, advise, more_gpus
+from planner.searching.answer import plan_and_advise, what_was_tried
+from planner.searching.exact_groups import PlansHere
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB, MIB, show_bytes
 

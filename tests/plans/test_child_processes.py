@@ -19,7 +19,7 @@ from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED, Limits
 from planner.runtime.messages import Answer, AnswerWriter, Task
-from planner.search.answer import plan_and_advise
+from planner.searching.answer import plan_and_advise
 
 JOB = Job(
     model=Model(decoder=Decoder(layers=8, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)),

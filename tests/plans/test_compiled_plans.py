@@ -9,7 +9,7 @@ import pytest
 from planner.job.loading import load_yaml
 from planner.planning.pipeline import PlanningResult, plan_with_traces
 from planner.report.statement import Verdict, from_json, to_json
-from planner.search.answer import plan_and_advise
+from planner.searching.answer import plan_and_advise
 
 _JOB = """
 model: {decoder: {layers: 2, hidden: 64, heads: 2, kv_heads: 2, ffn: 160, vocab: 2001}}

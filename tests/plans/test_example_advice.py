@@ -11,9 +11,9 @@ import pytest
 from planner.job.loading import load_job
 from planner.planning import pipeline
 from planner.report.statement import Verdict
-from planner.search.advice import USUAL_SECONDS
-from planner.search.answer import add_advice
-from planner.search.axes import apply, fault_of
+from planner.searching.advice import USUAL_SECONDS
+from planner.searching.answer import add_advice
+from planner.searching.axes import apply, fault_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "recorded_peaks.json").read_text())

@@ -14,7 +14,7 @@ from planner.planning import identity
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.statement import Plan, Seconds
 from planner.runtime.user_cache import NONE, inductor_folder
-from planner.search.answer import plan_and_advise
+from planner.searching.answer import plan_and_advise
 from planner.tracing.spec import step_trace as tracing
 from planner.tracing.spec.step_trace import trace
 

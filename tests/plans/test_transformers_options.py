@@ -9,8 +9,8 @@ import pytest
 
 from planner.job.schema import Cluster, Gpu, Job, Loss, Model, Parallel, Recompute, Tp, Train
 from planner.planning.pipeline import PlanningResult, plan_with_traces
-from planner.search.advice import advise
-from planner.search.exact_groups import PlansHere
+from planner.searching.advice import advise
+from planner.searching.exact_groups import PlansHere
 from planner.units import GIB, MIB
 
 LLAMA = {

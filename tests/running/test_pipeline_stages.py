@@ -78,5 +78,5 @@ def test_a_version_that_agrees_on_shapes_otherwise_is_refused_by_name(monkeypatc
 
     with PipelineNeighbours(Assumptions(), ()).present():
         monkeypatch.setattr(versions, "installed", lambda: (2, 12))
-        with pytest.raises(TorchVersionError, match="pipelines: not with torch"):
+        with pytest.raises(TorchVersionError, match="pipelines of a program: not with torch"):
             PipelineStage(None, 0, 2, None)

@@ -12,7 +12,7 @@ import pytest
 from planner.job.loading import load_document
 from planner.job.schema import Job
 from planner.report.statement import Verdict
-from planner.search.exact_plans import Answer, Exact, OutOfTimeError
+from planner.searching.exact_plans import Answer, Exact, OutOfTimeError
 from planner.units import GIB
 
 DECODER = {"layers": 4, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 256, "vocab": 512}

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.schema import Gpu, Job
-from planner.search.axes import axis_of
-from planner.search.engine import search
-from planner.search.exact_groups import Group, PlansHere, plan_here
-from planner.search.exact_plans import Exact
-from planner.search.extremes import fewest, gpu_counts, largest
-from planner.search.space import (
+from planner.searching.axes import axis_of
+from planner.searching.engine import search
+from planner.searching.exact_groups import Group, PlansHere, plan_here
+from planner.searching.exact_plans import Exact
+from planner.searching.extremes import fewest, gpu_counts, largest
+from planner.searching.space import (
     Candidate,
     Space,
     allocator_axis,
@@ -27,7 +27,7 @@ from planner.search.space import (
     least_axes,
     usual_axes,
 )
-from planner.search.weighing import Objective
+from planner.searching.weighing import Objective
 from planner.units import MIB
 
 SmallJob = Callable[..., Job]
@@ -143,7 +143,7 @@ def test_a_search_finds_the_best_of_all_whatever_plans_say(
 
 def _values(space: Space, plans: Any, objective: Objective) -> list[float]:
     """Of all that fit, one for each trace."""
-    from planner.search.weighing import cost_of
+    from planner.searching.weighing import cost_of
 
     best: dict[tuple[int, ...], tuple[float, float]] = {}
     for each in all_candidates(space):

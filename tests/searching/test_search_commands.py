@@ -21,9 +21,9 @@ from planner import cli
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.layout import axis_degrees
 from planner.job.schema import Job
-from planner.search.engine import search
-from planner.search.space import Space, usual_axes
-from planner.search.weighing import Objective
+from planner.searching.engine import search
+from planner.searching.space import Space, usual_axes
+from planner.searching.weighing import Objective
 from planner.units import GIB, MIB
 
 SPEC = """
@@ -69,7 +69,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         said = capsys.readouterr()
         return code, said.out, said.err.replace(str(path), "JOB")
 
-    monkeypatch.setattr("planner.search.exact_processes.ExactPlans", Supposed)
+    monkeypatch.setattr("planner.searching.exact_processes.ExactPlans", Supposed)
     return command
 
 

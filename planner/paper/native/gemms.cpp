@@ -57,7 +57,7 @@ bool can_be_read(const at::Tensor& matrix) {
 }
 
 // Of products of numbers of two bytes, which tensor cores multiply at the peak of data sheets: those of one byte count
-// half, those of four as many as without tensor cores (as planner/search/weighing.py).
+// half, those of four as many as without tensor cores (as planner/searching/weighing.py).
 void count_operations(const std::string& name, int first, c10::ArrayRef<c10::IValue> arguments) {
   if (first < 0 && name != "aten::_scaled_mm") return;
   const auto& left = arguments[std::max(first, 0)].toTensor();

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from planner.search.requests import MOST_TOP, USUAL_SECONDS, USUAL_TOP
-from planner.search.weighing import Objective
+from planner.searching.requests import MOST_TOP, USUAL_SECONDS, USUAL_TOP
+from planner.searching.weighing import Objective
 from planner.service.history.records import SearchState, ValidationState
 from planner.service.http.openapi import EXAMPLE_JOB, prefer, problems, takes
 from planner.service.validation.requests import MOST_RANKS, Device, Mode

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
 from planner.planning import pipeline
-from planner.search import requests
-from planner.search.requests import SearchRequest
+from planner.searching import requests
+from planner.searching.requests import SearchRequest
 from planner.service.http import openapi_studies as described
 from planner.service.http.bodies import object_of
 from planner.service.http.dependencies import Dependencies, dependencies_of, read_prefer_header

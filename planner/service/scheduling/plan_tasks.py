@@ -18,7 +18,7 @@ from planner.planning.trace_source import TraceSource
 from planner.report.program_statement import ProgramStatement, to_json
 from planner.report.statement import Verdict
 from planner.runtime.messages import AnswerWriter
-from planner.search.answer import add_advice
+from planner.searching.answer import add_advice
 from planner.service.orders import Order, RunOrder
 from planner.tracing import rank_trace
 from planner.tracing.isolated import Isolation

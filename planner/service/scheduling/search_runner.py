@@ -18,13 +18,13 @@ from planner.errors import PlannerError
 from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Job
 from planner.planning import identity
-from planner.search import exact_plans, requests
-from planner.search.engine import SearchResult, search
-from planner.search.exact_groups import Group
-from planner.search.exact_plans import Answer, KnownAnswers, OutOfTimeError, Refused
-from planner.search.requests import SearchRequest
-from planner.search.results import SEARCH, search_to_json
-from planner.search.weighing import MOST_LOOKED_AT, Scales
+from planner.searching import exact_plans, requests
+from planner.searching.engine import SearchResult, search
+from planner.searching.exact_groups import Group
+from planner.searching.exact_plans import Answer, KnownAnswers, OutOfTimeError, Refused
+from planner.searching.requests import SearchRequest
+from planner.searching.results import SEARCH, search_to_json
+from planner.searching.weighing import MOST_LOOKED_AT, Scales
 from planner.service.errors import BusyError, WorkerLostError
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.records import Search, SearchState

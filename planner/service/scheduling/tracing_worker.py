@@ -19,9 +19,9 @@ from planner.runtime.fork_server import ForkServer, ServerLostError
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import MEMORY, Answer, Task
 from planner.runtime.running import StoppedError
-from planner.search import exact_plans
-from planner.search.exact_groups import Group, answers_of
-from planner.search.preload import PRELOAD
+from planner.searching import exact_plans
+from planner.searching.exact_groups import Group, answers_of
+from planner.searching.preload import PRELOAD
 from planner.service.errors import ProgramCrashedError, WorkerLostError, trace_limit_error
 from planner.service.orders import Order, PlanRefused, RunOrder, WorkerResult
 from planner.service.scheduling.plan_tasks import FURTHER, PLAN, RUN, TRACES, UNREADABLE
@@ -136,7 +136,7 @@ class TracingWorker:
     def search(self, work: int, group: Group, seconds: float) -> tuple[exact_plans.Answer, ...] | PlanRefused:
         """What plans say of candidates of a search that share a trace."""
         walled = replace(group, source=TraceSource(self._isolation))
-        task = Task("planner.search.exact_groups:plan_group", walled)
+        task = Task("planner.searching.exact_groups:plan_group", walled)
         limits = self._limits_of(group.jobs[0], seconds)
         try:
             answer = self._answer(work, task, limits, group.jobs[0].software.torch)

@@ -12,7 +12,7 @@ from planner.job import pipeline_schedules
 from planner.job.layout import AXES, axis_degrees
 from planner.job.layout import AXES as DEGREES
 from planner.job.schema import Job
-from planner.search.axes import Axis, Change, apply, axis_of, fault_of, only_new, value_at
+from planner.searching.axes import Axis, Change, apply, axis_of, fault_of, only_new, value_at
 
 
 def layouts(gpus: int, fixed: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:

@@ -16,8 +16,8 @@ from planner.job.bound.parameters import Shape, shape_of
 from planner.job.layout import axis_degrees
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
-from planner.search.exact_plans import Exact
-from planner.search.space import UNTRACED, Candidate, Space, broken_rule
+from planner.searching.exact_plans import Exact
+from planner.searching.space import UNTRACED, Candidate, Space, broken_rule
 
 ASSUMPTIONS = (
     "matrix products reach 60 % of the data sheet's dense peak, attention 30 %, memory and links 75 %",

@@ -18,11 +18,11 @@ from planner.job.layout import Mesh
 from planner.job.named_gpus import USUAL_NODE
 from planner.job.schema import Job, Optimizer, PostTraining, Recompute, Rollout, TrainerOffload
 from planner.report.statement import Advice, change_text
-from planner.search.axes import apply, axis_of, fault_of, only_new
-from planner.search.engine import search
-from planner.search.exact_plans import Answer, Exact, OutOfTimeError, Plans, Refused
-from planner.search.space import Space, global_batch_of, least_axes
-from planner.search.weighing import Objective, cost_of
+from planner.searching.axes import apply, axis_of, fault_of, only_new
+from planner.searching.engine import search
+from planner.searching.exact_plans import Answer, Exact, OutOfTimeError, Plans, Refused
+from planner.searching.space import Space, global_batch_of, least_axes
+from planner.searching.weighing import Objective, cost_of
 
 Change = dict[str, Any]
 Step = tuple[Change, Job]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from planner.errors import SpecError
 from planner.job.bound.lower_bound import lower_bound
-from planner.search.exact_plans import Answer, Exact, OutOfTimeError, Plans, Refused
-from planner.search.space import UNTRACED, Candidate, Space, broken_rule
+from planner.searching.exact_plans import Answer, Exact, OutOfTimeError, Plans, Refused
+from planner.searching.space import UNTRACED, Candidate, Space, broken_rule
 
 MOST_POINTS = 2_000
 """Of a sweep, every one of which is planned or excluded by its bound."""

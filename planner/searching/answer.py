@@ -12,8 +12,8 @@ from planner.planning.judging import RankTrace
 from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, Progress, add_eager, plan_by, plan_here
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import AdviceTried, Verdict, change_text
-from planner.search.advice import USUAL_SECONDS, Advised, advise
-from planner.search.exact_groups import PlansHere
+from planner.searching.advice import USUAL_SECONDS, Advised, advise
+from planner.searching.exact_groups import PlansHere
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration

@@ -11,11 +11,11 @@ from planner.errors import SpecError
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
-from planner.search.axes import apply, fault_of, known_name, path_of
-from planner.search.engine import Row, SearchResult, search
-from planner.search.exact_plans import Answer, Exact, OutOfTimeError, Plans, Refused
-from planner.search.space import Space, least_axes
-from planner.search.weighing import Objective
+from planner.searching.axes import apply, fault_of, known_name, path_of
+from planner.searching.engine import Row, SearchResult, search
+from planner.searching.exact_plans import Answer, Exact, OutOfTimeError, Plans, Refused
+from planner.searching.space import Space, least_axes
+from planner.searching.weighing import Objective
 
 SIZES = ("micro_batch_size", "sequence_length")
 """What is increased: a job needs no fewer tensors for more of it."""

@@ -19,7 +19,7 @@ from planner.report.statement import RankClassStatement, Verdict, worst_verdict
 from planner.runtime import messages
 from planner.runtime.messages import Answer as ChildAnswer
 from planner.runtime.messages import AnswerWriter
-from planner.search.exact_plans import Answer, Exact, OutOfTimeError, Refused
+from planner.searching.exact_plans import Answer, Exact, OutOfTimeError, Refused
 from planner.truth.calibration.interval import Calibration
 
 _FOUND = "found"

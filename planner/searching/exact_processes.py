@@ -20,9 +20,9 @@ from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.messages import Task
 from planner.runtime.running import StoppedError
-from planner.search.exact_groups import Group, answers_of
-from planner.search.exact_plans import Answer, OutOfTimeError
-from planner.search.preload import PRELOAD
+from planner.searching.exact_groups import Group, answers_of
+from planner.searching.exact_plans import Answer, OutOfTimeError
+from planner.searching.preload import PRELOAD
 from planner.truth.calibration.interval import Calibration
 
 
@@ -71,7 +71,7 @@ class ExactPlans:
     def _plan(self, group: Group) -> tuple[Answer, ...]:
         if self.is_over:
             raise OutOfTimeError
-        task = Task("planner.search.exact_groups:plan_group", group)
+        task = Task("planner.searching.exact_groups:plan_group", group)
         answer = running.run(task, UNLIMITED, server=self._server, stopped=lambda: self.is_over)
         if isinstance(answer.exceeded, StoppedError):
             raise OutOfTimeError

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-PRELOAD = "planner.search.preload:load"
+PRELOAD = "planner.searching.preload:load"
 
 
 def load() -> None:
     """As for any plan, and the search itself."""
     from planner.planning import preload
-    from planner.search import answer  # noqa: F401
+    from planner.searching import answer  # noqa: F401
 
     preload.load()

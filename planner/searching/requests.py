@@ -15,9 +15,9 @@ from planner.job.layout import AXES
 from planner.job.loading import BUNDLE_SCHEMA, bundle, job_on_gpu, load_bundle, load_document
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
-from planner.search.axes import Axis, axis_of, parse
-from planner.search.space import Space, global_batch_of, usual_axes
-from planner.search.weighing import Objective, objective_of, refuse_inapplicable
+from planner.searching.axes import Axis, axis_of, parse
+from planner.searching.space import Space, global_batch_of, usual_axes
+from planner.searching.weighing import Objective, objective_of, refuse_inapplicable
 
 
 def space_of(

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from planner.job.schema import Gpu
 from planner.report.statement import Verdict
-from planner.search.exact_plans import Answer, Exact, OutOfTimeError, Plans, Refused
-from planner.search.space import Candidate, Space
-from planner.search.weighing import MOST_LOOKED_AT, Cost, Objective, Progress, Scales, Weighed, weigh
+from planner.searching.exact_plans import Answer, Exact, OutOfTimeError, Plans, Refused
+from planner.searching.space import Candidate, Space
+from planner.searching.weighing import MOST_LOOKED_AT, Cost, Objective, Progress, Scales, Weighed, weigh
 
 _SIZES = ("micro_batch_size", "sequence_length")
 

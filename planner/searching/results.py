@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from planner.report.style import Style, size
-from planner.search.engine import Row, SearchResult
-from planner.search.exact_plans import Exact
-from planner.search.extremes import Fewest, Largest
-from planner.search.sweeping import Point, Sweep
-from planner.search.weighing import ASSUMPTIONS, Objective
+from planner.searching.engine import Row, SearchResult
+from planner.searching.exact_plans import Exact
+from planner.searching.extremes import Fewest, Largest
+from planner.searching.sweeping import Point, Sweep
+from planner.searching.weighing import ASSUMPTIONS, Objective
 
 SEARCH, MAX, MIN, SWEEP = "planner.search/1", "planner.max/1", "planner.min/1", "planner.sweep/1"
 
