@@ -29,10 +29,9 @@ _MODULES = (
 def load() -> None:
     """Import, and register the paper GPU's kernels. No step is run: autograd's threads do not survive a fork."""
     from planner import paper  # before torch
+    from planner.planning import pipeline  # noqa: F401
     from planner.tracing.spec import step_trace  # noqa: F401
-    from planner.training import (
-        folding,  # noqa: F401
-    )
+    from planner.training import folding, pipelined_loop  # noqa: F401
     from planner.training.models import transformers_models  # noqa: F401
 
     for name in _MODULES:
