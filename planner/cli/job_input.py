@@ -157,24 +157,7 @@ def _words(arguments: argparse.Namespace) -> Shorthand:
 
     if not hasattr(arguments, "gpus"):
         return Shorthand()
-    axes = {"dp_shard": arguments.fsdp, "dp_replicate": arguments.ddp}
-    axes |= {name: getattr(arguments, name) for name in ("tp", "pp", "cp", "ep")}
-    return Shorthand(
-        gpus=arguments.gpus,
-        gpu=arguments.gpu,
-        sequence_length=arguments.seq,
-        micro_batch_size=arguments.batch,
-        gradient_accumulation_steps=arguments.accumulate,
-        lora=arguments.lora,
-        qlora=arguments.qlora,
-        dora=arguments.dora,
-        degrees={axis: written for axis, written in axes.items() if written is not None},
-        zero=arguments.zero,
-        precision=arguments.precision,
-        optimizer=arguments.optimizer,
-        recompute=arguments.recompute,
-        offload=arguments.offload,
-    )
+    return Shorthand.of_words(arguments)
 
 
 def has_sources(arguments: argparse.Namespace) -> bool:

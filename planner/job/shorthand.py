@@ -176,6 +176,29 @@ class Shorthand:
     optimizer: str = ""
     recompute: str = ""
     offload: bool = False
+
+    @classmethod
+    def of_words(cls, words: Any) -> Shorthand:
+        """Of an object whose attributes have the words as people write them: options, or the body of a request."""
+        degrees = {"dp_shard": words.fsdp, "dp_replicate": words.ddp}
+        degrees |= {axis: getattr(words, axis) for axis in ("tp", "pp", "cp", "ep")}
+        return cls(
+            gpus=words.gpus,
+            gpu=words.gpu,
+            sequence_length=words.seq,
+            micro_batch_size=words.batch,
+            gradient_accumulation_steps=words.accumulate,
+            lora=words.lora,
+            qlora=words.qlora,
+            dora=words.dora,
+            degrees={axis: written for axis, written in degrees.items() if written is not None},
+            zero=words.zero,
+            precision=words.precision,
+            optimizer=words.optimizer,
+            recompute=words.recompute,
+            offload=words.offload,
+        )
+
     """Parameters, gradients and optimizer state on the host."""
 
 

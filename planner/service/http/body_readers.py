@@ -162,24 +162,7 @@ class Words(BaseModel):
     offload: bool = False
 
     def value(self) -> Shorthand:
-        degrees = {"dp_shard": self.fsdp, "dp_replicate": self.ddp}
-        degrees |= {axis: getattr(self, axis) for axis in ("tp", "pp", "cp", "ep")}
-        return Shorthand(
-            gpus=self.gpus,
-            gpu=self.gpu,
-            sequence_length=self.seq,
-            micro_batch_size=self.batch,
-            gradient_accumulation_steps=self.accumulate,
-            lora=self.lora,
-            qlora=self.qlora,
-            dora=self.dora,
-            degrees={axis: written for axis, written in degrees.items() if written is not None},
-            zero=self.zero,
-            precision=self.precision,
-            optimizer=self.optimizer,
-            recompute=self.recompute,
-            offload=self.offload,
-        )
+        return Shorthand.of_words(self)
 
 
 class SpecBody(BaseModel):
