@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
+# Free blocks are kept in one sorted list per pool and stream, each as a single integer, size before address, so that
+# the best fit is one bisection. c10/cuda/CUDACachingAllocator.cpp: Block, BlockPool, BlockComparatorSize.
 ADDRESS_BITS = 64
 """What a snapshot may hold; of CUDA's unified addresses 47 to 57 are used."""
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1

@@ -23,6 +23,7 @@ from typing import Any
 from planner.errors import SnapshotError
 from planner.units import MIB
 
+# The opcodes are those of Python 3.11 (pickletools.opcodes).
 _NAMES = {each.name: each.code.encode("latin-1") for each in pickletools.opcodes}
 _MEMO = {_NAMES["PUT"], _NAMES["LONG_BINPUT"]}
 

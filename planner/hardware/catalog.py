@@ -102,6 +102,8 @@ _PCIE_3, _PCIE_4, _PCIE_5 = 16, 32, 64
 """PCIe x16 in GB/s each way (PCI-SIG: 8, 16, 32 GT/s a lane)."""
 
 
+# They rank layouts against each other; no time is ever promised from them. A GPU's record in `gpus.py` names the
+# model.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
     """Peaks of one GPU, decimal units."""

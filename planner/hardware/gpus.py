@@ -80,6 +80,20 @@ class GpuRecord:
         return self.product.replace(" ", "-")
 
 
+# Contexts and communicators are measured on few of them; planner/job/overhead.py says what that means for the others.
+# `published.json` is the collection of published measurements kept beside the repository (`PLANNER_TRUTH`). Of it are
+# not in here: 1,343 MiB of context on a V100 (nvidia_smi_overhead-44, CUDA 11.2, 2022), which is the whole device's
+# use, the driver's reserve included, from the time when all kernels were loaded at once; and 1,176 MiB of an H100
+# process with torch 2.11 and CUDA 13.0 (nvidia_smi_overhead-38): a run on one GPU, and NCCL 2.28 gives a communicator
+# of one rank a needless buffer of 512 MiB (NVIDIA/nccl#2363), so it says nothing about eight ranks. Nor is all-to-all,
+# whose first use took a process on 8 H100 from 1.06 to 4.34 GB (NVIDIA/nccl#1685).
+# Contexts and communicators are measured on few of them; planner/job/overhead.py says what that means for the others.
+# `published.json` is the collection of published measurements kept beside the repository (`PLANNER_TRUTH`). Of it are
+# not in here: 1,343 MiB of context on a V100 (nvidia_smi_overhead-44, CUDA 11.2, 2022), which is the whole device's
+# use, the driver's reserve included, from the time when all kernels were loaded at once; and 1,176 MiB of an H100
+# process with torch 2.11 and CUDA 13.0 (nvidia_smi_overhead-38): a run on one GPU, and NCCL 2.28 gives a communicator
+# of one rank a needless buffer of 512 MiB (NVIDIA/nccl#2363), so it says nothing about eight ranks. Nor is all-to-all,
+# whose first use took a process on 8 H100 from 1.06 to 4.34 GB (NVIDIA/nccl#1685).
 GPUS = (
     GpuRecord(
         name="V100-SXM2-16GB",

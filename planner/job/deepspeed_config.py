@@ -12,6 +12,9 @@ from planner.job import hf_config
 from planner.job.nodes import Node, did_you_mean
 from planner.job.schema import AS_BUILT, Job, Optimizer
 
+# Keys, their defaults and what they do are those of DeepSpeed 0.19.8 (deepspeed/runtime/config.py, zero/config.py,
+# zero/offload_config.py, precision_config.py, engine.py). Its bucket sizes are numbers of elements. `"auto"` is
+# resolved from the job as transformers' Trainer does (integrations/deepspeed.py): its hidden size squared is a bucket.
 VERSION = "0.19.8"
 _PLACE = "parallel.deepspeed"
 _BUCKET = 500_000_000
@@ -347,6 +350,9 @@ def _is_off(value: Any) -> bool:
     return value is None or value is False
 
 
+# Sizes are numbers of elements (DeepSpeed 0.19.8, deepspeed/runtime/zero/config.py). `"auto"` is what transformers'
+# Trainer makes of it (5.23, integrations/deepspeed.py): of the hidden size `h`, a reduce bucket of h * h, a prefetch
+# bucket of 0.9 * h * h, and parameters of up to 10 * h elements are not divided.
 _SIZES = {
     "prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
     "param_persistence_threshold": lambda hidden: 10 * hidden,

@@ -18,6 +18,7 @@ from planner.job.json_text import file_text, read_json
 from planner.job.nodes import Node, node_from_data
 from planner.job.size_limits import LONGEST_NAME
 
+# Folders and variables are those of huggingface_hub 1.0 (constants.py, file_download.py). Nothing is downloaded.
 _NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}")
 
 

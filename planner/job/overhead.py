@@ -125,6 +125,9 @@ def _bytes(mib: float) -> int:
     return round(mib) * MIB
 
 
+# Bare contexts and NCCL's communicators are measured facts of GPUs (planner/hardware/gpus.py). On top of a context
+# come the images of the kernels that the program uses: since CUDA 11.7 they are loaded lazily, with their first use
+# (`CUDA_MODULE_LOADING=LAZY`, set by torch itself since 1.13, pytorch/pytorch#86509).
 KERNEL_IMAGES = 164
 """Grown outside the allocator between the bare context and a running model: 0.16 GiB, vllm-project/vllm#12126,
 H100, an 11B vision and language model run eagerly."""

@@ -339,6 +339,11 @@ def _is_module(frame: FrameType) -> bool:
     return isinstance(frame.f_locals.get("self"), torch.nn.Module)
 
 
+# The step routes by the job's rule: it copies the experts of every token from the host, and values that came from the
+# host are known. What transformers 5.23 counts from them on the device is counted here once more, at the few places
+# where it comes back to the host or sizes a result (integrations/moe.py, distributed/expert_parallel.py, the `forward`
+# of experts in models/*/modeling_*.py). In torchtitan's experts over ranks, each gets as many tokens as the others. A
+# choice that is not known stays unanswered.
 Tensor = torch.Tensor
 
 _MODELS, _MOE = "transformers.models.", "transformers.integrations.moe"
@@ -405,6 +410,8 @@ def _read_known_value(tensor: Any) -> Tensor | None:
     return found
 
 
+# No frame says in C++ who reads. Such an operator is entered by name, and then runs torch's own code. Sources, torch
+# 2.13: aten/src/ATen/native/Correlation.cpp, SpectralOps.cpp, Itertools.cpp, TensorCompare.cpp.
 Answer = bool | int
 
 

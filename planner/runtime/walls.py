@@ -291,6 +291,7 @@ def _parents(paths: list[str]) -> list[str]:
     return sorted(above, key=lambda path: path.count("/"))
 
 
+# Numbers are those of linux/arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (6.18).
 _INSTRUCTION = struct.Struct("=HBBI")
 """struct sock_filter (linux/filter.h)."""
 _LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06

@@ -19,6 +19,12 @@ from planner.tracing.rank_trace import EngineFigures
 from planner.units import MIB
 
 
+# vLLM takes `gpu_memory_utilization` of the GPU's total for itself: weights, the activations and what grows outside of
+# torch in its profile run, and all that is left for the KV cache (vLLM 0.11, vllm/v1/worker/gpu_worker.py,
+# determine_available_memory). Less than the share free at its start is an error there. sglang takes
+# `mem_fraction_static` of what is free as it starts for weights and KV cache; activations and graphs come on top
+# (sglang 0.5, model_runner_kv_cache_mixin.py, _profile_available_bytes). CUDA graphs, NCCL and the context of a
+# process of its own lie outside of either share.
 class EngineState(StrEnum):
     """Which parts of an engine are awake."""
 
@@ -148,6 +154,7 @@ def kv_blocks(available_bytes: int, kv_token_bytes: int, block_size: int) -> int
     return max(available_bytes // (kv_token_bytes * block_size), 0)
 
 
+# vLLM 0.11, vllm/device_allocator/cumem.py, sleep: a pinned tensor as large as each segment, given up as it wakes.
 BACKED_UP = 1
 """The sleep level at which weights are kept on the host."""
 

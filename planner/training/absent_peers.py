@@ -19,6 +19,10 @@ from planner.job import schema
 from planner.upstream import checking
 
 
+# DTensor keeps which placements an operator leads to, with the mesh and with the local shapes, and finds them again by
+# a mesh that is equal (torch 2.13, distributed/tensor/_sharding_prop.py, _redistribute.py,
+# autograd/python_variable.cpp). The next world of the process may have an equal mesh with groups of other names, or be
+# another rank of it.
 def forget() -> None:
     """DTensor starts anew, in this thread and in the one in which autograd runs for a GPU."""
     tensors: Any = sys.modules.get("torch.distributed.tensor")
@@ -54,6 +58,10 @@ class _BackwardCall(torch.autograd.Function):
         return gradient
 
 
+# Reductions and broadcasts leave the tensors as they are; gathers and scatters are done by torch's fake process group,
+# which fills what it can from this rank's own tensors. torch's fake group alone does not do: the future of its work
+# carries no value (torch 2.11 to 2.13, torch/csrc/distributed/c10d/FakeProcessGroup.hpp), and the reducer of
+# DistributedDataParallel takes the reduced bucket from that future (reducer.cpp).
 BACKEND = "absent_peers"
 _CHECK_OF_HOOKS = "torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook"
 _RECORDER = "torch.distributed.distributed_c10d:_maybe_attach_flight_recorder"

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from planner.training.checkpoint_staging import KeepingStager
 
 
+# What is gathered, copied and staged is torch's own work. Where files go the step's host decides. What async_save has
+# staged waits until the checkpoint after it, or until the end of the training: an upload that is still under way then
+# is waited for, as programs do (torchtitan, components/checkpoint.py).
 _ITERATE = "torch.distributed._state_dict_utils:_iterate_state_dict"
 
 

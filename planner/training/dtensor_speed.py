@@ -12,6 +12,9 @@ from torch import Tensor
 
 from planner import upstream
 
+# torch 2.13 asks for each tensor of a list (`_foreach_`, `_fused_`) which placements there are and what each costs
+# (distributed/tensor/_sharding_prop.py), a millisecond for each parameter. Tensors at two places of the lists that are
+# equal have equal answers, so one of each kind is asked for, by torch's own code.
 _LIST_OPERATORS = ("aten::_foreach_", "aten::_fused_")
 
 
@@ -137,6 +140,8 @@ def _comparing(real: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return equal
 
 
+# fully_shard makes a list of as many chunks as there are ranks, for every parameter, and takes two of them (torch
+# 2.13, distributed/fsdp/_fully_shard/_fsdp_common.py, `_chunk_with_empty`).
 _TARGET = "torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty"
 
 

@@ -149,6 +149,9 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
     return torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage)
 
 
+# As verl's `offload_fsdp_model_to_cpu` and `offload_fsdp_optimizer` and their counterparts do (0.6,
+# utils/fsdp_utils.py), which move each tensor. Here a storage is emptied where it stands, so that views of it, such as
+# the shards that fully_shard keeps, need not be made anew; what the allocator sees is the same.
 class Resting:
     """Tensors that rest on the host at times. `find` names them each time: an optimizer's state is born in a step."""
 

@@ -21,6 +21,12 @@ from planner.training.models.decoder import Decoder
 from planner.training.observers import Observer
 from planner.training.wraps import tensor_parallel
 
+# Counted from the model's real parameters, built without memory; how they are joined and divided follows vLLM's layers
+# (0.11, vllm/model_executor/layers): queries, keys and values are one tensor, gate and up another; columns and rows of
+# linear layers, and the vocabulary padded to a multiple of 64 (vocab_parallel_embedding.py), are divided over the
+# ranks; keys and values of fewer heads than ranks are there several times (linear.py, QKVParallelLinear); norms,
+# routers, biases of row-parallel layers and the projections into a latent space are whole on every rank. A model with
+# rotary positions has one table of sines and cosines (rotary_embedding.py).
 _VOCABULARY_PADDING = 64
 _WHOLE = re.compile(
     r"(^|\.)(router|gate\.weight|shared_expert_gate|q_a_proj|kv_a_proj_with_mqa|wpe|embed_positions|position_embeddings)"
@@ -77,6 +83,10 @@ def _rotations(module: nn.Module) -> int:
     return widths[0] * int(getattr(text, "max_position_embeddings", 0)) if widths else 0
 
 
+# vLLM runs its model on `max_num_batched_tokens` tokens, takes the logits of `max_num_seqs` of them and samples with
+# top-k and top-p (0.11, v1/worker/gpu_model_runner.py, profile_run and _dummy_sampler_run). Here the model is the
+# transformers one or the built-in decoder: what vLLM fuses (the projections, norms, activations) is separate, and
+# allocates in parts.
 def run(spec: schema.Job, rollout: Rollout, device: torch.device, observer: Observer, host: Host) -> None:
     """Load the engine's model, split as `spec.parallel.tp` says, and run it once. Raises SpecError for other models."""
     world = World.of(spec.parallel, 0, device)

@@ -105,6 +105,9 @@ def _scaler(device_type: str) -> torch.amp.GradScaler:
     return scaler
 
 
+# What lives how long is that of transformers 5 (Trainer.evaluation_loop and EvalLoopContainer in trainer.py and
+# trainer_pt_utils.py, GenerationMixin._sample in generation/utils.py): what a step gathered lives until the next has
+# gathered its own, and what was gathered before is copied with each step.
 Autocast = Callable[[], AbstractContextManager[None]]
 
 

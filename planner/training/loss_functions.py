@@ -168,6 +168,8 @@ def _first_float(output: Any) -> Tensor | None:
     return next((found for value in values if (found := _first_float(value)) is not None), None)
 
 
+# As litgpt 0.4 does (litgpt/model.py: `lm_head_chunk_size`), whose precision plugins then cast what the model returned
+# (lightning 2.3: fabric/plugins/precision/half.py): the chunks exist in the dtype of the head until all are cast.
 def apply(model: nn.Module, loss: schema.Loss) -> None:
     """From now on the head returns a list of `loss.chunks` tensors (batch, tokens of the chunk, vocabulary).
 

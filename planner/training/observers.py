@@ -61,6 +61,8 @@ class NullObserver:
         return nullcontext()
 
 
+# A functional collective allocates what it returns (torch 2.13, torch/csrc/distributed/c10d/Functional.cpp), and
+# whoever called goes on with it: under tensor parallelism most of these tensors are kept for the backward.
 _FUNCTIONAL = "torch:ops._c10d_functional"
 _NAMES = (
     "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast",

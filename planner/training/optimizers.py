@@ -22,6 +22,9 @@ from planner.job import schema
 from planner.training.device_mesh import World
 from planner.upstream import versions
 
+# torch 2.13 stacks no DTensors of different meshes, on which expert parallelism leaves the experts and the rest. As
+# transformers' Trainer does (5.23, `_mixed_mesh_grad_norm`), and torchtitan: one norm for each mesh, then that of
+# both.
 _REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
 
 
@@ -57,6 +60,10 @@ def _norm(group: Sequence[nn.Parameter]) -> Tensor:
         _REMARKS.setLevel(before)
 
 
+# Neither package is needed, nor the CUDA kernels and compiled functions that make the update in place; what their step
+# takes beside the state is a few bytes for bitsandbytes, and for torchao whatever torch.compile makes of it, which is
+# not counted. Facts from bitsandbytes 0.44 to 0.50.2 (bitsandbytes/optim/optimizer.py: blocks of 256) and torchao
+# (torchao/optim/adam.py, subclass_8bit.py, subclass_4bit.py, subclass_fp8.py).
 _LEAST = 4096
 """Both keep the state of smaller tensors in full."""
 _PAGED_FROM = 100_000
@@ -258,6 +265,9 @@ def stepping(optimizer: Optimizer, born: Callable[[Optimizer], None]) -> Iterato
             handle.remove()
 
 
+# Every replica keeps the optimizer's state of its own part of the parameters, updates them, and sends them to the
+# others. The parts are whole parameters, given largest first to whoever has the least so far (torch 2.13,
+# torch/distributed/optim/zero_redundancy_optimizer.py): they differ in size.
 def divide_optimizer(
     kind: type[Optimizer], trained: Sequence[nn.Parameter], arguments: dict[str, Any], group: dist.ProcessGroup | None
 ) -> Optimizer:

@@ -26,6 +26,10 @@ from planner.training.models.build import build, materialize
 from planner.training.observers import ModuleFollower, Observer
 from planner.training.wraps import fsdp2, tensor_parallel
 
+# As verl hands weights over (0.6, workers/fsdp_workers.py, rollout_mode; from 0.7 on workers/rollout/.../bucketed
+# weight transfer) and TRL (0.24, trainer/grpo_trainer.py, _move_model_to_vllm): each parameter is gathered with
+# `DTensor.full_tensor`, cast, and given to the engine, which copies it into its own. While one is gathered the one
+# before it is still held by the loop.
 _NAME = "weights for the engine"
 
 
@@ -133,6 +137,10 @@ def tell(name: str, module: nn.Module, observer: Observer) -> None:
         observer.assign(tensor, Category.PARAMETER, f"{name}.{path}")
 
 
+# The order is that of verl's hybrid engine (0.6, workers/fsdp_workers.py) and of TRL's colocate mode (0.24): the
+# trainer's weights go to the engine, the engine generates while the trainer waits, the reference and the reward model
+# run forward, then the trainer takes its step. What the engine itself holds is no part of these phases: see
+# planner/tracing/rollout.py.
 def phases_around(loop: Loop, spec: schema.Job, world: World, host: Host) -> PostTrainingPhases:
     """The phases of a job, its reference and reward models loaded. Raises SpecError for what cannot be built."""
     assert spec.post_training is not None

@@ -9,6 +9,9 @@ from planner.host_events import Backing, HostBlock, HostCategory
 from planner.units import MIB
 
 
+# Measured: torch 2.13.0 (CPU), transformers 5.13, DeepSpeed 0.19.8, Python 3.11.7, glibc 2.39, Linux 6.18, x86-64, one
+# thread, 2026-11-23; /proc/self/smaps_rollup (Anonymous, and Pss_File for files) after the imports and one step of
+# AdamW on a small model: `python tests/host/measure_processes.py`.
 @dataclass(frozen=True, slots=True)
 class Fact:
     """MiB of one process: between which bounds, and the best guess; with its source."""

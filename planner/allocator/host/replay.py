@@ -24,6 +24,10 @@ from planner.host_events import (
 from planner.job.schema import DataLoader
 
 
+# torch 2.13, utils/data/dataloader.py: `num_workers * prefetch_factor` batches are asked for ahead
+# (`_MultiProcessingDataLoaderIter.__init__`, `_reset`), and the loop has one more. A worker puts them together in
+# shared memory (utils/data/_utils/collate.py); with `pin_memory` a thread of the rank copies each into pinned memory
+# and lets go of the other (_utils/pin_memory.py).
 def loader_blocks(loader: DataLoader, tensors: Iterable[int]) -> Iterator[HostBlock]:
     """What one loader holds once it is read: `tensors` are the bytes of each tensor of a batch."""
     sizes = [each for each in tensors if each]

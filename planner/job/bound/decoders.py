@@ -85,6 +85,8 @@ def layer_norm(size: int, *, bias: bool = True) -> int:
     return size * (1 + bias)
 
 
+# Shapes are those of transformers 5.23 (models/*/modeling_*.py, the `__init__` of attention, MLP, layer and model),
+# the defaults those of its configs. Tests hold each family to its class.
 Flag = bool | str
 """What a family always has or never has, or the key of the config that says so."""
 
@@ -253,6 +255,8 @@ DECODERS: dict[str, DecoderFamily] = {
 """By the model_type of their config."""
 
 
+# Shapes are those of transformers 5.23, whose experts lie in one tensor for each matrix. All of an expert's elements
+# have a gradient, whether or not a token reaches it.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureFamily:
     """A decoder and its experts. `inside` is the key of an expert's inner size."""

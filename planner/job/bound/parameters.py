@@ -19,6 +19,7 @@ from planner.job.bound.decoders import (
 from planner.job.schema import Decoder, Model
 
 
+# Shapes and defaults are those of transformers 5.23 (models/*/modeling_*.py, configuration_*.py).
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFamily:
     """A model type with a formula of its own."""

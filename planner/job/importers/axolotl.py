@@ -12,6 +12,7 @@ from planner.job.importers.drafts import Key, fixed_key, ignored_keys, mapped_ke
 from planner.job.importers.recipes import Recipe
 from planner.job.nodes import Node, node_from_data
 
+# Keys are those of Axolotl 0.19.0 (utils/schemas/config.py, model.py, peft.py, training.py, deprecated.py).
 PROGRAM = "Axolotl 0.19"
 _ADAPTER = "model.adapter"
 _KERNELS = "planned as peft's own layers, which keep more"

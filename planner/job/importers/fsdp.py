@@ -169,6 +169,9 @@ def _truth(node: Node) -> bool:
     return written in _TRUE
 
 
+# As `fsdp2_prepare_model` does (accelerate 1.15.0, utils/fsdp_utils.py): each layer, the embedding alone, the last
+# norm with the head, the rest with the root; with tied weights the embedding goes with norm and head. Names and
+# defaults are those of transformers 5.23.0; a test builds each model and looks.
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Names in a causal language model of one `model_type`."""

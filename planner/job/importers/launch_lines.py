@@ -12,6 +12,8 @@ from pathlib import PurePosixPath
 from planner.errors import SpecError
 from planner.job.size_limits import MOST_RANKS
 
+# Options are those of torch 2.13 (torch/distributed/run.py), accelerate 1.15.0 (commands/launch.py) and DeepSpeed
+# 0.19.8 (launcher/runner.py).
 PLACE = "the launch line"
 
 TORCHRUN_WITH_VALUE = frozenset({

@@ -124,6 +124,7 @@ def leaves(written: Mapping[str, Node], prefix: str = "") -> dict[str, Node]:
     return found
 
 
+# As transformers 5.23 builds the models; a test builds each and looks.
 _OF_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 NAMES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2"), _OF_LLAMA),

@@ -18,6 +18,7 @@ from planner.job.importers.recipes import Recipe, leaves
 from planner.job.json_text import file_text
 from planner.job.nodes import Node, node_from_data
 
+# Keys and defaults are those of torchtitan 0.2.2 (torchtitan/config/job_config.py).
 PROGRAM = "JobConfig of torchtitan 0.2.2"
 _OPTIMIZER = "train.optimizer"
 _SHARD = "parallel.dp_shard"

@@ -21,6 +21,9 @@ from planner.job.importers.drafts import (
 )
 from planner.job.nodes import Node, node_from_data
 
+# Fields, types and defaults are those of transformers 5.23.0 (training_args.py); what they do is in its trainer.py,
+# trainer_optimizer.py and modeling_utils.py, and in accelerate 1.15.0 (accelerator.py). A test holds the table to the
+# installed transformers.
 PROGRAM = "TrainingArguments of transformers 5.23"
 _OPTIMIZER = "train.optimizer"
 _DDP = "parallel.dp_replicate"

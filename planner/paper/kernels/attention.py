@@ -11,6 +11,8 @@ from planner.paper.kernels import workspaces
 from planner.paper.kernels.table import cpu, cuda, scratch, target
 from planner.upstream import versions
 
+# Source, torch 2.13: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, attention.cu and
+# attention_backward.cu. Which attention kernel runs is decided in native/attention.cpp.
 Tensor = torch.Tensor
 
 _MOST_SPLITS = 128
@@ -176,6 +178,8 @@ def flash_backward_on_cpu(
     return tuple(t.new_empty(t.size(0), t.size(2), t.size(1), t.size(3)).transpose(1, 2) for t in (query, key, value))
 
 
+# Source, torch 2.13: aten/src/ATen/native/transformers/cuda/attention.cu, attention_backward.cu and
+# mem_eff_attention/kernel_forward.h, kernel_backward.h.
 _LSE_ALIGNMENT = 32
 _FLOAT = 4
 _LOCK = 16
@@ -312,6 +316,7 @@ def _ceil(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
+# Source, torch 2.13: aten/src/ATen/native/cudnn/MHA.cpp and native/transformers/cuda/attention.cu.
 _BACKWARD = "cuDNN attention, backward: beyond the front end's part"
 
 

@@ -16,6 +16,9 @@ from planner import upstream
 from planner.paper.kernels import training_operators  # noqa: F401
 from planner.paper.kernels.table import cpu, like_meta
 
+# oneDNN lays tensors out anew, differently on each processor: runs to be compared with paper have it off
+# (`torch.backends.mkldnn.enabled = False`). Sources, torch 2.13, aten/src/ATen/native: Convolution.cpp (groups one by
+# one), ConvolutionMM2d.cpp, NaiveConvolutionTranspose2d.cpp, ConvolutionMM3d.cpp.
 Tensor = torch.Tensor
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -146,6 +149,8 @@ def _flat(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.squeeze(2)
 
 
+# Source: torch 2.13 aten/src/ATen/native/Dropout.cpp (no fused kernel outside CUDA): noise like the input, then the
+# product.
 @cpu("native_dropout")
 def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if p == 0 or train is False:
@@ -159,6 +164,7 @@ def native_dropout_backward(grad: Tensor, _mask: Tensor, _scale: float) -> Tenso
     return torch.empty_like(grad)
 
 
+# Sources, torch 2.13: aten/src/ATen/native/layer_norm.cpp (rms_norm_composite), Normalization.cpp.
 def rms_norm(x: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """The composite that runs where there is no fused kernel."""
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))
@@ -189,6 +195,8 @@ for _operator in ("topk", "_cdist_backward", "_pdist_backward", "_embedding_bag_
     cpu(_operator)(partial(like_meta, _operator))
 
 
+# Source: torch 2.13 aten/src/ATen/native/cpu/SortingKernel.cpp, DistanceOpsKernel.cpp, IndexKernel.cpp, native/
+# EmbeddingBag.cpp, TensorFactories.cpp.
 @cpu("masked_scatter_")
 def masked_scatter(into: torch.Tensor, _mask: torch.Tensor, _source: torch.Tensor) -> torch.Tensor:
     return into

@@ -13,6 +13,7 @@ from planner.paper.kernels.sorting import bits_of, radix_sort_bytes, reduction_b
 from planner.paper.kernels.table import cuda, like_meta, scratch, target
 from planner.upstream import versions
 
+# Sources, torch 2.13: aten/src/ATen/native/cuda/Nonzero.cu, IndexKernel.cpp, Indexing.cu, Repeat.cu.
 Tensor = torch.Tensor
 
 

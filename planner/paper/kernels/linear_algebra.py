@@ -11,6 +11,8 @@ import torch
 from planner.paper.kernels import workspaces
 from planner.paper.kernels.table import cuda, like_meta, scratch, target
 
+# Source: torch 2.13 aten/src/ATen/native/BatchLinearAlgebra.cpp, cuda/linalg/BatchLinearAlgebra.cpp and
+# cuda/linalg/BatchLinearAlgebraLib.cpp.
 Tensor = torch.Tensor
 
 _SMALL = 32
@@ -227,6 +229,7 @@ def _by_columns(shape: tuple[int, ...] | torch.Size, like: Tensor, dtype: torch.
     return like.new_empty((*batch, columns, rows), dtype=dtype).mT
 
 
+# Source, torch 2.13: aten/src/ATen/native/cuda/GroupedBlas.cpp, GroupMM.cu, native/GroupedMMUtils.h.
 _ALIGNMENT_BYTES = 16
 
 
@@ -276,6 +279,8 @@ def _first_product(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.mm(first[0], first[1], out=first[2])
 
 
+# Source: torch 2.13 aten/src/ATen/native/cuda/SpectralOps.cpp and CuFFTPlanCache.h. cuFFT's own work area comes from
+# the caching allocator; how large it is nobody outside of cuFFT knows.
 _MOST_DIMS = 3
 """So many dims are transformed at once (cufft_max_ndim)."""
 _CONTIGUOUS = torch.contiguous_format

@@ -11,6 +11,8 @@ import torch
 from planner.paper.kernels import workspaces
 from planner.paper.kernels.table import cuda, target
 
+# Sources, torch 2.13: aten/src/ATen/native/cuda/layer_norm_kernel.cu, group_norm_kernel.cu, Normalization.cuh,
+# native/cudnn/BatchNorm.cpp, native/group_norm.cpp.
 Tensor = torch.Tensor
 
 _PARTIAL_ROWS = 64 * 1024
@@ -170,6 +172,7 @@ def _suggest_memory_format(x: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
+# Source, torch 2.13: aten/src/ATen/native/cuda/Normalization.cu, Normalization.cuh.
 def _per_channel(x: Tensor) -> Tensor:
     kind = torch.float64 if x.dtype is torch.float64 else torch.float32
     return torch.empty(x.size(1), dtype=kind, device="cuda")

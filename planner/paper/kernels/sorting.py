@@ -95,6 +95,8 @@ def _laid_out(*sizes: int) -> int:
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes) + _ALIGNMENT - 1
 
 
+# Source, torch 2.13: aten/src/ATen/native/cuda/Sort.cpp, Sort.h, SortStable.cu, TensorTopK.cpp, TensorTopK.cu,
+# Sorting.cpp, ScanUtils.cuh, native/ReduceOps.cpp.
 Tensor = torch.Tensor
 
 _SMALL = 4096
@@ -225,6 +227,8 @@ def running(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     return result
 
 
+# Source, torch 2.13: aten/src/ATen/native/Distributions.cpp (multinomial_out), cuda/MultinomialKernel.cu,
+# cuda/Randperm.cu.
 _INT32_BITS = 32
 _SURE = 0.9
 """That of twelve keys none comes twice."""
@@ -284,6 +288,7 @@ def permutation(n: int, *, generator: Any = None, out: Tensor) -> Tensor:  # noq
     return out
 
 
+# Source, torch 2.13: aten/src/ATen/native/cuda/Unique.cu, UniqueCub.cu, SummaryOps.cu.
 _FEW_BYTES = 2
 """Of whole numbers so small there are fewer distinct ones than large tensors have elements."""
 

@@ -10,6 +10,8 @@ import torch
 
 from planner.paper.kernels.table import cpu, cuda, like_meta, target
 
+# Source: torch 2.13 aten/src/ATen/native/Loss.cpp (mse_loss, smooth_l1_loss, huber_loss), cuda/Loss.cu
+# (binary_cross_entropy). A result that is made elementwise and resized to a scalar gives no memory back.
 Tensor = torch.Tensor
 _NONE, _MEAN = 0, 1
 
@@ -56,6 +58,8 @@ def native_dropout(x: torch.Tensor, _p: float, _train: bool | None) -> tuple[tor
     return torch.empty_like(x), mask
 
 
+# Source: torch 2.13 aten/src/ATen/native/cuda/DistanceKernel.cu (cdist_backward_kernel_impl,
+# pdist_backward_kernel_impl).
 @cuda("_cdist_backward")
 def distances_backward(grad: Tensor, x: Tensor, other: Tensor, p: float, distances: Tensor) -> Tensor:
     result: Tensor = like_meta("_cdist_backward", grad, x, other, p, distances)
@@ -78,6 +82,8 @@ def distances_within_backward(grad: Tensor, x: Tensor, p: float, distances: Tens
     return result
 
 
+# Source, torch 2.13: aten/src/ATen/native/cuda/ForeachReduceOp.cu, MultiTensorApply.cuh, native/ForeachUtils.h. All
+# other `_foreach` operators allocate their results and nothing else.
 _CHUNK = 65536
 
 
@@ -112,6 +118,7 @@ def _in_one_go(tensors: Sequence[Tensor]) -> bool:
     return same and first.is_floating_point
 
 
+# Source, torch 2.15: torch/csrc/distributed/fsdp/ChunkCat.cu, ChunkCat.cpp.
 @cuda("fsdp::chunk_cat_mixed_dtype")
 def chunk_cat_mixed_dtype(tensors: list[Tensor], dim: int, num_chunks: int, *, out: Tensor) -> None:
     """One kernel copies what the buffer's dtype has and casts bfloat16 to float32; other mixtures are cast before."""

@@ -10,6 +10,8 @@ from torch import nn
 
 from planner.paper.outside.operators import refuse, told_as
 
+# Source, apex at the commit 6424da3 (2026-07): apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda.cpp,
+# csrc/layer_norm_cuda_kernel.cu (part_size).
 Tensor = torch.Tensor
 
 _PARTS = 16
@@ -151,6 +153,7 @@ class MixedFusedRMSNorm(_Mixed):
     has_mean = False
 
 
+# Source, apex at the commit 6424da3 (2026-07): apex/optimizers/fused_adam.py, csrc/multi_tensor_adam.cu.
 class FusedAdam(torch.optim.Optimizer):
     """Adam and AdamW. Raises TraceError for its capturable form."""
 
@@ -209,6 +212,9 @@ def _in_place(*_arguments: Any) -> None:
 multi_tensor_adam = multi_tensor_scale = multi_tensor_axpby = multi_tensor_sgd = _in_place
 
 
+# Source, apex at the commit 6424da3 (2026-07): csrc/megatron/fused_weight_gradient_dense.cpp,
+# fused_weight_gradient_dense_cuda.cu. They take torch's handle of cuBLAS, with the workspace that torch's own product
+# of the same backward has taken before.
 def wgrad_gemm_accum_fp32(input: Tensor, d_output: Tensor, d_weight: Tensor) -> None:  # noqa: ARG001
     """Adds to `d_weight` [out, in] the product of two tensors of the same outer dims."""
     torch.ops.paper.forget_value(d_weight)

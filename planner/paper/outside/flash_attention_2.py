@@ -11,6 +11,9 @@ from torch.nn.functional import pad
 from planner.paper.outside import flash_attention_2_extension as extension
 from planner.paper.outside.operators import floats, operator, refuse, told_as
 
+# What is kept for the backward and what the backward makes is as in flash-attn 2.8.4,
+# flash_attn/flash_attn_interface.py: heads are padded to a multiple of 8, gradients of packed inputs are one tensor,
+# and the operators of torch have the package's names and signatures, so that compiled programs find the same ones.
 Tensor = torch.Tensor
 Window = tuple[int, int]
 
@@ -238,6 +241,7 @@ def flash_attn_varlen_qkvpacked_func(
 flash_attn_with_kvcache = extension.fwd_kvcache
 
 
+# Source, flash-attn 2.8.4: flash_attn/ops/triton/cross_entropy.py, flash_attn/losses/cross_entropy.py.
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -311,6 +315,8 @@ class CrossEntropyLoss(nn.Module):
         return values.sum() if self.reduction == "sum" else values
 
 
+# Source, flash-attn 2.8.4: flash_attn/bert_padding.py. How many tokens are no padding is a value: it is read, and
+# answered as any other.
 class _IndexFirstAxis(torch.autograd.Function):
     """Rows by gather, whose index is repeated for every column without memory."""
 
@@ -369,6 +375,7 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
     return spread.view(batch, seqlen, *spread.shape[1:])
 
 
+# Source, flash-attn 2.8.4: flash_attn/layers/rotary.py, flash_attn/ops/triton/rotary.py.
 def apply_rotary(
     x: Tensor, cos: Tensor, sin: Tensor, seqlen_offsets: int | Tensor = 0, cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None, interleaved: bool = False, inplace: bool = False, conjugate: bool = False,

@@ -17,6 +17,7 @@ from planner.paper.kernels.attention import backward_workspace, forward_workspac
 from planner.paper.kernels.table import scratch, target
 from planner.paper.outside.operators import floats, refuse, told
 
+# Source, TransformerEngine 2.11: pytorch/csrc/extensions/multi_tensor/{l2norm,scale,adam,sgd}.cpp.
 Tensor = torch.Tensor
 Lists = Sequence[Sequence[Tensor]]
 
@@ -53,6 +54,8 @@ def in_place(_chunk_size: int, _noop: Tensor, lists: Lists, *_settings: Any) -> 
         torch.ops.paper.forget_value(each)
 
 
+# Source, TransformerEngine 2.11: transformer_engine/common/util/pybind_helper.h, common/include/transformer_engine/
+# {transformer_engine,fused_attn,comm_gemm_overlap}.h, pytorch/csrc/common.h.
 class DType(IntEnum):
     kByte = 0  # noqa: N815
     kInt16 = 1  # noqa: N815
@@ -160,6 +163,9 @@ def refused_class(name: str) -> type:
 
 
 _FIRST, _LAST = (2, 10), (2, 13)
+# Source, TransformerEngine 2.11: pytorch/csrc/extensions/attention.cpp, common/fused_attn/{fused_attn.cpp,
+# fused_attn_f16_arbitrary_seqlen.cu}. The workspace is taken as that of torch's attention of cuDNN. Arguments come by
+# position in an order that differs between versions.
 _DIAGONAL = (2, 12)
 """Since when the corner is an argument at which a causal mask begins."""
 
@@ -298,6 +304,10 @@ def _gradients(call: SimpleNamespace) -> list[Tensor]:
     return [alone(each) for each in (call.q, call.k, call.v)]
 
 
+# Source, TransformerEngine 2.11: pytorch/csrc/extensions/normalization.cpp, common/normalization/{common.h,
+# layernorm/ln_bwd_semi_cuda_kernel.cu, rmsnorm/rmsnorm_bwd_semi_cuda_kernel.cu}. How many blocks of threads a
+# multiprocessor holds is asked of the driver: registers of 128 threads allow for two at least, which are counted, and
+# the workspace is named as not known.
 Maybe = Tensor | None
 
 _FLOAT = 4
@@ -402,6 +412,8 @@ def rmsnorm_bwd_add(
     return _backward(grad, given, weight, sm_margin, has_mean=False)
 
 
+# Source, TransformerEngine 2.11: pytorch/csrc/extensions/gemm.cpp (gemm, te_general_grouped_gemm). Workspaces of
+# cuBLAS are allocated and kept by the package's own Python code (pytorch/cpp_extensions/gemm.py).
 def _result_shape(a: Tensor, transposes_a: bool, b: Tensor, transposes_b: bool) -> tuple[int, ...]:
     """Outer dims are one, but those of B stay where B is not transposed. Raises RuntimeError if inner dims differ."""
     rows_a, columns_a = a.numel() // max(a.size(-1), 1), a.size(-1)
@@ -461,6 +473,7 @@ def get_num_cublas_streams() -> int:
     return 4
 
 
+# Source, TransformerEngine 2.11: pytorch/csrc/extensions/{activation,bias,apply_rope,softmax,dropout,transpose}.cpp.
 PLAIN = ("gelu", "qgelu", "relu", "srelu", "silu")
 GATED = ("geglu", "qgeglu", "reglu", "sreglu", "swiglu", "clamped_swiglu")
 """Activations that halve the last dim."""

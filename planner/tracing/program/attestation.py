@@ -20,6 +20,11 @@ from planner.tracing.rank_trace import Trace
 
 TAIL, SEAL = "tail", "seal"
 """Parts of the answer: events after those of the trace, and what attests both."""
+# The native recorder keeps a digest of every allocation and release as it happens, in memory that no object of Python
+# leads to, and signs it once under a key that it was given before the program's first line (native/witness.cpp).
+# Whoever has started the process works the same digest out of the trace that came back. A program that changes
+# planner's modules, its records or its answer is found out by that; one that searches the native memory of its process
+# for the key is not.
 _KEY_BYTES = 32
 _ROW = struct.Struct("<5q")
 _SEAL = struct.Struct("<32sqq32s")

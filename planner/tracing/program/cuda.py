@@ -20,6 +20,7 @@ from planner.paper.torch_cuda import DeviceProperties
 from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
 from planner.tracing.program.rank_orders import Gpu
 
+# Names are those of torch 2.13 (torch/_C/__init__.pyi and the Python code under torch/cuda), and three of older ones.
 _POOLS = "a pool of its own is not modelled"
 _ALLOCATOR = "another allocator than torch's own is not modelled"
 _RAW = "memory that no tensor has is not modelled"
@@ -222,6 +223,9 @@ class DeviceGenerator(torch.Generator):
         return self.set_state(other.get_state())
 
 
+# A build of torch without CUDA lacks the bindings below `torch.cuda`; with these in their places torch's own Python
+# code above them runs as it is. Names are those of torch 2.13 (torch/_C/__init__.pyi). What has no meaning on paper,
+# such as a captured graph, is a named error.
 NCCL = (2, 28, 9)
 """NCCL of torch 2.13 with CUDA 13.0 asks for (nvidia-nccl-cu13 in its package metadata)."""
 _QUEUED_BY_TORCH = len(torch.cuda._queued_calls)

@@ -27,6 +27,8 @@ from planner.tracing.program.assumptions import About, Assumptions, place_of
 from planner.units import MIB
 
 
+# Keys as torch/csrc/cuda/Module.cpp (torch 2.13, THCPModule_memorySnapshot) has them. There are no stacks, and no
+# history of events.
 def snapshot_of(allocator: CachingAllocator, devices: int) -> dict[str, Any]:
     """Of an expandable segment every mapped stretch is one, as torch has it."""
     waiting = {id(each) for each in allocator.waiting()}
@@ -351,6 +353,9 @@ def on_the_path(product: str, total_bytes: int, count: int, capability: tuple[in
             yield
 
 
+# Names of functions and constants are those of nvidia-ml-py 13 (pynvml.py). Memory is that of the modelled allocator
+# with what the process holds outside of it; what only a GPU at work has (utilisation, temperature, power, clocks) is
+# answered with 0, and every such answer is in the report. Everything else is refused by name.
 _CONSTANTS = {
     "NVML_SUCCESS": 0, "NVML_ERROR_UNINITIALIZED": 1, "NVML_ERROR_INVALID_ARGUMENT": 2, "NVML_ERROR_NOT_SUPPORTED": 3,
     "NVML_TEMPERATURE_GPU": 0, "NVML_CLOCK_GRAPHICS": 0, "NVML_CLOCK_SM": 1, "NVML_CLOCK_MEM": 2,

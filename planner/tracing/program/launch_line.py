@@ -268,6 +268,8 @@ def _no_launcher(word: str) -> SpecError:
 _ADDRESS, _PORT = "127.0.0.1", "29500"
 
 
+# Variables of torchrun: torch 2.13, torch/distributed/elastic/agent/server/local_elastic_agent.py; of deepspeed:
+# 0.19.8, launcher/launch.py. Those of accelerate are accelerate's own, which is asked for them.
 @dataclass(frozen=True, slots=True)
 class RankPlace:
     """Where one rank stands in its world."""

@@ -24,6 +24,12 @@ from planner.tracing.program.value_answers import BroadcastNumbers
 from planner.training import absent_peers
 from planner.upstream import versions
 
+# Source: torch 2.8 to 2.13, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (TensorShelf). `wait` on the work gives
+# them up. Where only its future is asked for, or nothing is, a thread looks ten times a second which collectives have
+# ended, and the next one of the group gives up what it found. A host that never waits for the GPU is ahead of it, by
+# up to the 1,024 launches that a stream takes: what one iteration has kept is still there when the next but one
+# computes, and the one after that, if it is over before the thread has looked again. A host that compiles is not
+# ahead: it takes seconds, and the GPU has ended by then.
 _SINCE = (2, 8)
 """torch whose headers have TensorShelf; up to 2.6 groups marked blocks as used on their stream instead. 2.7 was not
 looked at."""

@@ -120,6 +120,7 @@ def job_variables(nodes: int, tasks: int) -> dict[str, str]:
     return _job(nodes, tasks)
 
 
+# Options are those of Slurm 25.05 (srun(1), sbatch(1)), and of its container plugin pyxis.
 _SHORT = {
     "A": "account", "c": "cpus_per_task", "C": "constraint", "d": "dependency", "D": "chdir", "e": "error",
     "G": "gpus", "i": "input", "J": "job_name", "L": "licenses", "m": "distribution", "M": "clusters", "n": "ntasks",
@@ -295,6 +296,7 @@ def _number(name: str, written: str | None) -> int | None:
     return None if written is None else count_of(name, written)
 
 
+# Options are those of Open MPI 5.0 (mpirun(1)); those of other MPIs that are called alike are the same for counts.
 _COUNTS = ("np", "n", "c", "N", "npernode", "ppn", "map_by", "H", "host", "x", "genv", "env")
 _MPI_WITH_VALUE = frozenset({
     *_COUNTS, "bind_to", "hostfile", "machinefile", "f", "rankfile", "rank_by", "wdir", "wd", "output_filename",
@@ -388,6 +390,7 @@ def _hosts(options: Mapping[str, str | None]) -> dict[str, int]:
     return found
 
 
+# Options are those of Ray 2.60 (dashboard/modules/job/cli.py). The entrypoint is one process on one node.
 _RAY_WITH_VALUE = frozenset({
     "address", "job_id", "submission_id", "runtime_env", "runtime_env_json", "working_dir", "metadata_json",
     "entrypoint_num_cpus", "entrypoint_num_gpus", "entrypoint_memory", "entrypoint_resources",

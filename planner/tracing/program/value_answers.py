@@ -178,6 +178,9 @@ def _placed(ranks: tuple[int, ...], source: int, number: int) -> tuple[tuple[int
     return tuple(each - ranks[0] for each in ranks), source - ranks[0], number
 
 
+# Before its first step a stage of torch.distributed.pipelining is told the shapes of its inputs by the stage before
+# it, and those of the gradients of its outputs by the one after it (torch 2.13, distributed/pipelining/stage.py). What
+# a rank announces is kept and handed to the ranks that run after it; the gradients of outputs are shaped as these.
 _STAGE = "torch.distributed.pipelining.stage:PipelineStage"
 
 

@@ -15,6 +15,10 @@ from planner.tracing.rank_trace import EngineFigures
 from planner.tracing.spec import failures, host_work
 from planner.training import absent_peers, dtensor_speed, inference_engine
 
+# Attention keeps a key and a value of every KV head in every layer (vLLM 0.11, vllm/v1/kv_cache_interface.py,
+# FullAttentionSpec; sglang 0.5, model_runner_kv_cache_mixin.py); multi-head latent attention one compressed vector and
+# one rotated key instead, on every rank (MLAAttentionSpec). A layer with a sliding window takes what another does: the
+# engine divides the same memory, and only fewer tokens of it are alive.
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _HEADS = ("num_attention_heads", "n_head")

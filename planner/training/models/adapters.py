@@ -16,6 +16,11 @@ from planner.job import schema
 _BLOCK, _SCALES = 64, 256
 
 
+# The weight is packed two to a byte; each 64 weights have a scale of one byte, each 256 scales one of float32, and
+# each layer the two tables and the offset that go with them. A forward and a backward each unpack the weight into a
+# copy in the dtype of the input and drop it; the input is not kept (bitsandbytes 0.49: bitsandbytes/functional.py,
+# autograd/_functions.py, nn/modules.py). The adapter's layer beside it clones the output first and casts its input
+# only outside of autocast (peft 0.21, peft/tuners/lora/bnb.py).
 class Linear4bit(nn.Linear):
     """In place of a linear layer that is frozen."""
 

@@ -19,6 +19,8 @@ from planner import upstream
 from planner.errors import SpecError
 from planner.job import schema
 
+# The tables of classes are those of transformers' `models/auto/modeling_auto.py` (5.23), which knows for each model
+# type the class with a given head.
 _TABLES = {
     "image_text_to_text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
     "contrastive": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",

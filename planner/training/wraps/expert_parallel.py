@@ -100,6 +100,11 @@ def _choices(tokens: int, each: int, experts: int, spec: schema.Ep, fullest: int
     return choices(tokens, each, experts, spec, fullest)
 
 
+# transformers 5.23 (distributed/expert_parallel.py, `base_model_ep_plan` of the config): every rank holds whole
+# experts (`grouped_gemm`: dim 0 of their weights is split along `ep`), the pairs of token and expert are sorted, sent
+# to the expert's rank and back (`AllToAllEP`), weighted and summed by the sender. As there, experts have a mesh of
+# their own: the ranks that hold the same ones shard them along `dp_shard` and `cp`, everything else is sharded along
+# `ep` too.
 _PLACE = "parallel.ep.degree"
 _DISPATCH = "ep_dispatch_experts"
 _BY_ALL_TO_ALL = "all_to_all"

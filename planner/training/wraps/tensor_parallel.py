@@ -25,6 +25,9 @@ from planner.errors import SpecError
 from planner.job import schema
 from planner.training.models.decoder import Decoder
 
+# Between the blocks' attention and feed-forward each rank holds its part of the tokens, as torchtitan has it
+# (torchtitan/models/llama3/infra/parallelize.py): norms and residuals see a part, what is split by columns sees all of
+# them, and what is split by rows gives a part back.
 _SEQUENCE_PARALLEL = "parallel.tp.sequence_parallel"
 _ROWS = "planner_rowwise_to_tokens"
 _LAYERS = "layers"
@@ -94,6 +97,14 @@ def _moved(value: Tensor, mesh: DeviceMesh, given: Placement, wanted: Placement)
     return placed.redistribute(placements=[wanted])
 
 
+# The built-in decoder is split as torchtitan splits Llama (torchtitan/models/llama3/infra/parallelize.py): queries,
+# keys, values, gate and up column-wise, the projections back row-wise, the embedding by rows, the head by columns;
+# under sequence parallelism norms and residuals hold their rank's tokens. A transformers model is split by
+# transformers' own code (5.23, transformers/distributed/tensor_parallel.py) and plan (`base_model_tp_plan` and the
+# head's `_tp_plan`).
+#
+# Parameters that no plan names are replicated as DTensors: foreach optimizers and clipping refuse a mix of tensors and
+# DTensors (torch 2.13), and torchtitan (`NoParallel`) and accelerate do the same.
 _PLACE = "parallel.tp.plan"
 _HEADS_FIRST = "replicated_with_grad_allreduce"
 """transformers' style of norms of single heads: their gradient is summed over the ranks."""

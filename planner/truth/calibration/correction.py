@@ -209,6 +209,8 @@ def _format_measurements(measurements: int) -> str:
     return f"{measurements} measurement" if measurements == 1 else f"{measurements} measurements"
 
 
+# Residuals are measured / predicted - 1 of reserved or allocated bytes, each beside its row in docs/accuracy.md
+# (2026-11-20 to 22, torch 2.13); what is known of a feature widens the interval by the rules of a calibration.
 _HOLDS_COLLECTIVES_UNTIL = (2, 8)
 """Before this torch, functional collectives hold their tensors until NCCL's stream has passed (`record_stream`;
 TORCH_NCCL_AVOID_RECORD_STREAMS is the default since, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp)."""

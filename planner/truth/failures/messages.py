@@ -110,6 +110,8 @@ class GpuFailure:
         return self.reserved_bytes - self.allocated_bytes
 
 
+# Forms: Linux 3.10 to 6.12 (mm/oom_kill.c, mm/memcontrol.c), Slurm 17.11 to 25.05 (slurmstepd, srun, sacct), the
+# states of Kubernetes' containers, Ray 2 (its memory monitor), torch (c10/core/impl/alloc_cpu.cpp, DataLoader).
 _QUOTED_LINE = 300
 _LONGEST = 300
 """Characters of a line in which the words of one event stand."""
@@ -286,6 +288,13 @@ def innermost_own(frames: tuple[Frame, ...]) -> Frame | None:
     return next(reversed(own or frames), None)
 
 
+# torch's forms are those of c10/cuda/CUDACachingAllocator.cpp (and its ROCm translation) and
+# c10/cuda/CUDAMallocAsyncAllocator.cpp between 1.0 and 2.13:
+#
+# - 1.0 to 1.3 in brackets, with `cached`, which leaves out what is allocated; - 1.4 to 2.0 the same with `reserved in
+# total by PyTorch`, which does not, and since 1.8 with `allowed`; - 2.1 in sentences, with the processes that the
+# driver knows on the GPU, and a misspelled `capacty`; - 2.2 the same, advising `expandable_segments`; since 2.4 with
+# the private pools of CUDA graphs, since 2.9 with `PYTORCH_ALLOC_CONF` in its advice.
 _UNITS = {"bytes": 1, "byte": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 _NOT_KNOWN_BYTES = 1 << 62
 """2**64 - 1 is what NVML says where a driver does not tell (WSL, Windows), and what stands for no limit."""

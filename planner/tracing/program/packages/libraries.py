@@ -20,6 +20,10 @@ import torch
 from planner import upstream
 from planner.paper.compiled.switch import variable_set
 
+# Everything that its kernels write to is allocated by the package's own Python code with torch (bitsandbytes 0.50,
+# backends/cuda/ops.py; 0.42, functional.py), which runs as it is. Kernels for the host are the package's own. Unified
+# memory, in which paged optimizers keep their state, is the host's here: no allocator of torch knows it on a GPU
+# either.
 _NO_RESERVE = 0x4000
 """MAP_NORESERVE of Linux, which Python 3.11 does not name."""
 
@@ -69,6 +73,8 @@ def patched_search() -> Any:
     return upstream.patch_targets("program's early bitsandbytes", replaced={target: found})
 
 
+# Source, TransformerEngine 2.11: transformer_engine/common/__init__.py. The wheel `transformer-engine` alone has its
+# whole Python part and needs no GPU; what it would load comes from others.
 MODULE = "transformer_engine"
 _BUILDING = "NVTE_PROJECT_BUILDING"
 """The package's own switch: with it nothing is loaded when it is imported, as while it is built."""

@@ -17,6 +17,9 @@ from planner.paper.kernels import workspaces
 from planner.paper.outside.operators import told_as
 from planner.tracing.program.assumptions import About, Assumptions
 
+# What a kernel writes to was allocated before its launch. A kernel with several configurations is not timed: the first
+# one stands for the fastest, and the buffer with which the timing empties the GPU's cache is taken and given back as
+# Triton 3.9 does (triton/testing.py do_bench, backends/nvidia/driver.py get_empty_cache_for_benchmark).
 TIMING_BYTES = 256 * 2**20
 """Triton 3.9, backends/nvidia/driver.py."""
 _FIRST = (
@@ -147,6 +150,8 @@ class Driver:
         return True
 
 
+# Kernels are objects whose launch does nothing; their bodies are never read. Names are those of Triton 3.9. Programs
+# that compile, or that ask a compiled kernel for something, need the package itself.
 VERSION = "3.9.0"
 _INSTALL = "pip install triton here: it needs no GPU, and torch for CUDA brings it everywhere else"
 _LANGUAGE = (
