@@ -29,6 +29,9 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.fakes.bad_jobs import read_bad_jobs  # noqa: E402
+
 PARTS = ("http", "specs", "programs", "examples")
 SECONDS = 1800
 """Longer than any command here takes."""
@@ -125,12 +128,10 @@ def program(files: Mapping[str, str], line: str, options: Sequence[str]) -> str:
 
 def specs() -> Iterator[Answer]:
     """Every faulty spec of the tests, also those whose fault is seen only when the model is built or traced."""
-    folder = ROOT / "tests" / "bad_specs"
-    for place in (folder, folder / "after_loading"):
-        for path in sorted(path for path in place.iterdir() if path.suffix in (".yaml", ".json")):
-            relative = path.relative_to(folder)
-            name = str(relative.with_suffix("")).replace("/", "-")
-            yield f"{name}.text", partial(command, ["plan", "--no-advice", str(path.relative_to(ROOT))])
+    folder = Path(tempfile.mkdtemp())
+    for prefix, table in (("", "seen_while_loading.yaml"), ("after_loading-", "seen_after_loading.yaml")):
+        for name, job in read_bad_jobs(table).items():
+            yield f"{prefix}{name}.text", partial(command, ["plan", "--no-advice", job.write(folder).name], folder)
 
 
 HEADERS = ("content-type", "location", "retry-after", "preference-applied", "www-authenticate", "cache-control")

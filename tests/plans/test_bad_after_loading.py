@@ -1,7 +1,7 @@
-"""What is wrong with a job and seen only when it is built or traced: each says exactly what its .txt says.
+"""What is wrong with a job and seen only when it is built or traced ends in exactly its message.
 
-The jobs are those of tests/bad_specs/after_loading. Factories are run in this process here; `test_isolated_factories`
-runs some that would harm it.
+The jobs are those of tests/bad_specs/seen_after_loading.yaml. Factories are run in this process here;
+`test_isolated_factories` runs some that would harm it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from planner.job.loading import load_job
 from planner.planning import trace_source
 from planner.planning.pipeline import plan_with_traces
 from planner.tracing.spec.step_trace import trace
+from tests.fakes.bad_jobs import BadJob, read_bad_jobs
 
-FOLDER = Path(__file__).parent.parent / "bad_specs" / "after_loading"
-MESSAGES = {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}
-SPECS = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+BAD_JOBS = read_bad_jobs("seen_after_loading.yaml")
 
 
 @pytest.fixture(autouse=True)
@@ -29,22 +28,17 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_source, "trace_isolated", lambda job, rank, *_: trace(job, rank))
 
 
-def message_of(spec: Path) -> str:
+def message_of(job: BadJob, folder: Path) -> str:
     """With what changes from one transformers to the next taken out of it."""
     with pytest.raises(PlannerError) as caught:
-        plan_with_traces(load_job(spec))
+        plan_with_traces(load_job(job.write(folder)))
     said = str(caught.value).replace(transformers.__version__, "VERSION")
-    return said.replace(str(len(transformers.CONFIG_MAPPING.keys())), "NUMBER")
+    return job.shown(said.replace(str(len(transformers.CONFIG_MAPPING.keys())), "NUMBER"), folder)
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_the_message_is_exactly(name: str) -> None:
-    assert message_of(SPECS[name]) == MESSAGES[name].read_text(encoding="utf-8").rstrip("\n")
-
-
-def test_each_faulty_spec_has_its_message_and_each_message_its_spec() -> None:
-    assert list(SPECS) == list(MESSAGES)
-    assert len(SPECS) >= 20
+@pytest.mark.parametrize("job", BAD_JOBS.values(), ids=BAD_JOBS)
+def test_the_message_is_exactly(job: BadJob, tmp_path: Path) -> None:
+    assert message_of(job, tmp_path) == job.says
 
 
 @pytest.fixture
@@ -76,6 +70,6 @@ def test_a_published_config_that_names_code_on_a_hub_is_planned_with_transformer
 
 
 @pytest.mark.usefixtures("no_network")
-@pytest.mark.parametrize("name", [name for name in SPECS if name.startswith("config_")])
-def test_no_config_is_looked_up_on_a_hub(name: str) -> None:
-    message_of(SPECS[name])
+@pytest.mark.parametrize("job", [job for name, job in BAD_JOBS.items() if name.startswith("config_")])
+def test_no_config_is_looked_up_on_a_hub(job: BadJob, tmp_path: Path) -> None:
+    message_of(job, tmp_path)

@@ -1,4 +1,4 @@
-"""Every faulty spec in tests/bad_specs says exactly what its .txt says: all of the message, nothing else."""
+"""Every faulty job of tests/bad_specs/seen_while_loading.yaml ends in exactly its message, nothing else."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ import pytest
 
 from planner.errors import SpecError
 from planner.job.loading import load_job
+from tests.fakes.bad_jobs import BadJob, read_bad_jobs
 
-FOLDER = Path(__file__).parent.parent / "bad_specs"
-MESSAGES = {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}
-SPECS = {path.stem: path for path in sorted(FOLDER.iterdir()) if path.suffix in (".yaml", ".json")}
+BAD_JOBS = read_bad_jobs("seen_while_loading.yaml")
 
 
-def message_of(spec: Path) -> str:
-    """The message with the folder's path taken out of it."""
+@pytest.mark.parametrize("job", BAD_JOBS.values(), ids=BAD_JOBS)
+def test_the_message_is_exactly(job: BadJob, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
-        load_job(spec)
-    return str(caught.value).replace(f"{FOLDER}/", "")
+        load_job(job.write(tmp_path))
+    assert job.shown(str(caught.value), tmp_path) == job.says
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_the_message_is_exactly(name: str) -> None:
-    assert message_of(SPECS[name]) == MESSAGES[name].read_text(encoding="utf-8").rstrip("\n")
-
-
-def test_each_faulty_spec_has_its_message_and_each_message_its_spec() -> None:
-    assert list(SPECS) == list(MESSAGES)
-    assert len(SPECS) >= 25
+def test_a_file_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "not_utf8.yaml"
+    path.write_bytes(b'model: {factory: "m:\xff"}\n')
+    with pytest.raises(SpecError) as caught:
+        load_job(path)
+    assert str(caught.value).replace(f"{tmp_path}/", "") == "not_utf8.yaml is no UTF-8 text (byte 20)"
