@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.job.parallel_schema import Cp, DpReplicate, DpShard, Ep, Parallel, Pp, Tp
+from planner.versions import torch_at_hand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,8 +494,8 @@ class Cluster:
 class Software:
     """What the job will run with; the CUDA context and the workspaces hinge on it."""
 
-    torch: str = "2.13"
-    """Version of PyTorch."""
+    torch: str = field(default_factory=torch_at_hand)
+    """Version of PyTorch; by default that which plans the job."""
     cuda: str = "13.0"
     """Version of CUDA that PyTorch was built for."""
     step: str = "torch"

@@ -24,15 +24,29 @@ class Feature:
     since: tuple[int, int]
     why: str
     """What stands in the way in other versions, with torch's file."""
+    broken_in: tuple[int, int] | None = None
+    """The one version after `since` that has it, and fails."""
 
     @property
     def versions(self) -> str:
         """`torch 2.7 and newer`."""
-        return "torch {}.{} and newer".format(*self.since)
+        newer = "torch {}.{} and newer".format(*self.since)
+        return f"{newer} but {'.'.join(map(str, self.broken_in))}" if self.broken_in else newer
 
 
 _FEATURES = (
     Feature("init_sync of DistributedDataParallel", (2, 7), "its constructor has no such argument"),
+    Feature(
+        "experts that several ranks hold",
+        (2, 8),
+        "fully_shard cannot be told to sum their gradients (distributed/fsdp/_fully_shard/_fully_shard.py)",
+    ),
+    Feature(
+        "context parallelism over cuDNN's attention",
+        (2, 6),
+        "it cannot merge the logsumexp that cuDNN returns (distributed/tensor/experimental/_attention.py, _SDPAMerger)",
+        broken_in=(2, 9),
+    ),
     Feature("Muon", (2, 9), "torch.optim has no such optimizer"),
     Feature("checkpoints saved in the background", (2, 9), "others stage them (checkpoint/staging.py)"),
     Feature(
@@ -58,7 +72,8 @@ def since(major: int, minor: int) -> bool:
 
 def has(name: str) -> bool:
     """Whether the torch of this process has a feature of the table."""
-    return since(*FEATURES[name].since)
+    feature = FEATURES[name]
+    return since(*feature.since) and installed() != feature.broken_in
 
 
 def require(name: str, *, place: str = "") -> None:

@@ -10,6 +10,7 @@ receives have no thread of their own and stay as they are.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -76,5 +77,6 @@ for _name in _AS_THEY_ARE:
 
 def meet(meeting: str, rank: int, world_size: int) -> None:
     """Joins the world that meets at this file."""
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # from torch 2.15 on its flight recorder asks C++ for this group's name
     dist.Backend.register_backend(BACKEND, SettledGloo, devices=["cpu"])
     dist.init_process_group(BACKEND, init_method=f"file://{meeting}", rank=rank, world_size=world_size)

@@ -79,6 +79,8 @@ def _value(key: SpecKey) -> str:
 def _default(key: SpecKey) -> str:
     if key.required:
         return "required"
+    if key.path == "software.torch":
+        return "that of here"
     if key.section is not None or key.path.endswith(".NAME"):
         return "none" if key.default is None else ""
     if key.default is None or key.default in ("", (), {}):

@@ -34,6 +34,7 @@ from planner.tracing.spec.host_work import AbsentHost
 from planner.training import absent_peers, dtensor_speed, step
 from planner.training.folding import NoExampleError
 from planner.training.wraps import deepspeed_engine
+from planner.upstream import versions
 
 
 def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> Trace:
@@ -63,6 +64,8 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     arch, gpus = target or job.cluster.gpu.arch, job.cluster.gpus_per_node
     known = workspace_table(job.cluster.gpu.name, job.software.torch)
     software = job.software
+    if job.parallel.cp.degree > 1 and target_of(arch).prefers_cudnn_attention(software.cuda, software.torch):
+        versions.require("context parallelism over cuDNN's attention", place="parallel.cp.degree")
     on_paper = paper.gpu(arch, gpus, cuda=software.cuda, torch_version=software.torch, waits=by_engine, known=known)
     with on_paper as gpu:
         gpu.recorder.folds = folded

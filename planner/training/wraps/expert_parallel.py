@@ -138,6 +138,8 @@ def shard(model: nn.Module, spec: schema.DpShard, world: World, *, mixed: bool) 
     As transformers does it (5.23, distributed/fsdp.py): gradients are summed, and divided by the number of all ranks
     that see other tokens; so is an expert that no other rank holds.
     """
+    if _copies(world) > 1:
+        versions.require("experts that several ranks hold", place="parallel.ep")
     mesh = world.expert_mesh[("dp_replicate", "efsdp") if world.degree("dp_replicate") > 1 else ("efsdp",)]
     tokens = world.degree("dp_replicate") * _copies(world) * world.degree("ep")
     for _, module in experts_of(model):
