@@ -10,7 +10,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
-EXAMPLES = REPOSITORY / "examples" / "README.md"
+OTHERS = [REPOSITORY / name / "README.md" for name in ("examples", "helm/planner")]
 OF_HABIT = [REPOSITORY / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 
 
@@ -31,7 +31,7 @@ def test_the_glossary_is_short() -> None:
     assert terms == sorted(terms, key=str.lower)
 
 
-@pytest.mark.parametrize("page", [*PAGES, EXAMPLES, *OF_HABIT], ids=lambda path: str(path.relative_to(REPOSITORY)))
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS, *OF_HABIT], ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_links_lead_somewhere(page: Path) -> None:
     dead = []
     for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8")):
