@@ -64,7 +64,7 @@ answers: $(READY) ## what planner answers to examples, programs, faulty specs, H
 	OMP_NUM_THREADS=1 $(BIN)/python tests/answers.py $(if $(OUT),--out $(OUT)) $(if $(AGAINST),--against $(AGAINST)) \
 	  $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS))
 
-torch-versions: $(READY) ## plan twenty examples with the torch of each of PYTHONS, for docs/torch.md and what versions differ by
+torch-versions: $(READY) ## plan twenty examples with the torch of each of PYTHONS, for docs/results/torch-versions.md and what versions differ by
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/torch_versions.py $(PYTHONS)
 	$(BIN)/python tests/house/test_torch_page.py
 
@@ -88,13 +88,13 @@ $(CLIENTS_READY): $(READY) tests/clients/requirements.txt
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CLIENTS)/beside/torchao torchao==0.15.0
 	@touch $@
 
-clients: $(CLIENTS_READY) ## run rank 0 of other people's programs on paper (tests/clients), for docs/run.md's table: 1 GB, 15 minutes
+clients: $(CLIENTS_READY) ## run rank 0 of other people's programs on paper (tests/clients), for docs/results/programs.md: 1 GB, 15 minutes
 	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python tests/clients/run_clients.py $(CLIENTS)/materials
 
 screenshots: $(READY) ## pictures of the page for docs/images, as its tests see it (needs chromium and chromium-driver)
 	PLANNER_SCREENSHOTS=yes OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/page
 
-beside-plans: $(CLIENTS_READY) ## programs on paper beside the plans of their specs, for docs/run.md: 5 minutes
+beside-plans: $(CLIENTS_READY) ## programs on paper beside the plans of their specs, for docs/results/programs.md: 5 minutes
 	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python tests/clients/run_beside_plan.py $(CLIENTS)/materials
 
 opinfo: $(READY) ## all of torch's operator database on the paper GPU beside the host (three minutes)

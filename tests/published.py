@@ -122,7 +122,7 @@ def _planned(name: str) -> PlanningResult:
 
 
 def as_markdown(found: list[Any]) -> str:
-    """The table of docs/accuracy.md."""
+    """The table of docs/results/accuracy.md."""
     lines = ["| row | spec | figure | step | predicted | published | error |", "|---|---|---|---|---:|---:|---:|"]
     for each in found:
         error = (each.predicted - each.published) / each.published * 100

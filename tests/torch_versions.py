@@ -3,7 +3,7 @@
     python tests/torch_versions.py PYTHON... [--examples NAME...]
 
 Each PYTHON is an interpreter with a torch of its own, besides transformers, peft and DeepSpeed. What its torch was
-found to take replaces what planner/upstream/version_peaks.json had of that version; docs/torch.md shows it.
+found to take replaces what planner/upstream/version_peaks.json had of that version (docs/results/torch-versions.md).
 """
 
 from __future__ import annotations

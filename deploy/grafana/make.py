@@ -20,7 +20,7 @@ PAGES = {"job": job_page.PAGE, "cluster": cluster_page.PAGE, "planner": planner_
 
 
 def main(folder: Path) -> None:
-    """Writes deploy/grafana/dashboards/*.json and docs/dashboards.md below the folder."""
+    """Writes deploy/grafana/dashboards/*.json and docs/reference/dashboards.md below the folder."""
     documents = {
         name: json.dumps(built(page), cls=JSONEncoder, indent=2, sort_keys=True) + "\n" for name, page in PAGES.items()
     }
@@ -28,8 +28,8 @@ def main(folder: Path) -> None:
     dashboards.mkdir(parents=True, exist_ok=True)
     for name, text in documents.items():
         (dashboards / f"{name}.json").write_text(text, encoding="utf-8")
-    page = folder / "docs" / "dashboards.md"
-    page.parent.mkdir(exist_ok=True)
+    page = folder / "docs" / "reference" / "dashboards.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(outline(json.loads(text) for text in documents.values()), encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ def outline(dashboards: Iterable[Document]) -> str:
     head = (
         "# Dashboards\n\nThree dashboards for Grafana 10 and later are in `deploy/grafana/dashboards/`;"
         "\n`deploy/grafana/provisioning/` tells Grafana where they are. They use the recording rules of"
-        "\n[monitoring.md](monitoring.md). `python deploy/grafana/make.py` makes the dashboards and this page.\n"
+        "\n[monitoring.md](../monitoring.md). `python deploy/grafana/make.py` makes the dashboards and this page.\n"
     )
     return head + "".join(f"\n{_dashboard(each)}" for each in dashboards)
 

@@ -196,7 +196,7 @@ def _unknown_model(node: Node, looked_in: str) -> SpecError:
     """Names that are near are those of the very same model, misspelt: another one takes other memory."""
     assert isinstance(node.value, str)
     near = near_models(node.value)
-    named = f"one of the {len(models())} models of docs/reference.md"
+    named = f"one of the {len(models())} models of docs/reference/spec.md"
     if not looked_in:
         given, found = "the content of a config.json", "send the content of its config.json as model.hf_config"
     else:

@@ -132,7 +132,7 @@ _WEIGHING_SHARE = 0.5
 
 
 _TRACE_SECONDS = 3.0
-"""Of an 8B model by FSDP2, with its replay; tensor parallelism and pipelines take longer (docs/performance.md)."""
+"""An 8B model by FSDP2, with its replay; tensor parallelism and pipelines are slower (docs/results/performance.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

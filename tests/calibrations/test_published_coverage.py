@@ -1,7 +1,7 @@
 """The interval of an uncalibrated plan, held against every published row at hand, each source left out in turn.
 
 `tests/data/published_residuals.json`: measured / predicted - 1 in percent, by source and approximated feature; the
-rows are those of docs/accuracy.md (2026-11-20 to 22), of specs and programs, reserved bytes where both are published.
+rows are those of docs/results/accuracy.md (2026-11-20 to 22): specs and programs, reserved bytes where published.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs programs for which planner can make a spec too, and prints docs/run.md's table of run beside plan.
+"""Runs programs for which planner can make a spec too, and prints docs/results/programs.md's table of run beside plan.
 
     PYTHONPATH=. python tests/clients/run_beside_plan.py FOLDER [--only TEXT]
 

@@ -1,4 +1,4 @@
-"""Runs rank 0 of every program of the catalog on paper and prints docs/run.md's table of them.
+"""Runs rank 0 of every program of the catalog on paper and prints docs/results/programs.md's table of them.
 
     PYTHONPATH=. python tests/clients/run_clients.py FOLDER [--only TEXT] [--json FILE]
 

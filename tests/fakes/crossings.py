@@ -1,5 +1,5 @@
 """Every place where bytes cross from a tenant to planner: who reads them, within which limits, and which test sends
-hostile ones. docs/security.md has this list, and a test compares them."""
+hostile ones. docs/reference/threats.md has this list, and a test compares them."""
 
 from __future__ import annotations
 

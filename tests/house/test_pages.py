@@ -9,7 +9,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
-PAGES = [REPOSITORY / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
+OTHERS = [REPOSITORY / name / "README.md" for name in ("examples", "helm/planner")]
 OF_HABIT = [REPOSITORY / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 
 
@@ -30,7 +31,7 @@ def test_the_glossary_is_short() -> None:
     assert terms == sorted(terms, key=str.lower)
 
 
-@pytest.mark.parametrize("page", [*PAGES, *OF_HABIT], ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS, *OF_HABIT], ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_links_lead_somewhere(page: Path) -> None:
     dead = []
     for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8")):
@@ -42,6 +43,6 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert dead == []
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda path: str(path.relative_to(DOCS)))
 def test_the_readme_leads_to_every_page(page: Path) -> None:
-    assert f"(docs/{page.name})" in PAGES[0].read_text(encoding="utf-8")
+    assert f"(docs/{page.relative_to(DOCS)})" in PAGES[0].read_text(encoding="utf-8")

@@ -1,18 +1,17 @@
-"""docs/torch.md shows the table of what planner relies on inside other packages; run this file to write it anew."""
+"""The pages show what planner relies on inside other packages, by version; run this file to write the tables anew."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import pytest
 
 from planner.units import GIB
 from planner.upstream import checking, table, versions
 from planner.upstream.entries import Change, Entry
 from planner.upstream.versions import read_peaks
 
-PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
-BEGIN, END = "<!-- the table -->\n", "<!-- the end -->\n"
-FEATURES_BEGIN, FEATURES_END = "<!-- the features -->\n", "<!-- the end of the features -->\n"
-EXAMPLES_BEGIN, EXAMPLES_END = "<!-- the examples -->\n", "<!-- the end of the examples -->\n"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def rows() -> str:
@@ -58,10 +57,6 @@ def examples() -> str:
     return "\n".join(lines).rstrip("\\").rstrip() + "\n"
 
 
-def _replaced(text: str, begin: str, end: str, new: str) -> str:
-    return text[: text.index(begin) + len(begin)] + new + text[text.index(end) :]
-
-
 def _fewer_versions(entry: Entry) -> str:
     """Said where not every known version has the target."""
     known = checking.read_digests().get(entry.package, {})
@@ -69,15 +64,27 @@ def _fewer_versions(entry: Entry) -> str:
     return "" if found == list(known) else f" ({entry.package} {', '.join(found)})"
 
 
-def test_the_page_shows_the_tables() -> None:
-    text = PAGE.read_text()
+TABLES = {
+    "table": (DOCS / "reference" / "torch-internals.md", rows),
+    "features": (DOCS / "torch.md", features),
+    "examples": (DOCS / "results" / "torch-versions.md", examples),
+}
+"""By the name of their markers: the page, and what makes the table."""
 
-    assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == rows()
-    assert text[text.index(FEATURES_BEGIN) + len(FEATURES_BEGIN) : text.index(FEATURES_END)] == features()
-    assert text[text.index(EXAMPLES_BEGIN) + len(EXAMPLES_BEGIN) : text.index(EXAMPLES_END)] == examples()
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """The page until its table, the table, and the rest."""
+    head, begin, rest = TABLES[name][0].read_text(encoding="utf-8").partition(f"<!-- the {name} -->\n")
+    table, end, tail = rest.partition(f"<!-- the end of the {name} -->\n")
+    return head + begin, table, end + tail
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_page_shows_the_table(name: str) -> None:
+    assert _parts(name)[1] == TABLES[name][1]()
 
 
 if __name__ == "__main__":
-    page = _replaced(PAGE.read_text(), FEATURES_BEGIN, FEATURES_END, features())
-    page = _replaced(page, EXAMPLES_BEGIN, EXAMPLES_END, examples())
-    PAGE.write_text(_replaced(page, BEGIN, END, rows()))
+    for name, (page, made) in TABLES.items():
+        head, _, tail = _parts(name)
+        page.write_text(head + made() + tail, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/importers.md says of every key what the tables say; run this file to write its tables anew."""
+"""docs/reference/importers.md says of every key what the tables say; run this file to write its tables anew."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from planner.job.importers import (
 from planner.job.importers.drafts import Key
 from planner.job.importers.training_arguments import KEYS, RETIRED
 
-PAGE = Path(__file__).parents[2] / "docs" / "importers.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "reference" / "importers.md"
 TABLES: Mapping[str, Mapping[str, Key]] = {
     "TrainingArguments": KEYS,
     "activation_checkpointing_kwargs": training_arguments.RECOMPUTE_KEYS,
@@ -73,7 +74,7 @@ def test_the_page_holds_the_table(name: str) -> None:
 
 
 def test_the_page_holds_the_options_of_launchers() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = (DOCS / "importers.md").read_text(encoding="utf-8")
 
     for name in sorted(launch_lines.ACCELERATE_READ):
         assert f"`--{name}`" in text, name

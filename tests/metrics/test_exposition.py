@@ -79,7 +79,7 @@ def test_every_metric_keeps_to_the_conventions(metric: Any) -> None:
 
 
 def test_the_table_in_the_docs_is_current() -> None:
-    text = (REPOSITORY / "docs" / "metrics.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
 
     assert text.split("<!-- table -->\n")[1].split("<!-- end of the table -->")[0] == table()
 

@@ -16,7 +16,7 @@ from planner.service.history.store import History
 from planner.service.metrics import METRICS, REQUEST_SECONDS, REQUESTS, STORE_UP
 from planner.units import GIB
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 QUESTIONS = re.findall(r"```promql\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
 PLAN, OTHER = f"pl-{1:026d}", f"pl-{2:026d}"
 

@@ -33,7 +33,8 @@ def test_the_script_makes_what_is_committed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(GRAFANA / "make.py"), str(tmp_path)], check=True, timeout=60)
 
     made = {str(path.relative_to(tmp_path)): path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.*")}
-    assert set(made) == {"docs/dashboards.md", *(f"deploy/grafana/dashboards/{name}.json" for name in DASHBOARDS)}
+    dashboards = [f"deploy/grafana/dashboards/{name}.json" for name in DASHBOARDS]
+    assert set(made) == {"docs/reference/dashboards.md", *dashboards}
     for name, text in made.items():
         assert text == (ROOT / name).read_text(encoding="utf-8"), f"{name}: run python deploy/grafana/make.py"
 

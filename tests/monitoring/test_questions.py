@@ -1,4 +1,4 @@
-"""Every question of docs/capacity.md, asked of a real Prometheus under the deployed rules."""
+"""Every question of docs/monitoring.md, asked of a real Prometheus under the deployed rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from planner.units import GIB
 
-PAGE = (Path(__file__).parents[2] / "docs" / "capacity.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text(encoding="utf-8")
 QUESTIONS = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
 CLOSER = {"30d:1h": "10s:1s", "7d:1h": "10s:1s", "40 * 2^30": "43 * 2^30"}
 """Whole hours have to pass before some have an answer, and the plans here are larger than one asks for."""

@@ -23,7 +23,7 @@ _SORTED_TOGETHER = 80
 _MEAN_TOKENS = 208.9
 """Published ("train total tokens" of every result): 4,198,051 in 20,000 samples, one of each the end of its text."""
 _SPREAD_TOKENS = 80.0
-"""Inferred: with it the reserved bytes of LoRA of rank 32 are in the mean what was published (docs/accuracy.md)."""
+"""Inferred: with it the mean reserved bytes of LoRA of rank 32 are as published (docs/results/accuracy.md)."""
 _LLAMA_3_2_3B = {
     "vocab_size": 128256, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28,
     "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True,

@@ -121,7 +121,7 @@ def main() -> int:
 
 
 def _beside(peak: dict[str, int], real: dict[str, float]) -> str:
-    """Published over predicted, less one, as docs/accuracy.md has errors."""
+    """Published over predicted, less one, as docs/results/accuracy.md has errors."""
     text = ""
     for name in ("allocated", "reserved"):
         predicted, measured = peak[f"{name}_bytes"] / MIB, real[f"max_{name}_mb"]

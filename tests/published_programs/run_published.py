@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python tests/published_programs/run_published.py --peft CLONE --torchtitan CLONE --litgpt FOLDER
 
-Each option names a checkout (docs/accuracy.md says of which commit), for litgpt the folder that `--litgpt` fills with
+Each option names a checkout (commits: docs/results/accuracy.md), for litgpt the folder that `--litgpt` fills with
 checkpoints without values on its first use; without the option its rows are left out. `--litgpt-clone CLONE` adds the
 QLoRA rows, by the litgpt, lightning and bitsandbytes of their days. The packages of tests/clients/requirements.txt are
 wanted. A row takes 15 to 100 processor seconds, hence outside CI.

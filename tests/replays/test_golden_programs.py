@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "allocator.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"
 PROGRAMS = sorted((Path(__file__).parents[1] / "golden" / "replays").glob("*.txt"))
 
 

@@ -74,7 +74,7 @@ def test_a_device_of_that_size_makes_the_model_release_where_the_recorded_proces
 
 def test_the_page_tells_what_was_replayed() -> None:
     found = yaml.safe_load((ROOT / "tests/data/replayed_snapshots.yaml").read_text("utf-8"))
-    page = " ".join((ROOT / "docs/allocator.md").read_text("utf-8").split())
+    page = " ".join((ROOT / "docs/how-it-works.md").read_text("utf-8").split())
 
     sums = {key: sum(each.get(key, 0) for each in found) for key in ("snapshots", "addresses", "segments", "releases")}
     assert f"In {sums['snapshots']} public snapshots from {len(found)} repositories" in page

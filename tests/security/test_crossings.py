@@ -1,4 +1,4 @@
-"""docs/security.md lists every place where bytes of tenants are read, as the list that the tests have."""
+"""docs/reference/threats.md lists every place where bytes of tenants are read, as the list that the tests have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from crossings import CROSSINGS
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "threats.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("\n## Where bytes of tenants are read\n")[2].partition("\n## ")[0]
 
 

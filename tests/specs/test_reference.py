@@ -1,4 +1,4 @@
-"""docs/reference.md and the JSON Schema say what the schema says; run this file to write the page's tables anew."""
+"""docs/reference/spec.md and the JSON Schema say what the schema says; run this file to write the tables anew."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from planner.job import hf_config, short_forms, spec_keys
 from planner.job.spec_keys import SpecKey, all_keys, json_schema, may_be_none
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "reference.md"
+PAGE = REPOSITORY / "docs" / "reference" / "spec.md"
 SPECS = sorted(REPOSITORY.glob("examples/**/*.yaml"))
 
 

@@ -13,7 +13,7 @@ from planner.units import MIB
     [
         ("sm_80", "", 8_519_680),
         ("sm_90", "2.6", 32 * MIB),
-        ("sm_100", "2.10", 8_519_680),  # published runs on B200: docs/accuracy.md
+        ("sm_100", "2.10", 8_519_680),  # published runs on B200: docs/results/accuracy.md
         ("sm_100", "2.13", 32 * MIB),
         ("sm_100", "", 32 * MIB),
     ],

@@ -60,7 +60,7 @@ def refuse(what: str, reason: str, allowed: str) -> NoReturn:
     raise TraceError(
         f"{what}: {reason}",
         allowed=allowed,
-        remedy="describe its allocations in a file for --kernels (docs/outside-kernels.md), or switch it off",
+        remedy="describe its allocations in a file for --kernels (docs/run.md), or switch it off",
     )
 
 

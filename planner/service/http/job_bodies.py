@@ -152,7 +152,7 @@ class _CallbackGpu(BaseModel):
 
 
 class CallbackRankBody(BaseModel):
-    """What the callback tells of its rank (docs/callback.md); only what is read here is checked."""
+    """What the callback tells of its rank (docs/python.md); only what is read here is checked."""
 
     model_config = ConfigDict(strict=True)
     rank: Whole

@@ -131,7 +131,7 @@ class Validation(BaseModel):
     error_percent: float | None
     problem: str
     result: dict[str, Any] | None = None
-    """Predicted beside measured for each rank (docs/validation.md); null until there is one."""
+    """Predicted beside measured for each rank (docs/calibration.md); null until there is one."""
 
 
 class ValidationList(BaseModel):

@@ -117,7 +117,7 @@ def _job_of_plan(plan_id: Any, history: History) -> Job:
         raise RequestError(
             422,
             f"{plan_id} is the run of a program, and a validation measures the step of a spec",
-            remedy="the callback in the training reports what the program takes (docs/callback.md)",
+            remedy="the callback in the training reports what the program takes (docs/python.md)",
             place="plan_id",
         )
     return load_bundle(found["job"], "the plan's job")

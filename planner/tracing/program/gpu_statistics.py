@@ -463,5 +463,5 @@ class _Module(ModuleType):
         raise TraceError(
             f"the program uses pynvml.{name}, which is not answered on paper",
             allowed=", ".join(sorted(each for each in vars(self) if each.startswith("nvml"))),
-            remedy="leave it out, or put a module pynvml of your own in its place (--kernels, docs/outside-kernels.md)",
+            remedy="leave it out, or put a module pynvml of your own in its place (--kernels, docs/run.md)",
         )

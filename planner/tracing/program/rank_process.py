@@ -274,7 +274,7 @@ def _remedy(said: str, sought: Sequence[str]) -> str:
     if sought:
         return f"--with the one that the job has, of {', '.join(sought)}: the program looked for it here"
     if "cannot open shared object file" in said or "undefined symbol" in said:
-        return "a compiled extension cannot be loaded here: describe it with --kernels (docs/outside-kernels.md)"
+        return "a compiled extension cannot be loaded here: describe it with --kernels (docs/run.md)"
     if "No module named" in said or "cannot import name" in said:
         return "install the version of the package that the program wants: it needs the same here as on the cluster"
     return "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback"

@@ -209,7 +209,7 @@ def _format_measurements(measurements: int) -> str:
     return f"{measurements} measurement" if measurements == 1 else f"{measurements} measurements"
 
 
-# Residuals are measured / predicted - 1 of reserved or allocated bytes, each beside its row in docs/accuracy.md
+# Residuals are measured / predicted - 1 of reserved or allocated bytes, each beside its row in docs/results/accuracy.md
 # (2026-11-20 to 22, torch 2.13); what is known of a feature widens the interval by the rules of a calibration.
 _HOLDS_COLLECTIVES_UNTIL = (2, 8)
 """Before this torch, functional collectives hold their tensors until NCCL's stream has passed (`record_stream`;
@@ -241,7 +241,7 @@ FOUR_BITS = Approximation(
     "keep their inputs until the next loss",
     (0.359, 0.332, 0.290),
 )
-"""litgpt's QLoRA of 2024, with bitsandbytes 0.42; as programs they are exact (docs/accuracy.md)."""
+"""litgpt's QLoRA of 2024, with bitsandbytes 0.42; as programs they are exact (docs/results/accuracy.md)."""
 HELD_COLLECTIVES = Approximation(
     "held collectives",
     "collectives of tensor parallelism before torch 2.8 hold their tensors for as long as the device lags behind",

@@ -103,7 +103,7 @@ def make_observation(
 MOST_RESERVED_RATIO = 3
 MOST_OUTSIDE_RATIO = 10
 """Predicted and measured further apart than this are not of the same program. The worst published peak that planner
-missed is off by 17.5 % (docs/accuracy.md); NCCL on a PCIe machine takes a tenth of what it does on NVLink."""
+missed is off by 17.5 % (docs/results/accuracy.md); NCCL on a PCIe machine takes a tenth of what it does on NVLink."""
 
 OUTLIER_RESERVED = 0.25
 OUTLIER_OUTSIDE = 0.75

@@ -117,7 +117,7 @@ def read(path: str) -> Kernels:
     if not callable(register):
         raise ProgramError(
             "the file has no function register",
-            allowed="def register(kernels): ... (docs/outside-kernels.md)",
+            allowed="def register(kernels): ... (docs/run.md)",
             remedy="write one that registers modules, extensions or hub repositories",
             place=path,
         )
@@ -159,6 +159,5 @@ def _refuse(name: str) -> NoReturn:
     raise TraceError(
         f"the program builds an extension {name!a}, whose kernels are not modelled",
         allowed=", ".join(deepspeed_operators.NAMES),
-        remedy="describe its allocations in a Python file: kernels.extension(name, ...) under --kernels "
-        "(docs/outside-kernels.md)",
+        remedy="describe its allocations in a Python file: kernels.extension(name, ...) under --kernels (docs/run.md)",
     )

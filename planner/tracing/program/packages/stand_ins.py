@@ -26,7 +26,7 @@ from planner.tracing.program.packages.package_table import Offered, Package
 
 SOUGHT: list[str] = []
 """Packages of the table that this process's program looked for in vain, whether it is told of or not."""
-_HOW = "describe its allocations in a Python file and name it with --kernels (docs/outside-kernels.md)"
+_HOW = "describe its allocations in a Python file and name it with --kernels (docs/run.md)"
 
 
 class _Module(ModuleType):
