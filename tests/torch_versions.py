@@ -70,9 +70,9 @@ def plan_here(examples: list[str]) -> int:
     from planner.api.given import read_job
     from planner.errors import PlannerError
     from planner.truth.calibration.interval import Calibration
-    from planner.upstream import versions
+    from planner.upstream import torch_releases
 
-    version = "{}.{}".format(*versions.installed())
+    version = "{}.{}".format(*torch_releases.installed())
     for example in examples:
         found: list[int] | str
         try:
@@ -88,7 +88,7 @@ def plan_here(examples: list[str]) -> int:
 
 
 def _write(version: str, example: str, found: list[int] | str) -> None:
-    from planner.upstream.versions import PEAKS, read_peaks, sort_versions
+    from planner.upstream.torch_releases import PEAKS, read_peaks, sort_versions
 
     known = {each: dict(peaks) for each, peaks in read_peaks().items()}
     known.setdefault(version, {})[example] = found

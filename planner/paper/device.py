@@ -31,7 +31,7 @@ from planner.paper.kernels import (  # noqa: F401
 from planner.paper.kernels.workspaces import AskedWorkspace
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
-from planner.upstream import checking, versions
+from planner.upstream import checking, torch_releases
 
 # Registered in native/kernels.cpp or values.py.
 _OWN = {
@@ -101,7 +101,9 @@ def gpu(
     native.paper_set_workspace_bytes(chosen.workspace_bytes)
     native.paper_set_multiprocessors(chosen.multiprocessors, chosen.threads_per_multiprocessor)
     # The job's, unless this one is too old to run what the job's would choose.
-    deciding = torch_version if torch_version and versions.since(*versions.CUDNN_ATTENTION) else torch.__version__
+    deciding = (
+        torch_version if torch_version and torch_releases.since(*torch_releases.CUDNN_ATTENTION) else torch.__version__
+    )
     cudnn_first = chosen.prefers_cudnn_attention(cuda, deciding)
     native.paper_choose_attention_for(*chosen.capability, cudnn_first)
     recorder = Recorder(waits=waits)

@@ -30,7 +30,7 @@ from planner.truth.calibration.correction import (
     approximations_of_spec,
 )
 from planner.truth.calibration.interval import Calibration, interval
-from planner.upstream.versions import largest_difference
+from planner.upstream.torch_releases import largest_difference
 from planner.versions import minor_of
 
 

@@ -40,7 +40,7 @@ from planner.training import absent_peers, checkpoint_reading
 from planner.training.checkpoint_reading import Loading
 from planner.training.host import Host
 from planner.training.observers import NullObserver, Observer
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 if TYPE_CHECKING:
     from planner.training.checkpoint_staging import KeepingStager
@@ -98,7 +98,7 @@ class CheckpointSaver:
         save(self._state(cpu_offload=self._spec.cpu_offload), storage_writer=files.writer())
 
     def _save_staged(self, files: Any) -> None:
-        versions.require("checkpoints saved in the background", place="train.checkpoint_save.kind")
+        torch_releases.require("checkpoints saved in the background", place="train.checkpoint_save.kind")
         from planner.training.checkpoint_staging import KeepingStager
 
         stager = KeepingStager(pinned=self._spec.pinned and torch.cuda.is_available())

@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 from planner.errors import SpecError
 from planner.job import schema
 from planner.training.device_mesh import World
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 # torch 2.13 stacks no DTensors of different meshes, on which expert parallelism leaves the experts and the rest. As
 # transformers' Trainer does (5.23, `_mixed_mesh_grad_norm`), and torchtitan: one norm for each mesh, then that of
@@ -364,7 +364,7 @@ def _class(name: str) -> Any:
             place=_NAME_PLACE,
         )
     if name == "Muon":
-        versions.require(name, place=_NAME_PLACE)
+        torch_releases.require(name, place=_NAME_PLACE)
     by_lower = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=5, cutoff=0.5)
     # A wrong ending is likelier than a wrong beginning: AdamW before RAdam for `adamv`.

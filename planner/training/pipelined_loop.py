@@ -39,7 +39,7 @@ from planner.training.loop import Loop
 from planner.training.models.build import build
 from planner.training.observers import Observer, RoleAssigner
 from planner.training.wraps import fsdp2
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ class PipelinedLoop(Loop):
             _stage(part, module, self, group) for part, module in zip(self.parts, self.modules, strict=True)
         ]
         # Before torch 2.7 a schedule never scales gradients.
-        unscaled = {"scale_grads": False} if versions.since(2, 7) else {}
+        unscaled = {"scale_grads": False} if torch_releases.since(2, 7) else {}
         try:
             self._schedule = get_schedule_class(pp.schedule)(
                 stages if pipeline_schedules.SCHEDULES[pp.schedule].several else stages[0],
@@ -271,7 +271,7 @@ class PipelinedLoop(Loop):
         for stage in self._stages:
             if stage.micro:
                 stage.micro.begin(self._backwards(stage))
-        unreturned = {"return_outputs": False} if versions.since(2, 10) else {}
+        unreturned = {"return_outputs": False} if torch_releases.since(2, 10) else {}
         self._schedule.step(*taken, target=batch.target if last else None, losses=[] if last else None, **unreturned)
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -388,10 +388,12 @@ class Stage(PipelineStage):
         (output,) = self.micro.copy_action(FORWARD, micro_batch)
         assert output is not None
         # Schedules before torch 2.10 merge the outputs of all micro-batches; those before 2.8 send from that list, too.
-        if not versions.since(2, 10 if self.is_last else 8):
+        if not torch_releases.since(2, 10 if self.is_last else 8):
             self.output_chunks.append(output)
         left = (output,), list(taken)
-        self._forwards[micro_batch] = self._torchs._make_forward_chunk_state(*left) if versions.since(2, 15) else left
+        self._forwards[micro_batch] = (
+            self._torchs._make_forward_chunk_state(*left) if torch_releases.since(2, 15) else left
+        )
         return output
 
     def _told_backward(self, kind: str, micro_batch: int, loss: Tensor | None) -> None:
@@ -419,12 +421,12 @@ class Stage(PipelineStage):
     @property
     def _forwards(self) -> dict[int, Any]:
         """What forwards have left for their backwards, by micro-batch (distributed/pipelining/stage.py)."""
-        return self._torchs._forward_chunk_states if versions.since(2, 15) else self._torchs.fwd_cache  # type: ignore[no-any-return]
+        return self._torchs._forward_chunk_states if torch_releases.since(2, 15) else self._torchs.fwd_cache  # type: ignore[no-any-return]
 
     def _left_by_forward(self, micro_batch: int) -> tuple[Sequence[Tensor | None], Sequence[Tensor]]:
         """Outputs, since torch 2.15 without those that were sent and released, and inputs."""
         left = self._forwards[micro_batch]
-        return (left.live_outputs, left.input_values) if versions.since(2, 15) else left
+        return (left.live_outputs, left.input_values) if torch_releases.since(2, 15) else left
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
         return self._received(fwd_chunk_id, super()._retrieve_recv_activations(fwd_chunk_id))

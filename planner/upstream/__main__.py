@@ -15,13 +15,15 @@ from pathlib import Path
 
 from planner.upstream import checking, table
 from planner.upstream.entries import Entry
+from planner.upstream.torch_releases import sort_versions
+from planner.versions import minor_of
 
 
 def write(package: str, version: str, folder: Path) -> None:
     """Takes the sources in `folder` (of an unpacked wheel, say) for those of this version."""
     content = json.loads(checking.DIGESTS.read_text()) if checking.DIGESTS.exists() else {}
-    versions = {**content.get(package, {}), checking.minor(version): _digests(package, folder)}
-    content[package] = dict(sorted(versions.items(), key=lambda it: tuple(map(int, it[0].split(".")))))
+    versions = {**content.get(package, {}), minor_of(version): _digests(package, folder)}
+    content[package] = {number: versions[number] for number in sort_versions(versions)}
     checking.DIGESTS.write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -41,12 +43,6 @@ def changed(package: str, old: str, new: str) -> Iterator[str]:
             yield from (f"    {line}" for line in list(lines)[2:])
 
 
-def _entries(package: str) -> list[Entry]:
-    """Those with a source, each target once."""
-    mine = {entry.target: entry for entry in table.TABLE if entry.package == package and entry.has_source}
-    return list(mine.values())
-
-
 def _read(package: str, version_or_folder: str) -> Mapping[str, str]:
     if Path(version_or_folder).is_dir():
         return _digests(package, Path(version_or_folder))
@@ -62,12 +58,19 @@ def _digests(package: str, folder: Path) -> dict[str, str]:
     return {entry.target: checking.digest(entry, folder) for entry in _entries(package)}
 
 
+def _entries(package: str) -> list[Entry]:
+    """Those with a source, each target once."""
+    return list(
+        {entry.target: entry for entry in table.TABLE if entry.package == package and entry.has_source}.values()
+    )
+
+
 def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m planner.upstream", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, arguments in (("write", ("PACKAGE", "VERSION", "FOLDER")), ("changed", ("PACKAGE", "OLD", "NEW"))):
+    for name, arguments in (("write", "PACKAGE VERSION FOLDER"), ("changed", "PACKAGE OLD NEW")):
         command = commands.add_parser(name)
-        for argument in arguments:
+        for argument in arguments.split():
             command.add_argument(argument)
     given = parser.parse_args(words)
     if given.command == "write":

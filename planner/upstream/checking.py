@@ -9,13 +9,14 @@ import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from planner.errors import TraceError
 from planner.upstream import table
 from planner.upstream.entries import Change, Entry
+from planner.versions import minor_of
 
 DIGESTS = Path(__file__).with_name("digests.json")
 """By package and version the digests of all targets with a source; written by `python -m planner.upstream`."""
@@ -23,16 +24,11 @@ _LOG = logging.getLogger("planner.upstream")
 _SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """A target that is not as it was known."""
 
     entry: Entry
     problem: str
-
-    @property
-    def is_refused(self) -> bool:
-        return self.entry.change is Change.REFUSED
 
 
 @cache
@@ -42,11 +38,6 @@ def read_digests() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
     return content
 
 
-def minor(version: str) -> str:
-    """`2.13` for `2.13.0+cpu`."""
-    return ".".join(version.split("+")[0].split(".")[:2])
-
-
 @cache
 def enforce(part: str = "") -> None:
     """Compares the installed packages with the table, once for the process; with what this part of planner needs.
@@ -54,41 +45,54 @@ def enforce(part: str = "") -> None:
     Raises TraceError where plans could be wrong; logs one warning for each package of an unknown version and one for
     all that only makes plans say less.
     """
-    found: list[Finding] = []
-    for package in read_digests():
+    refused: list[Finding] = []
+    for package, versions in read_digests().items():
         folder = folder_of(package)
         if folder is None:
             continue
-        version = minor(importlib.metadata.version(package))
-        needed = [entry for entry in table.TABLE if entry.part == part]
-        of_package = compare(needed, package, version, folder)
-        _report(package, version, of_package)
-        found += of_package
-    refused = [each for each in found if each.is_refused]
+        version = minor_of(importlib.metadata.version(package))
+        if version not in versions:
+            _LOG.warning("planner knows %s %s, not %s", package, ", ".join(versions), version)
+        findings = compare([entry for entry in table.TABLE if entry.part == part], package, version, folder)
+        if reported := [finding for finding in findings if finding.entry.change is not Change.REFUSED]:
+            _LOG.warning(
+                "%s %s is not as planner knows it, and plans may say less: %s", package, version, _format(reported)
+            )
+        refused += [finding for finding in findings if finding.entry.change is Change.REFUSED]
     if refused:
-        raise _refusal(refused)
+        package = refused[0].entry.package
+        version = importlib.metadata.version(package)
+        raise TraceError(
+            f"{package} {version} is not as planner knows it, and its plans could be wrong: {_format(refused)}",
+            allowed=f"{package} {', '.join(read_digests()[package])}",
+            remedy=f"install one of these versions of {package}",
+        )
+
+
+def _format(findings: Sequence[Finding]) -> str:
+    shown = "; ".join(f"{entry.target.replace(':', '.')} {problem}" for entry, problem in findings[:_SHOWN])
+    return shown if len(findings) <= _SHOWN else f"{shown}; and {len(findings) - _SHOWN} more"
 
 
 def compare(entries: Iterable[Entry], package: str, version: str, folder: Path) -> list[Finding]:
     """What differs between the package in `folder` and what is known of this version, or of any if it is unknown."""
-    mine = [entry for entry in entries if entry.package == package]
-    return [finding for entry in mine if (finding := _compare_entry(entry, version, folder)) is not None]
-
-
-def _compare_entry(entry: Entry, version: str, folder: Path) -> Finding | None:
-    if not entry.has_source:
-        return None if entry.optional or _is_there(entry) else Finding(entry, "is not there")
-    versions = read_digests()[entry.package]
-    expected = {versions[version].get(entry.target, "")} if version in versions else _of_any(entry, versions)
-    there = digest(entry, folder)
-    if there in expected:
-        return None
-    return Finding(entry, "has changed" if there else "is not there")
-
-
-def _of_any(entry: Entry, versions: Mapping[str, Mapping[str, str]]) -> set[str]:
-    found = {each.get(entry.target, "") for each in versions.values()}
-    return found | {""} if entry.optional else found - {""}
+    findings = []
+    for entry in entries:
+        if entry.package != package:
+            continue
+        if not entry.has_source:
+            if not (entry.optional or _is_there(entry)):
+                findings.append(Finding(entry, "is not there"))
+            continue
+        versions = read_digests()[package]
+        if version in versions:
+            expected = {versions[version].get(entry.target, "")}
+        else:
+            known = {digests.get(entry.target, "") for digests in versions.values()}
+            expected = known | {""} if entry.optional else known - {""}
+        if (there := digest(entry, folder)) not in expected:
+            findings.append(Finding(entry, "has changed" if there else "is not there"))
+    return findings
 
 
 def _is_there(entry: Entry) -> bool:
@@ -103,43 +107,32 @@ def _is_there(entry: Entry) -> bool:
     return True
 
 
-def _report(package: str, version: str, found: Sequence[Finding]) -> None:
-    versions = read_digests()[package]
-    if version not in versions:
-        _LOG.warning("planner knows %s %s, not %s", package, ", ".join(versions), version)
-    reported = [each for each in found if not each.is_refused]
-    if reported:
-        _LOG.warning(
-            "%s %s is not as planner knows it, and plans may say less: %s", package, version, _format_findings(reported)
-        )
-
-
-def _format_findings(found: Sequence[Finding]) -> str:
-    shown = "; ".join(f"{each.entry.target.replace(':', '.')} {each.problem}" for each in found[:_SHOWN])
-    return shown if len(found) <= _SHOWN else f"{shown}; and {len(found) - _SHOWN} more"
-
-
-def _refusal(found: Sequence[Finding]) -> TraceError:
-    package = found[0].entry.package
-    version = importlib.metadata.version(package)
-    return TraceError(
-        f"{package} {version} is not as planner knows it, and its plans could be wrong: {_format_findings(found)}",
-        allowed=f"{package} {', '.join(read_digests()[package])}",
-        remedy=f"install one of these versions of {package}",
-    )
-
-
 def folder_of(package: str) -> Path | None:
     """Where an installed package lies; None if it is not installed."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
-        return None
-    return Path(found.origin).parent
+    spec = importlib.util.find_spec(package)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def source(entry: Entry, folder: Path) -> str:
     """The target's source in the package at `folder`; empty if the target is not there."""
-    return _definition(_text(_file(entry.module, folder)), entry.name.split("."))
+    inside = folder.joinpath(*entry.module.split(".")[1:])
+    path = inside / "__init__.py" if inside.is_dir() else inside.with_suffix(".py")
+    try:
+        text = _read(path, path.stat().st_mtime_ns)
+    except OSError:
+        return ""
+    indent, owner = None, ""
+    for name in entry.name.split("."):
+        # `__name` of a class is `_Class__name` outside of it.
+        mangled = f"_{owner.lstrip('_')}__" if owner else ""
+        inner = f"__{name.removeprefix(mangled)}" if mangled and name.startswith(mangled) else name
+        begins = list(_begins(text, inner, indent))
+        if not begins:
+            return ""
+        begin = begins[-1]  # the last of several: those before it are overloads
+        text = text[begin : _end(text, begin)]
+        indent, owner = _indent(text) + 4, name
+    return text
 
 
 def digest(entry: Entry, folder: Path) -> str:
@@ -150,38 +143,13 @@ def digest(entry: Entry, folder: Path) -> str:
     text = source(entry, folder)
     if not text:
         return ""
-    told = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
-
-
-def _file(module: str, folder: Path) -> Path:
-    inside = folder.joinpath(*module.split(".")[1:])
-    return inside / "__init__.py" if inside.is_dir() else inside.with_suffix(".py")
-
-
-def _text(path: Path) -> str:
-    try:
-        return _read(path, path.stat().st_mtime_ns)
-    except OSError:
-        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 @lru_cache(maxsize=64)
 def _read(path: Path, _written: int) -> str:
     return path.read_text()
-
-
-def _definition(text: str, names: list[str]) -> str:
-    """The source of the innermost of nested definitions; empty if there is none."""
-    indent = None
-    for depth in range(len(names)):
-        found = list(_begins(text, _unmangle(names, depth), indent))
-        if not found:
-            return ""
-        begin = found[-1]  # the last of several: those before it are overloads
-        text = text[begin : _end(text, begin)]
-        indent = _indent(text) + 4
-    return text
 
 
 def _begins(text: str, name: str, indent: int | None) -> Iterator[int]:
@@ -203,7 +171,7 @@ def _end(text: str, begin: int) -> int:
     at = text.find("\n", begin) + 1
     while at:
         line = text[at : at + most + 1]
-        if line.strip() and (said := line.lstrip()) and said[0] not in "#)]}":
+        if line.strip() and line.lstrip()[0] not in "#)]}":
             return at
         at = text.find("\n", at) + 1
     return len(text)
@@ -211,9 +179,3 @@ def _end(text: str, begin: int) -> int:
 
 def _indent(text: str) -> int:
     return len(text) - len(text.lstrip(" "))
-
-
-def _unmangle(names: list[str], depth: int) -> str:
-    """`__name` of a class is `_Class__name` outside of it."""
-    owner = f"_{names[depth - 1].lstrip('_')}__" if depth else ""
-    return f"__{names[depth].removeprefix(owner)}" if owner and names[depth].startswith(owner) else names[depth]

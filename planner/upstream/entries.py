@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from typing import Any
 
 
 class Kind(StrEnum):
@@ -63,12 +66,35 @@ class Entry:
 
     @property
     def package(self) -> str:
-        return self.target.partition(".")[0].partition(":")[0]
+        return self.module.partition(".")[0]
 
 
-def entries(module: str, *names: str, kind: Kind, why: str, test: str, **rest: object) -> tuple[Entry, ...]:
-    """Entries for several names of a module that share everything else."""
+def entries(kind: Kind, test: str, *, targets: Mapping[str, str], **shared: Any) -> tuple[Entry, ...]:
+    """Entries that share everything but their targets and reasons.
+
+    `targets`: by targets the reason, as `torch.cuda:Stream Event torch:save`: names after a module are in that module.
+    """
     return tuple(
-        Entry(target=f"{module}:{name}", kind=kind, why=why, test=test, **rest)  # type: ignore[arg-type]
-        for name in names
+        Entry(target=target, kind=kind, why=why, test=test, **shared)
+        for names, why in targets.items()
+        for target in _split_targets(names)
     )
+
+
+def _split_targets(names: str) -> Iterator[str]:
+    module = ""
+    for word in names.split():
+        before, _, name = word.rpartition(":")
+        module = before or module
+        yield f"{module}:{name}"
+
+
+def patch(group: str, test: str, **shared: Any) -> tuple[Entry, ...]:
+    """Entries of patches that are applied together."""
+    return entries(Kind.PATCH, test, group=group, **shared)
+
+
+wrapped = partial(entries, Kind.WRAPPED)
+override = partial(entries, Kind.OVERRIDE)
+private = partial(entries, Kind.PRIVATE)
+mirror = partial(entries, Kind.MIRROR)

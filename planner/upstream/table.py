@@ -34,11 +34,6 @@ TABLE: tuple[Entry, ...] = (
 )
 
 
-def patches(group: str) -> tuple[Entry, ...]:
-    """The patches that are applied together."""
-    return tuple(entry for entry in TABLE if entry.kind is Kind.PATCH and entry.group == group)
-
-
 def groups() -> tuple[str, ...]:
     """The names of all groups of patches, in the order of the table."""
     return tuple(dict.fromkeys(entry.group for entry in TABLE if entry.kind is Kind.PATCH))
@@ -58,22 +53,25 @@ def patch_targets(
     there, and ValueError for keys that are not those of the group.
     """
     given = {**(replaced or {}), **(wrapped or {})}
-    expected = {entry.target: entry for entry in patches(group)}
+    expected = {entry.target: entry for entry in TABLE if entry.kind is Kind.PATCH and entry.group == group}
     if given.keys() != expected.keys():
         raise ValueError(f"patches of {group!r} differ from the table: {sorted(given.keys() ^ expected.keys())}")
     with ExitStack() as stack:
         for target, entry in expected.items():
-            owner, name = owner_of(entry)
+            owner, name = _owner_of(entry)
             if owner is None or not (hasattr(owner, name) or entry.created):
                 if entry.optional:
                     continue
-                raise _missing(entry)
+                raise TraceError(
+                    f"{entry.package} has no {target.replace(':', '.')}, which planner replaces: {entry.why}",
+                    remedy=f"install a version of {entry.package} that planner knows (docs/torch.md)",
+                )
             new = wrapped[target](getattr(owner, name)) if wrapped and target in wrapped else given[target]
             stack.enter_context(mock.patch.object(owner, name, new, create=entry.created))
         yield
 
 
-def owner_of(entry: Entry) -> tuple[Any, str]:
+def _owner_of(entry: Entry) -> tuple[Any, str]:
     """The module or class that has the target, imported where it has to be, and the target's name in it.
 
     None for an owner that is not there.
@@ -83,13 +81,6 @@ def owner_of(entry: Entry) -> tuple[Any, str]:
         owner: Any = importlib.import_module(entry.module)
     except ImportError:
         return None, name
-    for each in path:
-        owner = getattr(owner, each, None)
+    for part in path:
+        owner = getattr(owner, part, None)
     return owner, name
-
-
-def _missing(entry: Entry) -> TraceError:
-    return TraceError(
-        f"{entry.package} has no {entry.target.replace(':', '.')}, which planner replaces: {entry.why}",
-        remedy=f"install a version of {entry.package} that planner knows (docs/torch.md)",
-    )

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from planner.units import GIB
-from planner.upstream import checking, table, versions
+from planner.upstream import checking, table, torch_releases
 from planner.upstream.entries import Change, Entry
-from planner.upstream.versions import read_peaks
+from planner.upstream.torch_releases import read_peaks
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -34,7 +34,7 @@ def rows() -> str:
 def features() -> str:
     """What a version may lack, and since when it does not."""
     lines = ["| what | with | otherwise |", "|---|---|---|"]
-    lines += [f"| {each.name} | {each.versions} | {each.why} |" for each in versions.FEATURES.values()]
+    lines += [f"| {each.name} | {each.versions} | {each.why} |" for each in torch_releases.FEATURES.values()]
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,7 @@ from planner.errors import TorchVersionError, TraceError
 from planner.paper import compiled
 from planner.truth.measuring import rank_recorder
 from planner.upstream import __main__ as command
-from planner.upstream import checking, table, versions
+from planner.upstream import checking, table, torch_releases
 from planner.upstream.entries import Change, Entry, Kind
 
 REPOSITORY = Path(__file__).parents[2]
@@ -287,18 +287,18 @@ def test_no_more_gpus_are_seen_than_torch_can_count() -> None:
 def test_what_a_version_lacks_is_known_by_name(
     torch_version: str, lacking: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions.importlib.metadata, "version", lambda _name: torch_version)
-    monkeypatch.setattr(versions, "installed", versions.installed.__wrapped__)
+    monkeypatch.setattr(torch_releases.importlib.metadata, "version", lambda _name: torch_version)
+    monkeypatch.setattr(torch_releases, "installed", torch_releases.installed.__wrapped__)
 
-    assert [name for name in versions.FEATURES if not versions.has(name)] == lacking
+    assert [name for name in torch_releases.FEATURES if not torch_releases.has(name)] == lacking
 
 
 def test_what_is_asked_for_and_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions.importlib.metadata, "version", lambda _name: "2.6.0+cu124")
-    monkeypatch.setattr(versions, "installed", versions.installed.__wrapped__)
+    monkeypatch.setattr(torch_releases.importlib.metadata, "version", lambda _name: "2.6.0+cu124")
+    monkeypatch.setattr(torch_releases, "installed", torch_releases.installed.__wrapped__)
 
     with pytest.raises(TorchVersionError) as caught:
-        versions.require("Muon", place="train.optimizer.name")
+        torch_releases.require("Muon", place="train.optimizer.name")
 
     assert str(caught.value) == (
         "train.optimizer.name: Muon: not with torch 2.6.0+cu124: torch.optim has no such optimizer\n"

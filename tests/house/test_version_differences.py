@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.upstream import versions
-from planner.upstream.versions import largest_difference, read_peaks, sort_versions
+from planner.upstream import torch_releases
+from planner.upstream.torch_releases import largest_difference, read_peaks, sort_versions
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PEAKS = {
@@ -23,7 +23,7 @@ PEAKS = {
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     path = tmp_path / "peaks.json"
     path.write_text(json.dumps(PEAKS))
-    monkeypatch.setattr(versions, "PEAKS", path)
+    monkeypatch.setattr(torch_releases, "PEAKS", path)
     largest_difference.cache_clear()
     yield
     largest_difference.cache_clear()

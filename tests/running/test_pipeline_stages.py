@@ -12,7 +12,7 @@ from planner.events import Alloc
 from planner.tracing.program.assumptions import Assumptions
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.program.value_answers import PipelineNeighbours
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 LINES = """
 import os, torch, torch.distributed as dist
@@ -77,6 +77,6 @@ def test_a_version_that_agrees_on_shapes_otherwise_is_refused_by_name(monkeypatc
     from torch.distributed.pipelining import PipelineStage
 
     with PipelineNeighbours(Assumptions(), ()).present():
-        monkeypatch.setattr(versions, "installed", lambda: (2, 12))
+        monkeypatch.setattr(torch_releases, "installed", lambda: (2, 12))
         with pytest.raises(TorchVersionError, match="pipelines of a program: not with torch"):
             PipelineStage(None, 0, 2, None)

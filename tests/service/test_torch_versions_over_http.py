@@ -18,7 +18,7 @@ from planner_serve import Service, serving
 from planner.planning import identity
 from planner.service.http.openapi import EXAMPLE_JOB
 from planner.service.torch_versions import TorchVersions, read_torch_versions
-from planner.upstream.versions import largest_difference
+from planner.upstream.torch_releases import largest_difference
 
 TORCHES = os.environ.get("PLANNER_TEST_TORCHES", "")
 SECONDS = 600.0

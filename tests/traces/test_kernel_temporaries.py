@@ -17,7 +17,7 @@ import torch
 
 import planner.paper as paper
 from planner.events import Alloc, Free
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data/recorded_programs.json").read_text())
 # Any GPU that is neither Hopper nor Blackwell, as the recorded ones were unless a fact says otherwise.
@@ -120,7 +120,7 @@ def test_more_indices_keep_a_float32_row_for_every_ten_of_them_and_for_every_dif
     assert embedding_backward(8192, 50_000, torch.bfloat16)[rows * 64 * 4] == 1
 
 
-@pytest.mark.skipif(not versions.since(2, 11), reason="they are not before torch 2.11")
+@pytest.mark.skipif(not torch_releases.since(2, 11), reason="they are not before torch 2.11")
 def test_few_different_indices_are_added_with_atomics_into_a_float32_copy_of_the_gradient() -> None:
     taken = embedding_backward(8192, 100, torch.bfloat16)
 

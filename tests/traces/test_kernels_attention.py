@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import planner.paper as paper
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 BATCH, HEADS, ROWS = 2, 8, 256
 MATH, FLASH, MEMORY_EFFICIENT, CUDNN = "math", "flash_attention", "efficient_attention", "cudnn_attention"
@@ -130,7 +130,7 @@ def inputs(head_dim: int = 64, kv_heads: int = HEADS, dtype: torch.dtype = torch
 def test_flash_keeps_its_result_and_four_bytes_a_row(taken: Any) -> None:
     found = taken(inputs(), lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), "sm_80")
 
-    seed = [((2,), "uint64"), ((), "uint64")] if versions.since(2, 7) else []
+    seed = [((2,), "uint64"), ((), "uint64")] if torch_releases.since(2, 7) else []
     assert found.kept == [((BATCH, ROWS, HEADS, 64), "bfloat16"), ((BATCH, HEADS, ROWS), "float32"), *seed]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 NUMBER = {"number": 2.0, "List[number]": [1.0, 1.0, 1.0], "bool": False}
 EVERY = sorted(
@@ -95,7 +95,7 @@ def test_gradients_are_unscaled_in_place(taken: Any) -> None:
 
 @pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "SGD", "Adagrad"])
 def test_a_fused_step_takes_nothing_once_its_state_is_there(optimizer: str, taken: Any) -> None:
-    if optimizer == "Adagrad" and not versions.since(2, 13):
+    if optimizer == "Adagrad" and not torch_releases.since(2, 13):
         pytest.skip("torch below 2.13 fuses Adagrad on the CPU only")
 
     def make() -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 ROWS, WIDTH = 128, 64
 
@@ -24,7 +24,7 @@ def module(kind: type[nn.Module], *sizes: int, dtype: torch.dtype = torch.bfloat
     return kind(*sizes).to("cuda", dtype)
 
 
-@pytest.mark.skipif(not versions.since(2, 8), reason="of several operators before torch 2.8")
+@pytest.mark.skipif(not torch_releases.since(2, 8), reason="of several operators before torch 2.8")
 def test_rms_norm_in_bf16_is_one_fused_kernel_with_a_float32_per_row(taken: Any) -> None:
     found = taken(lambda: (module(nn.RMSNorm, WIDTH), rows()), lambda norm, x: norm(x))
 
@@ -62,7 +62,7 @@ def test_more_than_65536_short_rows_are_summed_in_blocks_of_32_first(taken: Any)
     assert [part for part in found.temporary if part == block_sums] == [block_sums, block_sums]
 
 
-@pytest.mark.skipif(not versions.since(2, 8), reason="of several operators before torch 2.8")
+@pytest.mark.skipif(not torch_releases.since(2, 8), reason="of several operators before torch 2.8")
 def test_rows_that_are_long_enough_are_summed_at_once(taken: Any) -> None:
     found = gradients(nn.RMSNorm, 65536 + 32, 4096, taken)
 

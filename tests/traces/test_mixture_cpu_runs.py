@@ -7,7 +7,7 @@ import pytest
 from cpu_runs import Both, Run, assert_alike, assert_exact, both_ways, peaks_that_differ, without
 
 from planner.events import Alloc, Event, Role
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 WORLDS = ((cases.ALONE, 1), (cases.PAIRS, 2), (cases.FOURS, 4))
 EVERY_RANK = [(job.metadata.name, rank) for jobs, world in WORLDS for job in jobs for rank in range(world)]
@@ -45,7 +45,7 @@ def test_the_fullest_rank_takes_more_than_a_balanced_one_and_than_its_peer(runs:
     assert fullest > other
 
 
-@pytest.mark.skipif(not versions.since(2, 13), reason="torch below 2.13 sends fewer times")
+@pytest.mark.skipif(not torch_releases.since(2, 13), reason="torch below 2.13 sends fewer times")
 def test_tokens_sent_to_experts_less_are_noticed(runs: Both) -> None:
     """Those of the last layer: the forward is at its highest there."""
     paper, real = runs["split", 0]

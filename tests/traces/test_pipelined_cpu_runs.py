@@ -10,10 +10,11 @@ from cpu_runs import Both, assert_alike, both_ways, without
 
 from planner.events import Alloc, Event, Free, Mark, Phase
 from planner.job.schema import Decoder, Job, Metadata, Model, Optimizer, Parallel, Pp, Recompute, Train
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 pytestmark = pytest.mark.skipif(
-    not versions.since(2, 13), reason="over gloo the ranks of older versions disagree on the size of what they send"
+    not torch_releases.since(2, 13),
+    reason="over gloo the ranks of older versions disagree on the size of what they send",
 )
 _MICRO_BATCHES = 4
 _OF_THE_HOST_BYTES = 5056

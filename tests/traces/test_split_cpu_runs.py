@@ -9,7 +9,7 @@ import split_cases as cases
 from cpu_runs import Both, Run, assert_alike, both_ways, peaks_that_differ, without
 
 from planner.events import Alloc, Category, Event, Role
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 EVERY_RANK = [(job.metadata.name, rank) for job in cases.PAIRS for rank in (0, 1)]
 
@@ -21,7 +21,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 @pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
 def test_a_rank_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
-    if name == "split-tied" and not versions.since(2, 13):
+    if name == "split-tied" and not torch_releases.since(2, 13):
         pytest.skip("torch below 2.13 takes a megabyte more for tied embeddings than is traced (docs/flaws.md)")
     assert_alike(*runs[name, rank])
 

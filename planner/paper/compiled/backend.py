@@ -21,7 +21,7 @@ from torch.utils._triton import has_triton_package
 
 from planner.paper.compiled import generated, patches
 from planner.paper.torch_cuda import DeviceProperties
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 
 class _Worker:
@@ -105,7 +105,7 @@ class PaperWrapper(PythonWrapperCodegen):
         """Code of users' kernels needs Triton's names; Inductor's own does not."""
         if has_triton_package():
             self.imports.splice("import triton\nimport triton.language as tl")
-        if not versions.since(2, 7):  # whose code computes the grid of a launch itself
+        if not torch_releases.since(2, 7):  # whose code computes the grid of a launch itself
             names = "grid = split_scan_grid = grid_combo_kernels = cooperative_reduction_grid"
             self.imports.writeline(f"{names} = lambda *_sizes, **_options: None")
         self.imports.writeline(V.graph.device_ops.import_get_raw_stream_as("get_raw_stream"))

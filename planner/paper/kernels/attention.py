@@ -9,7 +9,7 @@ import torch
 
 from planner.paper.kernels import workspaces
 from planner.paper.kernels.table import cpu, cuda, scratch, target
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 # Source, torch 2.13: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, attention.cu and
 # attention_backward.cu. Which attention kernel runs is decided in native/attention.cpp.
@@ -81,7 +81,7 @@ def _flash_packed(q: Tensor, batch: int, max_q: int, max_k: int, dropout: float)
 
 def _flash_seeds(dropout: float) -> tuple[Tensor, Tensor]:
     """Since torch 2.7 on the device; before two numbers on the host, seed and offset."""
-    if not versions.since(2, 7):
+    if not torch_releases.since(2, 7):
         return torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.int64)
     seed = torch.empty(2, dtype=torch.uint64, device="cuda")
     unused = torch.empty((), dtype=torch.uint64, device="cuda")

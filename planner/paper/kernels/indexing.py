@@ -11,7 +11,7 @@ import torch
 from planner.paper import values
 from planner.paper.kernels.sorting import bits_of, radix_sort_bytes, reduction_bytes, scan_bytes
 from planner.paper.kernels.table import cuda, like_meta, scratch, target
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 # Sources, torch 2.13: aten/src/ATen/native/cuda/Nonzero.cu, IndexKernel.cpp, Indexing.cu, Repeat.cu.
 Tensor = torch.Tensor
@@ -325,7 +325,7 @@ def _scan(items: int, item_bytes: int) -> None:
 
 def _few_rows(segments: int, pieces: int, width: int) -> bool:
     """Whether atomics are used: the sums of the segments would leave multiprocessors idle."""
-    if torch.are_deterministic_algorithms_enabled() or not versions.since(2, 11):
+    if torch.are_deterministic_algorithms_enabled() or not torch_releases.since(2, 11):
         return False
     warped = -(-width // 32) * 32
     blocks = -(-segments * warped // min(warped, _LARGEST_BLOCK))

@@ -22,7 +22,7 @@ from planner.paper import library
 from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.value_answers import BroadcastNumbers
 from planner.training import absent_peers
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 # Source: torch 2.8 to 2.13, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (TensorShelf). `wait` on the work gives
 # them up. Where only its future is asked for, or nothing is, a thread looks ten times a second which collectives have
@@ -258,7 +258,7 @@ def _noting(name: str) -> Callable[..., Any]:
             self.numbers.pass_on(self, tensors, given[0].rootRank if given else 0)
         done = inherited(self, tensors, *arguments, **named)
         touched = [*device_tensors(tensors, *given), *pieces]
-        is_waited_for = bool(touched) and is_asynchronous(given) and versions.since(2, 7)
+        is_waited_for = bool(touched) and is_asynchronous(given) and torch_releases.since(2, 7)
         # Before 2.7 C++ lets go of the Python part of such work, and would wait forever (PyProcessGroup.hpp).
         return self.shelves.keep(tensors, touched) if is_waited_for else done
 

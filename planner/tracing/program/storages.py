@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from planner import upstream
 from planner.paper import library
 from planner.tracing.program.assumptions import About, Assumptions
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 LARGE_BYTES = 8 << 20
 """From this size on what is taken is new from the operating system, once `take_large_anew` was called."""
@@ -95,14 +95,14 @@ def _uncompiled(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return disabled
 
 
-_KEY = "CPU" if versions.since(2, 9) else "BackendSelect"
+_KEY = "CPU" if torch_releases.since(2, 9) else "BackendSelect"
 """Where these operators are entered. Before torch 2.9 a kernel that another one replaces cannot be called any more:
 there they are entered one key above, for every device."""
 
 
 def _real(name: str) -> Callable[..., Tensor]:
     """Torch's own kernel, to be called with the keys that its replacement was given."""
-    if versions.since(2, 9):
+    if torch_releases.since(2, 9):
         found: Callable[..., Tensor] = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
         return found
     operator, above = getattr(torch.ops.aten, name), torch._C.DispatchKey.BackendSelect

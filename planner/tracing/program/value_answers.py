@@ -24,7 +24,7 @@ from planner.paper.recorder import Recorder
 from planner.paper.values import Value
 from planner.tracing.program.assumptions import About, Assumptions, Branch, branch_at, place_of
 from planner.tracing.program.rank_orders import Announced, BroadcastNumber
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def _refusing(real: Callable[..., None]) -> Callable[..., None]:
     """A stage is refused where its version of torch agrees with its neighbours otherwise than described here."""
 
     def make(*arguments: Any, **options: Any) -> None:
-        versions.require("pipelines of a program", place="PipelineStage")
+        torch_releases.require("pipelines of a program", place="PipelineStage")
         real(*arguments, **options)
 
     return make

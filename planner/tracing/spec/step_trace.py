@@ -34,7 +34,7 @@ from planner.tracing.spec.host_work import AbsentHost
 from planner.training import absent_peers, dtensor_speed, step
 from planner.training.folding import NoExampleError
 from planner.training.wraps import deepspeed_engine
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 
 def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> Trace:
@@ -65,7 +65,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     known = workspace_table(job.cluster.gpu.name, job.software.torch)
     software = job.software
     if job.parallel.cp.degree > 1 and target_of(arch).prefers_cudnn_attention(software.cuda, software.torch):
-        versions.require("context parallelism over cuDNN's attention", place="parallel.cp.degree")
+        torch_releases.require("context parallelism over cuDNN's attention", place="parallel.cp.degree")
     on_paper = paper.gpu(arch, gpus, cuda=software.cuda, torch_version=software.torch, waits=by_engine, known=known)
     with on_paper as gpu:
         gpu.recorder.folds = folded

@@ -22,7 +22,7 @@ from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
 from planner.training.observers import NullObserver, Observer
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 COMM_HOOKS = ("", "fp16_compress", "bf16_compress", "power_sgd")
 
@@ -60,7 +60,7 @@ class ObservedDdp(DistributedDataParallel):
                 place="parallel.dp_replicate.comm_hook",
             )
         if not spec.init_sync:
-            versions.require("init_sync of DistributedDataParallel", place="parallel.dp_replicate.init_sync")
+            torch_releases.require("init_sync of DistributedDataParallel", place="parallel.dp_replicate.init_sync")
         initial: dict[str, Any] = {} if spec.init_sync else {"init_sync": False}  # torch 2.6 does not know it
         # Set before nn.Module is initialised: plain attributes that the constructor below already needs.
         object.__setattr__(self, "_observer", observer)

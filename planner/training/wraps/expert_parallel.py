@@ -18,7 +18,7 @@ from planner.job import schema
 from planner.training import absent_peers
 from planner.training.device_mesh import World
 from planner.training.wraps import fsdp2
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 _IMBALANCE = "parallel.ep.imbalance"
 _CHOICE = "top_k_index"
@@ -139,7 +139,7 @@ def shard(model: nn.Module, spec: schema.DpShard, world: World, *, mixed: bool) 
     that see other tokens; so is an expert that no other rank holds.
     """
     if _copies(world) > 1:
-        versions.require("experts that several ranks hold", place="parallel.ep")
+        torch_releases.require("experts that several ranks hold", place="parallel.ep")
     mesh = world.expert_mesh[("dp_replicate", "efsdp") if world.degree("dp_replicate") > 1 else ("efsdp",)]
     tokens = world.degree("dp_replicate") * _copies(world) * world.degree("ep")
     for _, module in experts_of(model):
@@ -151,7 +151,7 @@ def shard(model: nn.Module, spec: schema.DpShard, world: World, *, mixed: bool) 
             reshard_after_forward=spec.reshard_after_forward is not False,
         )
         # Named so since torch 2.8 (distributed/fsdp/_fully_shard/_fully_shard.py).
-        divide = "set_gradient_divide_factor" if versions.since(2, 8) else "set_reduce_scatter_divide_factor"
+        divide = "set_gradient_divide_factor" if torch_releases.since(2, 8) else "set_reduce_scatter_divide_factor"
         getattr(sharded, divide)(float(tokens))
         if _copies(world) > 1:
             sharded.set_force_sum_reduction_for_comms(True)

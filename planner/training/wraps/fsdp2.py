@@ -28,7 +28,7 @@ from planner.events import Category
 from planner.job import schema
 from planner.training.batch_shapes import floating
 from planner.training.observers import NullObserver, Observer
-from planner.upstream import versions
+from planner.upstream import torch_releases
 
 _GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam"
@@ -52,7 +52,7 @@ def shard(
         fully_shard(part, mesh=mesh, mp_policy=policy_of_parts, offload_policy=offload, reshard_after_forward=after)
     # The root's own parameters are needed again at once when the backward begins: fully_shard keeps them unless told.
     # Since torch 2.8 that is what None stands for, before it is so whatever the root is told.
-    usual = None if versions.since(2, 8) else True
+    usual = None if torch_releases.since(2, 8) else True
     kept = False if spec.reshard_after_forward is False else usual
     root = fully_shard(model, mesh=mesh, mp_policy=policy_of_parts, offload_policy=offload, reshard_after_forward=kept)
     _prefetch([block for block in blocks if isinstance(block, FSDPModule)], spec.prefetch)

@@ -1,4 +1,4 @@
-"""What torch lacks up to a version, by name; and by how much plans of the same jobs differ between versions."""
+"""Releases of torch: what each lacks, by name, and by how much plans of the same jobs differ between them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 from planner.errors import TorchVersionError
+from planner.versions import minor_of
 
 CUDNN_ATTENTION = (2, 9)
 """The first that takes cuDNN's attention by itself, and has rules for it in DTensor."""
@@ -37,31 +38,28 @@ class Feature:
 _FEATURES = (
     Feature("init_sync of DistributedDataParallel", (2, 7), "its constructor has no such argument"),
     Feature(
-        "experts that several ranks hold",
-        (2, 8),
+        "experts that several ranks hold", (2, 8),
         "fully_shard cannot be told to sum their gradients (distributed/fsdp/_fully_shard/_fully_shard.py)",
     ),
     Feature(
-        "context parallelism over cuDNN's attention",
-        (2, 6),
+        "context parallelism over cuDNN's attention", (2, 6),
         "it cannot merge the logsumexp that cuDNN returns (distributed/tensor/experimental/_attention.py, _SDPAMerger)",
         broken_in=(2, 9),
     ),
     Feature("Muon", (2, 9), "torch.optim has no such optimizer"),
     Feature("checkpoints saved in the background", (2, 9), "others stage them (checkpoint/staging.py)"),
     Feature(
-        "pipelines of a program",
-        (2, 13),
+        "pipelines of a program", (2, 13),
         "before, stages agree on shapes during the first step (distributed/pipelining/stage.py)",
     ),
-)
+)  # fmt: skip
 FEATURES = {feature.name: feature for feature in _FEATURES}
 
 
 @cache
 def installed() -> tuple[int, int]:
     """Major and minor of the torch of this process, without importing it."""
-    major, minor = importlib.metadata.version("torch").split(".")[:2]
+    major, minor = minor_of(importlib.metadata.version("torch")).split(".")
     return int(major), int(minor)
 
 
@@ -100,7 +98,7 @@ def read_peaks() -> Mapping[str, Peaks]:
     """By version (`2.13`), then by example."""
     content: dict[str, dict[str, list[int] | str]] = json.loads(PEAKS.read_text()) if PEAKS.exists() else {}
     return {
-        version: {name: found if isinstance(found, str) else (found[0], found[1]) for name, found in examples.items()}
+        version: {name: peaks if isinstance(peaks, str) else (peaks[0], peaks[1]) for name, peaks in examples.items()}
         for version, examples in content.items()
     }
 
@@ -116,17 +114,14 @@ def largest_difference(one: str, other: str) -> float:
 
     Of a version without measurements nothing is known but this: it is the largest between any two.
     """
-    known = read_peaks()
     if one == other:
         return 0.0
+    known = read_peaks()
     pairs = [(one, other)] if one in known and other in known else combinations(known, 2)
-    return max((_difference(known[a], known[b]) for a, b in pairs), default=0.0)
-
-
-def _difference(one: Peaks, other: Peaks) -> float:
     reserved = [
         (mine[1], theirs[1])
-        for name in one.keys() & other.keys()
-        if not isinstance(mine := one[name], str) and not isinstance(theirs := other[name], str)
+        for first, second in pairs
+        for name in known[first].keys() & known[second].keys()
+        if not isinstance(mine := known[first][name], str) and not isinstance(theirs := known[second][name], str)
     ]
     return max((abs(mine - theirs) / min(mine, theirs) for mine, theirs in reserved), default=0.0)
