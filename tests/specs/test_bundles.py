@@ -233,7 +233,9 @@ def test_other_software_is_another_trace(changed: str) -> None:
 
 def test_the_identity_of_a_trace_does_not_change_by_accident() -> None:
     """A stored answer is found by it: if this fails on purpose, stored answers are lost."""
-    assert trace_id(small_job(), SOFTWARE) == "e369d4a77d4006f1460f2b3af97e38c0cfcfa3fc2ce8c5d585354d5e85d21618"
+    job = small_job(software=jobs.Software(torch="2.13"))  # whatever torch runs the test
+
+    assert trace_id(job, SOFTWARE) == "e369d4a77d4006f1460f2b3af97e38c0cfcfa3fc2ce8c5d585354d5e85d21618"
 
 
 def test_a_whole_number_where_a_fraction_may_stand_is_the_same_job() -> None:
