@@ -38,6 +38,12 @@ class Feature:
 _FEATURES = (
     Feature("init_sync of DistributedDataParallel", (2, 7), "its constructor has no such argument"),
     Feature(
+        "tensor parallelism by transformers' plans",
+        (2, 7),
+        "distribute_tensor has no src_data_rank (distributed/tensor/_api.py), which transformers 5.23 gives it",
+    ),
+    Feature("expert parallelism", (2, 7), "transformers 5.23 refuses it (configuration_utils.py)"),
+    Feature(
         "experts that several ranks hold", (2, 8),
         "fully_shard cannot be told to sum their gradients (distributed/fsdp/_fully_shard/_fully_shard.py)",
     ),

@@ -20,6 +20,7 @@ from planner.job.schema import Job
 from planner.planning import pipeline
 from planner.report.statement import Plan, Verdict
 from planner.units import GIB
+from planner.upstream import torch_releases
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "recorded_peaks.json").read_text())
@@ -243,7 +244,8 @@ def test_an_interleaved_pipeline_has_what_its_warm_up_saved(degree: int, micro_b
     plan, bound = pipeline.plan(job), lower_bound(job)
 
     assert held(bound) <= allocated_bytes(plan)
-    assert held(bound) >= 0.4 * allocated_bytes(plan)
+    # Before 2.10 schedules also keep the outputs of all micro-batches, which the bound leaves out.
+    assert held(bound) >= (0.4 if torch_releases.since(2, 10) else 0.3) * allocated_bytes(plan)
 
 
 def test_what_steps_in_the_backward_never_has_all_gradients() -> None:

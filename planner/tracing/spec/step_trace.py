@@ -66,6 +66,8 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     software = job.software
     if job.parallel.cp.degree > 1 and target_of(arch).prefers_cudnn_attention(software.cuda, software.torch):
         torch_releases.require("context parallelism over cuDNN's attention", place="parallel.cp.degree")
+    if job.parallel.ep.degree > 1:
+        torch_releases.require("expert parallelism", place="parallel.ep")  # before its model is built
     on_paper = paper.gpu(arch, gpus, cuda=software.cuda, torch_version=software.torch, waits=by_engine, known=known)
     with on_paper as gpu:
         gpu.recorder.folds = folded

@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from planner.errors import SpecError
 from planner.job import schema
 from planner.training.models.decoder import Decoder
+from planner.upstream import torch_releases
 
 # Between the blocks' attention and feed-forward each rank holds its part of the tokens, as torchtitan has it
 # (torchtitan/models/llama3/infra/parallelize.py): norms and residuals see a part, what is split by columns sees all of
@@ -218,6 +219,7 @@ def _split_as_said(model: nn.Module, spec: schema.Tp, mesh: DeviceMesh) -> None:
 
 def _split_transformers(model: Any, spec: schema.Tp, mesh: DeviceMesh) -> None:
     """transformers' own styles on the modules, with DTensor underneath."""
+    torch_releases.require("tensor parallelism by transformers' plans", place="parallel.tp")
     from transformers.distributed import tensor_parallel
     from transformers.distributed.configuration_utils import DistributedConfig
 
