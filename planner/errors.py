@@ -29,6 +29,11 @@ class PlannerError(Exception):
         self.place = shorten(place, _LONGEST["place"])
         super().__init__(self._message())
 
+    @property
+    def parts(self) -> dict[str, str]:
+        """What is said, by the names above; without what is empty."""
+        return {name: text for name in _LONGEST if (text := getattr(self, name))}
+
     def _message(self) -> str:
         first = f"{self.place}: {self.problem}" if self.place else self.problem
         lines = [first]

@@ -14,13 +14,15 @@ from ray.serve.config import BackpressureConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from planner.service import deployments
 from planner.service.deployments import (
+    TRACERS,
+    PlanSchedulerDeployment,
+    SearchesDeployment,
     SearchesHandle,
     TracingHandle,
+    ValidationsDeployment,
     ValidationsHandle,
-    searches_application,
-    tracers_application,
-    validations_application,
 )
 from planner.service.history.counters import Counters
 from planner.service.history.store import History
@@ -29,6 +31,7 @@ from planner.service.http.interface import MOST_AT_ONCE, interface
 from planner.service.logs import start_logging
 from planner.service.plan_provider import CalibrationInUse, PlanProvider
 from planner.service.torch_versions import ONLY_OWN, TorchVersions, read_torch_versions
+from planner.service.validation.runner import STOP_SECONDS
 from planner.settings import Settings
 
 BEATS = 5
@@ -52,18 +55,17 @@ class LoopWatchdog:
         if scope["type"] != "lifespan" or not self._seconds:
             await self._app(scope, receive, send)
             return
-        beating = asyncio.create_task(_beat(self._seconds))
+        beating = asyncio.create_task(self._beat())
         try:
             await self._app(scope, receive, send)
         finally:
             beating.cancel()
             faulthandler.cancel_dump_traceback_later()
 
-
-async def _beat(seconds: float) -> None:
-    while True:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
-        await asyncio.sleep(seconds / BEATS)
+    async def _beat(self) -> None:
+        while True:
+            faulthandler.dump_traceback_later(self._seconds, exit=True, file=_STANDARD_ERROR)
+            await asyncio.sleep(self._seconds / BEATS)
 
 
 NAME = "planner"
@@ -132,6 +134,25 @@ def application(settings: Settings) -> Application:
         logging_config={"log_level": "WARNING", "enable_access_log": False},  # the replica writes its own
         ray_actor_options={"num_cpus": 0.1},
     )(Planner)
-    tracers = tracers_application(settings, torches)
-    searches = searches_application(settings, tracers, torches)
-    return replicas.bind(settings, tracers, validations_application(settings, torches), searches, torches)
+    tracers = _bind_one(
+        PlanSchedulerDeployment, settings, torches, name=TRACERS, health_check_period_s=2,
+        max_ongoing_requests=10_000,  # they wait here, where equal jobs are known; its own bound is lower
+        graceful_shutdown_timeout_s=deployments.GRACE_SECONDS,
+    )  # fmt: skip
+    searches = _bind_one(
+        SearchesDeployment, settings, tracers, torches, name="Searches", health_check_period_s=2,
+        max_ongoing_requests=100, graceful_shutdown_timeout_s=5.0,
+    )  # fmt: skip
+    validations = _bind_one(
+        ValidationsDeployment, settings, torches, name="Validations", max_ongoing_requests=100,
+        graceful_shutdown_timeout_s=2 * STOP_SECONDS,
+    )  # fmt: skip
+    return replicas.bind(settings, tracers, validations, searches, torches)
+
+
+def _bind_one(deployed: Any, *arguments: Any, **options: Any) -> Any:
+    """One replica, to be bound into the application as the argument from which its handle is made."""
+    deployment = serve.deployment(
+        num_replicas=1, graceful_shutdown_wait_loop_s=0.5, ray_actor_options={"num_cpus": 0.1}, **options
+    )
+    return deployment(deployed).bind(*arguments)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 import ray
 from ray import serve
@@ -34,7 +35,7 @@ from planner.service.scheduling.worker_pool import PoolFigures, WorkerDiedError,
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.service.validation import requests as requests
 from planner.service.validation import validation_run
-from planner.service.validation.runner import STOP_SECONDS, ValidationRunner, conditions_of
+from planner.service.validation.runner import ValidationRunner, conditions_of
 from planner.settings import Settings
 from planner.tracing.isolated import Isolation
 
@@ -49,7 +50,40 @@ SLACK_SECONDS = 2.0
 READY_SECONDS = 3.0
 AWAY = RayActorError, RayServeException, TaskCancelledError
 """What Ray says of a deployment whose replica died, is ended, or is not there."""
+HANDED_OVER_SECONDS = 30.0
+"""How long a replica waits for a deployment that is being started anew."""
 _log = logging.getLogger("planner.service")
+Document = dict[str, Any]
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
+
+
+def _refusals_as_values(
+    method: Callable[[Any, _Argument], Awaitable[_Result]],
+) -> Callable[[Any, _Argument], Awaitable[_Result | PlanRefused]]:
+    """Of a deployment: an exception would arrive wrapped."""
+
+    @functools.wraps(method)
+    async def answer(self: Any, argument: _Argument) -> _Result | PlanRefused:
+        try:
+            return await method(self, argument)
+        except PlannerError as error:
+            return PlanRefused(error)
+
+    return answer
+
+
+async def _ask(method: Any, argument: Any, *, does: str) -> Any:
+    """What a method of a deployment answers. Raises its refusal, and WorkerLostError if the deployment is not there;
+    `does` is what its users know it by."""
+    try:
+        async with asyncio.timeout(HANDED_OVER_SECONDS):
+            answer = await method.remote(argument)
+    except (TimeoutError, RayError, RayServeException) as lost:
+        raise WorkerLostError(f"the part of this service that {does} is not there now", remedy="try again") from lost
+    if isinstance(answer, PlanRefused):
+        raise answer.error
+    return answer
 
 
 class RayWorker:
@@ -57,15 +91,18 @@ class RayWorker:
 
     def __init__(self, limits: Limits, isolation: Isolation, torches: TorchVersions = ONLY_OWN) -> None:
         self._work = 0
-        self._actor: Any = _actor_class().options(scheduling_strategy="SPREAD").remote(limits, isolation, torches)
+        # What is asked beside the work has a thread of its own. The decorator's types know nothing of groups.
+        decorate: Any = ray.remote
+        actor = decorate(num_cpus=WORKER_CPUS, max_restarts=0, concurrency_groups={"live": 1, "ask": 1})(TracingWorker)
+        self._actor: Any = actor.options(scheduling_strategy="SPREAD").remote(limits, isolation, torches)
 
     async def ready(self) -> None:
         await self.process()
 
     async def process(self) -> int:
         """Its id; waits for its start, but not for what it does."""
-        found: int = await self._result(self._actor.process.options(concurrency_group="ask").remote())
-        return found
+        process: int = await self._result(self._actor.process.options(concurrency_group="ask").remote())
+        return process
 
     async def call(self, method: str, *arguments: Any) -> Any:
         self._work += 1
@@ -93,12 +130,6 @@ class RayWorker:
             raise WorkerDiedError(str(death)) from death
 
 
-def _actor_class() -> Any:
-    # What is asked beside the work has a thread of its own. The decorator's types know nothing of groups.
-    decorate: Any = ray.remote
-    return decorate(num_cpus=WORKER_CPUS, max_restarts=0, concurrency_groups={"live": 1, "ask": 1})(TracingWorker)
-
-
 class PlanSchedulerDeployment:
     """One replica, whose loop is that of :class:`PlanScheduler`."""
 
@@ -114,12 +145,9 @@ class PlanSchedulerDeployment:
     async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
         return await (await self._start_scheduler()).make(order, seconds, keep)
 
-    async def plan_group(self, group: Group) -> tuple[Answer, ...] | PlanRefused:
-        """Refusals travel as values: an exception would arrive wrapped."""
-        try:
-            return await (await self._start_scheduler()).groups.plan(group)
-        except PlannerError as error:
-            return PlanRefused(error)
+    @_refusals_as_values
+    async def plan_group(self, group: Group) -> tuple[Answer, ...]:
+        return await (await self._start_scheduler()).groups.plan(group)
 
     async def state(self) -> dict[str, int]:
         return (await self._start_scheduler()).state()
@@ -145,7 +173,10 @@ class PlanSchedulerDeployment:
     async def _start_scheduler(self) -> PlanScheduler:
         async with self._starting:
             if self._tracers is None:
-                count = await asyncio.to_thread(worker_count, self._settings)
+                count = self._settings.trace_workers
+                if not count:  # one for every CPU of the cluster, up to a number
+                    resources: Mapping[str, float] = await asyncio.to_thread(ray.cluster_resources)
+                    count = max(1, min(int(resources.get("CPU", 1)), MOST_WORKERS))
                 self._tracers = tracers(self._settings, self._history, count, self._torches)
                 self._tracers.start()
                 self._counters.start()
@@ -165,71 +196,40 @@ def tracers(settings: Settings, history: History, count: int, torches: TorchVers
     return PlanScheduler(settings, history, workers, torches=torches)
 
 
-def worker_count(settings: Settings) -> int:
-    """As set; else one for every CPU of the cluster, up to a number."""
-    if settings.trace_workers:
-        return settings.trace_workers
-    resources: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return max(1, min(int(resources.get("CPU", 1)), MOST_WORKERS))
-
-
-def tracers_application(settings: Settings, torches: TorchVersions = ONLY_OWN) -> Any:
-    """To be bound into the application as the argument from which :class:`TracingHandle` is made."""
-    deployment = serve.deployment(
-        name=TRACERS,
-        num_replicas=1,
-        max_ongoing_requests=10_000,  # they wait here, where equal jobs are known; its own bound is lower
-        graceful_shutdown_timeout_s=GRACE_SECONDS,
-        graceful_shutdown_wait_loop_s=0.5,
-        health_check_period_s=2,
-        ray_actor_options={"num_cpus": 0.1},
-    )(PlanSchedulerDeployment)
-    return deployment.bind(settings, torches)
-
-
 class TracingHandle:
-    """Calls PlanScheduler from a replica of the service."""
+    """Calls PlanScheduler from a replica of the service; once more if the one that all share has died."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
 
     async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
-        """As :class:`planner.service.orders.PlanMaker` says; once more if the one that all share has died."""
+        """As :class:`planner.service.orders.PlanMaker` says."""
         loop = asyncio.get_running_loop()
         until = None if seconds is None else loop.time() + seconds
+
+        def ask() -> Any:
+            left = None if until is None else max(until - loop.time(), 0.001)
+            return self._handle.make.remote(order, left, keep)
+
         try:
-            return await self._ask(order, seconds, keep)
-        except AWAY as death:
-            _log.warning("the tracers died and are asked again: %s", type(death).__name__)
-        left = None if until is None else max(until - loop.time(), 0.001)
-        try:
-            return await self._ask(order, left, keep)
-        except AWAY as death:
-            raise WorkerLostError(
-                "the process that has plans made died, twice", remedy="try again; see the service's log"
-            ) from death
+            # PlanScheduler ends the wait itself; this is for one that does not even answer.
+            async with asyncio.timeout(None if seconds is None else seconds + SLACK_SECONDS):
+                outcome: Outcome | None = await self._ask_twice(ask)
+                return outcome
+        except TimeoutError:
+            return None
 
     async def plan_group(self, group: Group) -> tuple[Answer, ...]:
-        """As :class:`planner.service.scheduling.search_runner.GroupPlanner` says; once more if the tracers died."""
-        for _ in range(2):
-            response: Any = self._handle.plan_group.remote(group)
-            try:
-                found: tuple[Answer, ...] | PlanRefused = await response
-            except asyncio.CancelledError:
-                response.cancel()
-                raise
-            except AWAY as death:
-                _log.warning("the tracers died and are asked again: %s", type(death).__name__)
-                continue
-            if isinstance(found, PlanRefused):
-                raise found.error
-            return found
-        raise WorkerLostError("the process that has plans made died, twice", remedy="try again; see the service's log")
+        """As :class:`planner.service.scheduling.search_runner.GroupPlanner` says."""
+        answers: tuple[Answer, ...] | PlanRefused = await self._ask_twice(lambda: self._handle.plan_group.remote(group))
+        if isinstance(answers, PlanRefused):
+            raise answers.error
+        return answers
 
     async def state(self) -> dict[str, int]:
         """Figures for metrics, see :meth:`planner.service.scheduling.plan_scheduler.PlanScheduler.state`."""
-        found: dict[str, int] = await self._handle.state.remote()
-        return found
+        state: dict[str, int] = await self._handle.state.remote()
+        return state
 
     async def ready(self) -> None:
         """Returns when a process can trace. Raises WorkerLostError if none can."""
@@ -243,18 +243,22 @@ class TracingHandle:
         if not state["workers"]:
             raise WorkerLostError("no tracing process is ready", remedy="wait; they load PyTorch")
 
-    async def _ask(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
-        response: Any = self._handle.make.remote(order, seconds, keep)
-        try:
-            # PlanScheduler ends the wait itself; this is for one that does not even answer.
-            async with asyncio.timeout(None if seconds is None else seconds + SLACK_SECONDS):
-                found: Outcome | None = await response
-                return found
-        except TimeoutError:
-            return None
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
+    async def _ask_twice(self, ask: Callable[[], Any]) -> Any:
+        died = False
+        while True:
+            response = ask()
+            try:
+                return await response
+            except asyncio.CancelledError:
+                response.cancel()
+                raise
+            except AWAY as death:
+                if died:
+                    raise WorkerLostError(
+                        "the process that has plans made died, twice", remedy="try again; see the service's log"
+                    ) from death
+                died = True
+                _log.warning("the tracers died and are asked again: %s", type(death).__name__)
 
 
 def end_tracing(application: str) -> None:
@@ -264,11 +268,6 @@ def end_tracing(application: str) -> None:
         handle.end.remote().result(timeout_s=GRACE_SECONDS + SLACK_SECONDS)
     except (*AWAY, RayTaskError, TimeoutError) as away:
         _log.warning("the tracers are ended without having answered: %s", away or type(away).__name__)
-
-
-HANDED_OVER_SECONDS = 30.0
-"""How long a replica waits for a deployment that is being started anew."""
-Document = dict[str, Any]
 
 
 class SearchesDeployment:
@@ -281,22 +280,18 @@ class SearchesDeployment:
         self._runner: SearchRunner | None = None
         self._starting = asyncio.Lock()
 
-    async def start(self, request: SearchRequest) -> Document | PlanRefused:
-        """The search as it is stored. Refusals travel as values: an exception would arrive wrapped."""
+    @_refusals_as_values
+    async def start(self, request: SearchRequest) -> Document:
+        """The search as it is stored."""
         runner = await self._start_runner()
-        try:
-            return search_runner.to_json(await asyncio.to_thread(runner.start, request))
-        except PlannerError as error:
-            return PlanRefused(error)
+        return search_runner.to_json(await asyncio.to_thread(runner.start, request))
 
-    async def cancel(self, search_id: str) -> Document | PlanRefused | None:
+    @_refusals_as_values
+    async def cancel(self, search_id: str) -> Document | None:
         """As :meth:`start`; None if there is none."""
         runner = await self._start_runner()
-        try:
-            found = await asyncio.to_thread(runner.cancel, search_id)
-        except PlannerError as error:
-            return PlanRefused(error)
-        return None if found is None else search_runner.to_json(found)
+        search = await asyncio.to_thread(runner.cancel, search_id)
+        return None if search is None else search_runner.to_json(search)
 
     async def check_health(self) -> None:
         """Called by Serve from the beginning: so what a predecessor left is settled."""
@@ -320,50 +315,21 @@ class SearchesDeployment:
         return (await self._tracing.state())["workers"]
 
 
-def searches_application(settings: Settings, tracers: Any, torches: TorchVersions = ONLY_OWN) -> Any:
-    """To be bound into the application as the argument from which :class:`SearchesHandle` is made."""
-    deployment = serve.deployment(
-        name="Searches",
-        num_replicas=1,
-        max_ongoing_requests=100,
-        health_check_period_s=2,
-        graceful_shutdown_timeout_s=5.0,
-        graceful_shutdown_wait_loop_s=0.5,
-        ray_actor_options={"num_cpus": 0.1},
-    )(SearchesDeployment)
-    return deployment.bind(settings, tracers, torches)
-
-
 class SearchesHandle:
-    """The deployment as a replica of the service sees it."""
+    """The deployment as a replica of the service sees it. Raises SpecError, BusyError, HistoryError, and
+    WorkerLostError if the deployment is not there."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
 
     async def start(self, request: SearchRequest) -> Document:
-        """The search as it is stored: waiting, running or done.
-
-        Raises SpecError, BusyError, HistoryError, and WorkerLostError if the deployment is not there.
-        """
-        found = await self._ask(self._handle.start.remote(request))
-        assert found is not None
-        return found
+        """The search as it is stored: waiting, running or done."""
+        return dict(await _ask(self._handle.start, request, does="searches"))
 
     async def cancel(self, search_id: str) -> Document | None:
         """As :meth:`start`, of one that ends within a moment; None if there is none."""
-        return await self._ask(self._handle.cancel.remote(search_id))
-
-    async def _ask(self, response: Any) -> Document | None:
-        try:
-            async with asyncio.timeout(HANDED_OVER_SECONDS):
-                answer = await response
-        except (TimeoutError, RayError, RayServeException) as lost:
-            raise WorkerLostError(
-                "the part of this service that searches is not there now", remedy="try again"
-            ) from lost
-        if isinstance(answer, PlanRefused):
-            raise answer.error
-        return None if answer is None else dict(answer)
+        search = await _ask(self._handle.cancel, search_id, does="searches")
+        return None if search is None else dict(search)
 
 
 class ValidationsDeployment:
@@ -376,12 +342,14 @@ class ValidationsDeployment:
         self._validating = ValidationRunner(self._history, settings, conditions_of(settings), torches=torches)
         self._validating.begin()
 
-    async def start(self, request: Mapping[str, Any]) -> dict[str, Any] | PlanRefused:
-        """The validation as it was stored. Refusals travel as values: an exception would arrive wrapped."""
-        try:
-            return await asyncio.to_thread(self._start, request)
-        except PlannerError as error:
-            return PlanRefused(error)
+    @_refusals_as_values
+    async def start(self, request: Mapping[str, Any]) -> Document:
+        """The validation as it was stored."""
+
+        def start() -> Document:
+            return requests.validation_json(self._validating.start(requests.from_json(request)))
+
+        return await asyncio.to_thread(start)
 
     async def process(self) -> int:
         """Its process id."""
@@ -392,22 +360,6 @@ class ValidationsDeployment:
             self._validating.close()
             self._history.close()
 
-    def _start(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return requests.validation_json(self._validating.start(requests.from_json(request)))
-
-
-def validations_application(settings: Settings, torches: TorchVersions = ONLY_OWN) -> Any:
-    """To be bound into the application as the argument from which :class:`ValidationsHandle` is made."""
-    deployment = serve.deployment(
-        name="Validations",
-        num_replicas=1,
-        max_ongoing_requests=100,
-        graceful_shutdown_timeout_s=2 * STOP_SECONDS,
-        graceful_shutdown_wait_loop_s=0.5,
-        ray_actor_options={"num_cpus": 0.1},
-    )(ValidationsDeployment)
-    return deployment.bind(settings, torches)
-
 
 class ValidationsHandle:
     """The deployment as a replica of the service sees it."""
@@ -415,23 +367,9 @@ class ValidationsHandle:
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
 
-    async def start(self, asked: requests.Request) -> dict[str, Any]:
+    async def start(self, asked: requests.Request) -> Document:
         """The validation as it was stored: pending, or refused by the cluster.
 
         Raises BusyError, HistoryError, and WorkerLostError if the deployment is not there.
         """
-        try:
-            async with asyncio.timeout(HANDED_OVER_SECONDS):
-                answer = await self._handle.start.remote(requests.to_json(asked))
-        except (TimeoutError, RayError, RayServeException) as lost:
-            raise WorkerLostError(
-                "the part of this service that measures is not there now", remedy="try again"
-            ) from lost
-        if isinstance(answer, PlanRefused):
-            raise answer.error
-        return dict(answer)
-
-    async def process(self) -> int:
-        """The process id of the deployment."""
-        found: int = await self._handle.process.remote()
-        return found
+        return dict(await _ask(self._handle.start, requests.to_json(asked), does="measures"))

@@ -19,8 +19,9 @@ from planner.report.statement import Plan, to_json
 from planner.runtime.limits import Limits
 from planner.service.errors import WorkerLostError
 from planner.service.orders import PlanRefused, WorkerResult, order_of
+from planner.service.scheduling import worker_pool
 from planner.service.scheduling.tracing_worker import MOST_OTHERS, TorchServers, TracingWorker
-from planner.service.scheduling.worker_pool import SLACK_SECONDS, START_SECONDS, Lease
+from planner.service.scheduling.worker_pool import SLACK_SECONDS, START_SECONDS
 from planner.service.torch_versions import ONLY_OWN, OfferedTorch, TorchVersions, read_torch_versions
 from planner.tracing.isolated import Isolation
 from planner.truth.calibration.interval import Calibration
@@ -109,19 +110,19 @@ def test_a_failure_with_one_torch_is_none_with_another(run_stack: StackRunner) -
 
 
 def test_work_goes_to_a_worker_that_has_loaded_its_torch_and_waits_longer_for_one_that_has_not(
-    run_stack: StackRunner,
+    run_stack: StackRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = older(4), older(7)
 
     async def story(stack: ServiceStack) -> None:
-        workers = stack.tracers._workers
         seen: list[tuple[int, float]] = []
 
-        async def look(lease: Lease) -> None:
-            seen.append((stack.pool.workers.index(lease.worker), lease.slack_seconds))  # type: ignore[arg-type]
+        async def look(member: worker_pool._Member, method: str, seconds: float, *, most_seconds: float) -> None:  # noqa: ARG001
+            seen.append((stack.pool.workers.index(member.worker), most_seconds))  # type: ignore[arg-type]
 
+        monkeypatch.setattr(worker_pool._Member, "call", look)
         for torch in (first, second, second, first, ""):
-            await workers.run(look, torch=torch)
+            await stack.tracers._workers.call("plan", seconds=0.0, torch=torch)
 
         loading = SLACK_SECONDS + START_SECONDS
         one, other = seen[0][0], seen[1][0]

@@ -9,21 +9,20 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from planner.errors import PlannerError
 from planner.job.layout import Mesh, rank_classes
-from planner.report.program_statement import ProgramStatement
-from planner.report.statement import Plan
-from planner.runtime.limits import Limit, LimitExceededError
-from planner.service.errors import BusyError, TraceLimitError, WorkerLostError, trace_limit_error
+from planner.runtime.limits import Limit
+from planner.service.errors import BusyError, WorkerLostError, trace_limit_error
 from planner.service.history.plan_table import document_text
 from planner.service.history.store import History, Retention
 from planner.service.orders import Order, Outcome, PlanMade, PlanRefused, RunOrder, WorkerResult
 from planner.service.plan_provider import KnownPlan, RememberedFailures
 from planner.service.scheduling.search_runner import SearchGroups
-from planner.service.scheduling.worker_pool import Lease, Workers
+from planner.service.scheduling.worker_pool import Workers
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 
@@ -41,22 +40,15 @@ class _Entry:
     """A plan in the making. `outcome` may be there before the work is: a trace is stored after its plan is told."""
 
     order: Order | RunOrder
-    keep: bool
-    outcome: asyncio.Future[Outcome]
+    began: float
+    keep: bool = False
+    outcome: asyncio.Future[Outcome] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     task: asyncio.Task[None] | None = None
     waiting: int = 0
-    began: float = 0.0
     started: bool = False
 
-
-@dataclass(slots=True)
-class _Counts:
-    traced: int = 0
-    deduplicated: int = 0
-    refused_busy: int = 0
-    killed_time: int = 0
-    killed_memory: int = 0
-    mean_seconds: float = 5.0
+    def start(self) -> None:
+        self.started = True
 
 
 class PlanScheduler:
@@ -74,7 +66,10 @@ class PlanScheduler:
         self._torches = torches
         self._entries: dict[str, _Entry] = {}
         self._held: dict[str, tuple[float, Outcome]] = {}
-        self._counts = _Counts()
+        self._totals = dict.fromkeys(
+            ("traced_total", "deduplicated_total", "refused_busy_total", "killed_time_total", "killed_memory_total"), 0
+        )
+        self._mean_seconds = 5.0
         self._failures = RememberedFailures(settings, history)
         self._forgetting: asyncio.Task[None] | None = None
         self._ending = False
@@ -90,18 +85,40 @@ class PlanScheduler:
         """As :class:`planner.service.orders.PlanMaker` says."""
         if self._ending:
             return PlanRefused(_ending())
-        held = self._taken_from_held(order.plan_id)
-        if held is not None:
-            return held
+        now = self._now()
+        self._held = {name: held for name, held in self._held.items() if held[0] >= now}
+        if (held := self._held.pop(order.plan_id, None)) is not None:
+            return held[1]
         entry = self._entries.get(order.plan_id)
         if entry is not None:
-            self._counts.deduplicated += 1
+            self._totals["deduplicated_total"] += 1
         elif len(self._entries) >= self._workers.count + self._settings.trace_queue:
-            self._counts.refused_busy += 1
-            return PlanRefused(self._busy())
+            self._totals["refused_busy_total"] += 1
+            turns = len(self._entries) / max(self._workers.count, 1)
+            return PlanRefused(
+                BusyError(
+                    f"{len(self._entries)} jobs are being planned or wait for it",
+                    allowed=f"{self._workers.count} at once and {self._settings.trace_queue} that wait",
+                    remedy="try again later",
+                    retry_after_seconds=min(max(math.ceil(turns * self._mean_seconds), 1), MOST_RETRY_SECONDS),
+                )
+            )
         else:
-            entry = self._begin(order)
-        return await self._wait(entry, seconds, keep)
+            entry = _Entry(order, began=now)
+            same_trace = [other for other in self._entries.values() if other.order.trace_id == order.trace_id]
+            self._entries[order.plan_id] = entry
+            entry.task = asyncio.create_task(self._work(entry, same_trace), name=order.plan_id)
+        entry.waiting += 1
+        entry.keep = entry.keep or keep
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(entry.outcome)
+        except TimeoutError:
+            return None
+        finally:
+            entry.waiting -= 1
+            if not entry.waiting and not entry.keep and not entry.outcome.done():
+                self._abandon(entry)
 
     @property
     def entry_count(self) -> int:
@@ -110,18 +127,13 @@ class PlanScheduler:
 
     def state(self) -> dict[str, int]:
         """Figures for metrics: how many there are now, and how many there were since the start."""
-        waiting = sum(not each.started for each in self._entries.values())
         return {
             "workers": self._workers.alive,
             "busy": self._workers.busy,
-            "waiting": waiting,
-            "traced_total": self._counts.traced,
+            "waiting": sum(not entry.started for entry in self._entries.values()),
             "retried_total": self._workers.retried,
-            "killed_time_total": self._counts.killed_time,
-            "killed_memory_total": self._counts.killed_memory,
             "killed_abandoned_total": self._workers.abandoned,
-            "deduplicated_total": self._counts.deduplicated,
-            "refused_busy_total": self._counts.refused_busy,
+            **self._totals,
         }
 
     async def finish(self, seconds: float | None = None) -> None:
@@ -138,31 +150,14 @@ class PlanScheduler:
             self._forgetting.cancel()
         self._workers.close()
 
-    def _begin(self, order: Order | RunOrder) -> _Entry:
-        entry = _Entry(order, keep=False, outcome=asyncio.get_running_loop().create_future(), began=self._now())
-        same_trace = [each for each in self._entries.values() if each.order.trace_id == order.trace_id]
-        self._entries[order.plan_id] = entry
-        entry.task = asyncio.create_task(self._work(entry, same_trace), name=order.plan_id)
-        return entry
-
-    async def _wait(self, entry: _Entry, seconds: float | None, keep: bool) -> Outcome | None:
-        entry.waiting += 1
-        entry.keep = entry.keep or keep
-        try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.shield(entry.outcome)
-        except TimeoutError:
-            return None
-        finally:
-            entry.waiting -= 1
-            if not entry.waiting and not entry.keep and not entry.outcome.done():
-                self._abandon(entry)
-
     def _abandon(self, entry: _Entry) -> None:
-        if self._entries.get(entry.order.plan_id) is entry:
-            del self._entries[entry.order.plan_id]
+        self._remove(entry)
         if entry.task is not None:
             entry.task.cancel()
+
+    def _remove(self, entry: _Entry) -> None:
+        if self._entries.get(entry.order.plan_id) is entry:
+            del self._entries[entry.order.plan_id]
 
     async def _work(self, entry: _Entry, same_trace: list[_Entry]) -> None:
         """Never raises but when it is cancelled: whatever happens is the outcome."""
@@ -170,11 +165,9 @@ class PlanScheduler:
             for other in same_trace:  # under another calibration: then the trace is in the store
                 if other.task is not None:
                     await asyncio.wait({other.task})
-            if isinstance(entry.order, RunOrder):
-                torch = self._torches.loaded_for(entry.order.request.torch)
-                await self._workers.run(lambda lease: self._run_program(lease, entry), torch=torch)
-            else:
-                await self._make_plan(entry, entry.order)
+            await (
+                self._run(entry, entry.order) if isinstance(entry.order, RunOrder) else self._plan(entry, entry.order)
+            )
         except PlannerError as error:
             self._tell(entry, PlanRefused(error))
         except asyncio.CancelledError:
@@ -186,47 +179,30 @@ class PlanScheduler:
                 entry.outcome.set_exception(fault)
                 entry.outcome.exception()  # there may be nobody to whom it is news
         finally:
-            await self._remember_failure(entry)
-            if self._entries.get(entry.order.plan_id) is entry:
-                del self._entries[entry.order.plan_id]
-
-    async def _remember_failure(self, entry: _Entry) -> None:
-        """While the entry is still there: whoever asks now waits for it, and whoever comes later finds it stored."""
-        if not entry.outcome.done() or entry.outcome.cancelled() or entry.outcome.exception() is not None:
-            return
-        outcome = entry.outcome.result()
-        if isinstance(outcome, PlanRefused):
-            await asyncio.shield(asyncio.to_thread(self._failures.remember, entry.order, outcome.error))
+            # While the entry is still there: who asks now waits for it, and who comes later finds the failure stored.
+            done = entry.outcome.done() and not entry.outcome.cancelled() and entry.outcome.exception() is None
+            if done and isinstance(refused := entry.outcome.result(), PlanRefused):
+                await asyncio.shield(asyncio.to_thread(self._failures.remember, entry.order, refused.error))
+            self._remove(entry)
 
     def _tell(self, entry: _Entry, outcome: Outcome) -> None:
         if entry.outcome.done():
             return
         entry.outcome.set_result(outcome)
-        if not entry.waiting and self._is_nowhere_else(entry.order, outcome):
+        if isinstance(outcome, PlanRefused):
+            nowhere_else = not isinstance(outcome.error, BusyError | WorkerLostError)
+        else:
+            nowhere_else = entry.order.runs_code or not outcome.stored
+        if not entry.waiting and nowhere_else:
             self._held[entry.order.plan_id] = self._now() + HELD_SECONDS, outcome
 
-    def _is_nowhere_else(self, order: Order | RunOrder, outcome: Outcome) -> bool:
-        if isinstance(outcome, PlanRefused):
-            return not isinstance(outcome.error, BusyError | WorkerLostError)
-        return order.runs_code or not outcome.stored
-
-    def _taken_from_held(self, plan_id: str) -> Outcome | None:
-        now = self._now()
-        for name in [name for name, (until, _) in self._held.items() if until < now]:
-            del self._held[name]
-        return self._held.pop(plan_id, (0.0, None))[1]
-
-    async def _run_program(self, lease: Lease, entry: _Entry) -> None:
+    async def _run(self, entry: _Entry, order: RunOrder) -> None:
         """All of its ranks on one worker, one after the other."""
-        assert isinstance(entry.order, RunOrder)
-        if entry.outcome.done():  # a worker died after the run was told
-            return
-        entry.started = True
-        self._counts.traced += 1
-        found = await lease.call("run", entry.order, seconds=entry.order.seconds)
-        await self._store_and_tell_result(entry, found)
+        self._totals["traced_total"] += 1
+        result = await self._call(entry, order.seconds, order.request.torch, "run", order)
+        await self._store_and_tell(entry, result)
 
-    async def _make_plan(self, entry: _Entry, order: Order) -> None:
+    async def _plan(self, entry: _Entry, order: Order) -> None:
         if not order.runs_code:
             text, texts = await self._from_store(order)
             if text is not None:
@@ -234,41 +210,29 @@ class PlanScheduler:
                 return
             if texts and await self._judge(entry, order, texts):
                 return
-        representatives = [each.representative for each in rank_classes(Mesh.of(order.job.parallel))]
-        self._counts.traced += 1
-        if len(representatives) == 1:
-            torch = self._torches.loaded_for(order.job.software.torch)
-            await self._workers.run(lambda lease: self._plan_in_one_child(lease, entry, order), torch=torch)
-            return
-        traced = await self._trace_classes(entry, order, representatives)
-        await self._judge(entry, order, traced)
-        if not order.runs_code:
-            await self._store_traces(order, traced)
-
-    async def _plan_in_one_child(self, lease: Lease, entry: _Entry, order: Order) -> None:
-        """One rank class: traced, judged and advised in one child, for the trace need not travel."""
-        entry.started = True
-        if entry.outcome.done():  # a worker died after the plan was told
-            return
-        found = await lease.call("plan", order, seconds=self._seconds(order))
-        await self._store_and_tell_result(entry, found)
-        if isinstance(found, WorkerResult) and found.traces and not order.runs_code:
-            await self._store_traces(order, found.traces)
+        representatives = [rank_class.representative for rank_class in rank_classes(Mesh.of(order.job.parallel))]
+        self._totals["traced_total"] += 1
+        if len(representatives) == 1:  # traced, judged and advised in one child, for the trace need not travel
+            result = await self._call_for(entry, order, "plan", order)
+            await self._store_and_tell(entry, result)
+            texts = result.traces if result is not None else {}
+        else:
+            texts = await self._trace_classes(entry, order, representatives)
+            if not await self._judge(entry, order, texts):
+                raise ChildProcessError("the traces of a plan cannot be read")
+        if texts and not order.runs_code:
+            try:
+                await asyncio.shield(asyncio.to_thread(self._history.traces.put_texts, order.trace_id, texts))
+            except PlannerError as error:
+                _log.warning("the trace of plan %s is not stored: %s", order.plan_id, error)
 
     async def _judge(self, entry: _Entry, order: Order, texts: Mapping[int, str]) -> bool:
-        torch = self._torches.loaded_for(order.job.software.torch)
-        return await self._workers.run(lambda lease: self._judge_on(lease, entry, order, texts), torch=torch)
-
-    async def _judge_on(self, lease: Lease, entry: _Entry, order: Order, texts: Mapping[int, str]) -> bool:
         """Whether the traces could be read."""
-        entry.started = True
-        if entry.outcome.done():
-            return True
-        found = await lease.call("judge", order, texts, seconds=self._seconds(order))
-        if found is None:
+        result = await self._call_for(entry, order, "judge", order, texts)
+        if result is None:
             _log.warning("the stored trace of %s is damaged; traced anew", order.plan_id)
             return False
-        await self._store_and_tell_result(entry, found)
+        await self._store_and_tell(entry, result)
         return True
 
     async def _trace_classes(self, entry: _Entry, order: Order, representatives: list[int]) -> dict[int, str]:
@@ -277,78 +241,71 @@ class PlanScheduler:
         What a class falls into, because shards do not divide, is traced when its first rank has found that out.
         """
         places = asyncio.Semaphore(self._workers.count)
-        torch = self._torches.loaded_for(order.job.software.torch)
         texts: dict[int, str] = {}
         errors: list[PlannerError] = []
-
-        async def work(lease: Lease, rank: int) -> WorkerResult | PlanRefused:
-            entry.started = True
-            found: WorkerResult | PlanRefused = await lease.call("trace", order.job, rank, seconds=self._seconds(order))
-            return found
 
         async def trace_class(rank: int) -> None:
             async with places:
                 if errors:
                     return
                 try:
-                    found = await self._workers.run(lambda lease: work(lease, rank), torch=torch)
+                    result = await self._call_for(entry, order, "trace", order.job, rank)
                 except PlannerError as error:
-                    found = PlanRefused(error)
-            if isinstance(found, WorkerResult) and found.exceeded is not None:
-                found = PlanRefused(self._limit_error(found.exceeded))
-            if isinstance(found, PlanRefused):
-                errors.append(found.error)
-                self._tell(entry, found)
-                return
-            texts.update(found.traces)
-            await asyncio.gather(*(trace_class(each) for each in found.further))
+                    errors.append(error)
+                    self._tell(entry, PlanRefused(error))
+                    return
+            assert result is not None
+            texts.update(result.traces)
+            await asyncio.gather(*map(trace_class, result.further))
 
-        await asyncio.gather(*(trace_class(rank) for rank in representatives))
+        await asyncio.gather(*map(trace_class, representatives))
         if errors:
             raise errors[0]
         return texts
 
-    async def _store_and_tell_result(self, entry: _Entry, found: WorkerResult | PlanRefused) -> None:
-        """Raises TraceLimitError where a limit was exceeded before there was a plan."""
-        if isinstance(found, PlanRefused):
-            self._tell(entry, found)
-            return
-        made = found.plan or found.run
-        if found.exceeded is not None:
-            error = self._limit_error(found.exceeded)
-            if made is None:
+    async def _call_for(self, entry: _Entry, order: Order, method: str, *arguments: Any) -> WorkerResult | None:
+        seconds = self._settings.trace_seconds + (CODE_START_SECONDS if order.runs_code else 0.0)
+        return await self._call(entry, seconds, order.job.software.torch, method, *arguments)
+
+    async def _call(
+        self, entry: _Entry, seconds: float, torch: str, method: str, *arguments: Any
+    ) -> WorkerResult | None:
+        """What a worker brings about. Raises its refusal, and TraceLimitError where a limit was exceeded before there
+        was a plan."""
+        result: WorkerResult | PlanRefused | None = await self._workers.call(
+            method, *arguments, seconds=seconds, torch=self._torches.loaded_for(torch), on_start=entry.start
+        )
+        if isinstance(result, PlanRefused):
+            raise result.error
+        if result is not None and result.exceeded is not None:
+            by_time = result.exceeded.limit is Limit.SECONDS
+            self._totals["killed_time_total" if by_time else "killed_memory_total"] += 1
+            error = trace_limit_error(result.exceeded)
+            if result.plan is None and result.run is None:
                 raise error
             _log.warning("plan %s goes without advice: %s", entry.order.plan_id, error.problem)
-        if made is not None:
-            await self._store_and_tell(entry, made)
+        return result
 
-    def _limit_error(self, exceeded: LimitExceededError) -> TraceLimitError:
-        if exceeded.limit is Limit.SECONDS:
-            self._counts.killed_time += 1
-        else:
-            self._counts.killed_memory += 1
-        return trace_limit_error(exceeded)
+    async def _store_and_tell(self, entry: _Entry, result: WorkerResult | None) -> None:
+        made = None if result is None else result.plan or result.run
+        if made is None:
+            return
 
-    async def _store_and_tell(self, entry: _Entry, plan: Plan | ProgramStatement) -> None:
+        def store() -> PlanMade:
+            text = document_text(made)
+            try:
+                self._history.plans.put(made)
+            except PlannerError as error:
+                _log.error(
+                    "plan %s is answered but not stored: %s", made.plan_id, error, extra={"plan_id": made.plan_id}
+                )
+                return PlanMade(text=text, stored=False)
+            return PlanMade(text=text)
+
         # Whoever waited may go in this moment: the plan is stored all the same.
-        text, stored = await asyncio.shield(asyncio.to_thread(self._store_plan, plan))
-        self._counts.mean_seconds += (self._now() - entry.began - self._counts.mean_seconds) / 8
-        self._tell(entry, PlanMade(text=text, stored=stored))
-
-    def _store_plan(self, plan: Plan | ProgramStatement) -> tuple[str, bool]:
-        text = document_text(plan)
-        try:
-            self._history.plans.put(plan)
-        except PlannerError as error:
-            _log.error("plan %s is answered but not stored: %s", plan.plan_id, error, extra={"plan_id": plan.plan_id})
-            return text, False
-        return text, True
-
-    async def _store_traces(self, order: Order, texts: Mapping[int, str]) -> None:
-        try:
-            await asyncio.shield(asyncio.to_thread(self._history.traces.put_texts, order.trace_id, texts))
-        except PlannerError as error:
-            _log.warning("the trace of plan %s is not stored: %s", order.plan_id, error)
+        outcome = await asyncio.shield(asyncio.to_thread(store))
+        self._mean_seconds += (self._now() - entry.began - self._mean_seconds) / 8
+        self._tell(entry, outcome)
 
     async def _from_store(self, order: Order) -> tuple[str | None, Mapping[int, str]]:
         """The plan, or the traces from which it can be judged; nothing where the store does not answer."""
@@ -366,18 +323,6 @@ class PlanScheduler:
         except (PlannerError, zlib.error) as error:
             _log.warning("nothing is read of plan %s: %s", order.plan_id, error)
             return None, {}
-
-    def _seconds(self, order: Order) -> float:
-        return self._settings.trace_seconds + (CODE_START_SECONDS if order.runs_code else 0.0)
-
-    def _busy(self) -> BusyError:
-        turns = len(self._entries) / max(self._workers.count, 1)
-        return BusyError(
-            f"{len(self._entries)} jobs are being planned or wait for it",
-            allowed=f"{self._workers.count} at once and {self._settings.trace_queue} that wait",
-            remedy="try again later",
-            retry_after_seconds=min(max(math.ceil(turns * self._counts.mean_seconds), 1), MOST_RETRY_SECONDS),
-        )
 
     async def _forget_now_and_then(self) -> None:
         keep = Retention(age=timedelta(days=self._settings.retention_days), plans=self._settings.retention_plans)

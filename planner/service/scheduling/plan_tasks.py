@@ -25,7 +25,8 @@ from planner.tracing.isolated import Isolation
 from planner.units import MIB, show_bytes
 
 PLAN, TRACES, FURTHER, UNREADABLE = "plan", "traces", "further", "unreadable"
-"""Parts of the answer: a plan, traces as text by rank, ranks to be traced besides, that stored traces are damaged."""
+"""Parts of the answer, named as the fields of WorkerResult: a plan, traces as text by rank, ranks to be traced besides;
+and that stored traces are damaged."""
 MOST_STATEMENT_BYTES = MIB
 """Of a run, which the history keeps and everybody may read: one of 16 ranks and 30 iterations has 300 KiB."""
 RUN = "run"
@@ -39,22 +40,22 @@ def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
         made = pipeline.plan_with_traces(order.job, order.calibration, source=TraceSource(isolation))
     _answer_plan(order, made, isolation, answer)
     if not order.runs_code:
-        texts = {each.rank_class.representative: rank_trace.dumps(each.trace) for each in made.traces}
+        texts = {ranks.rank_class.representative: rank_trace.dumps(ranks.trace) for ranks in made.traces}
         answer.write(TRACES, pickle.dumps(texts))
 
 
 def trace_rank(argument: tuple[Job, int, Isolation], answer: AnswerWriter) -> None:
     """Answer the trace of one rank, and which ranks of its class do otherwise."""
     job, rank, isolation = argument
-    found = TraceSource(isolation).trace_rank(job, rank)
+    trace = TraceSource(isolation).trace_rank(job, rank)
     parts = [
         part.representative
-        for each in rank_classes(Mesh.of(job.parallel))
-        if each.representative == rank
-        for part in pipeline.parts_of_class(job, each, found)
+        for rank_class in rank_classes(Mesh.of(job.parallel))
+        if rank_class.representative == rank
+        for part in pipeline.parts_of_class(job, rank_class, trace)
     ]
     answer.write(FURTHER, pickle.dumps(tuple(parts[1:])))
-    answer.write(TRACES, pickle.dumps({rank: rank_trace.dumps(found)}))
+    answer.write(TRACES, pickle.dumps({rank: rank_trace.dumps(trace)}))
 
 
 def judge_traces(argument: tuple[Order, Mapping[int, str], Isolation], answer: AnswerWriter) -> None:
@@ -79,7 +80,7 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
         host_memory_bytes=asked.host_memory_bytes, torch=asked.torch,
     )  # fmt: skip
     try:
-        found = judge_program(work)
+        statement = judge_program(work)
     except (PlannerError, MemoryError):
         raise
     except Exception as error:  # its allocations are attested, but what it says of them may contradict itself
@@ -89,7 +90,7 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
             remedy="if it does, report this, and the program if you may",
             place=asked.line.program,
         ) from error
-    named = replace(found, plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
+    named = replace(statement, plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
     refuse_large(named)
     answer.write(RUN, pickle.dumps(named))
 
@@ -115,10 +116,10 @@ def _answer_plan(order: Order, made: PlanningResult, isolation: Isolation, answe
     if made.plan.verdict is not Verdict.EXCEEDS:
         return
     try:
-        found = add_advice(made, order.job, order.calibration, source=source)
+        advised = add_advice(made, order.job, order.calibration, source=source)
     except PlannerError:
         return
-    answer.write(PLAN, pickle.dumps(found.plan))
+    answer.write(PLAN, pickle.dumps(advised.plan))
 
 
 @contextmanager

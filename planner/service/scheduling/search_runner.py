@@ -8,10 +8,9 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Protocol
 
 from planner.errors import PlannerError
@@ -31,7 +30,7 @@ from planner.service.history.records import Search, SearchState
 from planner.service.history.store import History
 from planner.service.orders import PlanRefused
 from planner.service.plan_provider import CalibrationInUse
-from planner.service.scheduling.worker_pool import Lease, Workers
+from planner.service.scheduling.worker_pool import Workers
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 from planner.truth.calibration.interval import Calibration
@@ -76,19 +75,15 @@ class SearchGroups:
             task.cancel()
 
     async def _plan(self, group: Group) -> tuple[Answer, ...]:
-        classes = len(rank_classes(Mesh.of(group.jobs[0].parallel)))
-
-        async def work(lease: Lease) -> tuple[Answer, ...] | PlanRefused:
-            seconds = classes * self._class_seconds
-            found: tuple[Answer, ...] | PlanRefused = await lease.call("search", group, seconds=seconds)
-            return found
-
+        job = group.jobs[0]
         try:
-            torch = self._torches.loaded_for(group.jobs[0].software.torch)
-            found = await self._workers.run(work, behind=True, torch=torch)
+            answers: tuple[Answer, ...] | PlanRefused = await self._workers.call(
+                "search", group, seconds=len(rank_classes(Mesh.of(job.parallel))) * self._class_seconds,
+                torch=self._torches.loaded_for(job.software.torch), behind=True,
+            )  # fmt: skip
         except WorkerLostError as lost:
-            return (Refused(lost.problem),) * len(group.jobs)
-        return (Refused(found.error.problem),) * len(group.jobs) if isinstance(found, PlanRefused) else found
+            answers = PlanRefused(lost)
+        return (Refused(answers.error.problem),) * len(group.jobs) if isinstance(answers, PlanRefused) else answers
 
 
 def _ending() -> WorkerLostError:
@@ -126,12 +121,13 @@ class GroupsOnCluster:
 
     def submit(self, jobs: Sequence[Job], *, whole: bool = False) -> Future[tuple[Answer, ...]]:
         group = Group(tuple(jobs), self._calibration, whole=whole)
-        return asyncio.run_coroutine_threadsafe(self._until_over(lambda: self._planner.plan_group(group)), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._plan_until_over(group), self._loop)
 
-    async def _until_over(self, ask: Callable[[], Awaitable[tuple[Answer, ...]]]) -> tuple[Answer, ...]:
+    async def _plan_until_over(self, group: Group) -> tuple[Answer, ...]:
         if self.is_over:
             raise OutOfTimeError
-        work, stop = asyncio.ensure_future(ask()), asyncio.ensure_future(self._stop.wait())
+        work = asyncio.ensure_future(self._planner.plan_group(group))
+        stop = asyncio.ensure_future(self._stop.wait())
         try:
             left = self._deadline - self._loop.time()
             await asyncio.wait({work, stop}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -162,7 +158,7 @@ class SearchRunner:
         history: History,
         settings: Settings,
         planner: GroupPlanner,
-        worker_count: Callable[[], Awaitable[int]],
+        worker_count: Callable[[], Coroutine[Any, Any, int]],
         torches: TorchVersions = ONLY_OWN,
     ) -> None:
         """To be made on the loop."""
@@ -199,10 +195,10 @@ class SearchRunner:
         versions = self._torches.nearest(request.job.software.torch).versions
         search_id = request.search_id(identity.search_scope(calibration, versions))
         with self._lock:
-            found = self._history.searches.get(search_id)
+            stored = self._history.searches.get(search_id)
             is_code = bool(request.job.model.factory)
-            if found is not None and (search_id in self._open or (found.state is SearchState.DONE and not is_code)):
-                return found
+            if stored is not None and (search_id in self._open or (stored.state is SearchState.DONE and not is_code)):
+                return stored
             if len(self._open) >= self._settings.search_queue + self._settings.searches_at_once:
                 raise BusyError(
                     f"{len(self._open)} searches run or wait already",
@@ -217,7 +213,7 @@ class SearchRunner:
             state=SearchState.PENDING,
             asked_at=datetime.now(UTC),
             request=requests.to_json(request),
-            document=of_result(empty, request.top),
+            document=_result_json(empty, request.top),
         )
         try:
             self._history.searches.put(waiting, known)
@@ -237,25 +233,25 @@ class SearchRunner:
                 self._cancelled.add(search_id)
                 if (groups := self._open[search_id]) is not None:
                     groups.stop()
-        found = self._history.searches.get(search_id)
-        if not waits or found is None:
-            return found
+        search = self._history.searches.get(search_id)
+        if not waits or search is None:
+            return search
         self._close(search_id)
-        return self._keep(_over(found, SearchState.STOPPED, stopped="cancelled"))
+        return self._keep(_over(search, SearchState.STOPPED, stopped="cancelled"))
 
     def close(self) -> None:
         """End what runs: it goes on when it is asked for again."""
         self._ending = True
         with self._lock:
-            running = [each for each in self._open.values() if each is not None]
-        for each in running:
-            each.stop()
+            running = [groups for groups in self._open.values() if groups is not None]
+        for groups in running:
+            groups.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, waiting: Search, request: SearchRequest, calibration: Calibration, stored: dict[str, Any]) -> None:
+    def _run(self, waiting: Search, request: SearchRequest, calibration: Calibration, known: dict[str, Any]) -> None:
         began = time.monotonic()
         try:
-            ended = self._outcome(waiting, request, calibration, stored)
+            ended = self._outcome(waiting, request, calibration, known)
         finally:
             self._close(waiting.search_id)
         _log.info(
@@ -270,49 +266,72 @@ class SearchRunner:
             self._cancelled.discard(search_id)
 
     def _outcome(
-        self, waiting: Search, request: SearchRequest, calibration: Calibration, stored: dict[str, Any]
+        self, waiting: Search, request: SearchRequest, calibration: Calibration, known: dict[str, Any]
     ) -> Search:
         """How it ended, stored. Never raises: whatever happens is the outcome."""
+        search_id = waiting.search_id
         running = dataclasses.replace(waiting, state=SearchState.RUNNING)
         try:
-            plans = KnownAnswers(self._groups(request, calibration, waiting.search_id), exact_plans.from_json(stored))
-            with _Telling(self._history, running, plans, request.top) as telling:
-                found = search(
+            # As many groups at a time as there are workers but one, which is left for jobs.
+            count = asyncio.run_coroutine_threadsafe(self._worker_count(), self._loop).result()
+            groups = GroupsOnCluster(
+                self._planner, self._loop, calibration, processes=max(1, count - 1), seconds=request.seconds
+            )
+            with self._lock:
+                self._open[search_id] = groups
+                if search_id in self._cancelled or self._ending:
+                    groups.stop()
+            plans = KnownAnswers(groups, exact_plans.from_json(known))
+            with self._storing(running, plans, request.top) as watch:
+                result = search(
                     request.space(), plans, objective=request.objective, top=request.top, time_left=request.seconds,
-                    watch=telling,
+                    watch=watch,
                 )  # fmt: skip
-            if found.stopped:
-                found.stopped = self._why_stopped(waiting.search_id, found.stopped)
-            document = of_result(found, request.top)
-            ended = dataclasses.replace(running, document=document, finished_at=datetime.now(UTC),
-                                        state=SearchState.STOPPED if found.stopped else SearchState.DONE)  # fmt: skip
+            if result.stopped:
+                with self._lock:
+                    cancelled = search_id in self._cancelled
+                result.stopped = "cancelled" if cancelled else "interrupted" if self._ending else result.stopped
+            ended = dataclasses.replace(
+                running, document=_result_json(result, request.top), finished_at=datetime.now(UTC),
+                state=SearchState.STOPPED if result.stopped else SearchState.DONE,
+            )  # fmt: skip
             return self._keep(ended, exact_plans.to_json(plans.known))
         except WorkerLostError as error:
             return self._keep(_over(running, SearchState.STOPPED, stopped="interrupted", error=error))
         except PlannerError as error:
             return self._keep(_over(running, SearchState.REFUSED, error=error))
         except Exception as error:
-            _log.exception("search %s: a fault of planner itself", waiting.search_id)
+            _log.exception("search %s: a fault of planner itself", search_id)
             fault = PlannerError(f"a fault of planner itself: {error!r:.300}", remedy="see the service's log")
             return self._keep(_over(running, SearchState.FAILED, error=fault))
 
-    def _groups(self, request: SearchRequest, calibration: Calibration, search_id: str) -> GroupsOnCluster:
-        """As many groups at a time as there are workers but one, which is left for jobs."""
-        count = asyncio.run_coroutine_threadsafe(_awaited(self._worker_count()), self._loop).result()
-        groups = GroupsOnCluster(
-            self._planner, self._loop, calibration, processes=max(1, count - 1), seconds=request.seconds
-        )
-        with self._lock:
-            self._open[search_id] = groups
-            if search_id in self._cancelled or self._ending:
-                groups.stop()
-        return groups
+    @contextlib.contextmanager
+    def _storing(self, running: Search, plans: KnownAnswers, top: int) -> Iterator[Callable[[SearchResult], None]]:
+        """Gives the watch of a search: what it is told is stored by a thread, every moment in which there is news."""
+        news, over = running, threading.Event()
 
-    def _why_stopped(self, search_id: str, stopped: str) -> str:
-        with self._lock:
-            if search_id in self._cancelled:
-                return "cancelled"
-        return "interrupted" if self._ending else stopped
+        def watch(result: SearchResult) -> None:
+            nonlocal news  # written here, in the thread of the search, which changes the result
+            news = dataclasses.replace(running, document=_result_json(result, top))
+
+        def store() -> None:
+            stored: Search | None = None
+            while not over.wait(TELL_SECONDS):
+                if (latest := news) is stored:
+                    continue
+                try:
+                    self._history.searches.put(latest, exact_plans.to_json(plans.known))
+                    stored = latest
+                except HistoryUnavailableError as error:
+                    _log.warning("search %s goes on, and is not stored now: %s", latest.search_id, error)
+
+        thread = threading.Thread(target=store, daemon=True)
+        thread.start()
+        try:
+            yield watch
+        finally:
+            over.set()
+            thread.join()
 
     def _keep(self, ended: Search, answers: dict[str, Any] | None = None) -> Search:
         try:
@@ -322,57 +341,14 @@ class SearchRunner:
         return ended
 
 
-class _Telling:
-    """Stores what is known by now, every moment in which there is news; to be used as a context."""
-
-    def __init__(self, history: History, running: Search, plans: KnownAnswers, top: int) -> None:
-        self._history, self._search, self._plans, self._top = history, running, plans, top
-        self._news = running
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._store_on, daemon=True)
-
-    def __enter__(self) -> _Telling:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def __call__(self, result: SearchResult) -> None:
-        """In the thread of the search, which changes the result."""
-        self._news = dataclasses.replace(self._search, document=of_result(result, self._top))
-
-    def _store_on(self) -> None:
-        stored: Search | None = None
-        while not self._over.wait(TELL_SECONDS):
-            news = self._news
-            if news is stored:
-                continue
-            try:
-                self._history.searches.put(news, exact_plans.to_json(self._plans.known))
-                stored = news
-            except HistoryUnavailableError as error:
-                _log.warning("search %s goes on, and is not stored now: %s", news.search_id, error)
-
-
-async def _awaited(count: Awaitable[int]) -> int:
-    return await count
-
-
 def _over(search: Search, state: SearchState, stopped: str = "", error: PlannerError | None = None) -> Search:
     """As it is known, and why it is no more."""
-    document = {**search.document, "stopped": stopped, **of_error(error)}
+    document = {**search.document, "stopped": stopped, "problem": None if error is None else error.parts}
     return dataclasses.replace(search, state=state, finished_at=datetime.now(UTC), document=document)
 
 
-_ERROR = ("problem", "allowed", "remedy", "place")
-
-
-def of_result(result: SearchResult, top: int) -> dict[str, Any]:
-    """What is known by now; `progress` says of how much."""
+def _result_json(result: SearchResult, top: int) -> dict[str, Any]:
+    """What is known by now; `progress` says of how much, `problem` what is wrong with the search."""
     scales = result.scales
     return {
         **search_to_json(result),
@@ -385,21 +361,12 @@ def of_result(result: SearchResult, top: int) -> dict[str, Any]:
             "found": len(result.rows),
             "wanted": top,
         },
-        **of_error(None),
+        "problem": None,
     }
-
-
-def of_error(error: PlannerError | None) -> dict[str, Any]:
-    """What is wrong with a search, in the words of a problem; null where nothing is."""
-    if error is None:
-        return {"problem": None}
-    said = {name: getattr(error, name) for name in _ERROR}
-    return {"problem": {name: value for name, value in said.items() if value}}
 
 
 def to_json(search: Search) -> dict[str, Any]:
     """As it is answered. `complete` is true of a search that is done only."""
-    asked = {key: value for key, value in search.request.items() if key != "job"}
     known = {key: value for key, value in search.document.items() if key != "schema"}
     return {
         "schema": SEARCH,
@@ -407,7 +374,7 @@ def to_json(search: Search) -> dict[str, Any]:
         "state": search.state.value,
         "asked_at": search.asked_at.isoformat(),
         "finished_at": None if search.finished_at is None else search.finished_at.isoformat(),
-        "request": asked,
+        "request": {key: value for key, value in search.request.items() if key != "job"},
         **known,
-        "complete": search.state.value == "done",
+        "complete": search.state is SearchState.DONE,
     }

@@ -19,13 +19,13 @@ from planner.runtime.fork_server import ForkServer, ServerLostError
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import MEMORY, Answer, Task
 from planner.runtime.running import StoppedError
-from planner.searching import exact_plans
-from planner.searching.exact_groups import Group, answers_of
+from planner.searching import exact_groups, exact_plans
+from planner.searching.exact_groups import Group
 from planner.searching.preload import PRELOAD
 from planner.service.errors import ProgramCrashedError, WorkerLostError, trace_limit_error
 from planner.service.orders import Order, PlanRefused, RunOrder, WorkerResult
 from planner.service.scheduling.plan_tasks import FURTHER, PLAN, RUN, TRACES, UNREADABLE
-from planner.service.torch_versions import ONLY_OWN, OfferedTorch, TorchVersions
+from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.tracing.isolated import Isolation
 from planner.tracing.program.rank_process import CrashedError
 
@@ -48,31 +48,27 @@ class TorchServers:
 
     def server_for(self, torch: str) -> ForkServer:
         """The server whose torch is the nearest to this release. Raises WorkerLostError where it does not start."""
-        chosen = self._torches.nearest(torch)
-        if not chosen.python:
+        nearest = self._torches.nearest(torch)
+        if not nearest.python:
             return self._own
-        found = self._others.pop(chosen.python, None) or ForkServer(PRELOAD, python=chosen.python, root=bring_code())
-        self._others[chosen.python] = found
+        server = self._others.pop(nearest.python, None) or ForkServer(PRELOAD, python=nearest.python, root=bring_code())
+        self._others[nearest.python] = server
         if len(self._others) > MOST_OTHERS:
             self._others.popitem(last=False)[1].close()
         try:
-            found.start()
+            server.start()
         except ServerLostError as lost:
-            raise _lost(chosen, lost) from lost
-        return found
+            raise WorkerLostError(
+                f"nothing is planned with torch {nearest.minor} now: {lost}",
+                remedy="see the service's log for what it said, or plan with another release of torch",
+                place="software.torch",
+            ) from lost
+        return server
 
     def close(self) -> None:
         """End them all, with what they do."""
-        for each in (self._own, *self._others.values()):
-            each.close()
-
-
-def _lost(chosen: OfferedTorch, lost: ServerLostError) -> WorkerLostError:
-    return WorkerLostError(
-        f"nothing is planned with torch {chosen.minor} now: {lost}",
-        remedy="see the service's log for what it said, or plan with another release of torch",
-        place="software.torch",
-    )
+        for server in (self._own, *self._others.values()):
+            server.close()
 
 
 _TASKS = "planner.service.scheduling.plan_tasks"
@@ -110,96 +106,81 @@ class TracingWorker:
 
     def plan(self, work: int, order: Order, seconds: float) -> WorkerResult | PlanRefused:
         """Trace every rank class, one after the other, judge and advise."""
-        return self._run(work, "make_plan", (order, self._isolation), order.job, seconds)
+        return self._result_of_job(work, "make_plan", (order, self._isolation), order.job, seconds)
 
     def trace(self, work: int, job: Job, rank: int, seconds: float) -> WorkerResult | PlanRefused:
         """The trace of one rank, and which ranks of its class do otherwise."""
-        return self._run(work, "trace_rank", (job, rank, self._isolation), job, seconds)
+        return self._result_of_job(work, "trace_rank", (job, rank, self._isolation), job, seconds)
 
     def judge(
         self, work: int, order: Order, texts: Mapping[int, str], seconds: float
     ) -> WorkerResult | PlanRefused | None:
         """The plan that follows from traces by representative; None if they are not those of the job's ranks."""
-        found = self._run(work, "judge_traces", (order, texts, self._isolation), order.job, seconds)
-        unreadable = isinstance(found, WorkerResult) and found.plan is None and found.exceeded is None
-        return None if unreadable else found
+        result = self._result_of_job(work, "judge_traces", (order, texts, self._isolation), order.job, seconds)
+        unreadable = isinstance(result, WorkerResult) and result.plan is None and result.exceeded is None
+        return None if unreadable else result
 
     def run(self, work: int, order: RunOrder, seconds: float) -> WorkerResult | PlanRefused:
         """The statement on a program, whose ranks are children of the child."""
-        limits = Limits(
-            seconds=seconds,
-            memory_bytes=self._limits.memory_bytes + order.limits.memory_bytes,
-            tasks=self._limits.tasks + order.limits.tasks,
-        )
-        return self._run_within(work, "run_program", order, limits, order.request.torch)
+        limits = self._limits_beside(order.limits, seconds)
+        return self._result(work, Task(f"{_TASKS}:run_program", order), limits, order.request.torch)
 
     def search(self, work: int, group: Group, seconds: float) -> tuple[exact_plans.Answer, ...] | PlanRefused:
         """What plans say of candidates of a search that share a trace."""
-        walled = replace(group, source=TraceSource(self._isolation))
-        task = Task("planner.searching.exact_groups:plan_group", walled)
-        limits = self._limits_of(group.jobs[0], seconds)
-        try:
-            answer = self._answer(work, task, limits, group.jobs[0].software.torch)
-        except PlannerError as error:
-            return PlanRefused(error)
+        job = group.jobs[0]
+        task = Task(f"{exact_groups.__name__}:plan_group", replace(group, source=TraceSource(self._isolation)))
+        answer = self._answer(work, task, self._limits_of(job, seconds), job.software.torch)
+        if isinstance(answer, PlanRefused):
+            return answer
         if isinstance(answer.exceeded, LimitExceededError):
             return PlanRefused(trace_limit_error(answer.exceeded))
         if isinstance(answer.exceeded, StoppedError):
             return ()
-        return answers_of(answer, len(group.jobs))
+        return exact_groups.answers_of(answer, len(group.jobs))
 
-    def _run(self, work: int, function: str, argument: Any, job: Job, seconds: float) -> WorkerResult | PlanRefused:
-        return self._run_within(work, function, argument, self._limits_of(job, seconds), job.software.torch)
-
-    def _run_within(
-        self, work: int, function: str, argument: Any, limits: Limits, torch: str
+    def _result_of_job(
+        self, work: int, function: str, argument: Any, job: Job, seconds: float
     ) -> WorkerResult | PlanRefused:
+        task = Task(f"{_TASKS}:{function}", argument)
+        return self._result(work, task, self._limits_of(job, seconds), job.software.torch)
+
+    def _result(self, work: int, task: Task, limits: Limits, torch: str) -> WorkerResult | PlanRefused:
+        answer = self._answer(work, task, limits, torch)
+        if isinstance(answer, PlanRefused):
+            return answer
+        if isinstance(answer.exceeded, StoppedError):
+            return WorkerResult()
+        exceeded = answer.exceeded if isinstance(answer.exceeded, LimitExceededError) else None
+        if MEMORY in answer.parts:
+            exceeded = LimitExceededError(Limit.MEMORY, limits, limits.memory_bytes)
+        if exceeded is None and answer.exit_code:
+            raise ChildProcessError(f"the tracing process ended with {messages.ending(answer)}")
+        if exceeded is None and not {PLAN, TRACES, RUN, UNREADABLE} & answer.parts.keys():
+            raise ChildProcessError("the tracing process ended without an answer")
+        parts = {
+            name: pickle.loads(answer.parts[name]) for name in (PLAN, RUN, TRACES, FURTHER) if name in answer.parts
+        }
+        return WorkerResult(**parts, exceeded=exceeded)
+
+    def _answer(self, work: int, task: Task, limits: Limits, torch: str) -> Answer | PlanRefused:
+        """Of a child whose torch is the nearest to this one."""
         try:
-            answer = self._answer(work, Task(f"{_TASKS}:{function}", argument), limits, torch)
+            server = self._servers.server_for(torch)
+            answer = running.run(task, limits, server=server, stopped=lambda: work <= self._stopped)
+            messages.raise_failure(answer)
         except CrashedError as crash:
-            said = {"allowed": crash.allowed, "remedy": crash.remedy, "place": crash.place}
-            return PlanRefused(ProgramCrashedError(crash.problem, crash.text, **said))
+            return PlanRefused(ProgramCrashedError(traceback=crash.text, **crash.parts))
         except PlannerError as error:
             return PlanRefused(error)
-        return _read_result(answer, limits)
-
-    def _answer(self, work: int, task: Task, limits: Limits, torch: str) -> Answer:
-        """Of a child whose torch is the nearest to this one. Raises what the child's function raises."""
-        server = self._servers.server_for(torch)
-        answer = running.run(task, limits, server=server, stopped=lambda: work <= self._stopped)
-        messages.raise_failure(answer)
         return answer
 
     def _limits_of(self, job: Job, seconds: float) -> Limits:
-        own = self._isolation.limits
-        if not job.model.factory:
-            return Limits(seconds=seconds, memory_bytes=self._limits.memory_bytes, tasks=self._limits.tasks)
-        # The job's own code is a child of the child, and counts with it.
+        return self._limits_beside(self._isolation.limits if job.model.factory else None, seconds)
+
+    def _limits_beside(self, code: Limits | None, seconds: float) -> Limits:
+        """Of a child; code of users is a child of the child, and counts with it."""
         return Limits(
             seconds=seconds,
-            memory_bytes=self._limits.memory_bytes + own.memory_bytes,
-            tasks=self._limits.tasks + own.tasks,
+            memory_bytes=self._limits.memory_bytes + (code.memory_bytes if code else 0),
+            tasks=self._limits.tasks + (code.tasks if code else 0),
         )
-
-
-def _read_result(answer: Answer, limits: Limits) -> WorkerResult:
-    if isinstance(answer.exceeded, StoppedError):
-        return WorkerResult()
-    exceeded = answer.exceeded if isinstance(answer.exceeded, LimitExceededError) else None
-    if MEMORY in answer.parts:
-        exceeded = LimitExceededError(Limit.MEMORY, limits, limits.memory_bytes)
-    if exceeded is None and answer.exit_code:
-        raise ChildProcessError(f"the tracing process ended with {messages.ending(answer)}")
-    if not exceeded and UNREADABLE not in answer.parts and not {PLAN, TRACES, RUN} & answer.parts.keys():
-        raise ChildProcessError("the tracing process ended without an answer")
-    return WorkerResult(
-        plan=_unpickle_part(answer, PLAN),
-        run=_unpickle_part(answer, RUN),
-        traces=_unpickle_part(answer, TRACES) or {},
-        further=_unpickle_part(answer, FURTHER) or (),
-        exceeded=exceeded,
-    )
-
-
-def _unpickle_part(answer: Answer, part: str) -> Any:
-    return pickle.loads(answer.parts[part]) if part in answer.parts else None

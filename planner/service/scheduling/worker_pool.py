@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from planner.service.errors import BusyError, WorkerLostError
 from planner.service.history.counters import Counters
@@ -30,7 +30,6 @@ START_SECONDS = 300.0
 """The longest that a process may take to load PyTorch; where the paper GPU has to be built, most of a minute."""
 MOST_PAUSE_SECONDS = 30.0
 _log = logging.getLogger("planner.service")
-_Result = TypeVar("_Result")
 
 
 class WorkerDiedError(Exception):
@@ -73,24 +72,11 @@ class _Member:
         self.loaded.append(torch)
         return not known
 
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A worker, held for one piece of work."""
-
-    worker: Worker
-    watch: asyncio.Future[None]
-    slack_seconds: float = SLACK_SECONDS
-
-    async def call(self, method: str, *arguments: Any, seconds: float) -> Any:
-        """What the method returns, which has its work done within `seconds`.
-
-        Raises WorkerDiedError for a worker that has died, or does not answer some time after that.
-        """
-        work = asyncio.ensure_future(self.worker.call(method, *arguments, seconds))
+    async def call(self, method: str, *arguments: Any, most_seconds: float) -> Any:
+        """Raises WorkerDiedError for a worker that has died, or does not answer in time."""
+        work = asyncio.ensure_future(self.worker.call(method, *arguments))
         try:
-            most = seconds + self.slack_seconds
-            await asyncio.wait({work, self.watch}, timeout=most, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, self.watch}, timeout=most_seconds, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
         finally:
@@ -108,9 +94,8 @@ class Workers:
         self._hire, self._most_wait_seconds = hire, most_wait_seconds
         self._idle: deque[_Member] = deque()
         self._busy: list[_Member] = []
-        self._wanted: deque[asyncio.Future[_Member]] = deque()
-        self._wanted_behind: deque[asyncio.Future[_Member]] = deque()
-        """Served when nobody else waits."""
+        # Who waits for a worker; the second queue is served when nobody waits in the first.
+        self._queues: tuple[deque[asyncio.Future[_Member]], deque[asyncio.Future[_Member]]] = deque(), deque()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -126,31 +111,50 @@ class Workers:
     def busy(self) -> int:
         return len(self._busy)
 
-    @property
-    def waiting(self) -> int:
-        """How many pieces of work wait for a worker."""
-        return sum(not each.done() for each in self._wanted)
+    async def call(
+        self,
+        method: str,
+        *arguments: Any,
+        seconds: float,
+        torch: str = "",
+        behind: bool = False,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """What this method of a worker returns, which has its work done within `seconds`; that of another worker, once
+        more, if the first dies or does not answer some time after that. `on_start` is called when a worker is free.
 
-    async def run(
-        self, work: Callable[[Lease], Awaitable[_Result]], *, behind: bool = False, torch: str = ""
-    ) -> _Result:
-        """The work done by one worker; by another, once more, if the first dies. `behind`: it waits, however long,
-        until no other work waits for a worker. `torch` is the release that it takes, if that is not the workers' own:
-        of those that are idle one that has loaded it does it.
-
-        Work that is cancelled is ended, and its worker stays. Raises BusyError if no worker gets free in time,
-        WorkerLostError, and what the work raises.
+        `torch` is the release that it takes, if that is not the workers' own: an idle worker that has loaded it is
+        preferred. `behind`: it waits, however long, until no other work waits for a worker. Work that is cancelled is
+        ended, and its worker stays. Raises BusyError if no worker gets free in time, WorkerLostError, and what the
+        method raises.
         """
-        with contextlib.suppress(WorkerDiedError):
-            return await self._once(work, behind, torch)
-        self.retried += 1
-        _log.warning("a tracing process died; its work is done again")
-        try:
-            return await self._once(work, behind, torch)
-        except WorkerDiedError as death:
-            raise WorkerLostError(
-                "the process that traced the job died, and so did the next", remedy="try again; see the service's log"
-            ) from death
+        died = False
+        while True:
+            member = await self._acquire(behind, torch)
+            on_start()
+            slack = SLACK_SECONDS + (START_SECONDS if member.load(torch) else 0.0)
+            try:
+                result = await member.call(method, *arguments, seconds, most_seconds=seconds + slack)
+            except WorkerDiedError as death:
+                self._replace(member)
+                if died:
+                    raise WorkerLostError(
+                        "the process that traced the job died, and so did the next",
+                        remedy="try again; see the service's log",
+                    ) from death
+                died = True
+                self.retried += 1
+                _log.warning("a tracing process died; its work is done again")
+            except asyncio.CancelledError:
+                self.abandoned += 1
+                self._keep(asyncio.create_task(self._stop(member)))
+                raise
+            except BaseException:
+                self._release(member)
+                raise
+            else:
+                self._release(member)
+                return result
 
     def close(self) -> None:
         """Kill them all."""
@@ -161,24 +165,6 @@ class Workers:
             member.worker.kill()
         self._idle.clear()
         self._busy.clear()
-
-    async def _once(self, work: Callable[[Lease], Awaitable[_Result]], behind: bool, torch: str) -> _Result:
-        member = await self._acquire(behind, torch)
-        slack = SLACK_SECONDS + (START_SECONDS if member.load(torch) else 0.0)
-        try:
-            result = await work(Lease(member.worker, member.watch, slack))
-        except WorkerDiedError:
-            self._replace(member)
-            raise
-        except asyncio.CancelledError:
-            self.abandoned += 1
-            self._keep(asyncio.create_task(self._stop(member)))
-            raise
-        except BaseException:
-            self._release(member)
-            raise
-        self._release(member)
-        return result
 
     async def _stop(self, member: _Member) -> None:
         """Once its work has ended, the worker is free again; one that does not even answer to this goes."""
@@ -192,12 +178,12 @@ class Workers:
 
     async def _acquire(self, behind: bool, torch: str) -> _Member:
         if self._idle:
-            member = next((each for each in self._idle if torch in each.loaded), self._idle[0])
+            member = next((member for member in self._idle if torch in member.loaded), self._idle[0])
             self._idle.remove(member)
             self._busy.append(member)
             return member
         place: asyncio.Future[_Member] = asyncio.get_running_loop().create_future()
-        queue = self._wanted_behind if behind else self._wanted
+        queue = self._queues[behind]
         queue.append(place)
         try:
             async with asyncio.timeout(None if behind else self._most_wait_seconds):
@@ -223,7 +209,7 @@ class Workers:
         if member.watch.done():  # it died between two pieces of work
             self._replace(member)
             return
-        for queue in (self._wanted, self._wanted_behind):
+        for queue in self._queues:
             while queue:
                 place = queue.popleft()
                 if not place.done():
@@ -269,28 +255,27 @@ class Workers:
             await asyncio.sleep(pause)
             pause = min(2 * pause, MOST_PAUSE_SECONDS)
         member = _Member(worker, asyncio.ensure_future(worker.wait_until_dead()))
-        member.watch.add_done_callback(lambda _: self._replace_if_idle(member))
-        self._release(member)
 
-    def _replace_if_idle(self, member: _Member) -> None:
-        """An idle worker died; a busy one is seen to by whoever uses it."""
-        if member.watch.cancelled():
-            return
-        member.watch.exception()  # it is known
-        if member in self._idle:
-            self._replace(member)
+        def replace_if_idle(watch: asyncio.Future[None]) -> None:
+            if not watch.cancelled():
+                watch.exception()  # it is known
+                if member in self._idle:  # else whoever uses it sees that it died
+                    self._replace(member)
+
+        member.watch.add_done_callback(replace_if_idle)
+        self._release(member)
 
     def _refuse_whoever_waits(self, fault: Exception) -> None:
         if self.alive:
             return
         problem = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
-        for place in (*self._wanted, *self._wanted_behind):
-            if not place.done():
-                place.set_exception(
-                    WorkerLostError(f"no tracing process can be started: {problem}", remedy="see the service's log")
-                )
-        self._wanted.clear()
-        self._wanted_behind.clear()
+        for queue in self._queues:
+            for place in queue:
+                if not place.done():
+                    place.set_exception(
+                        WorkerLostError(f"no tracing process can be started: {problem}", remedy="see the service's log")
+                    )
+            queue.clear()
 
 
 _COUNTED: Mapping[str, tuple[str, Mapping[str, str]]] = {
