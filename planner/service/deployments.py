@@ -17,6 +17,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from planner.errors import PlannerError
+from planner.records import to_plain
 from planner.runtime.fork_server import ServerLostError
 from planner.runtime.limits import Limits
 from planner.searching.exact_groups import Group
@@ -372,4 +373,4 @@ class ValidationsHandle:
 
         Raises BusyError, HistoryError, and WorkerLostError if the deployment is not there.
         """
-        return dict(await _ask(self._handle.start, requests.to_json(asked), does="measures"))
+        return dict(await _ask(self._handle.start, to_plain(asked), does="measures"))

@@ -20,7 +20,7 @@ from planner.report.statement import Plan
 from planner.service.history.job_changes import JobChange, MeasuredRank
 from planner.service.history.records import Validation, ValidationState
 from planner.service.history.store import History
-from planner.service.validation.rank_comparison import CalibrationLearner, learn_calibration
+from planner.service.validation.calibration_learning import CalibrationLearner, learn_calibration
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.interval import Calibration, from_json
 from planner.truth.calibration.observation import Observation, make_observation

@@ -9,8 +9,9 @@ import pytest
 
 from planner.errors import SpecError
 from planner.job.schema import Job
+from planner.records import to_plain
 from planner.runtime.walls import Walls
-from planner.service.validation.requests import Device, Mode, Request, check_keys, from_json, request_of, to_json
+from planner.service.validation.requests import Device, Mode, Request, check_keys, from_json, request_of
 from planner.service.validation.validation_run import isolation_of
 from planner.tracing.isolated import Isolation
 
@@ -25,7 +26,7 @@ def test_what_is_not_said_is_one_rank_of_each_class_on_a_gpu(job: MakeJob) -> No
 
 def test_a_request_comes_back_as_it_was_written(job: MakeJob) -> None:
     asked = request_of({"ranks": [1, 0], "mode": "real_peers", "device": "cpu"}, job(ranks=2), "pl-x")
-    assert from_json(to_json(asked)) == asked
+    assert from_json(to_plain(asked)) == asked
 
 
 @pytest.mark.parametrize(

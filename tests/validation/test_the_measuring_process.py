@@ -127,9 +127,9 @@ def test_what_torch_lacks_of_a_job_is_said_as_everywhere(strange: MakeJob) -> No
 
 def test_it_has_the_allocators_settings_of_the_job_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    here = measuring_process.allocator_environment("expandable_segments:True")
+    here = measuring_process.environment_of("expandable_segments:True")
     assert here["PYTORCH_ALLOC_CONF"] == here["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in measuring_process.allocator_environment("")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in measuring_process.environment_of("")
 
 
 def test_it_ends_when_the_one_that_watches_is_killed(strange: MakeJob, tmp_path: Path) -> None:

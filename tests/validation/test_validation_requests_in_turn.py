@@ -14,6 +14,7 @@ import pytest
 
 from planner.errors import MeasureError, TraceError
 from planner.job.schema import Job
+from planner.records import to_plain
 from planner.service.errors import BusyError
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.records import Validation, ValidationState
@@ -170,7 +171,7 @@ def test_what_a_dead_predecessor_ran_has_failed_and_what_waited_is_run(history: 
     asked = datetime.now(UTC)
     lost = Validation(
         validation_id="va-lost", plan_id="pl-a", state=ValidationState.RUNNING, asked_at=asked,
-        result=requests.waiting(request(job())),
+        result={requests.ASKED: to_plain(request(job()))},
     )  # fmt: skip
     waited = dataclasses.replace(
         lost, validation_id="va-waited", state=ValidationState.PENDING, asked_at=asked + timedelta(seconds=1)

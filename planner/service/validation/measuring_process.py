@@ -8,12 +8,13 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from planner.errors import PlannerError
 from planner.runtime import messages, running
 from planner.runtime.limits import Limit, LimitExceededError, Limits
-from planner.runtime.messages import MEMORY, Answer, AnswerWriter, Task
+from planner.runtime.messages import MEMORY, AnswerWriter, Task
 from planner.runtime.walls import Walls
 from planner.truth.measuring import measurement_lines
 from planner.units import show_bytes
@@ -29,8 +30,13 @@ def answer_request(request: Mapping[str, Any], answer: AnswerWriter) -> None:
     except (PlannerError, MemoryError):
         raise
     except Exception as error:
-        failure = {"problem": _describe_error(error), "of_a_peer": _of_a_peer(error)}
-        answer.write(FAILURE, json.dumps(failure).encode())
+        from torch.distributed import DistError
+
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["without a word"]
+        # That another rank is gone NCCL says by a class, gloo by a place in its source.
+        of_a_peer = isinstance(error, DistError) or "gloo/transport" in str(error)
+        problem = f"the measured step failed: {type(error).__name__}: {lines[0][:300]}"
+        answer.write(FAILURE, json.dumps({"problem": problem, "of_a_peer": of_a_peer}).encode())
     else:
         answer.write(MEASUREMENT, json.dumps(measured).encode())
 
@@ -46,7 +52,6 @@ def _measure_rank(request: Mapping[str, Any]) -> dict[str, Any]:
 
     build.allow(CodeRules(**request["code"]))
 
-    from planner.truth.measuring import measurement_lines
     from planner.truth.measuring.measure import measure
 
     device = torch.device(request["device"])
@@ -55,43 +60,23 @@ def _measure_rank(request: Mapping[str, Any]) -> dict[str, Any]:
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # oneDNN lays tensors out by processor, and no plan says how
     else:
         device = torch.device("cuda", 0)  # Ray lets this process see no other
-    peers = "present" if request.get("meeting") else "absent"
-    if peers == "present":
-        _meet(request, device)
-    found = measure(job, device, rank=request["rank"], peers=peers).measurement
-    if peers == "present" and found.out_of_memory is None:
+    meets = bool(request.get("meeting"))
+    if meets:
+        torch.distributed.init_process_group(
+            "gloo" if device.type == "cpu" else "nccl",
+            init_method=request["meeting"],
+            rank=request["rank"],
+            world_size=request["world_size"],
+            timeout=datetime.timedelta(seconds=request["seconds"]),
+        )
+    measured = measure(job, device, rank=request["rank"], peers="present" if meets else "absent").measurement
+    if meets and measured.out_of_memory is None:
         # Nobody leaves while others still measure: a peer that is gone breaks their last collective. One that ran out
         # of memory tells it at once. The group is not destroyed, as the process ends.
         torch.distributed.barrier()
-    return measurement_lines.to_json(found)
+    return measurement_lines.to_json(measured)
 
 
-def _meet(request: Mapping[str, Any], device: Any) -> None:
-    """Join the real peers."""
-    import torch.distributed as dist
-
-    dist.init_process_group(
-        "gloo" if device.type == "cpu" else "nccl",
-        init_method=request["meeting"],
-        rank=request["rank"],
-        world_size=request["world_size"],
-        timeout=datetime.timedelta(seconds=request["seconds"]),
-    )
-
-
-def _of_a_peer(error: Exception) -> bool:
-    """Whether it only says that another rank is gone: NCCL has a class for it, gloo a place in its source."""
-    from torch.distributed import DistError
-
-    return isinstance(error, DistError) or "gloo/transport" in str(error)
-
-
-def _describe_error(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"the measured step failed: {type(error).__name__}: {lines[0][:300] if lines else 'without a word'}"
-
-
-_SAID = ("problem", "allowed", "remedy", "place")
 _MOST_CHARACTERS = 2000
 _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _QUIET = {"KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false"}
@@ -106,59 +91,49 @@ def run(request: Mapping[str, Any], limits: Limits, walls: Walls | None = None) 
     called from a thread that lives as long as the child: the kernel ends the child with it.
     """
     conf = str(request["job"].get("allocator", {}).get("conf", ""))
-    opened = None if walls is None else _open_walls(walls, request)
-    environment = allocator_environment(conf) if walls is None else _behind_walls(conf)
-    task = Task(
-        "planner.service.validation.measuring_process:answer_request", dict(request) | {"seconds": limits.seconds}
-    )
+    if walls is not None:
+        devices = tuple(sorted(glob.glob("/dev/nvidia*"))) if request["device"] == "cuda" else ()
+        walls = replace(walls, devices=devices, network=bool(request.get("meeting")))
+    task = Task(f"{__name__}:answer_request", dict(request) | {"seconds": limits.seconds})
     try:
-        answer = running.run(task, limits, walls=opened, environment=environment)
+        answer = running.run(task, limits, walls=walls, environment=environment_of(conf, walled=walls is not None))
     except PlannerError as refused:
-        return {name: getattr(refused, name) for name in _SAID}
+        return dict(refused.parts)
     if isinstance(answer.exceeded, LimitExceededError):
         return {"problem": _too_much(answer.exceeded)}
+    if (error := messages.error_of(answer)) is not None:
+        parts = {"problem": error.problem, **error.parts}
+        return {name: text[:_MOST_CHARACTERS] for name, text in parts.items()} | {"of_a_peer": False}
     try:
-        return _read(answer, request)
+        if FAILURE in answer.parts:
+            failure = json.loads(answer.parts[FAILURE])
+            return {"problem": str(failure["problem"])[:_MOST_CHARACTERS], "of_a_peer": failure["of_a_peer"] is True}
+        if MEMORY in answer.parts:
+            return {"problem": "the host's memory ran out in the measured step"}
+        measured = measurement_lines.from_json(json.loads(answer.parts[MEASUREMENT]))
+        if (measured.rank, measured.world_size) == (request["rank"], request["world_size"]) and not measured.error:
+            return {"measurement": measurement_lines.to_json(measured)}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, PlannerError):
-        # It ended before it had answered; or a foreign program has answered in its place.
-        return {"problem": _describe_ending(answer)}
+        pass  # a foreign program has answered in its place, or nobody has
+    if answer.exit_code == -signal.SIGKILL:
+        return {
+            "problem": "the measuring process was killed (SIGKILL), as the kernel does where a host's memory runs out"
+        }
+    if (fault := messages.fault_line(answer)) is not None:
+        return {"problem": f"a fault of planner itself in the measuring process: {fault}"}
+    return {"problem": f"the measuring process ended with {messages.ending(answer)}"}
 
 
-def allocator_environment(conf: str) -> dict[str, str]:
-    """This process's own, with the allocator's settings of the job and of nobody else."""
-    kept = {name: value for name, value in os.environ.items() if name not in _CONFS}
-    return {**kept, **_settings(conf)}
-
-
-def _settings(conf: str) -> dict[str, str]:
+def environment_of(conf: str, *, walled: bool = False) -> dict[str, str]:
+    """This process's own, or what a GPU needs of it behind walls; with the allocator's settings of the job and of
+    nobody else."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if (name.startswith(_OF_THE_GPU) if walled else name not in _CONFS)
+    }
     # torch before 2.10 reads the old name only, and later ones read both.
-    return {**_QUIET, **(dict.fromkeys(_CONFS, conf) if conf else {})}
-
-
-def _behind_walls(conf: str) -> dict[str, str]:
-    gpu = {name: value for name, value in os.environ.items() if name.startswith(_OF_THE_GPU)}
-    return {**gpu, **_settings(conf)}
-
-
-def _open_walls(walls: Walls, request: Mapping[str, Any]) -> Walls:
-    devices = tuple(sorted(glob.glob("/dev/nvidia*"))) if request["device"] == "cuda" else ()
-    return Walls(readable=walls.readable, devices=devices, network=bool(request.get("meeting")), as_root=walls.as_root)
-
-
-def _read(answer: Answer, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer, if it is one to this request. Raises one of many errors if it is not."""
-    error = messages.error_of(answer)
-    if error is not None:
-        return {name: str(getattr(error, name))[:_MOST_CHARACTERS] for name in _SAID} | {"of_a_peer": False}
-    if FAILURE in answer.parts:
-        failure = json.loads(answer.parts[FAILURE])
-        return {"problem": str(failure["problem"])[:_MOST_CHARACTERS], "of_a_peer": failure["of_a_peer"] is True}
-    if MEMORY in answer.parts:
-        return {"problem": "the host's memory ran out in the measured step"}
-    found = measurement_lines.from_json(json.loads(answer.parts[MEASUREMENT]))
-    if (found.rank, found.world_size) != (request["rank"], request["world_size"]) or found.error:
-        raise ValueError("the measurement of another rank")
-    return {"measurement": measurement_lines.to_json(found)}
+    return {**kept, **_QUIET, **(dict.fromkeys(_CONFS, conf) if conf else {})}
 
 
 def _too_much(exceeded: LimitExceededError) -> str:
@@ -175,12 +150,3 @@ def _too_much(exceeded: LimitExceededError) -> str:
             return f"the measured step started more than {limits.tasks} processes and threads, and was ended"
         case Limit.ANSWER:
             return f"the measurement is larger than {show_bytes(limits.answer_bytes)}"
-
-
-def _describe_ending(answer: Answer) -> str:
-    if answer.exit_code == -signal.SIGKILL:
-        return "the measuring process was killed (SIGKILL), as the kernel does where a host's memory runs out"
-    fault = messages.fault_line(answer)
-    if fault is not None:
-        return f"a fault of planner itself in the measuring process: {fault}"
-    return f"the measuring process ended with {messages.ending(answer)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -19,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from planner.errors import MeasureError, PlannerError
 from planner.hardware import catalog
+from planner.hardware.gpus import GpuRecord
 from planner.job.schema import Gpu
 from planner.runtime.limits import Limits
 from planner.runtime.walls import Walls
@@ -59,7 +59,21 @@ class Place:
 
 def nodes_of(described: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
     """The nodes that are alive, from what `ray.nodes()` says."""
-    return tuple(_node(each) for each in described if each.get("Alive", each.get("alive")))
+    nodes = []
+    for node in described:
+        if node.get("Alive", node.get("alive")):
+            resources, label = node.get("Resources") or {}, (node.get("Labels") or {}).get(LABEL, "")
+            kinds = sorted(name.removeprefix(RESOURCE) for name in resources if name.startswith(RESOURCE))
+            nodes.append(
+                Node(
+                    name=str(node.get("NodeManagerAddress", "")),
+                    cpus=int(resources.get("CPU", 0)),
+                    gpus=int(resources.get("GPU", 0)),
+                    kind=label or next(iter(kinds), ""),
+                    labelled=bool(label),
+                )
+            )
+    return tuple(nodes)
 
 
 def format_nodes(nodes: Sequence[Node]) -> str:
@@ -69,29 +83,46 @@ def format_nodes(nodes: Sequence[Node]) -> str:
         if node.gpus:
             counted[node.kind or "a kind that Ray does not know"] += node.gpus
     if not counted:
-        return (
-            f"no GPU on {_format_count(len(nodes), 'node')}, {_format_count(sum(each.cpus for each in nodes), 'CPU')}"
-        )
+        cpus = sum(node.cpus for node in nodes)
+        return f"no GPU on {_format_count(len(nodes), 'node')}, {_format_count(cpus, 'CPU')}"
     return ", ".join(f"{count} x {kind}" for kind, count in sorted(counted.items()))
 
 
 def suiting(nodes: Sequence[Node], gpu: Gpu) -> tuple[Node, ...]:
     """The nodes whose GPUs may be the job's: an accelerator type such as A100 leaves open which A100 it is."""
-    return tuple(node for node in nodes if node.gpus and node.kind and _may_be(node.kind, gpu))
+
+    def may_be(kind: str) -> bool:
+        known = catalog.by_alias(kind) or [known for known in catalog.gpus().values() if known.name == kind]
+        return any(_is_kind(record, gpu) for record in known)
+
+    return tuple(node for node in nodes if node.gpus and node.kind and may_be(node.kind))
+
+
+def kind_of(gpu: Gpu) -> str:
+    """What Ray calls the job's GPU, for one without a name any of its architecture; empty where it knows none."""
+    known = (record for record in catalog.gpus().values() if _is_kind(record, gpu))
+    return next((alias for record in known for alias in record.aliases), "")
+
+
+def _is_kind(record: GpuRecord, gpu: Gpu) -> bool:
+    return record.name == gpu.name if gpu.name else record.arch == gpu.arch
 
 
 def place_on_gpus(nodes: Sequence[Node], gpu: Gpu, processes: int) -> Place:
     """Where so many processes find a GPU of the job's kind each. Raises RefusedError if there never are so many."""
     there = suiting(nodes, gpu)
+    known = catalog.by_name(gpu.name) if gpu.name else None
+    aliases = ", ".join(known.aliases if known else ()) or "unknown"
+    described = f"{gpu.name} (in Ray: {aliases})" if gpu.name else f"any of {gpu.arch}"
     if not there:
         raise RefusedError(
-            f"no node of this cluster has a GPU of the job's kind, {_describe_gpu(gpu)}",
+            f"no node of this cluster has a GPU of the job's kind, {described}",
             allowed=f"what is there: {format_nodes(nodes)}",
             remedy="validate on a cluster that has one, or say device cpu: that validates the structure only",
         )
     if sum(node.gpus for node in there) < processes:
         raise RefusedError(
-            f"{_format_count(processes, 'GPU')} of the kind {_describe_gpu(gpu)} are wanted at once",
+            f"{_format_count(processes, 'GPU')} of the kind {described} are wanted at once",
             allowed=f"what is there: {format_nodes(nodes)}",
             remedy="say mode absent_peers: one GPU is enough for it",
         )
@@ -116,32 +147,6 @@ def place_on_cpus(nodes: Sequence[Node], processes: int) -> Place:
         )
     together = any(node.cpus >= processes for node in nodes)
     return Place(bundles=({"CPU": CPUS_PER_RANK},) * processes, strategy="STRICT_PACK" if together else "PACK")
-
-
-def _node(described: Mapping[str, Any]) -> Node:
-    resources = described.get("Resources") or {}
-    label = (described.get("Labels") or {}).get(LABEL, "")
-    named = [name.removeprefix(RESOURCE) for name in resources if name.startswith(RESOURCE)]
-    return Node(
-        name=str(described.get("NodeManagerAddress", "")),
-        cpus=int(resources.get("CPU", 0)),
-        gpus=int(resources.get("GPU", 0)),
-        kind=label or next(iter(sorted(named)), ""),
-        labelled=bool(label),
-    )
-
-
-def _may_be(kind: str, gpu: Gpu) -> bool:
-    known = catalog.by_alias(kind) or [each for each in catalog.gpus().values() if each.name == kind]
-    return any(each.name == gpu.name if gpu.name else each.arch == gpu.arch for each in known)
-
-
-def _describe_gpu(gpu: Gpu) -> str:
-    if not gpu.name:
-        return f"any of {gpu.arch}"
-    known = catalog.by_name(gpu.name)
-    aliases = known.aliases if known else ()
-    return f"{gpu.name} (in Ray: {', '.join(aliases) or 'unknown'})"
 
 
 def _format_count(count: int, what: str) -> str:
@@ -182,10 +187,6 @@ class MeasuringWorker:
 
         return measuring_process.run(request, limits, walls)
 
-    def process(self) -> int:
-        """Its process id."""
-        return os.getpid()
-
 
 @contextmanager
 def start_workers(place: Place, *, wait_seconds: float, stop: threading.Event) -> Iterator[list[Any]]:
@@ -201,7 +202,17 @@ def start_workers(place: Place, *, wait_seconds: float, stop: threading.Event) -
     workers: list[Any] = []
     try:
         _wait_for(group, len(place.bundles), wait_seconds, stop)
-        workers += [_bench(group, index, bundle) for index, bundle in enumerate(place.bundles)]
+        for index, bundle in enumerate(place.bundles):
+            options: dict[str, Any] = {
+                "num_cpus": bundle.get("CPU", 0),
+                "num_gpus": bundle.get("GPU", 0),
+                "resources": {name: count for name, count in bundle.items() if name not in ("CPU", "GPU")} or None,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=index
+                ),
+                "max_restarts": 0,
+            }
+            workers.append(ray.remote(MeasuringWorker).options(**options).remote())
         yield workers
     finally:
         for worker in workers:
@@ -214,10 +225,11 @@ def start_workers(place: Place, *, wait_seconds: float, stop: threading.Event) -
 def meeting_of(workers: Sequence[Any]) -> str:
     """Where the peers meet: at the first of them. Raises MeasureError if a worker does not come up."""
     try:
-        found = ray.get([worker.ready.remote() for worker in workers], timeout=_START_SECONDS)
+        ready = ray.get([worker.ready.remote() for worker in workers], timeout=_START_SECONDS)
     except RayError as lost:
-        raise MeasureError(f"a Ray worker did not start: {_first_line(lost)}", remedy="ask again") from lost
-    address, port = found[0]
+        lines = str(lost).strip().splitlines() or [type(lost).__name__]
+        raise MeasureError(f"a Ray worker did not start: {lines[0][:300]}", remedy="ask again") from lost
+    address, port = ready[0]
     return f"tcp://{address}:{port}"
 
 
@@ -238,30 +250,22 @@ def all_answers(
         ended, _ = ray.wait(list(waiting), num_returns=1, timeout=_LOOK_SECONDS)
         for reference in ended:
             rank = waiting.pop(reference)
-            answers[rank] = _answer(reference)
+            try:
+                answers[rank] = dict(ray.get(reference))
+            except RayError:
+                answers[rank] = dict(_GONE)
             if _ended_early(answers[rank]):
                 deadline = min(deadline, time.monotonic() + _PEERS_SECONDS)
     cause = next((rank for rank, answer in answers.items() if _ended_early(answer)), None)
-    for rank in waiting.values():
-        answers[rank] = {"problem": _left_waiting(cause, limits), "of_a_peer": cause is not None}
-    return answers
-
-
-def _left_waiting(cause: int | None, limits: Limits) -> str:
     if cause is None:
-        return f"a worker has not answered {_OVERHEAD_SECONDS:g} s after the limit of {limits.seconds:g} s"
-    return f"it waited for rank {cause}, which had ended"
+        problem = f"a worker has not answered {_OVERHEAD_SECONDS:g} s after the limit of {limits.seconds:g} s"
+    else:
+        problem = f"it waited for rank {cause}, which had ended"
+    return answers | {rank: {"problem": problem, "of_a_peer": cause is not None} for rank in waiting.values()}
 
 
 def _ended_early(answer: Mapping[str, Any]) -> bool:
     return "problem" in answer or bool(answer["measurement"].get("out_of_memory"))
-
-
-def _answer(reference: Any) -> dict[str, Any]:
-    try:
-        return dict(ray.get(reference))
-    except RayError:
-        return dict(_GONE)
 
 
 def _wait_for(group: PlacementGroup, processes: int, wait_seconds: float, stop: threading.Event) -> None:
@@ -276,24 +280,3 @@ def _wait_for(group: PlacementGroup, processes: int, wait_seconds: float, stop: 
                 f"the cluster has what is wanted ({processes} x {what}), but for {wait_seconds:g} s it was busy",
                 remedy="ask again when others have ended",
             )
-
-
-def _bench(group: PlacementGroup, index: int, bundle: Mapping[str, float]) -> Any:
-    special = {name: count for name, count in bundle.items() if name not in ("CPU", "GPU")}
-    where = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
-    return (
-        ray.remote(MeasuringWorker)
-        .options(
-            num_cpus=bundle.get("CPU", 0),
-            num_gpus=bundle.get("GPU", 0),
-            resources=special or None,
-            scheduling_strategy=where,
-            max_restarts=0,
-        )
-        .remote()
-    )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from planner.errors import SpecError
 from planner.job.layout import Mesh, representatives
 from planner.job.loading import bundle, load_bundle
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
-from planner.service.history.records import Validation, ValidationState
+from planner.records import shape
+from planner.service.history.records import Validation
 
 MOST_RANKS = 16
 """With absent peers every rank asked for is a process of its own, one after the other."""
 KEYS = ("plan_id", "job", "ranks", "mode", "device")
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 class Mode(StrEnum):
@@ -39,7 +40,7 @@ class Device(StrEnum):
 class Request:
     """A validation that was asked for; `plan_id` is empty where only a job was given."""
 
-    job: Job
+    job: Job = field(metadata=shape(write=bundle))
     ranks: tuple[int, ...]
     mode: Mode = Mode.AUTO
     device: Device = Device.CUDA
@@ -64,60 +65,42 @@ def check_keys(body: Mapping[str, Any]) -> None:
 
 def request_of(body: Mapping[str, Any], job: Job, plan_id: str = "") -> Request:
     """The request that a body makes for this job. Raises SpecError for ranks, a mode or a device that cannot be."""
-    return Request(
-        job=job,
-        ranks=_ranks(body.get("ranks"), job),
-        mode=Mode(_one_of(body, "mode", [each.value for each in Mode], Mode.AUTO.value)),
-        device=Device(_one_of(body, "device", [each.value for each in Device], Device.CUDA.value)),
-        plan_id=plan_id,
-    )
+    mesh, ranks = Mesh.of(job.parallel), body.get("ranks")
+    if ranks is None:
+        ranks = representatives(mesh, MOST_RANKS)
+    else:
+        allowed = f"1 to {MOST_RANKS} different ranks from 0 to {mesh.world_size - 1}"
+        if not isinstance(ranks, list | tuple) or not 1 <= len(ranks) <= MOST_RANKS:
+            raise SpecError("these are no ranks", allowed=allowed, place="ranks")
+        for rank in ranks:
+            if type(rank) is not int or not 0 <= rank < mesh.world_size or ranks.count(rank) > 1:
+                raise SpecError(f"{str(rank)[:40]} cannot be one of the ranks", allowed=allowed, place="ranks")
+    mode, device = _one_of(body, "mode", Mode.AUTO), _one_of(body, "device", Device.CUDA)
+    return Request(job=job, ranks=tuple(ranks), mode=mode, device=device, plan_id=plan_id)
 
 
-def to_json(request: Request) -> dict[str, Any]:
-    """Plain values, from which the request comes back."""
-    return {
-        "job": bundle(request.job),
-        "ranks": list(request.ranks),
-        "mode": request.mode.value,
-        "device": request.device.value,
-        "plan_id": request.plan_id,
-    }
+def _one_of(body: Mapping[str, Any], key: str, usual: _Choice) -> _Choice:
+    kind, value = type(usual), body.get(key, usual.value)
+    if value not in list(kind):
+        raise SpecError(f"{str(value)[:80]!r} is no {key}", allowed=", ".join(kind), place=key)
+    return kind(value)
 
 
 def from_json(document: Mapping[str, Any]) -> Request:
-    """The request that was written. Raises SpecError if it was not."""
+    """The request of which these are the plain values. Raises SpecError if they are not those of one."""
     return request_of(document, load_bundle(document["job"]), str(document.get("plan_id", "")))
-
-
-def _one_of(body: Mapping[str, Any], key: str, allowed: list[str], default: str) -> str:
-    value = body.get(key, default)
-    if value not in allowed:
-        raise SpecError(f"{str(value)[:80]!r} is no {key}", allowed=", ".join(allowed), place=key)
-    return str(value)
-
-
-def _ranks(given: Any, job: Job) -> tuple[int, ...]:
-    world_size = Mesh.of(job.parallel).world_size
-    if given is None:
-        return representatives(Mesh.of(job.parallel), MOST_RANKS)
-    allowed = f"1 to {MOST_RANKS} different ranks from 0 to {world_size - 1}"
-    if not isinstance(given, list | tuple) or not 1 <= len(given) <= MOST_RANKS:
-        raise SpecError("these are no ranks", allowed=allowed, place="ranks")
-    for rank in given:
-        if type(rank) is not int or not 0 <= rank < world_size or given.count(rank) > 1:
-            raise SpecError(f"{str(rank)[:40]} cannot be one of the ranks", allowed=allowed, place="ranks")
-    return tuple(given)
 
 
 SCHEMA = "planner.validation/1"
 LIST_SCHEMA = "planner.validations/1"
-_ASKED = "request"
+ASKED = "request"
+"""The key of a stored validation's result for what was asked for; with the job as long as it may have to be run."""
 
 
 def validation_json(validation: Validation, *, with_result: bool = True) -> dict[str, Any]:
     """Plain values, keys in this order; `result` is null until there is one."""
-    asked = validation.result.get(_ASKED, {})
-    found = {key: value for key, value in validation.result.items() if key != _ASKED}
+    asked = validation.result.get(ASKED, {})
+    result = {key: value for key, value in validation.result.items() if key != ASKED}
     return {
         "schema": SCHEMA,
         "validation_id": validation.validation_id,
@@ -129,30 +112,9 @@ def validation_json(validation: Validation, *, with_result: bool = True) -> dict
         "gpu": validation.gpu,
         "torch": validation.torch,
         "asked_at": validation.asked_at.isoformat(),
-        "finished_at": _moment(validation.finished_at),
+        "finished_at": None if validation.finished_at is None else validation.finished_at.isoformat(),
         "out_of_memory": validation.out_of_memory,
         "error_percent": validation.error_percent,
         "problem": validation.problem,
-        **({"result": found or None} if with_result else {}),
+        **({"result": result or None} if with_result else {}),
     }
-
-
-def waiting(request: Request) -> dict[str, Any]:
-    """What has to be known to run it, even by another process."""
-    return {_ASKED: to_json(request)}
-
-
-def result_document(request: Request, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept for good: without the job, which its plan has."""
-    asked = {key: value for key, value in to_json(request).items() if key != "job"}
-    return {_ASKED: asked, **result}
-
-
-def stored_request(validation: Validation) -> Request | None:
-    """What was asked for, of one that is not over. Raises SpecError if it cannot be read any more."""
-    asked = validation.result.get(_ASKED, {})
-    return from_json(asked) if validation.state is ValidationState.PENDING and "job" in asked else None
-
-
-def _moment(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()

@@ -8,11 +8,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from typing import Any
 
 from planner.errors import PlannerError
+from planner.records import to_plain
 from planner.runtime.limits import Limits
 from planner.service.errors import BusyError
 from planner.service.history.errors import HistoryUnavailableError
@@ -23,8 +25,9 @@ from planner.service.orders import code_isolation, order_of
 from planner.service.plan_provider import CalibrationInUse
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.service.validation import requests, validation_run
+from planner.service.validation.calibration_learning import CalibrationLearner
 from planner.service.validation.measuring_workers import Node, RefusedError, StoppedError
-from planner.service.validation.rank_comparison import CalibrationLearner, Result
+from planner.service.validation.rank_comparison import Result
 from planner.service.validation.requests import Device, Request
 from planner.service.validation.validation_run import Conditions
 from planner.settings import Settings
@@ -83,11 +86,25 @@ class ValidationRunner:
 
     def begin(self) -> None:
         """Settle what a predecessor left, and start to learn. Raises HistoryError if the history cannot be used."""
-        for left in self._history.validations.newest(_MOST_RECOVERED, state=ValidationState.RUNNING):
+        stored = self._history.validations
+        for left in stored.newest(_MOST_RECOVERED, state=ValidationState.RUNNING):
             problem = "the process that ran it ended before it was done; ask again"
-            self._history.validations.put(_fail_validation(left, problem))
-        for left in reversed(self._history.validations.newest(_MOST_RECOVERED, state=ValidationState.PENDING)):
-            self._again(left)
+            stored.put(_over(left, ValidationState.FAILED, problem))
+        for left in reversed(stored.newest(_MOST_RECOVERED, state=ValidationState.PENDING)):
+            asked = left.result.get(requests.ASKED, {})
+            if "job" not in asked:
+                problem = "what was asked is not known any more; ask again"
+                stored.put(_over(left, ValidationState.FAILED, problem))
+                continue
+            try:
+                request = requests.from_json(asked)
+            except PlannerError as error:
+                problem = f"what was asked cannot be read any more: {error.problem}"
+                stored.put(_over(left, ValidationState.FAILED, problem))
+                continue
+            with self._lock:
+                self._open += 1
+            self._pool.submit(self._validate, left, request)
         self._learner.start()
 
     def start(self, request: Request) -> Validation:
@@ -96,16 +113,16 @@ class ValidationRunner:
         Raises BusyError if too many wait, HistoryError if it cannot be stored.
         """
         order = order_of(request.job, self._calibration.current(), self._torches)
-        plan_id = request.plan_id or order.plan_id
-        request = dataclasses.replace(request, plan_id=plan_id)
+        request = dataclasses.replace(request, plan_id=request.plan_id or order.plan_id)
+        gpu = request.job.cluster.gpu
         validation = Validation(
-            validation_id=_new_id(),
-            plan_id=plan_id,
+            validation_id="va-" + base64.b32encode(os.urandom(17)).decode().lower()[:26],
+            plan_id=request.plan_id,
             state=ValidationState.PENDING,
             asked_at=datetime.now(UTC),
             mode=request.mode.value,
-            gpu=NO_GPU if request.device is Device.CPU else _gpu(request),
-            result=requests.waiting(request),
+            gpu=NO_GPU if request.device is Device.CPU else gpu.name or gpu.arch,
+            result={requests.ASKED: to_plain(request)},
         )
         with self._lock:
             if self._open >= self._settings.validation_queue + self._settings.validations_at_once:
@@ -120,7 +137,7 @@ class ValidationRunner:
             self._history.validations.put(validation)
         except RefusedError as error:
             self._count_finished()
-            refused = _over(validation, request, ValidationState.REFUSED, problem=str(error))
+            refused = _over(validation, ValidationState.REFUSED, str(error))
             self._history.validations.put(refused)
             return refused
         except BaseException:
@@ -137,21 +154,6 @@ class ValidationRunner:
         until = time.monotonic() + STOP_SECONDS
         while self._running and time.monotonic() < until:
             time.sleep(0.05)
-
-    def _again(self, left: Validation) -> None:
-        try:
-            request = requests.stored_request(left)
-        except PlannerError as error:
-            self._history.validations.put(
-                _fail_validation(left, f"what was asked cannot be read any more: {error.problem}")
-            )
-            return
-        if request is None:
-            self._history.validations.put(_fail_validation(left, "what was asked is not known any more; ask again"))
-            return
-        with self._lock:
-            self._open += 1
-        self._pool.submit(self._validate, left, request)
 
     def _validate(self, validation: Validation, request: Request) -> None:
         began = time.monotonic()
@@ -186,30 +188,22 @@ class ValidationRunner:
         except StoppedError:
             return validation
         except RefusedError as error:
-            return _over(validation, request, ValidationState.REFUSED, problem=str(error))
+            return _over(validation, ValidationState.REFUSED, str(error))
         except PlannerError as error:
-            return _over(validation, request, ValidationState.FAILED, problem=str(error))
+            return _over(validation, ValidationState.FAILED, str(error))
         except Exception as error:
             _log.exception("validation %s: a fault of planner itself", validation.validation_id)
-            return _over(
-                validation, request, ValidationState.FAILED, problem=f"a fault of planner itself: {error!r:.300}"
-            )
-        ended = _over(
+            return _over(validation, ValidationState.FAILED, f"a fault of planner itself: {error!r:.300}")
+        measured = dataclasses.replace(
             validation,
-            request,
-            ValidationState.FAILED if result.problem else ValidationState.DONE,
-            problem=result.problem,
-        )
-        on_gpu = result.document["device"]["kind"] != "cpu"
-        return dataclasses.replace(
-            ended,
             mode=result.document["mode"],
-            gpu=validation.gpu if on_gpu else NO_GPU,
+            gpu=NO_GPU if result.document["device"]["kind"] == "cpu" else validation.gpu,
             torch=result.torch,
             out_of_memory=result.out_of_memory,
             error_percent=result.error_percent,
-            result=requests.result_document(request, result.document),
         )
+        state = ValidationState.FAILED if result.problem else ValidationState.DONE
+        return _over(measured, state, result.problem, result.document)
 
     def _keep(self, validation: Validation) -> None:
         """Store how it ended; while the history does not answer, again and again for some time."""
@@ -232,42 +226,26 @@ class ValidationRunner:
         while not self._stop.is_set():
             self._learn.clear()
             try:
-                found = self._learning.refresh()
+                calibration = self._learning.refresh()
             except PlannerError as error:
                 _log.warning("nothing is learnt now: %s", error)
             except Exception:
                 _log.exception("learning: a fault of planner itself")
             else:
-                if found is not None:
-                    _log.info("calibration %s: %d corrections", found.id, len(found.corrections))
+                if calibration is not None:
+                    _log.info("calibration %s: %d corrections", calibration.id, len(calibration.corrections))
             self._learn.wait(LEARN_SECONDS)
 
 
-def _over(validation: Validation, request: Request, state: ValidationState, problem: str) -> Validation:
+def _over(
+    validation: Validation, state: ValidationState, problem: str, document: Mapping[str, Any] | None = None
+) -> Validation:
+    """What is kept for good: without the job, which its plan has."""
+    asked = {key: value for key, value in validation.result.get(requests.ASKED, {}).items() if key != "job"}
     return dataclasses.replace(
         validation,
         state=state,
         finished_at=datetime.now(UTC),
         problem=problem,
-        result=requests.result_document(request, {}),
+        result={requests.ASKED: asked, **(document or {})},
     )
-
-
-def _fail_validation(validation: Validation, problem: str) -> Validation:
-    asked = {key: value for key, value in validation.result.get("request", {}).items() if key != "job"}
-    return dataclasses.replace(
-        validation,
-        state=ValidationState.FAILED,
-        finished_at=datetime.now(UTC),
-        problem=problem,
-        result={"request": asked},
-    )
-
-
-def _gpu(request: Request) -> str:
-    gpu = request.job.cluster.gpu
-    return gpu.name or gpu.arch
-
-
-def _new_id() -> str:
-    return "va-" + base64.b32encode(os.urandom(17)).decode().lower()[:26]

@@ -7,18 +7,17 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
 from planner.errors import MeasureError
-from planner.hardware import catalog
 from planner.job.layout import Mesh, RankClass, rank_classes
 from planner.job.loading import bundle, job_on_gpu
 from planner.job.overhead import outside_of
-from planner.job.schema import Gpu, Job, Software
+from planner.job.schema import Job, Software
 from planner.planning import pipeline
 from planner.planning.judging import RankTrace
 from planner.runtime.limits import Limits
@@ -70,14 +69,20 @@ def nodes() -> tuple[measuring_workers.Node, ...]:
 
 def setting_of(request: Request, there: Sequence[measuring_workers.Node]) -> Setting:
     """Where the request would run. Raises RefusedError if this cluster cannot."""
+
+    def place(processes: int) -> Place:
+        if request.device is Device.CPU:
+            return measuring_workers.place_on_cpus(there, processes)
+        return measuring_workers.place_on_gpus(there, request.job.cluster.gpu, processes)
+
     world = request.world_size
     if request.mode is Mode.REAL_PEERS or (request.mode is Mode.AUTO and world > 1):
         try:
-            return Setting(mode=Mode.REAL_PEERS, place=_place(request, there, world), measured=tuple(range(world)))
+            return Setting(mode=Mode.REAL_PEERS, place=place(world), measured=tuple(range(world)))
         except RefusedError:
             if request.mode is not Mode.AUTO:
                 raise
-    return Setting(mode=Mode.ABSENT_PEERS, place=_place(request, there, 1), measured=request.ranks)
+    return Setting(mode=Mode.ABSENT_PEERS, place=place(1), measured=request.ranks)
 
 
 def validate(
@@ -92,45 +97,50 @@ def validate(
     Raises RefusedError if the cluster has no such place, MeasureError for whatever went wrong while measuring,
     SpecError and TraceError if the step cannot be traced, StoppedError if `stop` was set.
     """
-    setting = setting_of(request, nodes())
+    job, setting = request.job, setting_of(request, nodes())
     predicted = _trace_rank_classes(request, setting, conditions)
     with measuring_workers.start_workers(setting.place, wait_seconds=conditions.wait_seconds, stop=stop) as workers:
         running()
-        measured = _measure_ranks(request, setting, workers, conditions, stop)
-    ranks = [_beside(request.job, predicted, each) for each in measured.values()]
-    return compare_ranks(ranks, setting.mode.value)
+        measurements = _measure_ranks(request, setting, workers, conditions, stop)
+    compared = []
+    for measurement in measurements.values():
+        trace = next(trace for trace in predicted if measurement.rank in trace.rank_class.ranks)
+        # The figures outside the allocator hinge on the software that it ran with, where that is known.
+        ran = {name: measurement.software.get(name) or getattr(job.software, name) for name in ("torch", "cuda")}
+        compared.append(
+            RankComparison(
+                plan=pipeline.judge_traces(job, [trace]).plan,
+                events=trace.trace.written_out(),
+                measurement=measurement,
+                outside=outside_of(dataclasses.replace(job, software=Software(**ran))),
+                gpu=job.cluster.gpu,
+            )
+        )
+    return compare_ranks(compared, setting.mode.value)
 
 
-def on_cpu(request: Request, conditions: Conditions) -> bool:
+def _on_cpu(request: Request, conditions: Conditions) -> bool:
     """Whether the step runs on a CPU, whatever it was asked to be scheduled on."""
     return conditions.rehearsal or request.device is Device.CPU
 
 
-def _place(request: Request, there: Sequence[measuring_workers.Node], processes: int) -> Place:
-    if request.device is Device.CPU:
-        return measuring_workers.place_on_cpus(there, processes)
-    return measuring_workers.place_on_gpus(there, request.job.cluster.gpu, processes)
-
-
-def _trace_rank_classes(request: Request, setting: Setting, conditions: Conditions) -> tuple[RankTrace, ...]:
+def _trace_rank_classes(request: Request, setting: Setting, conditions: Conditions) -> list[RankTrace]:
     """What each class of the ranks that run does on paper: any of them may run out of memory."""
-    target = "cpu" if on_cpu(request, conditions) else ""
-    found = []
-    for each in rank_classes(Mesh.of(request.job.parallel)):
-        if not _has_any(each, setting.measured):
-            continue
-        first = _trace_rank(request.job, each.representative, target, conditions)
-        for part in pipeline.parts_of_class(request.job, each, first):
-            if not _has_any(part, setting.measured):
-                continue
-            of_another_size = part.representative != each.representative
-            trace = _trace_rank(request.job, part.representative, target, conditions) if of_another_size else first
-            found.append(RankTrace(part, trace))
-    return tuple(found)
+    job, isolation = request.job, isolation_of(request.job, conditions.isolation)
 
+    def runs(rank_class: RankClass) -> bool:
+        return any(rank in rank_class.ranks for rank in setting.measured)
 
-def _trace_rank(job: Job, rank: int, target: str, conditions: Conditions) -> Trace:
-    return trace_isolated(job, rank, target, isolation_of(job, conditions.isolation))
+    def trace(rank: int) -> Trace:
+        return trace_isolated(job, rank, "cpu" if _on_cpu(request, conditions) else "", isolation)
+
+    traces = []
+    for rank_class in filter(runs, rank_classes(Mesh.of(job.parallel))):
+        first = trace(rank_class.representative)
+        for part in filter(runs, pipeline.parts_of_class(job, rank_class, first)):
+            is_first = part.representative == rank_class.representative
+            traces.append(RankTrace(part, first if is_first else trace(part.representative)))
+    return traces
 
 
 def isolation_of(job: Job, isolation: Isolation) -> Isolation:
@@ -138,35 +148,31 @@ def isolation_of(job: Job, isolation: Isolation) -> Isolation:
     return isolation if job.model.factory else dataclasses.replace(isolation, walls=None)
 
 
-def _has_any(each: RankClass, ranks: Sequence[int]) -> bool:
-    return any(rank in each.ranks for rank in ranks)
-
-
 def _measure_ranks(
     request: Request, setting: Setting, workers: Sequence[Any], conditions: Conditions, stop: threading.Event
 ) -> dict[int, Measurement]:
-    told: dict[str, Any] = {
+    asked: dict[str, Any] = {
         "job": bundle(request.job),
-        "device": "cpu" if on_cpu(request, conditions) else "cuda",
+        "device": "cpu" if _on_cpu(request, conditions) else "cuda",
         "world_size": request.world_size,
         "code": dataclasses.asdict(conditions.isolation.code),
     }
     walls = None if conditions.bare else isolation_of(request.job, conditions.isolation).walls
-    real = setting.mode is Mode.REAL_PEERS and request.world_size > 1
+
+    def measure(places: Iterable[tuple[Any, int]]) -> dict[int, dict[str, Any]]:
+        tasks = [(worker, {**asked, "rank": rank}) for worker, rank in places]
+        return measuring_workers.all_answers(tasks, conditions.measuring, stop, walls)
+
     meeting = measuring_workers.meeting_of(workers)
-    if real:
-        tasks = [
-            (worker, {**told, "rank": rank, "meeting": meeting})
-            for worker, rank in zip(workers, setting.measured, strict=True)
-        ]
-        return measurements_of(measuring_workers.all_answers(tasks, conditions.measuring, stop, walls), request.ranks)
-    answers: dict[int, dict[str, Any]] = {}
-    for rank in setting.measured:
-        answers |= measuring_workers.all_answers(
-            [(workers[0], {**told, "rank": rank})], conditions.measuring, stop, walls
-        )
-        if "problem" in answers[rank]:
-            break
+    if setting.mode is Mode.REAL_PEERS and request.world_size > 1:
+        asked["meeting"] = meeting
+        answers = measure(zip(workers, setting.measured, strict=True))
+    else:
+        answers = {}
+        for rank in setting.measured:
+            answers |= measure([(workers[0], rank)])
+            if "problem" in answers[rank]:
+                break
     return measurements_of(answers, request.ranks)
 
 
@@ -177,36 +183,18 @@ def measurements_of(answers: Mapping[int, Mapping[str, Any]], wanted: Sequence[i
     may be missing.
     """
     problems = {rank: answer for rank, answer in answers.items() if "problem" in answer}
-    found = {
+    measurements = {
         rank: measurement_lines.from_json(answer["measurement"])
         for rank, answer in sorted(answers.items())
         if rank not in problems
     }
-    ran_out = {rank for rank, each in found.items() if each.out_of_memory is not None}
+    ran_out = {rank for rank, measurement in measurements.items() if measurement.out_of_memory is not None}
     if problems and not ran_out:
-        rank, answer = min(problems.items(), key=lambda each: (bool(each[1].get("of_a_peer")), each[0]))
-        said = {name: str(answer.get(name, "")) for name in ("allowed", "remedy")}
+        rank, answer = min(problems.items(), key=lambda problem: (bool(problem[1].get("of_a_peer")), problem[0]))
+        parts = {name: str(answer.get(name, "")) for name in ("allowed", "remedy")}
         whose = f"rank {rank}: " if len(answers) > 1 else ""
-        raise MeasureError(f"{whose}{answer['problem']}", **said)
-    return {rank: each for rank, each in found.items() if rank in ran_out or rank in wanted}
-
-
-def _beside(job: Job, traces: Sequence[RankTrace], measured: Measurement) -> RankComparison:
-    trace = next(each for each in traces if measured.rank in each.rank_class.ranks)
-    return RankComparison(
-        plan=pipeline.judge_traces(job, [trace]).plan,
-        events=trace.trace.written_out(),
-        measurement=measured,
-        outside=outside_of(dataclasses.replace(job, software=as_it_ran(job, measured.software))),
-        gpu=job.cluster.gpu,
-    )
-
-
-def as_it_ran(job: Job, software: Mapping[str, str]) -> Software:
-    """The software on which the figures outside the allocator hinge, as measured where that is known."""
-    return Software(
-        torch=software.get("torch", "") or job.software.torch, cuda=software.get("cuda", "") or job.software.cuda
-    )
+        raise MeasureError(f"{whose}{answer['problem']}", **parts)
+    return {rank: measurement for rank, measurement in measurements.items() if rank in ran_out or rank in wanted}
 
 
 def hide_gpus() -> None:
@@ -234,7 +222,18 @@ def validate_here(request: Request, *, seconds: float, rehearsal: bool) -> Resul
     conditions = Conditions(
         isolation=Isolation(limits=limits), measuring=limits, wait_seconds=seconds, rehearsal=rehearsal
     )
-    ray.init(**_options(request, rehearsal))
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if not os.environ.get("RAY_ADDRESS"):
+        options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+        processes = request.world_size if request.mode is not Mode.ABSENT_PEERS else 1
+        if request.device is Device.CPU or rehearsal:
+            options["num_cpus"] = max(os.cpu_count() or 1, min(processes, 64))
+        if rehearsal:
+            options["num_gpus"] = min(processes, 64)
+        # Ray does not know every GPU by name. Whether it is the job's is seen when it has been measured.
+        if kind := measuring_workers.kind_of(request.job.cluster.gpu):
+            options["labels"] = {measuring_workers.LABEL: kind}
+    ray.init(**options)
     try:
         hide_gpus()
         print(f"here: {measuring_workers.format_nodes(nodes())}; predicting, then measuring", file=sys.stderr)
@@ -254,24 +253,3 @@ def format_result(result: Result, *, as_json: bool) -> str:
     ]
     error = "none can be told" if result.error_percent is None else f"{result.error_percent:.2f} %"
     return "\n".join(parts) + f"\nerror of {result.document['error_of']} bytes, the worst rank's: {error}\n"
-
-
-def _options(request: Request, rehearsal: bool) -> dict[str, Any]:
-    common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-    if os.environ.get("RAY_ADDRESS"):
-        return common
-    local = {**common, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-    processes = request.world_size if request.mode is not Mode.ABSENT_PEERS else 1
-    if request.device is Device.CPU or rehearsal:
-        local["num_cpus"] = max(os.cpu_count() or 1, min(processes, 64))
-    if rehearsal:
-        local["num_gpus"] = min(processes, 64)
-    kind = _kind(request.job.cluster.gpu)
-    # Ray does not know every GPU by name. Whether it is the job's is seen when it has been measured.
-    return {**local, "labels": {measuring_workers.LABEL: kind}} if kind else local
-
-
-def _kind(gpu: Gpu) -> str:
-    """What Ray calls the job's GPU; for one without a name, any of its architecture."""
-    known = [each for each in catalog.gpus().values() if (each.name == gpu.name if gpu.name else each.arch == gpu.arch)]
-    return next((alias for each in known for alias in each.aliases), "")
