@@ -50,7 +50,7 @@ def read_conf(conf: str) -> Conf:
     """
     changes: dict[str, Any] = {}
     without_effect: list[str] = []
-    for option, value in _options(conf):
+    for option, value in read_options(conf):
         if option in _WITHOUT_EFFECT:
             without_effect.append(option)
         elif option == "backend":
@@ -68,8 +68,11 @@ def too_small(option: str, value_bytes: int, least_bytes: int) -> AllocatorConfE
     return _fault(f"{option}: {value_bytes // MIB} is too small", f"{least_bytes // MIB} and more")
 
 
-def _options(conf: str) -> Iterator[tuple[str, str]]:
-    """Option and value, split at the commas outside brackets; white space means nothing."""
+def read_options(conf: str) -> Iterator[tuple[str, str]]:
+    """Option and value, split at the commas outside brackets; white space means nothing.
+
+    Raises AllocatorConfError for an option without a value.
+    """
     text = "".join(conf.split())
     depth, start = 0, 0
     for end, character in enumerate(text + ","):

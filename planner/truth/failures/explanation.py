@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.errors import PlannerError
 from planner.events import Phase
 from planner.job.rank_sets import RankSet
-from planner.report.statement import PhaseStatement, RankClassStatement, fields_to_json
+from planner.report.statement import RankClassStatement, fields_to_json
 from planner.report.style import size
 from planner.truth.failures.causes import CONTEXT_BYTES, Judgement, judge
 from planner.truth.failures.messages import (
@@ -39,196 +39,149 @@ _DTYPE_BYTES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parting:
     """One thing in which plan and failure differ; bytes are None where it is no figure."""
 
     kind: str
-    """another_job, other_gpu, other_world, other_process, outside_allocator, phase, allocated, fragmentation, none"""
+    """another_job, other_gpu, other_world, other_process, outside_allocator, not_pytorch, phase, allocated,
+    fragmentation, none"""
     planned_bytes: int | None
     found_bytes: int | None
     sentence: str
 
 
-def set_beside(
-    plan: Predicted,
-    rank: int | None,
-    message: tuple[GpuFailure, Judgement] | None,
-    snapshot: SnapshotFailure | None,
+def _set_beside(
+    plan: Predicted, rank: int | None, message: tuple[GpuFailure, Judgement] | None, snapshot: SnapshotFailure | None
 ) -> tuple[Parting, ...]:
-    """Where they part, the weightiest first; one of kind `none` where nothing that is known differs.
-
-    `rank` is the one that failed; None takes the message's, else rank 0.
-    """
+    """Where they part, the weightiest first; one of kind `none` where nothing that is known differs."""
     failure = message[0] if message else None
-    said = failure.rank if failure is not None and rank is None else rank
-    world = sum(len(RankSet.parse(each.ranks)) for each in plan.rank_classes)
-    found: list[Parting] = []
-    if said is not None and said >= world:
-        found.append(
-            Parting(
-                kind="other_world",
-                planned_bytes=None,
-                found_bytes=None,
-                sentence=f"rank {said} failed, and the plan has {world} ranks: the job ran with another world size",
-            )
-        )
-        said = None
-    statement = class_of(plan, said or 0)
+    failed = failure.rank if failure is not None and rank is None else rank
+    world = sum(len(RankSet.parse(ranks.ranks)) for ranks in plan.rank_classes)
+    partings: list[Parting] = []
+    if failed is not None and failed >= world:
+        sentence = f"rank {failed} failed, and the plan has {world} ranks: the job ran with another world size"
+        partings.append(Parting("other_world", None, None, sentence))
+        failed = None
+    statement = class_of(plan, failed or 0)
     if snapshot is not None:
-        found += _of_another_job(statement, snapshot)
+        partings += _of_another_job(statement, snapshot)
     if message is not None:
-        found += _of_the_device(statement, *message)
+        partings += _of_the_device(statement, *message)
     if snapshot is not None:
-        found += [*_of_the_world(statement, snapshot), *_of_phases(statement, snapshot)]
-    found += _of_sums(statement, failure, snapshot)
-    return tuple(found) or (_nothing(statement),)
+        partings += [*_of_the_world(statement, snapshot), *_of_phases(statement, snapshot)]
+    partings += _of_sums(statement, failure, snapshot)
+    if not partings:
+        sentence = f"nothing that is told differs from the plan, which says {statement.verdict.value}"
+        partings.append(Parting("none", statement.peak.allocated_bytes, None, sentence))
+    return tuple(partings)
 
 
 def _of_another_job(statement: RankClassStatement, snapshot: SnapshotFailure) -> Iterator[Parting]:
     sizes = {
-        math.prod(each.shape) * _DTYPE_BYTES[each.dtype]
-        for each in statement.holders
-        if each.shape and each.dtype in _DTYPE_BYTES
+        math.prod(holder.shape) * _DTYPE_BYTES[holder.dtype]
+        for holder in statement.holders
+        if holder.shape and holder.dtype in _DTYPE_BYTES
     }
-    telling = {each for each in sizes if each >= _TELLING_BYTES}
+    telling = {held_bytes for held_bytes in sizes if held_bytes >= _TELLING_BYTES}
     if len(telling) >= _KNOWN_SIZES and not telling & snapshot.sizes:
-        yield Parting(
-            kind="another_job",
-            planned_bytes=None,
-            found_bytes=None,
-            sentence=f"none of the {len(telling)} largest sizes that the plan holds at its peak was ever asked "
-            f"for in the "
-            "snapshot: it is of another job, or of another rank",
+        sentence = (
+            f"none of the {len(telling)} largest sizes that the plan holds at its peak was ever asked for in the "
+            "snapshot: it is of another job, or of another rank"
         )
+        yield Parting("another_job", None, None, sentence)
 
 
 def _of_the_device(statement: RankClassStatement, failure: GpuFailure, judged: Judgement) -> Iterator[Parting]:
     total, planned = failure.total_bytes, statement.capacity_bytes
     if total is not None and abs(total - planned) > _SAME_GPU * max(total, planned):
-        yield Parting(
-            kind="other_gpu",
-            planned_bytes=planned,
-            found_bytes=total,
-            sentence=f"planned for {size(planned)} of a GPU, and it ran on one of {size(total)}",
-        )
-    others = judged.held.get("other_processes", 0)
-    if others:
-        yield Parting(
-            kind="other_process",
-            planned_bytes=0,
-            found_bytes=others,
-            sentence=f"other processes held {size(others)} of the GPU, and the plan has it alone",
-        )
+        sentence = f"planned for {size(planned)} of a GPU, and it ran on one of {size(total)}"
+        yield Parting("other_gpu", planned, total, sentence)
+    if others := judged.held.get("other_processes", 0):
+        sentence = f"other processes held {size(others)} of the GPU, and the plan has it alone"
+        yield Parting("other_process", 0, others, sentence)
     outside, expected = judged.held.get("outside_allocator"), statement.outside_allocator.total_bytes
     if outside is not None and outside > expected + max(CONTEXT_BYTES, expected // 10):
-        yield Parting(
-            kind="outside_allocator",
-            planned_bytes=expected,
-            found_bytes=outside,
-            sentence=f"this process held {size(outside)} outside of PyTorch's allocator, and the plan has "
-            f"{size(expected)}"
-            " there (CUDA context and NCCL)",
+        sentence = (
+            f"this process held {size(outside)} outside of PyTorch's allocator, and the plan has {size(expected)} "
+            "there (CUDA context and NCCL)"
         )
+        yield Parting("outside_allocator", expected, outside, sentence)
     unknown = judged.held.get("not_pytorch", judged.held.get("not_listed", 0))
     if unknown > expected + CONTEXT_BYTES:
-        yield Parting(
-            kind="not_pytorch",
-            planned_bytes=expected,
-            found_bytes=unknown,
-            sentence=f"{size(unknown)} of the GPU are neither free nor PyTorch's, and the plan has "
-            f"{size(expected)} outside"
-            " of the allocator: another process, or more outside than was planned",
+        sentence = (
+            f"{size(unknown)} of the GPU are neither free nor PyTorch's, and the plan has {size(expected)} outside of "
+            "the allocator: another process, or more outside than was planned"
         )
+        yield Parting("not_pytorch", expected, unknown, sentence)
 
 
 def _of_the_world(statement: RankClassStatement, snapshot: SnapshotFailure) -> Iterator[Parting]:
     """A job that is sharded over fewer ranks holds a multiple of parameters and states before its forward."""
     held = snapshot.before_forward_bytes
-    ends = [each.end_allocated_bytes for each in statement.phases if each.phase in (Phase.LOAD, Phase.OPTIMIZER_STEP)]
-    ends = [each for each in ends if each]
-    if not held or not ends or any(abs(held - each) <= 0.05 * each for each in ends):
+    ends = [
+        phase.end_allocated_bytes
+        for phase in statement.phases
+        if phase.phase in (Phase.LOAD, Phase.OPTIMIZER_STEP) and phase.end_allocated_bytes
+    ]
+    if not held or any(abs(held - end) <= 0.05 * end for end in ends):
         return
     for planned in ends:
         times = round(held / planned)
         if times >= 2 and abs(held - times * planned) <= 0.02 * held:
-            yield Parting(
-                kind="other_world",
-                planned_bytes=planned,
-                found_bytes=held,
-                sentence=f"before its forward it held {times} times the {size(planned)} that are planned: as of "
-                f"a job that "
-                f"is sharded over a {times}th of the ranks",
+            sentence = (
+                f"before its forward it held {times} times the {size(planned)} that are planned: as of a job that is "
+                f"sharded over a {times}th of the ranks"
             )
+            yield Parting("other_world", planned, held, sentence)
             return
 
 
 def _of_phases(statement: RankClassStatement, snapshot: SnapshotFailure) -> Iterator[Parting]:
     """The first phase of a step in which more was held than planned."""
+    peaks: dict[Phase, int] = {}
+    for planned_phase in statement.phases:
+        peaks[planned_phase.phase] = max(peaks.get(planned_phase.phase, 0), planned_phase.peak_allocated_bytes)
     for phase, most in snapshot.phase_peaks.items():
-        planned = max((each.peak_allocated_bytes for each in _of(statement, phase)), default=None)
+        planned = peaks.get(phase)
         wanted = most + (snapshot.size_bytes or 0 if phase is snapshot.phase else 0)
         if planned is not None and wanted > planned * (1 + _ALIKE):
             also = ", with the request that failed," if wanted != most else ""
-            yield Parting(
-                kind="phase",
-                planned_bytes=planned,
-                found_bytes=wanted,
-                sentence=f"{phase.value} is the first phase in which more was held than planned: {size(wanted)}{also} "
-                f"against {size(planned)}",
+            sentence = (
+                f"{phase.value} is the first phase in which more was held than planned: {size(wanted)}{also} against "
+                f"{size(planned)}"
             )
+            yield Parting("phase", planned, wanted, sentence)
             return
 
 
 def _of_sums(
     statement: RankClassStatement, failure: GpuFailure | None, snapshot: SnapshotFailure | None
 ) -> Iterator[Parting]:
-    allocated, unallocated, tried = _sums(failure, snapshot)
-    if allocated is None:
+    unallocated: int | None
+    if snapshot is not None:
+        allocated, tried = snapshot.state.allocated_bytes, snapshot.size_bytes
+        unallocated = snapshot.state.reserved_bytes - allocated
+    elif failure is not None and failure.allocated_bytes is not None:
+        allocated, tried = failure.allocated_bytes - failure.private_pool_bytes, failure.tried_bytes
+        unallocated = failure.unallocated_bytes
+    else:
         return
-    peak = statement.peak
-    wanted = allocated + (tried or 0)
+    peak, wanted = statement.peak, allocated + (tried or 0)
     if wanted > peak.allocated_bytes * (1 + _ALIKE):
-        yield Parting(
-            kind="allocated",
-            planned_bytes=peak.allocated_bytes,
-            found_bytes=wanted,
-            sentence=f"the job wanted {size(wanted)} in tensors, and its planned peak is {size(peak.allocated_bytes)} "
-            f"({peak.phase.value} of iteration {peak.iteration}): it is not the job that was planned, or it "
-            f"holds what the "
-            "plan does not know of (longer batches, retained outputs)",
+        sentence = (
+            f"the job wanted {size(wanted)} in tensors, and its planned peak is {size(peak.allocated_bytes)} "
+            f"({peak.phase.value} of iteration {peak.iteration}): it is not the job that was planned, or it holds what "
+            "the plan does not know of (longer batches, retained outputs)"
         )
+        yield Parting("allocated", peak.allocated_bytes, wanted, sentence)
     planned = max(peak.reserved_bytes - peak.allocated_bytes, 0)
     if unallocated is not None and unallocated > 2 * planned + statement.capacity_bytes // 20:
-        yield Parting(
-            kind="fragmentation",
-            planned_bytes=planned,
-            found_bytes=unallocated,
-            sentence=f"{size(unallocated)} were reserved and in no tensor, planned are {size(planned)}: many different "
-            "sizes, or an order of allocations that the plan has not seen",
+        sentence = (
+            f"{size(unallocated)} were reserved and in no tensor, planned are {size(planned)}: many different sizes, "
+            "or an order of allocations that the plan has not seen"
         )
-
-
-def _sums(failure: GpuFailure | None, snapshot: SnapshotFailure | None) -> tuple[int | None, int | None, int | None]:
-    if snapshot is not None:
-        state = snapshot.state
-        return state.allocated_bytes, state.reserved_bytes - state.allocated_bytes, snapshot.size_bytes
-    if failure is None or failure.allocated_bytes is None:
-        return None, None, None
-    return failure.allocated_bytes - failure.private_pool_bytes, failure.unallocated_bytes, failure.tried_bytes
-
-
-def _of(statement: RankClassStatement, phase: Phase) -> list[PhaseStatement]:
-    return [each for each in statement.phases if each.phase is phase]
-
-
-def _nothing(statement: RankClassStatement) -> Parting:
-    return Parting(
-        kind="none",
-        planned_bytes=statement.peak.allocated_bytes,
-        found_bytes=None,
-        sentence=f"nothing that is told differs from the plan, which says {statement.verdict.value}",
-    )
+        yield Parting("fragmentation", planned, unallocated, sentence)
 
 
 SCHEMA = "planner.out_of_memory/1"
@@ -247,10 +200,10 @@ class Explanation:
     @property
     def cause(self) -> Cause:
         """Of what was said, the first whose cause is known, since the rest follows from it; else the snapshot's."""
-        said = [(failure.line, judged.cause) for failure, judged in self.messages]
-        said += [(each.line, each.cause) for each in self.host]
-        causes = [cause for _, cause in sorted(said)] + [each.cause for each in self.snapshots]
-        return next((each for each in causes if each is not Cause.UNKNOWN), Cause.UNKNOWN)
+        by_line = [(failure.line, judged.cause) for failure, judged in self.messages]
+        by_line += [(failure.line, failure.cause) for failure in self.host]
+        causes = [cause for _, cause in sorted(by_line)] + [failure.cause for failure in self.snapshots]
+        return next((cause for cause in causes if cause is not Cause.UNKNOWN), Cause.UNKNOWN)
 
 
 def explain(
@@ -263,29 +216,26 @@ def explain(
 ) -> Explanation:
     """Explains what is in a text, in a snapshot, or in both of one failure.
 
-    Raises PlannerError where neither tells of one, SnapshotError as replaying does.
+    `rank` is the one that failed; None takes the message's, else rank 0. Raises PlannerError where neither tells of
+    a failure, SnapshotError as replaying does.
     """
     messages = tuple((each, judge(each)) for each in find_messages(text))
     host = tuple(find_host_failures(text))
     if not messages and not host and snapshot is None:
         raise PlannerError(
             "nothing in it says that memory ran out",
-            allowed="torch's CUDA, HIP or XPU out of memory messages, those of the driver, NCCL and CUDA's "
-            "libraries, what "
-            "the kernel, Slurm, Kubernetes and Ray say of a host, or a snapshot",
+            allowed="torch's CUDA, HIP or XPU out of memory messages, those of the driver, NCCL and CUDA's libraries, "
+            "what the kernel, Slurm, Kubernetes and Ray say of a host, or a snapshot",
             remedy="give the whole log, with the lines above the last one",
             place=place,
         )
     figured = next((pair for pair in messages if pair[0].total_bytes is not None), None)
     snapshots = () if snapshot is None else explain_failures(snapshot, place, figured[0] if figured else None)
-    partings = () if plan is None else set_beside(plan, rank, figured, snapshots[0] if snapshots else None)
-    return Explanation(
-        messages=messages,
-        host=host,
-        snapshots=snapshots,
-        partings=partings,
-        plan_id="" if plan is None else plan.plan_id,
-    )
+    explained = Explanation(messages=messages, host=host, snapshots=snapshots)
+    if plan is None:
+        return explained
+    partings = _set_beside(plan, rank, figured, snapshots[0] if snapshots else None)
+    return replace(explained, partings=partings, plan_id=plan.plan_id)
 
 
 def to_json(found: Explanation) -> dict[str, Any]:

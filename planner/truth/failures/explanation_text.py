@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from planner.report.plan_text import join_lines, sentence_lines
 from planner.report.recorded_snapshot import short_path
@@ -10,7 +10,7 @@ from planner.report.style import Style, size
 from planner.truth.failures.causes import Judgement
 from planner.truth.failures.explanation import Explanation
 from planner.truth.failures.messages import Cause, Form, GpuFailure, HostFailure, innermost_own
-from planner.truth.failures.snapshot_failure import Remedy, SnapshotFailure
+from planner.truth.failures.snapshot_failure import SnapshotFailure
 
 _LABEL = 34
 _MOST_MESSAGES = 8
@@ -59,8 +59,8 @@ _ADVICE = {
 def render(name: str, found: Explanation, style: Style) -> str:
     """`name` is what people call the file."""
     lines = [style.paint(name, "bold")]
-    for each in found.messages[:_MOST_MESSAGES]:
-        lines += ["", *_message(*each, style)]
+    for failure, judged in found.messages[:_MOST_MESSAGES]:
+        lines += ["", *_message(failure, judged, style)]
     if len(found.messages) > _MOST_MESSAGES:
         lines += ["", f"and {len(found.messages) - _MOST_MESSAGES} messages more"]
     for snapshot in found.snapshots:
@@ -69,9 +69,14 @@ def render(name: str, found: Explanation, style: Style) -> str:
         lines += ["", *_host(host, style)]
     if found.partings:
         lines += ["", style.paint("beside the plan", "bold")]
-        lines += [f"  {line}" for each in found.partings for line in sentence_lines([each.sentence], style)]
-    lines += ["", *_conclusion(found, style)]
-    return join_lines(lines)
+        lines += _indented([parting.sentence for parting in found.partings], style)
+    conclusion = sentence_lines([f"{_IN_WORDS[found.cause]} {_advice(found)}".strip()], style)
+    color = "yellow" if found.cause is Cause.UNKNOWN else "red"
+    return join_lines([*lines, "", *(style.paint(line, color) for line in conclusion)])
+
+
+def _indented(sentences: Iterable[str], style: Style) -> Iterator[str]:
+    return (f"  {line}" for sentence in sentences for line in sentence_lines([sentence], style))
 
 
 def _message(failure: GpuFailure, judged: Judgement, style: Style) -> Iterator[str]:
@@ -91,49 +96,38 @@ def _message(failure: GpuFailure, judged: Judgement, style: Style) -> Iterator[s
     own = innermost_own(failure.frames)
     if own is not None:
         yield _row("raised at", f"{short_path(own.file)}:{own.line} {own.function}")
-    yield from _held(judged, style)
-    if said := _alone(judged):
-        yield from (f"  {line}" for line in sentence_lines([said], style))
-    for each in judged.contradictions:
-        yield from (style.paint(f"  {line}", "yellow") for line in sentence_lines([f"Does not add up: {each}."], style))
-    for each in judged.notes:
-        yield from (f"  {line}" for line in sentence_lines([each], style))
-
-
-def _alone(judged: Judgement) -> str:
-    """What would have covered what was missing, where that is more than the cause, or too little to be called one."""
-    each = "; ".join(_GIVEN_UP[cause] for cause in judged.alone)
-    if judged.cause in judged.alone:
-        return f"Each alone would have sufficed: {each}." if len(judged.alone) > 1 else ""
-    if not judged.alone or judged.cause is Cause.SINGLE_REQUEST:
-        return ""
-    return (
-        f"So little was missing that this would have covered it: {each}. It is less than a tenth of the GPU, and no "
-        "cause: the next request would have failed."
-    )
-
-
-def _held(judged: Judgement, style: Style) -> Iterator[str]:
     whole = sum(judged.held.values())
-    for name, count in sorted(judged.held.items(), key=lambda each: -each[1]):
+    for name, count in sorted(judged.held.items(), key=lambda row: -row[1]):
         share = count / whole if whole else 0.0
         yield f"  {_HELD[name]:<{_LABEL}}{size(count):>12} {share:>6.1%}  {style.bar(share, 30)}".replace("%", " %")
+    # What would have covered what was missing, where that is more than the cause, or too little to be called one.
+    alone = "; ".join(_GIVEN_UP[cause] for cause in judged.alone)
+    if judged.cause in judged.alone:
+        if len(judged.alone) > 1:
+            yield from _indented([f"Each alone would have sufficed: {alone}."], style)
+    elif alone and judged.cause is not Cause.SINGLE_REQUEST:
+        sentence = (
+            f"So little was missing that this would have covered it: {alone}. It is less than a tenth of the GPU, and "
+            "no cause: the next request would have failed."
+        )
+        yield from _indented([sentence], style)
+    contradictions = _indented((f"Does not add up: {contradiction}." for contradiction in judged.contradictions), style)
+    yield from (style.paint(line, "yellow") for line in contradictions)
+    yield from _indented(judged.notes, style)
 
 
 def snapshot_lines(found: SnapshotFailure, style: Style) -> Iterator[str]:
     """One device's failure as its snapshot recorded it."""
     state = found.state
-    yield style.paint(
-        f"device {found.device}: {'a failed request' if found.recorded else 'the state'} in the snapshot", "bold"
-    )
+    what = "a failed request" if found.recorded else "the state"
+    yield style.paint(f"device {found.device}: {what} in the snapshot", "bold")
     if found.size_bytes is not None:
-        asked = f"{size(found.size_bytes)}, {found.pool} pool, stream {found.stream}"
-        segment = size(found.segment_bytes or found.size_bytes)
-        of_device = "" if segment == size(found.size_bytes) else f", a segment of {segment}"
-        yield _row("asked for", asked + of_device)
+        asked, segment = size(found.size_bytes), size(found.segment_bytes or found.size_bytes)
+        of_device = "" if segment == asked else f", a segment of {segment}"
+        yield _row("asked for", f"{asked}, {found.pool} pool, stream {found.stream}{of_device}")
     if found.line:
-        said = () if found.operator in found.line else (found.operator,)
-        yield _row("by", " ".join((*said, found.line)))
+        operator = () if found.operator in found.line else (found.operator,)
+        yield _row("by", " ".join((*operator, found.line)))
     if found.module and found.module != found.line:
         yield _row("in", found.module)
     if found.phase is not None:
@@ -148,67 +142,53 @@ def snapshot_lines(found: SnapshotFailure, style: Style) -> Iterator[str]:
     yield _row("reserved and free", f"{size(lost)}, the largest piece for it {size(state.largest_free_bytes)}")
     yield _row("  beside used blocks", size(state.inactive_split_bytes))
     yield "  held by"
-    for each in state.holders:
-        phase = f" ({each.phase.value})" if each.phase is not None else ""
-        yield f"  {size(each.bytes):>12}  {each.count:>6} {style.times} {each.line}{phase}"
+    for holder in state.holders:
+        phase = f" ({holder.phase.value})" if holder.phase is not None else ""
+        yield f"  {size(holder.bytes):>12}  {holder.count:>6} {style.times} {holder.line}{phase}"
     if state.others_bytes:
         yield f"  {size(state.others_bytes):>12}  others"
-    yield from _remedies(found.remedies, found, style)
-    for note in found.notes:
-        yield from (f"  {line}" for line in sentence_lines([note], style))
-
-
-def _remedies(remedies: tuple[Remedy, ...], found: SnapshotFailure, style: Style) -> Iterator[str]:
-    if not remedies:
-        return
-    yield f"  replayed with {size(found.capacity_bytes or 0)} for segments"
-    for each in remedies:
-        name = f"{each.conf or 'no settings'} (as recorded)" if each.same else each.conf
-        about = "" if each.exact else ", about: what was there at the start is laid out anew"
-        verdict = f"fits, {size(each.reserved_bytes)} reserved{about}" if each.fits else "runs out too"
-        if each.same and not each.fits:
-            more = "" if each.missing_bytes is None else f"; {size(each.missing_bytes)} more would have sufficed"
-            verdict = "runs out earlier" if each.earlier else f"runs out, as it did{more}"
+    if found.remedies:
+        yield f"  replayed with {size(found.capacity_bytes or 0)} for segments"
+    for remedy in found.remedies:
+        name = f"{remedy.conf or 'no settings'} (as recorded)" if remedy.same else remedy.conf
+        about = "" if remedy.exact else ", about: what was there at the start is laid out anew"
+        verdict = f"fits, {size(remedy.reserved_bytes)} reserved{about}" if remedy.fits else "runs out too"
+        if remedy.same and not remedy.fits:
+            more = "" if remedy.missing_bytes is None else f"; {size(remedy.missing_bytes)} more would have sufficed"
+            verdict = "runs out earlier" if remedy.earlier else f"runs out, as it did{more}"
         line = f"    {name}: {verdict}"
-        yield style.paint(line, "green") if each.fits and not each.same else line
+        yield style.paint(line, "green") if remedy.fits and not remedy.same else line
+    yield from _indented(found.notes, style)
 
 
-def _host(found: HostFailure, style: Style) -> Iterator[str]:
-    yield style.paint(f"line {found.line}: {found.said_by} says it of the host", "bold")
-    if found.process:
-        yield _row("killed", found.process)
-    if found.resident_bytes is not None:
-        yield _row("it held", size(found.resident_bytes))
-    if found.limit_bytes is not None:
-        yield _row("limit", size(found.limit_bytes))
-    if found.requested_bytes is not None:
-        yield _row("asked for", size(found.requested_bytes))
-    if not found.certain:
+def _host(failure: HostFailure, style: Style) -> Iterator[str]:
+    yield style.paint(f"line {failure.line}: {failure.said_by} says it of the host", "bold")
+    if failure.process:
+        yield _row("killed", failure.process)
+    for label, count in (
+        ("it held", failure.resident_bytes),
+        ("limit", failure.limit_bytes),
+        ("asked for", failure.requested_bytes),
+    ):
+        if count is not None:
+            yield _row(label, size(count))
+    if not failure.certain:
         yield "  The same is said where it was killed for another reason: the kernel's log says which."
 
 
-def _conclusion(found: Explanation, style: Style) -> Iterator[str]:
-    cause = found.cause
-    advice = _advice(found, cause)
-    for line in sentence_lines([f"{_IN_WORDS[cause]} {advice}".strip()], style):
-        yield style.paint(line, "yellow" if cause is Cause.UNKNOWN else "red")
-
-
-def _advice(found: Explanation, cause: Cause) -> str:
+def _advice(found: Explanation) -> str:
     # Where the recorded settings fit as well, what failed lies outside of the recording, and no replay proves anything.
-    replays = [one.remedies for one in found.snapshots if one.remedies and not one.remedies[0].fits]
-    helped = [each.conf for remedies in replays for each in remedies if each.fits]
-    tried = bool(replays)
-    if helped:
+    replays = [failure.remedies for failure in found.snapshots if failure.remedies and not failure.remedies[0].fits]
+    if helped := [remedy.conf for remedies in replays for remedy in remedies if remedy.fits]:
         return (
             f"By the replays this request would have fitted with {' or with '.join(helped)}; what the job would have "
             "asked for next is not recorded."
         )
-    if tried:
-        return f"No setting of the allocator that was replayed would have helped. {_ADVICE.get(cause, '')}"
-    if cause is Cause.UNKNOWN and found.snapshots and not found.messages:
+    if replays:
+        return f"No setting of the allocator that was replayed would have helped. {_ADVICE.get(found.cause, '')}"
+    if found.cause is Cause.UNKNOWN and found.snapshots and not found.messages:
         return "Give the job's log beside the snapshot: torch's message says what was asked for and what was free."
-    return _ADVICE.get(cause, "")
+    return _ADVICE.get(found.cause, "")
 
 
 def _row(label: str, text: str) -> str:

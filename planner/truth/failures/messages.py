@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -110,8 +110,6 @@ class GpuFailure:
         return self.reserved_bytes - self.allocated_bytes
 
 
-# Forms: Linux 3.10 to 6.12 (mm/oom_kill.c, mm/memcontrol.c), Slurm 17.11 to 25.05 (slurmstepd, srun, sacct), the
-# states of Kubernetes' containers, Ray 2 (its memory monitor), torch (c10/core/impl/alloc_cpu.cpp, DataLoader).
 _QUOTED_LINE = 300
 _LONGEST = 300
 """Characters of a line in which the words of one event stand."""
@@ -136,121 +134,74 @@ class HostFailure:
     """False where the same words are said of other ends too."""
 
 
-def _kernel(match: re.Match[str]) -> HostFailure:
-    cause = Cause.HOST_LIMIT if match["of"].startswith("Memory cgroup") else Cause.HOST
-    held = [int(each) for each in re.findall(r"(?:anon|file|shmem)-rss:(\d{1,15})kB", match["rest"] or "")]
-    return _said("kernel", cause, match, process=match["process"], resident=sum(held) * KIB if held else None)
-
-
-def _plainly(said_by: str, cause: Cause, *, certain: bool = True) -> Callable[[re.Match[str]], HostFailure]:
-    return lambda match: _said(said_by, cause, match, certain=certain)
-
-
-def _cpu_allocator(match: re.Match[str]) -> HostFailure:
-    return _said("torch", Cause.HOST, match, requested=int(match["bytes"]))
-
-
-def _said(
-    said_by: str,
-    cause: Cause,
-    match: re.Match[str],
-    *,
-    process: str = "",
-    resident: int | None = None,
-    requested: int | None = None,
-    certain: bool = True,
-) -> HostFailure:
-    return HostFailure(
-        said_by=said_by,
-        cause=cause,
-        text=" ".join(match[0].split())[:_QUOTED_LINE],
-        line=0,
-        process=process,
-        resident_bytes=resident,
-        requested_bytes=requested,
-        certain=certain,
-    )
-
-
-_FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], HostFailure]], ...] = (
-    (
-        # Linux before 4.20 says in two lines what later ones say in one.
-        re.compile(
-            r"(?P<of>Memory cgroup out of memory|Out of memory)(?: \(oom_kill_allocating_task\))?: Kill(?:ed)? process"
-            r" \d{1,10} \((?P<process>[^)\n]{0,64})\)"
-            rf"(?P<rest>[^\n]{{0,{_LONGEST}}}(?:\n[^\n]{{0,60}}Killed process[^\n]{{0,{_LONGEST}}})?)"
-        ),
-        _kernel,
-    ),
-    (
-        re.compile(
+# Linux before 4.20 says in two lines what later ones say in one.
+_KILLED = (
+    r"(?: \(oom_kill_allocating_task\))?: Kill(?:ed)? process \d{1,10} \((?P<process>[^)\n]{0,64})\)"
+    rf"(?P<pages>[^\n]{{0,{_LONGEST}}}(?:\n[^\n]{{0,60}}Killed process[^\n]{{0,{_LONGEST}}})?)"
+)
+_SAID_OF_HOSTS = tuple(
+    (re.compile(pattern), said_by, cause)
+    for pattern, said_by, cause in (
+        ("Memory cgroup out of memory" + _KILLED, "kernel", Cause.HOST_LIMIT),
+        ("Out of memory" + _KILLED, "kernel", Cause.HOST),
+        (
             r"Detected \d{1,6} oom[-_ ]kill event(?:s|\(s\))? in (?:StepId=|step )[\w.]{1,40}(?: cgroup)?\."
-            rf"[^\n]{{0,{_LONGEST}}}"
+            rf"[^\n]{{0,{_LONGEST}}}",
+            "slurm",
+            Cause.HOST_LIMIT,
         ),
-        _plainly("slurm", Cause.HOST_LIMIT),
-    ),
-    (
-        re.compile(r"srun: error: [^\n:]{1,100}: tasks? [\d,-]{1,100}: Out Of Memory"),
-        _plainly("slurm", Cause.HOST_LIMIT),
-    ),
-    (re.compile(r"\bOUT_OF_ME(?:MORY\b|\+|\b)"), _plainly("slurm", Cause.HOST_LIMIT)),
-    # Docker says of every container whether it was: "OOMKilled": false.
-    (re.compile(r"\bOOMKilled\b(?!\"?\s?[:=]\s?\"?false)"), _plainly("kubernetes", Cause.HOST_LIMIT)),
-    (
-        re.compile(r"exit ?code\"?(?: is|:|=)? ?137\b|\bexited with code 137\b", re.IGNORECASE),
-        _plainly("kubernetes", Cause.UNKNOWN, certain=False),
-    ),
-    (
-        re.compile(r"(?:Task|Workers?)\b[^\n]{0,100}killed due to the node running low on memory"),
-        _plainly("ray", Cause.HOST),
-    ),
-    (
-        re.compile(
+        (r"srun: error: [^\n:]{1,100}: tasks? [\d,-]{1,100}: Out Of Memory", "slurm", Cause.HOST_LIMIT),
+        (r"\bOUT_OF_ME(?:MORY\b|\+|\b)", "slurm", Cause.HOST_LIMIT),
+        # Docker says of every container whether it was: "OOMKilled": false.
+        (r"\bOOMKilled\b(?!\"?\s?[:=]\s?\"?false)", "kubernetes", Cause.HOST_LIMIT),
+        (r"(?i:exit ?code\"?(?: is|:|=)? ?137\b|\bexited with code 137\b)", "kubernetes", Cause.UNKNOWN),
+        (r"(?:Task|Workers?)\b[^\n]{0,100}killed due to the node running low on memory", "ray", Cause.HOST),
+        (
             r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory): you tried to allocate"
-            r" (?P<bytes>\d{1,18}) bytes"
+            r" (?P<requested>\d{1,18}) bytes",
+            "torch",
+            Cause.HOST,
         ),
-        _cpu_allocator,
-    ),
-    (re.compile(r"\b_?(?:Array)?MemoryError: [^\n]{0,100}"), _plainly("python", Cause.HOST)),
-    (
-        re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]{1,60}\) is killed by signal: Killed"),
-        _plainly("torch", Cause.UNKNOWN, certain=False),
-    ),
-    (
-        re.compile(r"out of shared memory\. Please try to raise your shared memory limit"),
-        _plainly("torch", Cause.HOST_LIMIT),
-    ),
-)  # fmt: skip
+        (r"\b_?(?:Array)?MemoryError: [^\n]{0,100}", "python", Cause.HOST),
+        (r"DataLoader worker \(pid(?:\(s\))? [\d, ]{1,60}\) is killed by signal: Killed", "torch", Cause.UNKNOWN),
+        (r"out of shared memory\. Please try to raise your shared memory limit", "torch", Cause.HOST_LIMIT),
+    )
+)
+"""Linux 3.10 to 6.12 (mm/oom_kill.c, mm/memcontrol.c), Slurm 17.11 to 25.05 (slurmstepd, srun, sacct), the states of
+Kubernetes' containers, Ray 2 (its memory monitor), torch (c10/core/impl/alloc_cpu.cpp, DataLoader)."""
 _LIMIT = re.compile(r"memory: usage (\d{1,15})kB, limit (\d{1,15})kB")
 
 
 def find_host_failures(text: str) -> list[HostFailure]:
     """Everything that is said of a host's memory, in the order of the text, equal words once."""
-    lines = [0, *(match.end() for match in re.finditer("\n", text))]
+    line_starts = _line_starts(text)
     limits = [(match.start(), int(match[2]) * KIB) for match in _LIMIT.finditer(text)]
-    found = sorted(_found(text), key=lambda each: each[0])
-    seen: dict[tuple[str, str], HostFailure] = {}
-    for at, said in found:
-        before = bisect_right(limits, (at, 0)) - 1
-        placed = HostFailure(
-            said_by=said.said_by,
-            cause=said.cause,
-            text=said.text,
-            line=bisect_right(lines, at),
-            process=said.process,
-            resident_bytes=said.resident_bytes,
-            limit_bytes=limits[before][1] if before >= 0 and said.process and said.cause is Cause.HOST_LIMIT else None,
-            requested_bytes=said.requested_bytes,
-            certain=said.certain,
+    matches = [
+        (match, said_by, cause) for pattern, said_by, cause in _SAID_OF_HOSTS for match in pattern.finditer(text)
+    ]
+    failures: dict[tuple[str, str], HostFailure] = {}
+    for match, said_by, cause in sorted(matches, key=lambda row: row[0].start()):
+        groups: Mapping[str, str | None] = match.groupdict()
+        process, requested = groups.get("process") or "", groups.get("requested")
+        pages = re.findall(r"(?:anon|file|shmem)-rss:(\d{1,15})kB", groups.get("pages") or "")
+        limit = bisect_right(limits, (match.start(), 0)) - 1
+        failure = HostFailure(
+            said_by=said_by,
+            cause=cause,
+            text=" ".join(match[0].split())[:_QUOTED_LINE],
+            line=bisect_right(line_starts, match.start()),
+            process=process,
+            resident_bytes=sum(map(int, pages)) * KIB if pages else None,
+            limit_bytes=limits[limit][1] if limit >= 0 and process and cause is Cause.HOST_LIMIT else None,
+            requested_bytes=None if requested is None else int(requested),
+            certain=cause is not Cause.UNKNOWN,
         )
-        seen.setdefault((said.said_by, said.text), placed)
-    return list(seen.values())
+        failures.setdefault((said_by, failure.text), failure)
+    return list(failures.values())
 
 
-def _found(text: str) -> Iterator[tuple[int, HostFailure]]:
-    for pattern, read in _FORMS:
-        for match in pattern.finditer(text):
-            yield match.start(), read(match)
+def _line_starts(text: str) -> list[int]:
+    return [0, *(match.end() for match in re.finditer("\n", text))]
 
 
 _BACK = 64 * 1024
@@ -263,19 +214,19 @@ _BEGIN = "Traceback (most recent call last)"
 _RANK = re.compile(r"\[rank(\d{1,7})\]:|\brank[ =](\d{1,7})\b|\(VllmWorker[^)\n]*rank=(\d{1,7})")
 
 
-def frames_before(text: str, at: int) -> tuple[Frame, ...]:
-    """The frames of the traceback that ends with what stands at `at`, outermost first; none where there is none."""
+def _frames_before(text: str, at: int) -> tuple[Frame, ...]:
+    """The frames of the traceback that ends with what stands at `at`, outermost first."""
     before = text[max(0, at - _BACK) : at]
     begin = before.rfind(_BEGIN)
     if begin < 0:
         return ()
-    found = [
+    frames = [
         Frame(match["file"], int(match["line"]), match["function"].strip()) for match in _FRAME.finditer(before, begin)
     ]
-    return tuple(found[-_MOST_FRAMES:])
+    return tuple(frames[-_MOST_FRAMES:])
 
 
-def rank_of(text: str, at: int) -> int | None:
+def _rank_before(text: str, at: int) -> int | None:
     """The rank that the line itself names, as torchrun's and vLLM's prefixes do."""
     start = text.rfind("\n", max(0, at - _LONGEST_PREFIX), at) + 1 or max(0, at - _LONGEST_PREFIX)
     match = _RANK.search(text, start, at)
@@ -284,17 +235,18 @@ def rank_of(text: str, at: int) -> int | None:
 
 def innermost_own(frames: tuple[Frame, ...]) -> Frame | None:
     """The innermost line outside of torch's own files; the innermost of all where there is no other."""
-    own = [each for each in frames if "/torch/" not in each.file.replace("\\", "/")]
+    own = [frame for frame in frames if "/torch/" not in frame.file.replace("\\", "/")]
     return next(reversed(own or frames), None)
 
 
 # torch's forms are those of c10/cuda/CUDACachingAllocator.cpp (and its ROCm translation) and
 # c10/cuda/CUDAMallocAsyncAllocator.cpp between 1.0 and 2.13:
 #
-# - 1.0 to 1.3 in brackets, with `cached`, which leaves out what is allocated; - 1.4 to 2.0 the same with `reserved in
-# total by PyTorch`, which does not, and since 1.8 with `allowed`; - 2.1 in sentences, with the processes that the
-# driver knows on the GPU, and a misspelled `capacty`; - 2.2 the same, advising `expandable_segments`; since 2.4 with
-# the private pools of CUDA graphs, since 2.9 with `PYTORCH_ALLOC_CONF` in its advice.
+# - 1.0 to 1.3 in brackets, with `cached`, which leaves out what is allocated;
+# - 1.4 to 2.0 the same with `reserved in total by PyTorch`, which does not, and since 1.8 with `allowed`;
+# - 2.1 in sentences, with the processes that the driver knows on the GPU, and a misspelled `capacty`;
+# - 2.2 the same, advising `expandable_segments`; since 2.4 with the private pools of CUDA graphs, since 2.9 with
+#   `PYTORCH_ALLOC_CONF` in its advice.
 _UNITS = {"bytes": 1, "byte": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 _NOT_KNOWN_BYTES = 1 << 62
 """2**64 - 1 is what NVML says where a driver does not tell (WSL, Windows), and what stands for no limit."""
@@ -351,128 +303,104 @@ _WITHOUT_FIGURES = (
         r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
     )),
 )  # fmt: skip
-_FIGURES = ("tried", "total", "free", "allocated", "allowed")
 
 
 def find_messages(text: str) -> list[GpuFailure]:
     """Every message in the text, in its order, at most MOST_MESSAGES and equal ones of a rank once; what begins as one
     and goes on in no known form is there with the form UNKNOWN."""
-    figured = sorted(_figured(text), key=lambda each: each[0].start())
-    found = {match.start(): failure for match, failure in figured}
-    ends = [(match.start(), match.end()) for match, _ in figured]
+    figured = [match for form in (_IN_BRACKETS, _IN_SENTENCES, _ASYNC) for match in form.finditer(text)]
+    failures = {match.start(): _read_figures(match) for match in figured}
+    spans = sorted(match.span() for match in figured)
     for form, who, pattern in _WITHOUT_FIGURES:
         for match in pattern.finditer(text):
-            before = bisect_right(ends, (match.start(), len(text))) - 1
-            if before < 0 or match.start() >= ends[before][1]:
-                found[match.start()] = _unfigured(form, who, match)
+            before = bisect_right(spans, (match.start(), len(text))) - 1
+            if before >= 0 and match.start() < spans[before][1]:
+                continue
+            groups: Mapping[str, str | None] = match.groupdict()
+            failures[match.start()] = GpuFailure(
+                form=form,
+                text=" ".join(match[0].splitlines()[0].split())[:_QUOTED],
+                line=0,
+                who=groups.get("who") or who,
+                tried_bytes=_read_size(match, "tried")[0] if groups.get("tried") else None,
+            )
     for match in _BEGUN.finditer(text):
-        if match.start() not in found:
-            found[match.start()] = GpuFailure(form=Form.UNKNOWN, text=_beginning(text, match.start()), line=0)
-    return _placed(text, found)
-
-
-def _placed(text: str, found: Mapping[int, GpuFailure]) -> list[GpuFailure]:
-    """A log says the same again and again: in the traceback, in the launcher's summary, and once for the driver."""
-    lines = [0, *(match.end() for match in re.finditer("\n", text))]
-    seen: dict[tuple[object, ...], GpuFailure] = {}
-    for at in sorted(found):
-        each, rank = found[at], rank_of(text, at)
-        key = (each.form, each.text, rank)
-        if key in seen:
+        if match.start() not in failures:
+            beginning = text[match.start() : match.start() + _BEGINNING].split("\n\n")[0]
+            failures[match.start()] = GpuFailure(form=Form.UNKNOWN, text=" ".join(beginning.split()), line=0)
+    # A log says the same again and again: in the traceback, in the launcher's summary, and once for the driver.
+    line_starts = _line_starts(text)
+    different: dict[tuple[object, ...], GpuFailure] = {}
+    for at, failure in sorted(failures.items()):
+        rank = _rank_before(text, at)
+        key = (failure.form, failure.text, rank)
+        if key in different:
             continue
-        seen[key] = replace(each, line=bisect_right(lines, at), rank=rank, frames=frames_before(text, at))
-        if len(seen) == MOST_MESSAGES:
+        line = bisect_right(line_starts, at)
+        different[key] = replace(failure, line=line, rank=rank, frames=_frames_before(text, at))
+        if len(different) == MOST_MESSAGES:
             break
-    return list(seen.values())
+    return list(different.values())
 
 
-def _figured(text: str) -> Iterator[tuple[re.Match[str], GpuFailure]]:
-    for match in _IN_BRACKETS.finditer(text):
-        yield match, _in_brackets(match)
-    for match in _IN_SENTENCES.finditer(text):
-        yield match, _in_sentences(match)
-    for match in _ASYNC.finditer(text):
-        yield match, _common(Form.ASYNC, match)
-
-
-def _in_brackets(match: re.Match[str]) -> GpuFailure:
-    said = _common(Form.RESERVED, match)
-    rest, _ = _figure(match, "rest")
-    if match["of_rest"] == "cached":
-        return replace(said, form=Form.CACHED, reserved_bytes=(said.allocated_bytes or 0) + rest)
-    return replace(said, reserved_bytes=rest)
-
-
-def _in_sentences(match: re.Match[str]) -> GpuFailure:
-    said = _common(_form_by_advice(match), match)
-    rest, _ = _figure(match, "rest")
-    pools = _figure(match, "pools")[0] if match["pools"] else 0
-    this: int | None = None
-    others: list[ProcessBytes] = []
-    off = 0
-    for each in _PROCESS.finditer(match["processes"] or ""):
-        held, half = _figure(each, "held")
-        off += half if held < _NOT_KNOWN_BYTES else 0
-        if each["process"] is None:
-            this = held if held < _NOT_KNOWN_BYTES else None
-        elif held < _NOT_KNOWN_BYTES:
-            others.append(ProcessBytes(int(each["process"]), held))
-    return replace(
-        said,
-        reserved_bytes=(said.allocated_bytes or 0) + rest,
-        private_pool_bytes=pools,
-        this_process_bytes=this or None,
-        other_processes=tuple(others),
-        rounding_bytes=said.rounding_bytes + off,
-    )
-
-
-def _form_by_advice(match: re.Match[str]) -> Form:
-    if match["capacity"] == "capacty":
-        return Form.PROCESSES
-    return Form.ALLOC_CONF if re.search(r"PYTORCH_ALLOC_CONF", match["advice"] or "") else Form.EXPANDABLE
-
-
-def _common(form: Form, match: re.Match[str]) -> GpuFailure:
-    values: dict[str, int] = {}
-    off = 0
-    for name in (*_FIGURES, "rest"):
-        if match.groupdict().get(name) is None:
+def _read_figures(match: re.Match[str]) -> GpuFailure:
+    groups: Mapping[str, str | None] = match.groupdict()
+    figures: dict[str, int] = {}
+    rounding = 0
+    for name in ("tried", "total", "free", "allocated", "allowed", "rest"):
+        if groups.get(name) is None:
             continue
-        count, half = _figure(match, name)
+        count, half = _read_size(match, name)
         if count < _NOT_KNOWN_BYTES:
-            off += half
-            values[name] = count
-    text = " ".join(match[0].split())
+            rounding += half
+            figures[name] = count
+    this_process: int | None = None
+    others: list[ProcessBytes] = []
+    for process in _PROCESS.finditer(groups.get("processes") or ""):
+        held, half = _read_size(process, "held")
+        if held >= _NOT_KNOWN_BYTES:
+            continue
+        rounding += half
+        if process["process"] is None:
+            this_process = held
+        else:
+            others.append(ProcessBytes(int(process["process"]), held))
+    reserved: int | None = None
+    if groups.get("rest"):
+        # What is "reserved in total" counts what is allocated; "cached" and "reserved but unallocated" do not.
+        total = groups.get("of_rest") not in (None, "cached")
+        reserved = _read_size(match, "rest")[0] + (0 if total else figures.get("allocated", 0))
     return GpuFailure(
-        form=form,
-        text=text[:_QUOTED],
+        form=_form_of(groups),
+        text=" ".join(match[0].split())[:_QUOTED],
         line=0,
         device=int(match["device"]),
-        tried_bytes=values.get("tried"),
-        total_bytes=values.get("total"),
-        free_bytes=values.get("free"),
-        allocated_bytes=values.get("allocated"),
-        allowed_bytes=values.get("allowed"),
-        rounding_bytes=off,
+        tried_bytes=figures.get("tried"),
+        total_bytes=figures.get("total"),
+        free_bytes=figures.get("free"),
+        allocated_bytes=figures.get("allocated"),
+        reserved_bytes=reserved,
+        private_pool_bytes=_read_size(match, "pools")[0] if groups.get("pools") else 0,
+        allowed_bytes=figures.get("allowed"),
+        this_process_bytes=this_process or None,
+        other_processes=tuple(others),
+        rounding_bytes=rounding,
     )
 
 
-def _unfigured(form: Form, who: str, match: re.Match[str]) -> GpuFailure:
-    groups: Mapping[str, str | None] = match.groupdict()
-    tried = _figure(match, "tried")[0] if groups.get("tried") else None
-    said = " ".join(match[0].splitlines()[0].split())
-    return GpuFailure(form=form, text=said[:_QUOTED], line=0, who=groups.get("who") or who, tried_bytes=tried)
+def _form_of(groups: Mapping[str, str | None]) -> Form:
+    if groups.get("of_rest"):
+        return Form.CACHED if groups["of_rest"] == "cached" else Form.RESERVED
+    if not groups.get("capacity"):
+        return Form.ASYNC
+    if groups["capacity"] == "capacty":
+        return Form.PROCESSES
+    return Form.ALLOC_CONF if "PYTORCH_ALLOC_CONF" in (groups["advice"] or "") else Form.EXPANDABLE
 
 
-def _figure(match: re.Match[str], name: str) -> tuple[int, int]:
+def _read_size(match: re.Match[str], name: str) -> tuple[int, int]:
     """Bytes, and half of the last printed digit."""
     unit = _UNITS[match[f"{name}_unit"]]
-    written = match[name]
-    whole, _, decimals = written.partition(".")
+    whole, _, decimals = match[name].partition(".")
     count = int(whole + decimals) * unit // 10 ** len(decimals)
     return count, unit // (2 * 10 ** len(decimals)) if decimals else 0
-
-
-def _beginning(text: str, at: int) -> str:
-    return " ".join(text[at : at + _BEGINNING].split("\n\n")[0].split())
