@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from planner.allocator.blocks import SegmentPiece, StartSegment
 from planner.allocator.rules import Rules
@@ -54,38 +54,40 @@ Stretches = tuple[tuple[int, int], ...]
 """Mapped stretches: address and end, ascending, apart from each other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A range of addresses that an expandable segment had when the trace began."""
-
-    segment: SnapshotSegment
-    mapped: Stretches
-
-
-def ranges_at_start(segments: Sequence[SnapshotSegment], trace: Sequence[TraceEntry], rules: Rules) -> list[Range]:
-    """The expandable segments of one device before the first entry; one per stream and pool, as upstream makes them."""
+def _ranges_at_start(
+    segments: Sequence[SnapshotSegment], trace: Sequence[TraceEntry], rules: Rules
+) -> Iterator[tuple[SnapshotSegment, Stretches]]:
+    """The expandable segments of one device before the first entry, one per stream and pool, as upstream makes them;
+    each with what of it is mapped."""
     pools, page = _pools(segments, trace, rules), rules.small_segment_bytes
-    mapped: dict[tuple[int, bool], Intervals] = {}
-    changes: dict[tuple[int, bool], list[TraceEntry]] = {}
+    mapped: dict[tuple[int, bool], Intervals] = defaultdict(Intervals)
+    changes: dict[tuple[int, bool], list[TraceEntry]] = defaultdict(list)
     for segment in segments:
         if segment.expandable:
-            here = mapped.setdefault((segment.stream, segment.small), Intervals())
-            here.add(segment.address, _end(segment.address, segment.size, page))
+            mapped[segment.stream, segment.small].add(segment.address, _end(segment, page))
     for entry in reversed(trace):
         if entry.action in ("segment_map", "segment_unmap"):
             pool = pools[entry.address, entry.stream]
-            changes.setdefault(pool, []).append(entry)
-            _change(mapped.setdefault(pool, Intervals()), entry, page, grows=entry.action == "segment_unmap")
-    found = []
-    for (stream, small), here in mapped.items():
-        if not here:
-            continue
-        stretches = here.stretches
-        lower = _mapped_lower(here, reversed(changes.get((stream, small), [])), page)
-        start = min(stretches[0][0], lower)
-        segment = SnapshotSegment(0, start, TIB, stream, small, True, ())
-        found.append(Range(segment, stretches))
-    return _apart(found)
+            changes[pool].append(entry)
+            _change(mapped[pool], entry, page, grows=entry.action == "segment_unmap")
+    ranges = []
+    for (stream, small), now in mapped.items():
+        if now:
+            stretches = now.stretches
+            # A range reaches down to the lowest address that is mapped while it lives.
+            lowest = stretches[0][0]
+            for entry in reversed(changes[stream, small]):
+                if entry.action == "segment_map":
+                    lowest = min(lowest, entry.address)
+                _change(now, entry, page, grows=entry.action == "segment_map")
+                if not now:
+                    break
+            ranges.append((lowest, stream, small, stretches))
+    ranges.sort()
+    # A range ends where the next one begins; how long it really is is not recorded.
+    for index, (address, stream, small, stretches) in enumerate(ranges):
+        after = ranges[index + 1][0] if index + 1 < len(ranges) else address + TIB
+        yield SnapshotSegment(0, address, min(TIB, after - address), stream, small, True, ()), stretches
 
 
 def _pools(
@@ -102,58 +104,33 @@ def _pools(
             known[entry.address, entry.stream] = entry.size == rules.small_segment_bytes
         elif entry.action in ("alloc", "free_completed"):
             known.setdefault((entry.address, entry.stream), rules.round_size(entry.size) <= rules.small_bytes)
-    addresses: dict[int, list[int]] = {}
+    addresses: dict[int, list[int]] = defaultdict(list)
     for address, stream in sorted(known):
-        addresses.setdefault(stream, []).append(address)
+        addresses[stream].append(address)
     pools = {}
     for entry in trace:
+        key = (entry.address, entry.stream)
         if entry.action == "segment_map":
-            pools[entry.address, entry.stream] = (entry.stream, known[entry.address, entry.stream])
+            pools[key] = (entry.stream, known[key])
         elif entry.action == "segment_unmap":
-            near = _nearest(addresses.get(entry.stream, []), entry.address)
-            small = known[near, entry.stream] if near is not None else entry.size % rules.large_segment_bytes != 0
-            pools[entry.address, entry.stream] = (entry.stream, small)
+            candidates = addresses[entry.stream]
+            index = bisect_right(candidates, entry.address)
+            around = candidates[max(index - 1, 0) : index + 1]
+            small = entry.size % rules.large_segment_bytes != 0
+            if around:
+                _, nearest = min((abs(address - entry.address), address) for address in around)
+                small = known[nearest, entry.stream]
+            pools[key] = (entry.stream, small)
     return pools
 
 
-def _nearest(addresses: list[int], address: int) -> int | None:
-    index = bisect_right(addresses, address)
-    around = addresses[max(index - 1, 0) : index + 1]
-    return min(around, key=lambda known: abs(known - address), default=None)
+def _change(mapped: Intervals, entry: TraceEntry, page: int, *, grows: bool) -> None:
+    (mapped.add if grows else mapped.remove)(entry.address, _end(entry, page))
 
 
-def _mapped_lower(now: Intervals, changes: Iterable[TraceEntry], page: int) -> int:
-    """The lowest address that is mapped while the range lives, to which it reaches down; `now` is used up."""
-    lowest = now.stretches[0][0]
-    for entry in changes:
-        if entry.action == "segment_map":
-            lowest = min(lowest, entry.address)
-        _change(now, entry, page, grows=entry.action == "segment_map")
-        if not now:
-            break
-    return lowest
-
-
-def _change(here: Intervals, entry: TraceEntry, page: int, *, grows: bool) -> None:
-    end = _end(entry.address, entry.size, page)
-    (here.add if grows else here.remove)(entry.address, end)
-
-
-def _end(address: int, size: int, page: int) -> int:
+def _end(mapped: SnapshotSegment | TraceEntry, page: int) -> int:
     """Whole pages."""
-    return address + -(-size // page) * page
-
-
-def _apart(ranges: list[Range]) -> list[Range]:
-    """Ranges that end where the next one begins; how long they really are is not recorded."""
-    ordered = sorted(ranges, key=lambda r: r.segment.address)
-    found = []
-    for index, one in enumerate(ordered):
-        s = one.segment
-        end = ordered[index + 1].segment.address if index + 1 < len(ordered) else s.address + TIB
-        size = min(TIB, end - s.address)
-        found.append(Range(SnapshotSegment(s.device, s.address, size, s.stream, s.small, True, ()), one.mapped))
-    return found
+    return mapped.address + -(-mapped.size // page) * page
 
 
 _GROWS = frozenset({"segment_alloc", "segment_map"})
@@ -201,12 +178,6 @@ class _LiveBlock:
     waiting: bool = False
 
 
-@dataclass(slots=True)
-class _State:
-    segments: dict[int, SnapshotSegment] = field(default_factory=dict)
-    live: dict[int, _LiveBlock] = field(default_factory=dict)
-
-
 def recordings(snapshot: Snapshot, rules: Rules) -> list[Recording]:
     """One recording for each device with a trace; of a snapshot without any, for each with segments: its end alone.
 
@@ -224,28 +195,43 @@ def recordings(snapshot: Snapshot, rules: Rules) -> list[Recording]:
 
 
 def _recording(
-    trace: Sequence[TraceEntry], segments: Sequence[SnapshotSegment], device: int, rules: Rules
+    trace: Sequence[TraceEntry], segments_at_end: Sequence[SnapshotSegment], device: int, rules: Rules
 ) -> Recording:
-    if any(segment.private for segment in segments):
+    if any(segment.private for segment in segments_at_end):
         raise SnapshotError(
             "the snapshot has private memory pools (CUDA graphs, torch.cuda.MemPool), which are not modelled",
             remedy="record the step without CUDA graphs",
         )
-    state = _undo(trace, segments, rules)
-    ranges = ranges_at_start(segments, trace, rules)
-    state.segments.update((r.segment.address, r.segment) for r in ranges)
-    _measure_blocks(state, trace, rules)
-    mapped = {r.segment.address: r.mapped for r in ranges}
-    names = {address: name for name, address in enumerate(sorted(state.live))}
-    inside: dict[int, list[int]] = {address: [] for address in state.segments}
-    starts = sorted(state.segments)
+    segments, live = _undo(trace, segments_at_end, rules)
+    mapped: dict[int, Stretches] = {}
+    for expandable, stretches in _ranges_at_start(segments_at_end, trace, rules):
+        segments[expandable.address], mapped[expandable.address] = expandable, stretches
+    starts = sorted(segments)
+    _measure_blocks(segments, live, starts, trace, rules)
+    names = {address: name for name, address in enumerate(sorted(live))}
+    inside: dict[int, list[int]] = {address: [] for address in starts}
     for address in names:
         inside[_segment_of(address, starts)].append(address)
-    start = tuple(
-        _start_segment(state.segments[a], inside[a], state, names, mapped.get(a, ((a, a + state.segments[a].size),)))
-        for a in starts
-    )
-    return _events(device, trace, start, names)
+    begin = []
+    for start in starts:
+        segment = segments[start]
+        at, end = start, start + segment.size
+        with_memory = mapped.get(start, ((at, end),))
+        pieces: list[SegmentPiece] = []
+        for address in inside[start]:
+            block = live[address]
+            if address < at:
+                raise SnapshotError(f"blocks overlap at address {address:#x} when the trace begins")
+            pieces += _gap(at, address, with_memory)
+            pieces.append(SegmentPiece(block.size, names[address], block.requested_bytes, block.waiting))
+            at = address + block.size
+        if at > end:
+            raise SnapshotError(f"a block reaches beyond its segment at address {start:#x}")
+        pieces += _gap(at, end, with_memory)
+        begin.append(
+            StartSegment(start, segment.size, segment.stream, segment.small, segment.expandable, tuple(pieces))
+        )
+    return _events(device, trace, tuple(begin), names)
 
 
 def _segment_of(address: int, starts: list[int]) -> int:
@@ -255,102 +241,91 @@ def _segment_of(address: int, starts: list[int]) -> int:
     return starts[index]
 
 
-def _undo(trace: Sequence[TraceEntry], segments: Sequence[SnapshotSegment], rules: Rules) -> _State:
-    """The segments and blocks before the first entry."""
-    state = _State({segment.address: segment for segment in segments if not segment.expandable})
-    for segment in segments:
-        for block in segment.blocks:
-            if not block.free:
-                state.live[block.address] = _LiveBlock(block.requested_bytes, block.size, True, block.waiting)
+def _undo(
+    trace: Sequence[TraceEntry], segments_at_end: Sequence[SnapshotSegment], rules: Rules
+) -> tuple[dict[int, SnapshotSegment], dict[int, _LiveBlock]]:
+    """The segments and blocks before the first entry, by address; without expandable segments."""
+    segments = {segment.address: segment for segment in segments_at_end if not segment.expandable}
+    live = {
+        block.address: _LiveBlock(block.requested_bytes, block.size, True, block.waiting)
+        for segment in segments_at_end
+        for block in segment.blocks
+        if not block.free
+    }
     for index in range(len(trace) - 1, -1, -1):
         entry = trace[index]
-        action = entry.action
+        address, action = entry.address, entry.action
+        contradiction = ""
         if action == "alloc":
-            if state.live.pop(entry.address, None) is None:
-                raise _contradiction(index, entry, "no block is there afterwards")
+            if live.pop(address, None) is None:
+                contradiction = "no block is there afterwards"
         elif action == "free_completed":
-            if entry.address in state.live:
-                raise _contradiction(index, entry, "a block is still there afterwards")
-            size = rules.round_size(entry.size)
-            state.live[entry.address] = _LiveBlock(entry.size, size, False, True)
+            if address in live:
+                contradiction = "a block is still there afterwards"
+            live[address] = _LiveBlock(entry.size, rules.round_size(entry.size), False, True)
         elif action == "free_requested":
-            if entry.address not in state.live:
-                raise _contradiction(index, entry, "the block was never free afterwards")
-            state.live[entry.address].waiting = False
+            if address in live:
+                live[address].waiting = False
+            else:
+                contradiction = "the block was never free afterwards"
         elif action == "segment_alloc":
-            if state.segments.pop(entry.address, None) is None:
-                raise _contradiction(index, entry, "the segment is not there afterwards")
+            if segments.pop(address, None) is None:
+                contradiction = "the segment is not there afterwards"
         elif action == "segment_free":
             small = entry.size == rules.small_segment_bytes
-            state.segments[entry.address] = SnapshotSegment(
-                0, entry.address, entry.size, entry.stream, small, False, ()
-            )
+            segments[address] = SnapshotSegment(0, address, entry.size, entry.stream, small, False, ())
         elif action not in _NO_CHANGE and action not in ("segment_map", "segment_unmap"):
             raise SnapshotError(
                 f"trace entry {index} is {action!r}, which this version does not know",
                 allowed=", ".join(("alloc", "free_requested", "free_completed", *sorted(_GROWS), *sorted(_SHRINKS))),
             )
-    return state
+        if contradiction:
+            raise SnapshotError(
+                f"trace entry {index} ({action} at {address:#x}) contradicts the segments: {contradiction}",
+                remedy="take the snapshot while no other thread allocates",
+            )
+    return segments, live
 
 
-def _measure_blocks(state: _State, trace: Sequence[TraceEntry], rules: Rules) -> None:
+def _measure_blocks(
+    segments: Mapping[int, SnapshotSegment],
+    live: Mapping[int, _LiveBlock],
+    starts: list[int],
+    trace: Sequence[TraceEntry],
+    rules: Rules,
+) -> None:
     """Finds the true size of blocks that were there at the start and freed in the trace.
 
     A block of the large pool can be larger than asked for by a rest too small to be cut off. Nothing else is ever
     put there, and free memory behind the block is used from its lowest address on. So the block reaches up to the
     next block, or to the end of its segment, wherever that is nearer than the largest such rest.
     """
-    starts = sorted(state.segments)
     room: dict[int, int] = {}
-    for address, block in state.live.items():
-        segment = state.segments[_segment_of(address, starts)]
+    for address, block in live.items():
+        segment = segments[_segment_of(address, starts)]
         if not (block.known or segment.small or segment.expandable):
             room[address] = segment.address + segment.size - address
     unknown, gone = sorted(room), set[int]()
-    for address in chain(state.live, _allocated_while_alive(trace, gone)):
+
+    def bound(address: int) -> None:
         below = bisect_left(unknown, address) - 1
         if below >= 0 and unknown[below] not in gone:
             room[unknown[below]] = min(room[unknown[below]], address - unknown[below])
-    for address, most in room.items():
-        block = state.live[address]
-        if most <= block.size + _longest_rest(block.size, rules):
-            block.size = most
 
-
-def _allocated_while_alive(trace: Sequence[TraceEntry], gone: set[int]) -> Iterator[int]:
-    """Addresses of the trace's allocations; what was freed before each is put into `gone`."""
+    for address in live:
+        bound(address)
     for entry in trace:
         if entry.action == "alloc":
-            yield entry.address
+            bound(entry.address)
         elif entry.action == "free_completed":
             gone.add(entry.address)
-
-
-def _longest_rest(size: int, rules: Rules) -> int:
-    if rules.max_split_bytes is not None and size >= rules.max_split_bytes:
-        return rules.max_non_split_rounding_bytes
-    return rules.largest_unsplit_rest_bytes
-
-
-def _start_segment(
-    segment: SnapshotSegment, inside: list[int], state: _State, names: dict[int, int], mapped: Stretches
-) -> StartSegment:
-    """The segment with the blocks at the addresses `inside`; between them is free memory, or none."""
-    stretches: list[SegmentPiece] = []
-    address, end = segment.address, segment.address + segment.size
-    for start in inside:
-        block = state.live[start]
-        if start < address:
-            raise SnapshotError(f"blocks overlap at address {start:#x} when the trace begins")
-        stretches += _gap(address, start, mapped)
-        stretches.append(SegmentPiece(block.size, names[start], block.requested_bytes, block.waiting))
-        address = start + block.size
-    if address > end:
-        raise SnapshotError(f"a block reaches beyond its segment at address {segment.address:#x}")
-    stretches += _gap(address, end, mapped)
-    return StartSegment(
-        segment.address, segment.size, segment.stream, segment.small, segment.expandable, tuple(stretches)
-    )
+    for address, most in room.items():
+        block = live[address]
+        rest = rules.largest_unsplit_rest_bytes
+        if rules.max_split_bytes is not None and block.size >= rules.max_split_bytes:
+            rest = rules.max_non_split_rounding_bytes
+        if most <= block.size + rest:
+            block.size = most
 
 
 def _gap(address: int, end: int, mapped: Stretches) -> Iterator[SegmentPiece]:
@@ -413,10 +388,3 @@ def _events(
         changes[len(events)] = tuple(given)
         events.append(EmptyCache())
     return Recording(device, start, tuple(events), addresses, changes, tuple(failures))
-
-
-def _contradiction(index: int, entry: TraceEntry, reason: str) -> SnapshotError:
-    return SnapshotError(
-        f"trace entry {index} ({entry.action} at {entry.address:#x}) contradicts the segments: {reason}",
-        remedy="take the snapshot while no other thread allocates",
-    )

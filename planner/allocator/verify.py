@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.allocator.blocks import Device
@@ -13,9 +12,10 @@ from planner.allocator.caching import CachingAllocator
 from planner.allocator.recording import OTHER_STREAM, Recording, recordings
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
-from planner.allocator.snapshot import Snapshot, TraceEntry, read_snapshot
+from planner.allocator.snapshot import Snapshot, TraceEntry
 from planner.errors import SnapshotError
 from planner.events import Alloc, EmptyCache, Event, Free, Use
+from planner.records import shape, to_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,8 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
+    """One device's replay; `what_if` is there only where it was asked for."""
+
     device: int
     events: int
     addresses: MatchCount
@@ -60,36 +62,7 @@ class DeviceReport:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     first_difference: Difference | None
-    what_if: WhatIf | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """This device's part of `planner.replay/1`; `what_if` is there only where it was asked for."""
-        first = self.first_difference
-        report: dict[str, Any] = {
-            "device": self.device,
-            "events": self.events,
-            "addresses": {"matched": self.addresses.matched, "total": self.addresses.total},
-            "segments": {"matched": self.segments.matched, "total": self.segments.total},
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "peak_reserved_bytes": self.peak_reserved_bytes,
-            "first_difference": None
-            if first is None
-            else {
-                "event": first.event,
-                "what": first.what,
-                "recorded": first.recorded,
-                "replayed": first.replayed,
-            },
-        }
-        if self.what_if is not None:
-            report["what_if"] = {
-                "conf": self.what_if.conf,
-                "peak_allocated_bytes": self.what_if.peak_allocated_bytes,
-                "peak_reserved_bytes": self.what_if.peak_reserved_bytes,
-                "out_of_memory": self.what_if.out_of_memory,
-                "exact": self.what_if.exact,
-            }
-        return report
+    what_if: WhatIf | None = field(default=None, metadata=shape(omit_default=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +74,11 @@ class ReplayReport:
     @property
     def exact(self) -> bool:
         """Whether every decision of every device was replayed."""
-        return all(d.first_difference is None for d in self.devices)
+        return all(report.first_difference is None for report in self.devices)
 
     def to_json(self) -> dict[str, Any]:
         """The contract `planner.replay/1`."""
-        return {"schema": "planner.replay/1", "devices": [device.to_json() for device in self.devices]}
-
-
-def verify_snapshot(path: Path, conf: str | None = None, capacity_bytes: int | None = None) -> ReplayReport:
-    """Replays the snapshot at `path` under the rules it was recorded with.
-
-    With `conf`, also says what that PYTORCH_ALLOC_CONF would have reserved, on a device that has `capacity_bytes`
-    for it (None: as much as it takes). Raises SnapshotError for a file that
-    cannot be replayed, AllocatorConfError for a conf that is not modelled.
-    """
-    return verify(read_snapshot(path), conf, capacity_bytes)
+        return {"schema": "planner.replay/1", **to_plain(self)}
 
 
 Watch = Callable[[Recording, int, CachingAllocator], None]
@@ -125,26 +88,24 @@ Watch = Callable[[Recording, int, CachingAllocator], None]
 def verify(
     snapshot: Snapshot, conf: str | None = None, capacity_bytes: int | None = None, watch: Watch | None = None
 ) -> ReplayReport:
-    """The same for a snapshot that was read already; `watch` looks on."""
+    """Replays a snapshot under the rules it was recorded with; `watch` looks on.
+
+    With `conf`, also says what that PYTORCH_ALLOC_CONF would have reserved, on a device that has `capacity_bytes` for
+    it (None: as much as it takes). Raises SnapshotError for a snapshot that cannot be replayed, AllocatorConfError for
+    a conf that is not modelled.
+    """
     rules = Rules.from_conf(snapshot.conf)
     other = None if conf is None else Rules.from_conf(conf)
+    reports = []
     try:
-        devices = [_report(each, rules, conf, other, capacity_bytes, watch) for each in recordings(snapshot, rules)]
+        for recording in recordings(snapshot, rules):
+            what_if = None
+            if conf is not None and other is not None:
+                what_if = _what_if(recording, conf, other, capacity_bytes)
+            reports.append(replace(_compare(recording, rules, watch), what_if=what_if))
     except OverflowError:
         raise SnapshotError("its blocks add up to more than 2**63 bytes", allowed="what a device can hold") from None
-    return ReplayReport(tuple(devices))
-
-
-def _report(
-    recording: Recording,
-    rules: Rules,
-    conf: str | None,
-    other: Rules | None,
-    capacity_bytes: int | None,
-    watch: Watch | None,
-) -> DeviceReport:
-    what_if = None if other is None or conf is None else _what_if(recording, conf, other, capacity_bytes)
-    return _Comparison(recording, rules).report(what_if, watch)
+    return ReplayReport(tuple(reports))
 
 
 def start_allocator(recording: Recording, rules: Rules, device: Device) -> CachingAllocator:
@@ -170,13 +131,13 @@ class _RecordedDevice(Device):
     @property
     def expected(self) -> list[TraceEntry]:
         """What was recorded, and not asked for yet."""
-        left, found = Counter(self._left), []
+        left, entries = Counter(self._left), []
         for entry in self._expected:
             asked = _without_stream(entry)
             if left[asked] > 0:
                 left[asked] -= 1
-                found.append(entry)
-        return found
+                entries.append(entry)
+        return entries
 
     @property
     def is_as_expected(self) -> bool:
@@ -241,74 +202,59 @@ def _without_stream(entry: TraceEntry) -> TraceEntry:
     return replace(entry, stream=0)
 
 
-class _Comparison:
+def _compare(recording: Recording, rules: Rules, watch: Watch | None) -> DeviceReport:
     """One device's replay beside its recording."""
-
-    def __init__(self, recording: Recording, rules: Rules) -> None:
-        self._recording = recording
-        self._device = _RecordedDevice()
-        self._allocator = start_allocator(recording, rules, self._device)
-        self._first: Difference | None = None
-        self._addresses = 0
-        self._segments_missed = 0
-
-    def report(self, what_if: WhatIf | None, watch: Watch | None) -> DeviceReport:
-        recording, allocator = self._recording, self._allocator
-        peak_allocated = allocator.allocated
-        if watch is not None:
-            watch(recording, -1, allocator)
-        for index, event in enumerate(recording.events):
-            self._device.expect(recording.changes.get(index, ()))
-            self._step(index, event)
-            peak_allocated = max(peak_allocated, allocator.allocated)
-            if watch is not None:
-                watch(recording, index, allocator)
-            if not self._device.is_as_expected:
-                self._note_segments(index)
-        return DeviceReport(
-            device=recording.device,
-            events=len(recording.events),
-            addresses=MatchCount(self._addresses, len(recording.addresses)),
-            segments=MatchCount(self._device.matched, self._device.matched + self._segments_missed),
-            peak_allocated_bytes=peak_allocated,
-            peak_reserved_bytes=allocator.peak_reserved,
-            first_difference=self._first,
-            what_if=what_if,
-        )
-
-    def _step(self, index: int, event: Event) -> None:
-        allocator = self._allocator
+    device = _RecordedDevice()
+    allocator = start_allocator(recording, rules, device)
+    peak_allocated = allocator.allocated
+    matched_addresses = segments_missed = 0
+    first: Difference | None = None
+    if watch is not None:
+        watch(recording, -1, allocator)
+    for index, event in enumerate(recording.events):
+        device.expect(recording.changes.get(index, ()))
         if isinstance(event, Alloc):
             block = allocator.malloc(event.block, event.requested_bytes, event.stream)
             assert block is not None  # the recorded device is without end
-            recorded = self._recording.addresses[event.block]
-            if block.address == recorded:
-                self._addresses += 1
+            address = recording.addresses[event.block]
+            if block.address == address:
+                matched_addresses += 1
             else:
-                self._differ(index, "address", f"{recorded:#x}", f"{block.address:#x}")
+                first = first or Difference(index, "address", f"{address:#x}", f"{block.address:#x}")
         else:
             allocator.take(event)
-
-    def _note_segments(self, index: int) -> None:
-        recorded = [f"{entry.action} of {entry.size} bytes at {entry.address:#x}" for entry in self._device.expected]
-        replayed = self._device.unexpected
-        self._segments_missed += max(len(recorded), len(replayed))
-        self._differ(index, "segment", ", ".join(recorded) or "nothing", ", ".join(replayed) or "nothing")
-        self._device.unexpected = []
-
-    def _differ(self, index: int, what: str, recorded: str, replayed: str) -> None:
-        if self._first is None:
-            self._first = Difference(index, what, recorded, replayed)
+        peak_allocated = max(peak_allocated, allocator.allocated)
+        if watch is not None:
+            watch(recording, index, allocator)
+        if not device.is_as_expected:
+            recorded = [f"{entry.action} of {entry.size} bytes at {entry.address:#x}" for entry in device.expected]
+            replayed, device.unexpected = device.unexpected, []
+            segments_missed += max(len(recorded), len(replayed))
+            first = first or Difference(
+                index, "segment", ", ".join(recorded) or "nothing", ", ".join(replayed) or "nothing"
+            )
+    return DeviceReport(
+        device=recording.device,
+        events=len(recording.events),
+        addresses=MatchCount(matched_addresses, len(recording.addresses)),
+        segments=MatchCount(device.matched, device.matched + segments_missed),
+        peak_allocated_bytes=peak_allocated,
+        peak_reserved_bytes=allocator.peak_reserved,
+        first_difference=first,
+    )
 
 
 def _what_if(recording: Recording, conf: str, rules: Rules, capacity_bytes: int | None) -> WhatIf:
-    timeline = replay([*allocations_before(recording), *recording.events], rules, capacity_bytes)
+    events, changes = recording.events, recording.changes
+    timeline = replay([*allocations_before(recording), *events], rules, capacity_bytes)
+    # Memory was given back right before more was taken.
+    short_of_memory = any(isinstance(events[index], EmptyCache) and index + 1 in changes for index in changes)
     return WhatIf(
         conf=conf,
         peak_allocated_bytes=timeline.peak_allocated_bytes,
         peak_reserved_bytes=timeline.peak_reserved_bytes,
         out_of_memory=timeline.out_of_memory is not None,
-        exact=not recording.start and not _short_of_memory(recording),
+        exact=not recording.start and not short_of_memory,
     )
 
 
@@ -324,9 +270,3 @@ def allocations_before(recording: Recording) -> list[Event]:
             if stretch.waiting:
                 before += [Use(stretch.block, OTHER_STREAM), Free(stretch.block)]
     return before
-
-
-def _short_of_memory(recording: Recording) -> bool:
-    """Whether memory was ever given back right before more was taken."""
-    events = recording.events
-    return any(isinstance(events[i], EmptyCache) and i + 1 in recording.changes for i in recording.changes)

@@ -146,8 +146,8 @@ def run_replay(arguments: argparse.Namespace) -> int:
     """`planner replay`: 0, or SnapshotError or AllocatorConfError."""
     from planner.allocator.snapshot import read_snapshot
     from planner.allocator.verify import verify
+    from planner.records import to_plain
     from planner.report.recorded_snapshot import render_replay
-    from planner.truth.failures.explanation import snapshot_to_json as failure_to_json
     from planner.truth.failures.explanation_text import snapshot_lines
 
     capacity = _size(arguments.capacity, "--capacity")
@@ -158,7 +158,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         for device in report["devices"]:
             if device["device"] in failures:
-                device["out_of_memory"] = failure_to_json(failures[device["device"]])
+                device["out_of_memory"] = to_plain(failures[device["device"]])
         print(json.dumps(report, indent=2), end="")
         return DONE
     print(render_replay(arguments.snapshot.name, report, style()), end="")

@@ -21,6 +21,7 @@ from planner.errors import PlannerError
 from planner.job.loading import bundle_text, load_document, load_job
 from planner.job.schema import Job
 from planner.planning.pipeline import refuse_unplannable
+from planner.records import to_plain
 from planner.service.history.job_changes import check_change
 from planner.service.http.body_readers import JSON, YAML, read_job, read_object
 from planner.service.http.job_bodies import change_of
@@ -29,7 +30,7 @@ from planner.service.orders import order_of
 from planner.service.validation import requests as requests
 from planner.truth.calibration import interval as calibrations
 from planner.truth.calibration.interval import Calibration
-from planner.truth.failures.explanation import explain, snapshot_to_json, to_json
+from planner.truth.failures.explanation import explain, to_json
 from planner.truth.failures.snapshot_failure import explain_failures
 from planner.truth.measuring import measurement_lines
 
@@ -103,7 +104,7 @@ def snapshot(content: bytes) -> Any:
 
 def failed_snapshot(content: bytes) -> Any:
     """The snapshot of `planner explain`."""
-    return [snapshot_to_json(each) for each in explain_failures(content, "a snapshot")]
+    return [to_plain(each) for each in explain_failures(content, "a snapshot")]
 
 
 def log(content: bytes) -> Any:

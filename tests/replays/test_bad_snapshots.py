@@ -15,7 +15,7 @@ import pytest
 
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import read_snapshot
-from planner.allocator.verify import verify_snapshot
+from planner.allocator.verify import verify
 from planner.errors import AllocatorConfError, SnapshotError
 from planner.events import Alloc, Free
 from planner.units import MIB
@@ -77,7 +77,7 @@ def test_compressed_snapshots_are_read_and_truncated_ones_refused(
     path = tmp_path / "snapshot"
     whole = compress(pickle.dumps(recorded(GOOD)))
     path.write_bytes(whole)
-    assert verify_snapshot(path).exact
+    assert verify(read_snapshot(path)).exact
 
     path.write_bytes(whole[: len(whole) // 2])
 
@@ -119,7 +119,7 @@ def test_a_trace_that_contradicts_its_segments(tmp_path: Path, recorded: Callabl
     path.write_bytes(pickle.dumps(content))
 
     with pytest.raises(SnapshotError, match="contradicts the segments"):
-        verify_snapshot(path)
+        verify(read_snapshot(path))
 
 
 def test_an_action_that_is_not_known(tmp_path: Path, recorded: Callable[..., dict[str, Any]]) -> None:
@@ -129,7 +129,7 @@ def test_an_action_that_is_not_known(tmp_path: Path, recorded: Callable[..., dic
     path.write_bytes(pickle.dumps(content))
 
     with pytest.raises(SnapshotError, match="'teleport'"):
-        verify_snapshot(path)
+        verify(read_snapshot(path))
 
 
 def test_private_pools_are_not_modelled(tmp_path: Path, recorded: Callable[..., dict[str, Any]]) -> None:
@@ -139,7 +139,7 @@ def test_private_pools_are_not_modelled(tmp_path: Path, recorded: Callable[..., 
     path.write_bytes(pickle.dumps(content))
 
     with pytest.raises(SnapshotError, match="private memory pools"):
-        verify_snapshot(path)
+        verify(read_snapshot(path))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planner.allocator.snapshot import read_snapshot
-from planner.allocator.verify import MatchCount, verify, verify_snapshot
+from planner.allocator.verify import MatchCount, verify
 
 NAMES = (
     "federated-zeroth-order", "llama-two-streams", "lm-oom-sized-forward", "lm24-infer-ctx256", "lm24-train-ctx128",
@@ -34,7 +34,7 @@ def test_every_address_and_every_segment_is_replayed(name: str, recorded_snapsho
     actions = known["actions"]
     segments = actions.get("segment_alloc", 0) + actions.get("segment_free", 0)
 
-    (device,) = verify_snapshot(recorded_snapshots / f"{name}.pickle.xz").devices
+    (device,) = verify(read_snapshot(recorded_snapshots / f"{name}.pickle.xz")).devices
 
     assert device.first_difference is None
     assert device.addresses == MatchCount(actions["alloc"], actions["alloc"])
@@ -56,7 +56,7 @@ def test_a_replay_under_the_wrong_rules_is_found_out(conf: str, recorded_snapsho
 def test_another_conf_is_replayed_from_the_same_events(recorded_snapshots: Path) -> None:
     path = recorded_snapshots / "lm4-train-ctx200-autocast.pickle.xz"
 
-    (device,) = verify_snapshot(path, "expandable_segments:True").devices
+    (device,) = verify(read_snapshot(path), "expandable_segments:True").devices
 
     assert device.what_if is not None
     assert device.what_if.exact
@@ -64,7 +64,7 @@ def test_another_conf_is_replayed_from_the_same_events(recorded_snapshots: Path)
 
 
 def test_the_report_keeps_its_contract(recorded_snapshots: Path) -> None:
-    report = verify_snapshot(recorded_snapshots / "lm4-forward-ctx100-fp32.pickle.xz")
+    report = verify(read_snapshot(recorded_snapshots / "lm4-forward-ctx100-fp32.pickle.xz"))
 
     assert report.to_json() == {
         "schema": "planner.replay/1",

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from planner.allocator.verify import MatchCount, verify_snapshot
+from planner.allocator.snapshot import read_snapshot
+from planner.allocator.verify import MatchCount, verify
 from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Use
+from planner.records import to_plain
 from planner.units import MIB
 
 Recorded = Callable[..., dict[str, Any]]
@@ -54,7 +56,7 @@ def test_a_trace_of_the_model_replays_from_any_point(
 ) -> None:
     content = recorded(random_program(seed, largest), conf, keep=keep)
 
-    (device,) = verify_snapshot(write(tmp_path / "snapshot.pickle", content)).devices
+    (device,) = verify(read_snapshot(write(tmp_path / "snapshot.pickle", content))).devices
 
     assert device.first_difference is None
     assert device.addresses.matched == sum(entry["action"] == "alloc" for entry in content["device_traces"][0])
@@ -71,7 +73,7 @@ def test_a_freed_block_was_larger_than_asked_for_by_a_rest_that_was_not_cut_off(
     content = recorded(events)
     content["device_traces"][0] = content["device_traces"][0][middle:]
 
-    (device,) = verify_snapshot(write(tmp_path / "snapshot.pickle", content)).devices
+    (device,) = verify(read_snapshot(write(tmp_path / "snapshot.pickle", content))).devices
 
     assert device.first_difference is None
     assert device.addresses == MatchCount(2, 2)
@@ -83,10 +85,10 @@ def test_a_wrong_address_is_the_first_difference(tmp_path: Path, recorded: Recor
     second, third = trace[2], trace[3]
     second["addr"], third["addr"] = third["addr"], second["addr"]
 
-    (device,) = verify_snapshot(write(tmp_path / "snapshot.pickle", content)).devices
+    (device,) = verify(read_snapshot(write(tmp_path / "snapshot.pickle", content))).devices
 
     assert device.addresses == MatchCount(1, 3)
-    assert device.to_json()["first_difference"] == {
+    assert to_plain(device)["first_difference"] == {
         "event": 1,
         "what": "address",
         "recorded": f"{second['addr']:#x}",
@@ -99,7 +101,7 @@ def test_a_segment_that_should_not_have_been_taken_is_a_difference(tmp_path: Pat
     other = recorded([Alloc(0, 12 * MIB), Free(0), Alloc(1, 14 * MIB), Free(1), Alloc(2, 16 * MIB)])
     other["device_traces"][0][-1]["size"] = content["device_traces"][0][-1]["size"]
 
-    (device,) = verify_snapshot(write(tmp_path / "snapshot.pickle", other)).devices
+    (device,) = verify(read_snapshot(write(tmp_path / "snapshot.pickle", other))).devices
 
     assert device.segments == MatchCount(2, 3)
     assert device.addresses == MatchCount(2, 3)
@@ -109,9 +111,11 @@ def test_a_segment_that_should_not_have_been_taken_is_a_difference(tmp_path: Pat
 def test_what_if_allocates_what_was_there_before(tmp_path: Path, recorded: Recorded) -> None:
     content = recorded([Alloc(0, 25 * MIB), Alloc(1, 3 * MIB), Free(1)], keep=3)
 
-    (device,) = verify_snapshot(write(tmp_path / "s.pickle", content), "expandable_segments:True", 64 * MIB).devices
+    (device,) = verify(
+        read_snapshot(write(tmp_path / "s.pickle", content)), "expandable_segments:True", 64 * MIB
+    ).devices
 
-    assert device.to_json()["what_if"] == {
+    assert to_plain(device)["what_if"] == {
         "conf": "expandable_segments:True",
         "peak_allocated_bytes": 28 * MIB,
         "peak_reserved_bytes": 40 * MIB,

@@ -10,7 +10,8 @@ import pytest
 
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
-from planner.allocator.verify import verify_snapshot
+from planner.allocator.snapshot import read_snapshot
+from planner.allocator.verify import verify
 from planner.events import Alloc, EmptyCache, Event, Free, Mark, Origin, Phase, Synchronize, Use
 from planner.report.memory_viz import snapshot, write_snapshot
 from planner.units import MIB
@@ -41,7 +42,7 @@ def test_planner_replays_its_own_snapshot_without_a_difference(tmp_path: Path, c
     timeline = replay(events, Rules.from_conf(conf))
     write_snapshot(tmp_path / "predicted.pickle", events, conf)
 
-    (device,) = verify_snapshot(tmp_path / "predicted.pickle").devices
+    (device,) = verify(read_snapshot(tmp_path / "predicted.pickle")).devices
 
     assert device.first_difference is None
     assert device.addresses.matched == device.addresses.total == 60

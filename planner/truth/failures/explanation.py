@@ -10,7 +10,8 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.events import Phase
 from planner.job.rank_sets import RankSet
-from planner.report.statement import RankClassStatement, fields_to_json
+from planner.records import to_plain
+from planner.report.statement import RankClassStatement
 from planner.report.style import size
 from planner.truth.failures.causes import CONTEXT_BYTES, Judgement, judge
 from planner.truth.failures.messages import (
@@ -243,32 +244,19 @@ def to_json(found: Explanation) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "cause": found.cause.value,
-        "messages": [_message(*each) for each in found.messages],
-        "host": [fields_to_json(each) for each in found.host],
-        "snapshots": [snapshot_to_json(each) for each in found.snapshots],
+        "messages": [_message(*message) for message in found.messages],
+        "host": [to_plain(failure) for failure in found.host],
+        "snapshots": [to_plain(failure) for failure in found.snapshots],
         "plan_id": found.plan_id,
-        "partings": [fields_to_json(each) for each in found.partings],
+        "partings": [to_plain(parting) for parting in found.partings],
     }
 
 
 def _message(failure: GpuFailure, judged: Judgement) -> dict[str, Any]:
     own = innermost_own(failure.frames)
-    told = fields_to_json(failure)
-    told["frames"] = [fields_to_json(each) for each in failure.frames]
-    told["other_processes"] = [fields_to_json(each) for each in failure.other_processes]
     return {
-        **told,
+        **to_plain(failure),
         "known": failure.form is not Form.UNKNOWN,
-        "raised_at": None if own is None else fields_to_json(own),
-        **fields_to_json(judged),
+        "raised_at": None if own is None else to_plain(own),
+        **to_plain(judged),
     }
-
-
-def snapshot_to_json(failure: SnapshotFailure) -> dict[str, Any]:
-    """One device's failure as plain values."""
-    told = fields_to_json(failure)
-    del told["sizes"]  # thousands, and told to nobody
-    told["state"] = fields_to_json(failure.state)
-    told["state"]["holders"] = [fields_to_json(each) for each in failure.state.holders]
-    told["remedies"] = [fields_to_json(each) for each in failure.remedies]
-    return told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.allocator.blocks import Device
@@ -16,6 +16,7 @@ from planner.allocator.rules import Rules
 from planner.allocator.snapshot import snapshot_of_bytes
 from planner.allocator.verify import allocations_before, start_allocator, verify
 from planner.events import Alloc, Event, Free, Phase
+from planner.records import shape
 from planner.report.recorded_snapshot import frames_of, module_line, operator_of, own_line, phase_of
 from planner.report.style import size
 from planner.truth.failures.causes import SMALLEST_SHARE
@@ -292,8 +293,8 @@ class SnapshotFailure:
     """The most allocated while each phase allocated, as far as frames tell phases."""
     before_forward_bytes: int | None = None
     """Held when the recorded run first came to a forward; None where frames show no forward."""
-    sizes: frozenset[int] = frozenset()
-    """Every size that was asked for or held: what tells one job's snapshot from another's."""
+    sizes: frozenset[int] = field(default=frozenset(), metadata=shape(skip=True))
+    """Every size that was asked for or held: what tells one job's snapshot from another's. In no document."""
     notes: tuple[str, ...] = ()
 
 
