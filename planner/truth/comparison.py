@@ -141,22 +141,6 @@ def compare_sizes(predicted: Sequence[Event], measured: Sequence[Event]) -> tupl
     return whole, differing
 
 
-def first_difference(predicted: Sequence[Event], measured: Sequence[Event]) -> tuple[int, Alloc | None, Alloc | None]:
-    """Where the orders of sizes part: the position, and what either side asks for there; -1 if they never do."""
-    here, there = _in_order(predicted), _in_order(measured)
-    for position, (one, other) in enumerate(zip(here, there, strict=False)):
-        if one.requested_bytes != other.requested_bytes:
-            return position, one, other
-    shorter = min(len(here), len(there))
-    if len(here) == len(there):
-        return -1, None, None
-    return shorter, _at(here, shorter), _at(there, shorter)
-
-
-def _at(allocations: Sequence[Alloc], position: int) -> Alloc | None:
-    return allocations[position] if position < len(allocations) else None
-
-
 def _in_order(events: Sequence[Event]) -> list[Alloc]:
     return [e for e in events if isinstance(e, Alloc) and e.requested_bytes > _HOST_SCALARS_BYTES]
 

@@ -79,9 +79,9 @@ def _with(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "another schema": (_with("schema", "planner.plan/1"), "schema: a document of schema 'planner.plan/1'"),
     "no schema": (_without("schema"), "schema: a document of schema None"),
-    "a key too few": (_without("quarantined"), "calibration: keys missing: ['quarantined'], unknown: []"),
-    "a key too many": (_with("colour", 1), "calibration: keys missing: [], unknown: ['colour']"),
-    "no number": (_with("reserved_error", float("nan")), "calibration.reserved_error: nan is of a wrong type"),
+    "a key too few": (_without("reserved_error"), "calibration: reserved_error is missing"),
+    "a key too many": (_with("colour", 1), "calibration: there is no key 'colour'"),
+    "no number": (_with("reserved_error", float("nan")), "calibration.reserved_error: the number is too large, or none"),
     "a truth for a number": (_with("outside_correction_bytes", True), "calibration.outside_correction_bytes: True"),
     "a text for a list": (_with("corrections", "none"), "calibration.corrections: 'none' is of a wrong type"),
     "a number for an object": (_with("corrections", [1]), "calibration.corrections[0]: 1 is of a wrong type"),

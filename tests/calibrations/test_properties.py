@@ -22,7 +22,7 @@ Seen = Callable[..., Observation]
 H100 = ("H100-SXM-80GB", "2.13")
 TABLE = OutsideEstimate(cuda_context_bytes=800, nccl_bytes=900, low_bytes=1000, high_bytes=2200)
 
-BYTES = st.one_of(st.integers(-2, 90 * GIB), st.sampled_from([0, GIB, 10 * GIB, 10**30]))
+BYTES = st.one_of(st.integers(-2, 90 * GIB), st.sampled_from([0, GIB, 10 * GIB, 2**63 - 1]))
 MAYBE = st.one_of(st.none(), BYTES)
 ANY = st.builds(
     Observation,

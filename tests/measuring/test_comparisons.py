@@ -20,7 +20,7 @@ from planner.report.statement import (
     Verdict,
 )
 from planner.truth import plan_comparison
-from planner.truth.comparison import Figure, SizeComparison, compare_sizes, first_difference, render, to_json
+from planner.truth.comparison import Figure, SizeComparison, compare_sizes, render, to_json
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 
@@ -125,13 +125,6 @@ def test_sizes_that_one_side_has_more_of_are_listed_largest_first() -> None:
         SizeComparison(bytes=512, count=1, ops=("aten.mm",)),
         SizeComparison(bytes=64, count=1, ops=("aten.mm",)),
     )
-
-
-def test_the_first_allocation_that_differs_is_found() -> None:
-    same, other = _asks(64, 128, 256), _asks(64, 128, 512)
-    assert first_difference(same, same) == (-1, None, None)
-    assert first_difference(same, other) == (2, same[2], other[2])
-    assert first_difference(same, same[:2]) == (2, same[2], None)
 
 
 def test_a_file_of_measurements_is_compared_case_by_case(plan: Plan, measurement: Build, tmp_path: Path) -> None:

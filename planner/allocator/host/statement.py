@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from planner.events import Phase
 from planner.host_events import HostCategory
+from planner.records import every, from_plain, shape, to_plain
 
 VERDICTS = ("fits", "tight", "exceeds")
 """From best to worst."""
@@ -49,6 +50,10 @@ class RankHost:
     worker_bytes: int
 
 
+def _read_parts(parts: Mapping[str, int]) -> dict[HostCategory, int]:
+    return {HostCategory(name): count for name, count in parts.items() if count}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatement:
     """Nodes whose local ranks do the same. `parts` add up to the peak; `file_bytes` are pages of mapped files, which
@@ -57,7 +62,7 @@ class NodeStatement:
     nodes: str
     ranks: str
     peak: HostPeak
-    parts: Mapping[HostCategory, int]
+    parts: Mapping[HostCategory, int] = field(metadata=shape(write=every(HostCategory), read=_read_parts))
     file_bytes: int
     local_ranks: tuple[RankHost, ...]
     phases: tuple[HostPhaseStatement, ...]
@@ -84,12 +89,12 @@ class HostStatement:
         """That of the node that is worst off; None where nothing is judged."""
         if not self.capacity_bytes or not self.nodes:
             return None
-        return max((each.verdict(self.capacity_bytes) for each in self.nodes), key=VERDICTS.index)
+        return max((node.verdict(self.capacity_bytes) for node in self.nodes), key=VERDICTS.index)
 
     @property
     def fullest(self) -> NodeStatement:
         """The node with the highest peak."""
-        return max(self.nodes, key=lambda each: each.peak.bytes)
+        return max(self.nodes, key=lambda node: node.peak.bytes)
 
     @property
     def headroom_bytes(self) -> int:
@@ -104,57 +109,12 @@ def host_to_json(host: HostStatement) -> dict[str, Any]:
         "verdict": host.verdict,
         "capacity_bytes": host.capacity_bytes if judged else None,
         "headroom_bytes": host.headroom_bytes if judged else None,
-        "nodes": [_node_to_json(each) for each in host.nodes],
+        "nodes": [to_plain(node) for node in host.nodes],
         "assumptions": list(host.assumptions),
     }
 
 
 def host_from_json(document: Mapping[str, Any]) -> HostStatement:
-    """What :func:`host_to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-    return HostStatement(
-        capacity_bytes=document["capacity_bytes"] or 0,
-        nodes=tuple(_read_node(each) for each in document["nodes"]),
-        assumptions=tuple(document["assumptions"]),
-    )
-
-
-def _node_to_json(node: NodeStatement) -> dict[str, Any]:
-    low, high = node.peak.interval_bytes
-    return {
-        "nodes": node.nodes,
-        "ranks": node.ranks,
-        "peak": {
-            "phase": node.peak.phase.value,
-            "iteration": node.peak.iteration,
-            "bytes": node.peak.bytes,
-            "interval_bytes": [low, high],
-        },
-        "parts": {category.value: node.parts.get(category, 0) for category in HostCategory},
-        "file_bytes": node.file_bytes,
-        "local_ranks": [
-            {
-                "representative": each.representative,
-                "count": each.count,
-                "resident_bytes": each.resident_bytes,
-                "worker_bytes": each.worker_bytes,
-            }
-            for each in node.local_ranks
-        ],
-        "phases": [
-            {"phase": each.phase.value, "iteration": each.iteration, "bytes": each.bytes} for each in node.phases
-        ],
-    }
-
-
-def _read_node(document: Mapping[str, Any]) -> NodeStatement:
-    peak = document["peak"]
-    low, high = peak["interval_bytes"]
-    return NodeStatement(
-        nodes=document["nodes"],
-        ranks=document["ranks"],
-        peak=HostPeak(**{**peak, "phase": Phase(peak["phase"]), "interval_bytes": (low, high)}),
-        parts={HostCategory(name): count for name, count in document["parts"].items() if count},
-        file_bytes=document["file_bytes"],
-        local_ranks=tuple(RankHost(**each) for each in document["local_ranks"]),
-        phases=tuple(HostPhaseStatement(**{**each, "phase": Phase(each["phase"])}) for each in document["phases"]),
-    )
+    """What :func:`host_to_json` wrote. Raises PlannerError, KeyError or TypeError for anything else."""
+    known = {key: document[key] for key in ("nodes", "assumptions")}
+    return from_plain(HostStatement, {**known, "capacity_bytes": document["capacity_bytes"] or 0}, "host")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import datetime
 import functools
 import logging
@@ -20,14 +19,13 @@ import torch
 
 from planner.truth.measuring import nvml
 from planner.truth.measuring.job_reports import Destination, ReportSender, job_of, plan_of, to_file, to_service
-from planner.truth.measuring.measurement_lines import Levels
+from planner.truth.measuring.measurement_lines import FIGURES, Levels
 from planner.truth.measuring.software import allocator_conf, software
 
 FINE_ITERATIONS = 2
 """Iterations told one by one: optimizer state is born in the first, the second is the usual peak, later ones alike."""
 
 NOTHING = Levels()
-_FIGURES = tuple(each.name for each in dataclasses.fields(Levels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +87,8 @@ class Peaks:
             self.resets_seen += 1
             self._add(phase, iteration, now, ends.highest(now.peak), None)
             return
-        rose = {name: getattr(now.peak, name) > getattr(before.peak, name) for name in _FIGURES}
-        least = Levels(**{name: getattr(now.peak if rose[name] else ends, name) for name in _FIGURES})
+        rose = {name: getattr(now.peak, name) > getattr(before.peak, name) for name in FIGURES}
+        least = Levels(**{name: getattr(now.peak if rose[name] else ends, name) for name in FIGURES})
         self._add(phase, iteration, now, least, now.peak)
 
     def _add(self, phase: str, iteration: int, now: Reading, least: Levels, most: Levels | None) -> None:
@@ -117,11 +115,11 @@ def reading_of(stats: Mapping[str, int], device_bytes: int = 0) -> Reading:
 
 
 def _levels(stats: Mapping[str, int], which: str) -> Levels:
-    return Levels(**{name: stats.get(f"{name}.all.{which}", 0) for name in _FIGURES})
+    return Levels(**{name: stats.get(f"{name}.all.{which}", 0) for name in FIGURES})
 
 
 def _each(choose: Callable[[int, int], int], one: Levels, other: Levels) -> Levels:
-    return Levels(**{name: choose(getattr(one, name), getattr(other, name)) for name in _FIGURES})
+    return Levels(**{name: choose(getattr(one, name), getattr(other, name)) for name in FIGURES})
 
 
 SCHEMA = "planner.job/1"

@@ -20,8 +20,9 @@ from types import FrameType
 from typing import Any
 
 from planner.errors import MeasureError
+from planner.records import from_document, to_plain
 from planner.truth.measuring import nvml
-from planner.truth.measuring.measurement_lines import Levels, read_as
+from planner.truth.measuring.measurement_lines import Levels
 
 SCHEMA = "planner.measured-program/1"
 
@@ -82,7 +83,7 @@ class MeasuredProgram:
 
 def write(path: Path, found: MeasuredProgram) -> None:
     """One JSON object. Raises MeasureError where it cannot be written."""
-    document = {"schema": SCHEMA, **dataclasses.asdict(found)}
+    document = {"schema": SCHEMA, **to_plain(found)}
     try:
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
@@ -106,10 +107,9 @@ def is_measured_program(document: Mapping[str, Any]) -> bool:
 
 def from_json(document: Mapping[str, Any]) -> MeasuredProgram:
     """The program that :func:`write` wrote. Raises MeasureError if the document is none."""
-    given = {name: value for name, value in document.items() if name != "schema"}
-    found = read_as(MeasuredProgram, given, "measured program")
-    assert isinstance(found, MeasuredProgram)
-    return found
+    return from_document(
+        MeasuredProgram, document, SCHEMA, "measured program", error=MeasureError, remedy="measure again"
+    )
 
 
 _KILLED = "it imported torch, and ended by a signal or os._exit, which leaves no time to write figures"
