@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no schema": (_without("schema"), "schema: a document of schema None"),
     "a key too few": (_without("reserved_error"), "calibration: reserved_error is missing"),
     "a key too many": (_with("colour", 1), "calibration: there is no key 'colour'"),
-    "no number": (_with("reserved_error", float("nan")), "calibration.reserved_error: the number is too large, or none"),
+    "no number": (_with("reserved_error", float("nan")), "calibration.reserved_error: the number is too large"),
     "a truth for a number": (_with("outside_correction_bytes", True), "calibration.outside_correction_bytes: True"),
     "a text for a list": (_with("corrections", "none"), "calibration.corrections: 'none' is of a wrong type"),
     "a number for an object": (_with("corrections", [1]), "calibration.corrections[0]: 1 is of a wrong type"),
