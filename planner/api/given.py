@@ -72,7 +72,7 @@ def read_job(job: JobSource, settings: Mapping[str, Any] | None = None, **words:
                 remedy=did_you_mean(name, list(JobWords.__annotations__)) or "settings={...} sets any key of a spec",
             )
     named, text = _named(job)
-    found = job_import.read(
+    imported = job_import.read(
         GivenJob(
             named=named,
             standard_input=text,
@@ -81,7 +81,7 @@ def read_job(job: JobSource, settings: Mapping[str, Any] | None = None, **words:
         ),
         Path(),
     )
-    return Given(found.job, _taken(found))
+    return Given(imported.job, _taken(imported))
 
 
 def _named(job: JobSource) -> tuple[str, str]:
@@ -107,55 +107,38 @@ def _json_text(job: Mapping[str, Any]) -> str:
         raise SpecError(f"the mapping is no job: {error}", allowed="what JSON can hold, as in a spec") from None
 
 
+_OF_OPTIONS = {"sequence_length": "seq", "micro_batch_size": "batch", "gradient_accumulation_steps": "accumulate"}
+"""Words that the command line calls otherwise."""
+_NUMBERS = ("micro_batch_size", "gradient_accumulation_steps", "zero", "offload")
+"""Words that are handed on as they are; the others as the text that the command line would have."""
+
+
+_ALONE = {"lora": "", "qlora": "", "dora": "", "fsdp": REST, "ddp": REST, "recompute": "full"}
+"""What a word stands for that is True."""
+
+
 def _shorthand(words: JobWords) -> Shorthand:
-    degrees = {"dp_shard": words.get("fsdp", False), "dp_replicate": words.get("ddp", False)}
-    axes = {axis: REST if degree is True else str(degree) for axis, degree in degrees.items() if degree is not False}
-    axes |= {name: str(words[name]) for name in ("tp", "pp", "cp", "ep") if name in words}
-    return Shorthand(
-        gpus=str(words.get("gpus", "")),
-        gpu=_gpu(words.get("gpu", "")),
-        sequence_length=str(words.get("sequence_length", "")),
-        micro_batch_size=words.get("micro_batch_size"),
-        gradient_accumulation_steps=words.get("gradient_accumulation_steps"),
-        lora=_adapter(words.get("lora")),
-        qlora=_adapter(words.get("qlora")),
-        dora=_adapter(words.get("dora")),
-        degrees=axes,
-        zero=words.get("zero"),
-        precision=words.get("precision", ""),
-        optimizer=words.get("optimizer", ""),
-        recompute=_recompute(words.get("recompute", "")),
-        offload=words.get("offload", False),
-    )
+    given = {name: value if name in _NUMBERS else _text(name, value) for name, value in words.items()}
+    return Shorthand(**{_OF_OPTIONS.get(name, name): value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
-def _gpu(said: str | Mapping[str, Any]) -> str:
-    return said if isinstance(said, str) else _json_text(said)
-
-
-def _adapter(said: bool | str | Mapping[str, Any] | None) -> str | None:
-    """As the command line writes it."""
-    if said is None or said is False:
+def _text(name: str, value: Any) -> str | None:
+    """As the command line writes it; None for nothing said."""
+    if value is None or value is False:
         return None
-    if said is True:
-        return ""
-    if isinstance(said, str):
-        return said
-    return ",".join(f"{key}={_joined(value)}" for key, value in said.items())
+    if value is True:
+        return _ALONE.get(name, str(value))
+    if name in ("lora", "qlora", "dora") and isinstance(value, Mapping):
+        return ",".join(f"{key}={_joined(inner)}" for key, inner in value.items())
+    return _json_text(value) if isinstance(value, Mapping) else str(value)
 
 
 def _joined(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
 
 
-def _recompute(said: bool | str | int) -> str:
-    if isinstance(said, bool):
-        return "full" if said else ""
-    return str(said)
-
-
-def _taken(found: ImportedJob) -> tuple[str, ...]:
+def _taken(imported: ImportedJob) -> tuple[str, ...]:
     ignored = tuple(
-        f"{source}: without effect on memory: {', '.join(names)}" for source, names in found.ignored.items() if names
+        f"{source}: without effect on memory: {', '.join(names)}" for source, names in imported.ignored.items() if names
     )
-    return (*ignored, *(f"taken: {each}" for each in found.supposed), *found.chosen)
+    return (*ignored, *(f"taken: {sentence}" for sentence in imported.supposed), *imported.chosen)

@@ -7,9 +7,8 @@ import functools
 import hashlib
 import json
 import re
-import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,28 +16,23 @@ from typing import Any, cast
 from planner.errors import SpecError, shorten
 from planner.hardware import catalog
 from planner.job import consistency, deepspeed_config, foreign_words, hf_config, named_gpus, short_forms
-from planner.job.consistency import with_scope
-from planner.job.field_checks import CHECKS, Check
+from planner.job.field_checks import Check
 from planner.job.json_text import canonical_json, file_text, read_json, without_floats
 from planner.job.nodes import Node, below, did_you_mean, node_from_data
-from planner.job.schema import (
-    CheckpointLoad,
-    Compile,
-    DataLoader,
-    FrozenModel,
-    Gpu,
-    Job,
-    Model,
-    Optimizer,
-    Parallel,
-    Software,
-)
+from planner.job.schema import CHECKS, Compile, DataLoader, FrozenModel, Gpu, Job, Model, Optimizer, Parallel
 from planner.job.size_limits import LARGEST_YAML, LONGEST_NAME
+from planner.job.spec_keys import is_optional, section_in
 from planner.job.yaml_text import read_yaml
 from planner.units import parse_bytes
 
 _THOUSANDS = re.compile(r"([1-9][0-9]{0,8})[kK]")
 """`4k` tokens are 4096 wherever people write so of sequences."""
+_READERS = {
+    (Model, "hf_config"): hf_config.read,
+    (FrozenModel, "config"): hf_config.read,
+    (Parallel, "deepspeed"): deepspeed_config.read,
+}
+"""What reads values that may be the path of a file."""
 
 
 def read_dataclass(kind: type, node: Node, folder: Path | None) -> Any:
@@ -50,81 +44,74 @@ def read_dataclass(kind: type, node: Node, folder: Path | None) -> Any:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key, child in written.items():
         if key not in fields:
-            raise _unknown_key(key, child, node, list(fields))
-    hints = typing.get_type_hints(kind)
+            raise SpecError(
+                f"unknown key `{shorten(key, LONGEST_NAME)}` in {node.path or 'a job spec'}",
+                allowed=", ".join(fields),
+                remedy=foreign_words.key_remedy(key, child, fields) or did_you_mean(key, fields),
+                place=child.key_place or child.place,
+            )
+    hints = _hints(kind)
     values = {}
     for name, field in fields.items():
         if name in written:
             values[name] = _read_field(kind, name, hints[name], written[name], folder)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise SpecError(
-                f"{below(node.path, name)} is missing",
-                allowed=_describe_allowed(kind, name, hints[name]),
-                place=node.place,
+            section = section_in(hints[name])
+            allowed = (
+                short_forms.describe_allowed(section) if section is not None else _allowed(kind, name, hints[name])
             )
+            raise SpecError(f"{below(node.path, name)} is missing", allowed=allowed, place=node.place)
     return kind(**values)
 
 
 def _read_field(kind: type, name: str, hint: Any, node: Node, folder: Path | None) -> Any:
-    if (kind, name) in ((Model, "hf_config"), (FrozenModel, "config")):
-        return hf_config.read(node, folder)
-    if (kind, name) == (Parallel, "deepspeed"):
-        return deepspeed_config.read(node, folder)
-    if (nested := _dataclass_in(hint)) is not None:
-        if (node.value is None or node.value is False) and _may_be_none(hint):
-            return None
-        return read_dataclass(nested, node, folder)
+    if (kind, name) in _READERS:
+        return _READERS[kind, name](node, folder)
+    section = section_in(hint)
     if typing.get_origin(hint) is Mapping:
-        return _read_mapping(hint, node, folder)
+        if section is None:
+            return {key: child.plain() for key, child in node.mapping().items()}
+        # In the order of the names, so that a job is the same whichever way its document was sorted.
+        children = sorted(node.mapping("a mapping of names to inputs").items())
+        return {key: read_dataclass(section, child, folder) for key, child in children}
+    if section is not None:
+        is_left_out = (node.value is None or node.value is False) and is_optional(hint)
+        return None if is_left_out else read_dataclass(section, node, folder)
     check = CHECKS[kind, name]
     if typing.get_origin(hint) is tuple:
         if not isinstance(node.value, list):
-            raise node.is_error(allowed=_describe_allowed_items(check))
+            raise node.is_error(allowed=_allowed(kind, name, hint))
         return tuple(_read_value(kind, name, typing.get_args(hint)[0], item, check) for item in node.value)
     return _read_value(kind, name, hint, node, check)
 
 
-def _read_mapping(hint: Any, node: Node, folder: Path | None) -> dict[str, Any]:
-    nested = typing.get_args(hint)[1]
-    if not dataclasses.is_dataclass(nested):
-        return {key: child.plain() for key, child in node.mapping().items()}
-    # In the order of the names, so that a job is the same whichever way its document was sorted.
-    children = sorted(node.mapping("a mapping of names to inputs").items())
-    return {key: read_dataclass(typing.cast(type, nested), child, folder) for key, child in children}
+def _allowed(kind: type, name: str, hint: Any) -> str:
+    return ("a list, each " if typing.get_origin(hint) is tuple else "") + CHECKS[kind, name].allowed
 
 
 def _read_value(kind: type, name: str, hint: Any, node: Node, check: Check) -> Any:
-    value: Any
     if check.size:
-        value = _read_size(node, check)
-    elif check.tokens and (tokens := _THOUSANDS.fullmatch(str(node.value))) is not None:
+        remedy = "the units are B, KB, MB, GB, TB, KiB, MiB, GiB and TiB"
+        try:
+            size = parse_bytes(node.value)  # type: ignore[arg-type]  # it refuses what is neither text nor whole number
+        except ValueError:
+            is_negative = str(node.value).lstrip().startswith("-")
+            raise node.is_error(allowed=check.allowed, remedy="" if is_negative else remedy) from None
+        if not check.accepts(size):
+            shows_units = bool(node.written) and not str(node.value).lstrip().startswith("-")
+            raise node.is_error(allowed=check.allowed, remedy=remedy if shows_units else "")
+        return size
+    value: Any = node.value
+    if check.tokens and (tokens := _THOUSANDS.fullmatch(str(value))) is not None:
         value = 1024 * int(tokens[1])
     elif hint is str and node.written:
         value = node.written  # `torch: 2.10` means the text, not the number 2.1
-    else:
-        value = node.value
-    if not _has_type(value, hint) or not check.accepts(value):
+    # Exactly one of the hinted types: true is no whole number here, but a whole number is a number.
+    kinds = (int, float) if hint is float else typing.get_args(hint) or (hint,)
+    if type(value) not in kinds or not check.accepts(value):
         known = foreign_words.value_remedy(kind, name, value)
         raise node.is_error(allowed=check.allowed, remedy=known or _remedy(value, hint, check))
     return float(value) if hint is float else value
-
-
-def _read_size(node: Node, check: Check) -> int:
-    negative = str(node.value).lstrip().startswith("-")
-    remedy = "" if negative else "the units are B, KB, MB, GB, TB, KiB, MiB, GiB and TiB"
-    try:
-        size = parse_bytes(node.value)  # type: ignore[arg-type]  # it refuses what is neither text nor whole number
-    except ValueError:
-        raise node.is_error(allowed=check.allowed, remedy=remedy) from None
-    if not check.accepts(size):
-        raise node.is_error(allowed=check.allowed, remedy=remedy if node.written else "")
-    return size
-
-
-def _has_type(value: Any, hint: Any) -> bool:
-    """Exactly one of the hinted types: true is no whole number here, but a whole number is a number."""
-    kinds = (int, float) if hint is float else typing.get_args(hint) or (hint,)
-    return type(value) in kinds
 
 
 def _remedy(value: Any, hint: Any, check: Check) -> str:
@@ -135,45 +122,9 @@ def _remedy(value: Any, hint: Any, check: Check) -> str:
             return "write true"
         if hint is bool and value.lower() in ("no", "off", "n"):
             return "write false"
-    if hint is int and type(value) is float and value.is_integer():
-        return f"write {int(value)}"
-    if hint is int and isinstance(value, str) and value.isdecimal() and len(value) <= LONGEST_NAME:
-        return f"write {int(value)}"
-    return ""
-
-
-def _unknown_key(key: str, child: Node, node: Node, known: list[str]) -> SpecError:
-    where = node.path or "a job spec"
-    return SpecError(
-        f"unknown key `{shorten(key, LONGEST_NAME)}` in {where}",
-        allowed=", ".join(known),
-        remedy=foreign_words.key_remedy(key, child, known) or did_you_mean(key, known),
-        place=child.key_place or child.place,
-    )
-
-
-def _dataclass_in(hint: Any) -> type | None:
-    """The dataclass of `X` or `X | None`."""
-    for kind in (hint, *typing.get_args(hint)):
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and typing.get_origin(hint) is not Mapping:
-            return kind
-    return None
-
-
-def _may_be_none(hint: Any) -> bool:
-    return isinstance(hint, types.UnionType) and types.NoneType in typing.get_args(hint)
-
-
-def _describe_allowed(kind: type, name: str, hint: Any) -> str:
-    if (nested := _dataclass_in(hint)) is not None:
-        return short_forms.describe_allowed(nested)
-    return (
-        _describe_allowed_items(CHECKS[kind, name]) if typing.get_origin(hint) is tuple else CHECKS[kind, name].allowed
-    )
-
-
-def _describe_allowed_items(check: Check) -> str:
-    return f"a list, each {check.allowed}"
+    is_whole = type(value) is float and value.is_integer()
+    is_digits = isinstance(value, str) and value.isdecimal() and len(value) <= LONGEST_NAME
+    return f"write {int(value)}" if hint is int and (is_whole or is_digits) else ""
 
 
 BUNDLE_SCHEMA = "planner.bundle/1"
@@ -184,14 +135,20 @@ def load_job(path: Path) -> Job:
 
     Raises SpecError with file, line and column for whatever is wrong.
     """
-    return _job(*document_of(file_text(path, str(path)), str(path), path.parent))
+    return load_node(*document_of(file_text(path, str(path)), str(path), path.parent))
 
 
 def document_of(text: str, source: str, folder: Path | None) -> tuple[Node, Path | None]:
     """What a spec or a bundle says, before it is read as a job, and where its relative paths start: at `folder`, for a
     bundle nowhere, and without a folder there may be none. Raises SpecError with the place in `source`."""
-    if source.endswith(".json") or _is_json_object(text):
-        data = read_json(text, source)
+    is_json = source.endswith(".json")
+    if is_json or text.lstrip().startswith("{"):
+        try:
+            data = read_json(text, source)
+        except SpecError:
+            if is_json:
+                raise
+            data = None  # a YAML mapping in braces, or broken: the YAML reader says where
         if isinstance(data, dict) and "schema" in data:
             return _parts_of_bundle(data, source), None
     return read_yaml(text, source), folder
@@ -199,7 +156,7 @@ def document_of(text: str, source: str, folder: Path | None) -> tuple[Node, Path
 
 def load_bundle(document: Mapping[str, Any], source: str = "the bundle") -> Job:
     """The job of a bundle that is parsed already; nothing outside of it is read. Raises SpecError."""
-    return _job(_parts_of_bundle(document, source), None)
+    return load_node(_parts_of_bundle(document, source), None)
 
 
 def _parts_of_bundle(document: Mapping[str, Any], source: str) -> Node:
@@ -210,7 +167,7 @@ def _parts_of_bundle(document: Mapping[str, Any], source: str) -> Node:
 
 def load_document(document: Mapping[str, Any], source: str = "the spec") -> Job:
     """The job of a spec that is parsed already and refers to nothing outside. Raises SpecError."""
-    return _job(node_from_data(document, source), None)
+    return load_node(node_from_data(document, source), None)
 
 
 def load_yaml(text: str, source: str = "the spec") -> Job:
@@ -219,21 +176,40 @@ def load_yaml(text: str, source: str = "the spec") -> Job:
         raise SpecError(
             f"the spec has {len(text)} characters of YAML", allowed=f"at most {LARGEST_YAML}; or a bundle", place=source
         )
-    return _job(read_yaml(text, source), None)
+    return load_node(read_yaml(text, source), None)
 
 
 def load_node(document: Node, folder: Path | None) -> Job:
     """The job of a spec that somebody put together; relative paths start at `folder`. Raises SpecError at the nodes'
     own places."""
-    return _job(document, folder)
+    document.mapping("a mapping with model, train, parallel, cluster, ...")
+    job = cast(Job, read_dataclass(Job, document, folder))
+    cluster = document.nearest_to("cluster")
+    if "gpu" not in cluster.mapping() or cluster is document:
+        raise SpecError(
+            "cluster.gpu is missing",
+            allowed=", ".join(catalog.names()) + "; or {total_bytes: 79.1GiB, arch: sm_90}",
+            place=cluster.place,
+        )
+    consistency.check(job, document)
+    job = consistency.with_scope(job)
+    if not job.model.factory or folder is None:
+        return job
+    path = (folder / job.model.factory_path).resolve()  # a bundle carries the folder that was meant
+    if not path.is_dir():
+        node = document.nearest_to("model.factory_path")
+        raise node.error(
+            f"is {node.summary}, and there is no such folder", allowed="a folder with the factory's module"
+        )
+    return replace(job, model=replace(job.model, factory_path=str(path)))
 
 
 def choices_of(document: Node) -> list[str]:
     """What a spec leaves open and its reader decided, for people."""
     node = document.nearest_to("cluster.gpu.name")
-    named = isinstance(node.value, str) and node.path in ("cluster.gpu", "cluster.gpu.name")
-    said = named_gpus.tell_choice(str(node.value)) if named else ""
-    return [said] if said else []
+    is_named = isinstance(node.value, str) and node.path in ("cluster.gpu", "cluster.gpu.name")
+    choice = named_gpus.tell_choice(str(node.value)) if is_named else ""
+    return [choice] if choice else []
 
 
 def read_gpu(written: str | Mapping[str, Any], place: str) -> Gpu:
@@ -249,112 +225,19 @@ def job_on_gpu(job: Job, written: str | Mapping[str, Any], *, place: str = "") -
     return replace(job, cluster=replace(job.cluster, gpu=read_gpu(written, place)))
 
 
-def _is_json_object(text: str) -> bool:
-    if not text.lstrip().startswith("{"):
-        return False
-    try:
-        read_json(text, "")
-    except SpecError:
-        return False  # a YAML mapping in braces, or broken: the YAML reader says where
-    return True
-
-
-def _job(document: Node, folder: Path | None) -> Job:
-    document.mapping("a mapping with model, train, parallel, cluster, ...")
-    job = cast(Job, read_dataclass(Job, document, folder))
-    if "gpu" not in document.nearest_to("cluster").mapping() or document.nearest_to("cluster") is document:
-        raise SpecError(
-            "cluster.gpu is missing",
-            allowed=", ".join(catalog.names()) + "; or {total_bytes: 79.1GiB, arch: sm_90}",
-            place=document.nearest_to("cluster").place,
-        )
-    consistency.check(job, document)
-    return _with_factory_path(with_scope(job), document, folder)
-
-
-def _with_factory_path(job: Job, document: Node, folder: Path | None) -> Job:
-    """A factory is looked for beside the spec; a bundle carries the folder that was meant."""
-    if not job.model.factory or folder is None:
-        return job
-    path = (folder / job.model.factory_path).resolve()
-    if not path.is_dir():
-        node = document.nearest_to("model.factory_path")
-        raise node.error(
-            f"is {node.summary}, and there is no such folder", allowed="a folder with the factory's module"
-        )
-    return replace(job, model=replace(job.model, factory_path=str(path)))
-
-
-_ADDED: Mapping[str, Any] = {
-    "train.lengths": None,
-    "train.retains": "",
-    "train.eval.batches": 1,
-    "train.eval.gather": "",
-    "train.eval.accumulation_steps": 0,
-    "train.eval.generate": None,
-}
-"""Keys that came later, and what was done before a spec could say something else: where they say this, the identity is
-what it was, for answers that are stored."""
-
-
 def document(job: Job) -> dict[str, Any]:
     """The job as the mapping that a spec would hold if it said everything; loads again to the same job."""
-    return typing.cast(dict[str, Any], _plain(job, Job))
+    return cast(dict[str, Any], _plain(job, Job))
 
 
 def bundle(job: Job) -> dict[str, Any]:
     """The job as one self-contained JSON object, schema planner.bundle/1."""
-    return {"schema": BUNDLE_SCHEMA, **typing.cast(dict[str, Any], without_floats(document(job)))}
+    return {"schema": BUNDLE_SCHEMA, **cast(dict[str, Any], without_floats(document(job)))}
 
 
 def bundle_text(job: Job) -> str:
     """The bundle as it is printed."""
     return json.dumps(bundle(job), indent=2, allow_nan=False) + "\n"
-
-
-def trace_id(job: Job, software: Mapping[str, str]) -> str:
-    """What a trace is stored under: the SHA-256 of the bundle without metadata and of the software that traces it.
-
-    `software` names the versions of planner, torch and transformers.
-    """
-    parts = {key: value for key, value in bundle(job).items() if key != "metadata"}
-    _leave_out_defaults(job, parts)
-    for path, usual in _ADDED.items():
-        _leave_out(parts, path.split("."), usual)
-    identity = canonical_json({"bundle": parts, "software": dict(software)})
-    return hashlib.sha256(identity.encode("ascii")).hexdigest()
-
-
-def _leave_out(part: Any, keys: Sequence[str], usual: Any) -> None:
-    """Takes the value at these keys away if it is the usual one."""
-    *sections, last = keys
-    for key in sections:
-        part = part.get(key)
-        if not isinstance(part, dict):
-            return
-    if last in part and part[last] == usual:
-        del part[last]
-
-
-def _leave_out_defaults(job: Job, parts: dict[str, Any]) -> None:
-    """What a spec could not say before is no part of an identity where it says nothing: answers are stored by it."""
-    if job.software.step == Software().step:
-        del parts["software"]["step"]
-    if job.post_training is None:
-        del parts["post_training"]
-    if job.train.data_loader == DataLoader():
-        del parts["train"]["data_loader"]
-    if not job.train.loss.chunk_head:
-        del parts["train"]["loss"]["chunk_head"]
-    if not job.cluster.host_memory:
-        del parts["cluster"]["host_memory"]
-    if job.train.checkpoint_save is None:
-        del parts["train"]["checkpoint_save"]
-    if (load := job.train.checkpoint_load) is not None:
-        usual, said = CheckpointLoad(), parts["train"]["checkpoint_load"]
-        for key in ("mmap", "kind", "broadcast_from_rank0", "optimizer"):
-            if getattr(load, key) == getattr(usual, key):
-                del said[key]
 
 
 def _plain(value: Any, hint: Any) -> Any:
@@ -367,10 +250,7 @@ def _plain(value: Any, hint: Any) -> Any:
     if isinstance(value, Gpu) and value == Gpu():
         return None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        hints = _hints(type(value))
-        return {
-            field.name: _plain(getattr(value, field.name), hints[field.name]) for field in dataclasses.fields(value)
-        }
+        return {name: _plain(getattr(value, name), hint) for name, hint in _hints(type(value)).items()}
     if isinstance(value, Mapping):
         return {key: _plain(item, None) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -381,3 +261,42 @@ def _plain(value: Any, hint: Any) -> Any:
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
+
+
+_ADDED: Mapping[str, Any] = {
+    "software.step": "torch",
+    "post_training": None,
+    "train.data_loader": _plain(DataLoader(), DataLoader),
+    "train.loss.chunk_head": False,
+    "cluster.host_memory": 0,
+    "train.checkpoint_save": None,
+    "train.checkpoint_load.mmap": False,
+    "train.checkpoint_load.kind": "state_dict",
+    "train.checkpoint_load.broadcast_from_rank0": False,
+    "train.checkpoint_load.optimizer": False,
+    "train.lengths": None,
+    "train.retains": "",
+    "train.eval.batches": 1,
+    "train.eval.gather": "",
+    "train.eval.accumulation_steps": 0,
+    "train.eval.generate": None,
+}
+"""Keys that came later, and what was done before a spec could say something else: where they say this, the identity is
+what it was, for answers that are stored."""
+
+
+def trace_id(job: Job, software: Mapping[str, str]) -> str:
+    """What a trace is stored under: the SHA-256 of the bundle without metadata and of the software that traces it.
+
+    `software` names the versions of planner, torch and transformers.
+    """
+    parts = {key: value for key, value in bundle(job).items() if key != "metadata"}
+    for path, usual in _ADDED.items():
+        *sections, last = path.split(".")
+        part: Any = parts
+        for section in sections:
+            part = part[section] if isinstance(part, dict) else None
+        if isinstance(part, dict) and part[last] == usual:
+            del part[last]
+    identity = canonical_json({"bundle": parts, "software": dict(software)})
+    return hashlib.sha256(identity.encode("ascii")).hexdigest()

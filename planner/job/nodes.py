@@ -68,6 +68,10 @@ class Node:
             node = node.value[key]
         return node
 
+    def fault(self, path: str, problem: str, *, allowed: str = "", remedy: str = "") -> SpecError:
+        """A fault of the value at a dotted path, or of the nearest to it that was written."""
+        return self.nearest_to(path).error(problem, allowed=allowed, remedy=remedy)
+
     def plain(self) -> Any:
         """The value as plain data; a number that is none is refused, since it is not even equal to itself."""
         if isinstance(self.value, dict):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from planner.job.field_checks import PositiveMib, Ranks, Reshard, anything, like, number, one_of, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpReplicate:
     """Data parallelism with replicated parameters: DistributedDataParallel and its arguments."""
 
-    degree: int = 1
+    degree: Ranks = 1
     """How many replicas."""
-    kind: str = "ddp"
+    kind: Annotated[str, one_of("ddp")] = "ddp"
     """What reduces the gradients."""
-    bucket_cap_mb: float = 25.0
+    bucket_cap_mb: PositiveMib = 25.0
     """Size of a bucket of gradients."""
     gradient_as_bucket_view: bool = False
     """Gradients are views of the buckets, and not there twice."""
@@ -27,7 +29,7 @@ class DpReplicate:
     """Buffers are sent from rank 0 before each forward."""
     init_sync: bool = True
     """Parameters are checked and sent from rank 0 when the model is wrapped."""
-    comm_hook: str = ""
+    comm_hook: Annotated[str, one_of("", "fp16_compress", "bf16_compress", "power_sgd")] = ""
     """A hook of torch that compresses buckets; empty: none."""
     no_sync: bool = True
     """Accumulate gradients under `no_sync()`: buckets are reduced in the last micro-batch only."""
@@ -39,24 +41,26 @@ class DpReplicate:
 class DpShard:
     """Data parallelism with sharded parameters: `fully_shard` (FSDP2) of every block and of the root."""
 
-    degree: int = 1
+    degree: Ranks = 1
     """Over how many ranks parameters, gradients and optimizer state are sharded."""
-    kind: str = "fsdp2"
+    kind: Annotated[str, replace(one_of("fsdp2", "fsdp1"), allowed="fsdp2", names=("fsdp2",))] = "fsdp2"
     """fsdp1 is refused, with what to write instead."""
-    reshard_after_forward: bool | int = True
+    reshard_after_forward: Reshard = True
     """Of the blocks; a number: to so many ranks. The root keeps its parameters, as fully_shard does by default."""
     keep_last: bool = False
     """The last block, or the last of the `groups`, keeps its parameters after the forward: it is needed next."""
-    groups: tuple[str, ...] = ()
+    groups: Annotated[
+        tuple[str, ...], like(r"[\w.]+( [\w.]+)*", 'paths of modules with spaces between them ("norm head")')
+    ] = ()
     """Modules that are sharded for themselves beside the blocks; those of one group are gathered together
     (`[embed, "norm head"]`)."""
-    reduce_dtype: str = "float32"
+    reduce_dtype: Annotated[str, one_of("float32", "bfloat16")] = "float32"
     """In which dtype gradients are reduced under `fsdp_mixed`; parameters are gathered in bfloat16."""
-    offload: str = ""
+    offload: Annotated[str, one_of("", "cpu")] = ""
     """cpu: parameters, gradients and optimizer state rest on the host (CPUOffloadPolicy)"""
     no_sync: bool = False
     """Accumulate gradients unreduced; reduce in the last micro-batch only."""
-    prefetch: int = 0
+    prefetch: Annotated[int, whole(0, "blocks")] = 0
     """How many blocks ahead parameters are gathered explicitly; 0: as fully_shard does by itself."""
 
 
@@ -64,13 +68,15 @@ class DpShard:
 class Tp:
     """Tensor parallelism: DTensor's `parallelize_module`."""
 
-    degree: int = 1
+    degree: Ranks = 1
     """Over how many ranks layers are split."""
     sequence_parallel: bool = False
     """Norms and residuals split along the tokens."""
     loss_parallel: bool = False
     """The loss on logits split along the vocabulary."""
-    plan: Mapping[str, str] = field(default_factory=dict)
+    plan: Annotated[Mapping[str, str], anything("text, numbers, true, false, null, lists and mappings")] = field(
+        default_factory=dict
+    )
     """Pattern of module paths -> style (colwise, rowwise, ...); default: the model's own."""
 
 
@@ -81,11 +87,11 @@ class Pp:
     Its micro-batches are `train.gradient_accumulation_steps`.
     """
 
-    degree: int = 1
+    degree: Ranks = 1
     """How many ranks a pipeline has."""
-    schedule: str = "1F1B"
+    schedule: Annotated[str, like(r"\w+", "the name of a schedule of torch.distributed.pipelining")] = "1F1B"
     """1F1B, GPipe, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble, ..."""
-    split: tuple[int, ...] = ()
+    split: Annotated[tuple[int, ...], whole(1, "layers")] = ()
     """Layers of each stage, in the order of stages; empty: as even as they can be."""
 
 
@@ -93,9 +99,9 @@ class Pp:
 class Cp:
     """Context parallelism: `torch.distributed.tensor.experimental.context_parallel`."""
 
-    degree: int = 1
+    degree: Ranks = 1
     """Over how many ranks a sequence is split."""
-    rotate: str = "allgather"
+    rotate: Annotated[str, one_of("allgather", "alltoall")] = "allgather"
     """How keys and values travel; alltoall: around a ring."""
 
 
@@ -103,9 +109,9 @@ class Cp:
 class Ep:
     """Expert parallelism: the experts are split along this axis, which is one of data for all else."""
 
-    degree: int = 1
+    degree: Ranks = 1
     """Over how many ranks the experts are split."""
-    imbalance: float = 1.0
+    imbalance: Annotated[float, number("a number from 1", 1)] = 1.0
     """Tokens of the fullest rank over the mean; 1: balanced."""
 
 
@@ -119,6 +125,8 @@ class Parallel:
     pp: Pp = field(default_factory=Pp)
     cp: Cp = field(default_factory=Cp)
     ep: Ep = field(default_factory=Ep)
-    deepspeed: Mapping[str, Any] | None = None
+    deepspeed: Annotated[
+        Mapping[str, Any] | None, anything("the path of a ds_config.json, or its content as a mapping")
+    ] = None
     """The content of a ds_config.json, inlined: DeepSpeed's engine among the ranks of `dp_replicate`, instead of
     DistributedDataParallel. Its optimizer, if it has one, takes the place of `train.optimizer`."""

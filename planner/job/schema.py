@@ -3,32 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Annotated
 
+from planner.job.field_checks import (
+    FLOATING,
+    SIXTEEN_OR_MORE,
+    Check,
+    Config,
+    Count,
+    Floating,
+    HostBytes,
+    Iterations,
+    NotNegative,
+    Path,
+    PlainData,
+    Ranks,
+    Samples,
+    SixteenOrMore,
+    SleepLevel,
+    SomeTokens,
+    Text,
+    Tokens,
+    anything,
+    checks_of,
+    like,
+    number,
+    one_of,
+    size,
+    tokens,
+    whole,
+)  # fmt: skip
 from planner.job.parallel_schema import Cp, DpReplicate, DpShard, Ep, Parallel, Pp, Tp
+from planner.units import MIB
 from planner.versions import torch_at_hand
+
+__all__ = ["Cp", "DpReplicate", "DpShard", "Ep", "Parallel", "Pp", "Tp"]  # described in a file of their own
+
+AS_BUILT = "as_built"
+"""The `parameter_dtype` of a factory whose parameters keep the dtypes that it gave them."""
+_MOST_STEPS = 100_000
+"""Of a run that is replayed."""
+_VERSION = r"[0-9]+\.[0-9]+\S*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
     """The built-in Llama-shaped decoder for quick what-ifs."""
 
-    layers: int
+    layers: Count
     """Blocks of attention and feed-forward."""
-    hidden: int
+    hidden: Count
     """Width of the residual stream; a multiple of `heads`."""
-    heads: int
+    heads: Count
     """Heads of the queries; a multiple of `kv_heads`."""
-    kv_heads: int
+    kv_heads: Count
     """Heads of the keys and values."""
-    ffn: int
+    ffn: Count
     """Width inside of the gated feed-forward."""
-    vocab: int
+    vocab: Count
     """Entries of the embedding and of the head."""
     tie_embeddings: bool = False
     """Embedding and head are one parameter."""
-    head_dim: int = 0
+    head_dim: Annotated[int, whole(0)] = 0
     """Width of a head; 0: hidden / heads."""
     qk_norm: bool = False
     """RMSNorm over each head of queries and keys, as Qwen3 has it."""
@@ -38,46 +75,44 @@ class Decoder:
 class Adapter:
     """Low-rank layers that are trained in place of the model: LoRA, by peft."""
 
-    kind: str = "lora"
+    kind: Annotated[str, one_of("lora", "dora", "qlora")] = "lora"
     """qlora: beside a model in four bits (nf4, double quantization)."""
-    r: int = 8
+    r: Count = 8
     """The rank of the layers."""
-    alpha: int = 8
+    alpha: Count = 8
     """Scales what the layers add; without effect on memory."""
-    dropout: float = 0.0
+    dropout: Annotated[float, number("a number from 0 to 1", 0, 1)] = 0.0
     """Before the layers; above 0 it keeps a mask."""
-    target_modules: tuple[str, ...] = ()
+    target_modules: Annotated[tuple[str, ...], like(r"[\w.]+", "names of modules (q_proj)")] = ()
     """Names of the modules that are adapted; empty: those that peft knows for the architecture."""
-    load: str = "layers"
+    load: Annotated[str, one_of("layers", "whole")] = "layers"
     """Of qlora. layers: each layer is packed as it is loaded, as transformers does; whole: all of the model is on the
     device in `parameter_dtype` before it is packed."""
-
-
-AS_BUILT = "as_built"
-"""The `parameter_dtype` of a factory whose parameters keep the dtypes that it gave them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """Exactly one of `hf_config`, `factory`, `decoder` is given."""
 
-    hf_config: Mapping[str, Any] | None = None
+    hf_config: Config = None
     """A transformers config: a well-known model's name, a path, or its content, which is what is kept."""
-    factory: str = ""
+    factory: Annotated[str, like(r"|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", "`module:callable`")] = ""
     """`module:callable`, any callable that returns an nn.Module."""
-    factory_arguments: Mapping[str, Any] = field(default_factory=dict)
+    factory_arguments: PlainData = field(default_factory=dict)
     """Keyword arguments of the factory."""
-    factory_path: str = ""
+    factory_path: Path = ""
     """A folder put in front of sys.path for the factory; default: the spec file's folder."""
     decoder: Decoder | None = None
-    head: str = ""
+    head: Annotated[str, like(r"[a-z0-9_]*", "a name such as causal_lm")] = ""
     """Which transformers head (`causal_lm`, `masked_lm`, ...); empty: by architecture."""
-    blocks: str = ""
+    blocks: Text = ""
     """Pattern of the module paths that are wrapped and recomputed; empty: found."""
-    parameter_dtype: str = ""
+    parameter_dtype: Annotated[
+        str, one_of("", *FLOATING.names, AS_BUILT, allowed=f"{FLOATING.allowed}; {AS_BUILT} for a factory")
+    ] = ""
     """A dtype that all parameters are cast to, or for a factory `as_built`: each keeps its own. Not said: `as_built`
     for a factory, float32 for all else."""
-    attention: str = "sdpa"
+    attention: Annotated[str, one_of("sdpa", "eager")] = "sdpa"
     """The `attn_implementation` of a transformers model: sdpa or eager."""
     use_cache: bool = False
     """Whether a transformers model keeps past_key_values while it trains; false, as transformers' Trainer has it,
@@ -95,25 +130,27 @@ class Lengths:
     """Lengths of sequences as percentiles or as a histogram, up to `train.sequence_length`; each batch is padded to its
     longest."""
 
-    min: int = 1
+    min: SomeTokens = 1
     """Tokens of the shortest sequence, beside percentiles."""
-    p50: int = 0
+    p50: Tokens = 0
     """Half of the sequences are no longer; 0: not said. Between two percentiles lengths are taken as evenly spread."""
-    p90: int = 0
+    p90: Tokens = 0
     """Nine in ten sequences are no longer; 0: not said."""
-    p95: int = 0
+    p95: Tokens = 0
     """19 in 20 sequences are no longer; 0: not said."""
-    p99: int = 0
+    p99: Tokens = 0
     """99 in 100 sequences are no longer; 0: not said."""
-    histogram: Mapping[str, float] = field(default_factory=dict)
+    histogram: Annotated[Mapping[str, float], anything("lengths and their shares, {512: 0.7, 8192: 0.3}")] = field(
+        default_factory=dict
+    )
     """In place of percentiles: lengths and their shares, which add up to 1 (`{512: 0.6, 2048: 0.3, 8192: 0.1}`)."""
-    batches: tuple[int, ...] = ()
+    batches: Annotated[tuple[int, ...], tokens(1)] = ()
     """In place of a distribution: the length of every batch of a run, in order."""
-    pad_to_multiple_of: int = 1
+    pad_to_multiple_of: Annotated[int, whole(1, "tokens")] = 1
     """Batches are padded to a multiple of so many tokens."""
-    steps: int = 2000
+    steps: Annotated[int, whole(1, "steps", _MOST_STEPS)] = 2000
     """Optimizer steps whose batches are drawn and replayed; `batches` bring their own number."""
-    seed: int = 0
+    seed: Annotated[int, whole(0)] = 0
     """The draw begins with it."""
 
 
@@ -133,14 +170,14 @@ def tokens_of(text: str) -> int:
 class CheckpointLoad:
     """A checkpoint is loaded before training: onto `cpu` or onto the `device`, its state dict dropped or kept."""
 
-    map_location: str = "cpu"
+    map_location: Annotated[str, one_of("cpu", "device")] = "cpu"
     """Where the checkpoint's tensors are put."""
     keep_reference: bool = False
     """The program holds on to the state dict while it trains."""
     mmap: bool = False
     """The file is mapped (safetensors, torch.load(mmap=True)): ranks of a node share its pages, which can be given
     back. Otherwise each rank reads a copy of its own."""
-    kind: str = "state_dict"
+    kind: Annotated[str, one_of("state_dict", "full_state_dict", "dcp")] = "state_dict"
     """state_dict: torch.load and load_state_dict; full_state_dict: set_state_dict of a whole one, whose parts become
     the shards; dcp: torch.distributed.checkpoint.load into the shards"""
     broadcast_from_rank0: bool = False
@@ -153,14 +190,16 @@ class CheckpointLoad:
 class CheckpointSave:
     """A checkpoint is saved after every `every` iterations, or after the last if none came before."""
 
-    kind: str = "full_state_dict"
+    kind: Annotated[str, one_of("full_state_dict", "sharded_state_dict", "dcp", "dcp_async", "huggingface")] = (
+        "full_state_dict"
+    )
     """full_state_dict: gathered, torch.save on rank 0; sharded_state_dict: torch.save on each rank; dcp, dcp_async:
     torch.distributed.checkpoint.save, async_save; huggingface: gathered to rank 0, save_pretrained"""
     cpu_offload: bool = False
     """Of StateDictOptions: tensors go to the host one by one; a full state dict is then kept by rank 0 alone."""
     optimizer: bool = True
     """The optimizer's state is saved as well; without effect on huggingface."""
-    every: int = 100
+    every: Iterations = 100
     """After how many iterations it is saved."""
     pinned: bool = False
     """Of dcp_async: what waits on the host to be written is pinned (StagingOptions.use_pinned_memory)."""
@@ -170,11 +209,11 @@ class CheckpointSave:
 class Generate:
     """Text is generated greedily after the batches of an evaluation, from prompts of one length."""
 
-    max_new_tokens: int = 128
+    max_new_tokens: SomeTokens = 128
     """Tokens that are generated for each prompt."""
-    batch: int = 1
+    batch: Annotated[int, whole(1, "prompts")] = 1
     """Prompts at once on a rank."""
-    prompt_tokens: int = 0
+    prompt_tokens: Tokens = 0
     """Tokens of a prompt; 0: as many as `train.sequence_length`."""
     use_cache: bool = True
     """Keys and values of earlier tokens are kept, and grow with each token; for a transformers model. false: each token
@@ -185,16 +224,16 @@ class Generate:
 class Eval:
     """An evaluation under no_grad after every `every` iterations."""
 
-    micro_batch_size: int = 1
+    micro_batch_size: Samples = 1
     """Samples of a rank in one evaluation step."""
-    every: int = 100
+    every: Iterations = 100
     """After how many iterations it is evaluated."""
-    batches: int = 1
+    batches: Annotated[int, whole(1, "evaluation steps")] = 1
     """Evaluation steps of one evaluation."""
-    gather: str = ""
+    gather: Annotated[str, one_of("", "loss", "logits")] = ""
     """What is gathered from all ranks and kept on the GPU, as transformers' Trainer does for its metrics: loss, or
     logits (with labels and loss); empty: nothing."""
-    accumulation_steps: int = 0
+    accumulation_steps: Annotated[int, whole(0, "evaluation steps")] = 0
     """After how many evaluation steps what was gathered goes to the host (eval_accumulation_steps); 0: at the end."""
     generate: Generate | None = None
     """Text that is generated in an evaluation; null: none."""
@@ -204,31 +243,31 @@ class Eval:
 class Rollout:
     """The engine that generates, on the trainer's GPUs. One on GPUs of its own is no part of the job."""
 
-    engine: str = "vllm"
+    engine: Annotated[str, one_of("vllm", "sglang")] = "vllm"
     """vllm | sglang"""
-    placement: str = "same_process"
+    placement: Annotated[str, one_of("same_process", "own_process")] = "same_process"
     """same_process: inside of the trainer's process (TRL's colocate, verl's FSDP workers until 0.6). own_process: a
     process of its own on the same GPU, with a CUDA context of its own."""
-    tensor_parallel: int = 1
+    tensor_parallel: Ranks = 1
     """Ranks of one engine; the job's other ranks have engines of their own."""
-    gpu_memory_utilization: float = 0.0
+    gpu_memory_utilization: Annotated[float, number("a number from 0 to 1; 0: the largest that is safe", 0, 1)] = 0.0
     """vLLM's share of the GPU's total; sglang's `mem_fraction_static`, a share of what is free as it starts. 0: the
     largest that is safe, in steps of 0.01."""
-    max_model_len: int = 4096
+    max_model_len: Annotated[int, replace(tokens(1), allowed=tokens(0).allowed)] = 4096
     """The longest sequence, prompt and answer."""
-    max_num_seqs: int = 256
+    max_num_seqs: Annotated[int, whole(1, "sequences")] = 256
     """Sequences that are generated at once."""
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: Annotated[int, whole(1, "tokens")] = 8192
     """Tokens of one forward, for which the engine profiles its activations; sglang's `chunked_prefill_size`."""
-    dtype: str = "bfloat16"
+    dtype: SixteenOrMore = "bfloat16"
     """Of the engine's weights."""
-    kv_cache_dtype: str = "auto"
+    kv_cache_dtype: Annotated[str, one_of("auto", "fp8", *SIXTEEN_OR_MORE.names)] = "auto"
     """auto: as the weights."""
-    block_size: int = 16
+    block_size: Annotated[int, whole(1, "tokens")] = 16
     """Tokens of a block of the KV cache (sglang's `page_size`)."""
     enforce_eager: bool = True
     """false: decoding is captured in CUDA graphs, which take memory of their own."""
-    sleep_level: int = 1
+    sleep_level: SleepLevel = 1
     """0: the engine never sleeps. 1: while it sleeps its weights are on the host and its KV cache is gone. 2: both are
     gone. On the GPU 1 and 2 are the same."""
 
@@ -237,10 +276,10 @@ class Rollout:
 class WeightSync:
     """How the trainer's weights come to the engine after each step."""
 
-    bucket_bytes: int = 0
+    bucket_bytes: Annotated[int, size(0, "a size from 0 to 4TiB, such as 512MiB")] = 0
     """Tensors are gathered one by one and copied into a bucket of this size, which is then sent; 0: each tensor is
     handed over as it is gathered."""
-    while_awake: str = "weights"
+    while_awake: Annotated[str, one_of("weights", "kv_cache")] = "weights"
     """Which parts of the engine are awake meanwhile. weights: the KV cache is woken afterwards
     (`wake_up(tags=["weights"])`). kv_cache: both."""
 
@@ -259,15 +298,15 @@ class TrainerOffload:
 class FrozenModel:
     """A model that only runs forward, in the trainer's process, sharded as the trainer's is."""
 
-    config: Mapping[str, Any] | None = None
+    config: Config = None
     """A transformers config, as `model.hf_config`; null: the job's own model."""
-    head: str = ""
+    head: Annotated[str, like(r"[a-z0-9_]*", "a name such as sequence_classification")] = ""
     """Which transformers head; empty: that of the job's model, and sequence_classification for a reward model."""
-    dtype: str = "bfloat16"
+    dtype: SixteenOrMore = "bfloat16"
     """Of its parameters."""
     offload: bool = True
     """Its parameters rest on the host: of shards one by one (CPUOffloadPolicy), of a whole model between its phases."""
-    micro_batch_size: int = 1
+    micro_batch_size: Samples = 1
     """Samples of a rank in one forward."""
 
 
@@ -286,35 +325,15 @@ class PostTraining:
     """What scores the answers."""
 
 
-__all__ = [
-    "AS_BUILT",
-    "Adapter",
-    "CheckpointLoad",
-    "CheckpointSave",
-    "Cp",
-    "Decoder",
-    "DpReplicate",
-    "DpShard",
-    "Ep",
-    "Eval",
-    "Generate",
-    "Lengths",
-    "Model",
-    "Parallel",
-    "Pp",
-    "Tp",
-]  # parts of a job that are described in files of their own
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
     """What people call the job; no part of the plan's identity."""
 
-    name: str = ""
+    name: Text = ""
     """Of the job, for reports."""
-    team: str = ""
+    team: Text = ""
     """Whose job it is, for the metrics."""
-    queue: str = ""
+    queue: Text = ""
     """Where it is submitted to, for the metrics."""
 
 
@@ -325,11 +344,11 @@ class Input:
     `maximum` bounds the values of an integer input (number of classes, size of a vocabulary).
     """
 
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], whole(1)]
     """Sizes of the dims behind the batch dim."""
-    dtype: str = "float32"
+    dtype: Annotated[str, one_of(*FLOATING.names, "int64", "int32", "int16", "int8", "uint8", "bool")] = "float32"
     """Of its elements."""
-    maximum: int = 2
+    maximum: Count = 2
     """Values of an integer input lie below it: number of classes, size of a vocabulary."""
 
 
@@ -337,11 +356,11 @@ class Input:
 class Loss:
     """How the loss is computed. `model`: the model returns it itself, given labels."""
 
-    name: str = "cross_entropy"
+    name: Annotated[str, one_of("cross_entropy", "mse", "sum", "model")] = "cross_entropy"
     """model: the model returns it itself, given labels; sum: of all that the model returns."""
-    dtype: str = "float32"
+    dtype: Floating = "float32"
     """In which dtype the logits enter the loss."""
-    chunks: int = 1
+    chunks: Count = 1
     """Chunks along the tokens for a chunked cross entropy; 1: not chunked."""
     chunk_head: bool = False
     """The head is called for one chunk of tokens after the other too, and what it gives is cast to `dtype`, all of it
@@ -354,9 +373,15 @@ class Loss:
 class Optimizer:
     """Any class of torch.optim, with its own arguments."""
 
-    name: str = "AdamW"
+    name: Annotated[
+        str,
+        like(
+            r"(?!(?:adam|sgd|adagrad|rmsprop|muon|fused_)[^A-Z.]*$)[^\W\d]\w*(\.\w+)?",
+            "the name of a class of torch.optim, or such as bitsandbytes.AdamW8bit",
+        ),
+    ] = "AdamW"
     """A class of torch.optim, or such as bitsandbytes.AdamW8bit, torchao.AdamW8bit."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: PlainData = field(default_factory=dict)
     """Any other key is an argument of the class: lr, foreach, fused, ..."""
 
 
@@ -364,9 +389,11 @@ class Optimizer:
 class Recompute:
     """Activation recomputation: `none`, `full` (each block), `every` (each n-th block), `selective` (per op)."""
 
-    mode: str = "none"
+    mode: Annotated[
+        str, one_of("none", "full", "selective", "every", allowed="none, full, selective or {every: 2}")
+    ] = "none"
     """What is recomputed in the backward instead of kept; a lone value, `recompute: full`."""
-    every: int = 1
+    every: Count = 1
     """Each n-th block, written `{every: 2}`."""
 
 
@@ -374,15 +401,15 @@ class Recompute:
 class DataLoader:
     """What torch.utils.data.DataLoader is told, as far as the host's memory hinges on it."""
 
-    workers: int = 0
+    workers: Annotated[int, whole(0, "processes", 4096)] = 0
     """Processes of each rank that load data (num_workers); 0: the rank loads by itself."""
-    prefetch_factor: int = 2
+    prefetch_factor: Annotated[int, whole(1, "batches", 4096)] = 2
     """Batches that each worker has read ahead."""
     pin_memory: bool = False
     """Batches are copied into pinned memory."""
-    worker_bytes: int = 0
+    worker_bytes: HostBytes = 0
     """What the data set takes in each worker, where it is not shared with the rank."""
-    dataset_bytes: int = 0
+    dataset_bytes: HostBytes = 0
     """What the data set takes in the rank's own process."""
 
 
@@ -390,19 +417,19 @@ class DataLoader:
 class Compile:
     """What runs under torch.compile, and with which of its arguments."""
 
-    scope: tuple[str, ...] = ()
+    scope: Annotated[tuple[str, ...], one_of("model", "blocks", "loss", "optimizer")] = ()
     """model | blocks | loss | optimizer, one or several; by default blocks where the job shards, else the model"""
-    mode: str = "default"
+    mode: Annotated[str, one_of("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")] = "default"
     """default | reduce-overhead | max-autotune | max-autotune-no-cudagraphs; the middle two capture CUDA graphs"""
     fullgraph: bool = False
     """A graph break is an error."""
-    dynamic: bool | None = None
+    dynamic: Annotated[bool | None, anything("true, false or null")] = None
     """Shapes as symbols; null: from the second shape on, as torch does by itself."""
-    backend: str = "inductor"
+    backend: Annotated[str, one_of("inductor", "aot_eager", "eager")] = "inductor"
     """inductor | aot_eager | eager"""
     autograd: bool = False
     """The backward as a whole is compiled too (compiled autograd), on one GPU, with one micro-batch in a step."""
-    planned_as: str = "compiled"
+    planned_as: Annotated[str, one_of("compiled", "eager")] = "compiled"
     """compiled; or eager: the eager step is planned in its place, and the verdict refuses nothing for it"""
 
 
@@ -410,41 +437,41 @@ class Compile:
 class Train:
     """What one step takes in, computes and keeps."""
 
-    micro_batch_size: int = 1
+    micro_batch_size: Samples = 1
     """Samples that a rank takes through the model at once."""
-    sequence_length: int = 0
+    sequence_length: Tokens = 0
     """Tokens per sequence; 0 where `inputs` are given or the model takes no tokens. Of sequences that differ the
     longest: written `{p50: 512, p99: 4096, max: 8192}` or `{histogram: {512: 0.7, 8192: 0.3}}` it holds `lengths`."""
     lengths: Lengths | None = None
     """How long sequences are that are not all of one length; null: all are as long as `sequence_length`."""
     inputs: Mapping[str, Input] = field(default_factory=dict)
     """Tensors that the model takes, by the names of its arguments; default: tokens, or the config's pictures."""
-    padding: str = "none"
+    padding: Annotated[str, one_of("none", "right")] = "none"
     """none: sequences of one length without an attention mask, as packed ones. right: batches with gaps after the
     shorter sequences, whose mask a transformers model gets; it then takes another attention kernel."""
-    gradient_accumulation_steps: int = 1
+    gradient_accumulation_steps: Annotated[int, whole(1, "micro-batches")] = 1
     """Micro-batches of one optimizer step; under a pipeline those of one schedule step."""
-    precision: str = "none"
+    precision: Annotated[str, one_of("none", "bf16_autocast", "fp16_autocast", "fsdp_mixed")] = "none"
     """How precision is mixed: by autocast (fp16 with a scaler), or by the policy of fully_shard (fsdp_mixed)."""
     loss: Loss = field(default_factory=Loss)
     optimizer: Optimizer = field(default_factory=Optimizer)
     recompute: Recompute = field(default_factory=Recompute)
-    gradient_clipping: float = 0.0
+    gradient_clipping: NotNegative = 0.0
     """Largest norm; 0: not clipped."""
     zero_grad_set_to_none: bool = True
     """Gradients are dropped after the step; false: they are kept and filled with zeros."""
     checkpoint_load: CheckpointLoad | None = None
     checkpoint_save: CheckpointSave | None = None
     eval: Eval | None = None
-    iterations: int = 3
+    iterations: Iterations = 3
     """How many iterations are traced."""
     optimizer_in_backward: bool = False
     """Each parameter is updated, and its gradient dropped, as soon as it is accumulated."""
-    empty_cache_every: int = 0
+    empty_cache_every: Annotated[int, whole(0, "iterations")] = 0
     """torch.cuda.empty_cache() at the end of every so many iterations; 0: never."""
     activation_offload: bool = False
     """What the blocks save for their backward rests on the host (save_on_cpu, pinned)."""
-    retains: str = ""
+    retains: Annotated[str, one_of("", "loss", "output")] = ""
     """What the loop appends to a list that nobody empties, after each micro-batch, as a metric that is kept by mistake:
     loss, or output (all that the model returns); empty: nothing."""
     data_loader: DataLoader = field(default_factory=DataLoader)
@@ -456,11 +483,11 @@ class Train:
 class Gpu:
     """One GPU as the plan sees it; `name` is empty for one that the catalog does not have."""
 
-    name: str = ""
+    name: Text = ""
     """A name of the catalog, or as nvidia-smi, schedulers and people call it."""
-    total_bytes: int = 0
+    total_bytes: Annotated[int, size(MIB, "a size from 1MiB to 4TiB, such as 79.1GiB")] = 0
     """What torch.cuda.get_device_properties says; a named GPU brings it along."""
-    arch: str = ""
+    arch: Annotated[str, like(r"sm_[1-9][0-9]{1,2}[a-z]?|gfx[0-9a-f]{3,4}", "such as sm_90 or gfx942")] = ""
     """Its compute capability; a named GPU brings it along."""
 
     @property
@@ -473,15 +500,15 @@ class Gpu:
 class Cluster:
     """The machines that the job runs on."""
 
-    nodes: int = 1
+    nodes: Count = 1
     """Machines of the job."""
-    gpus_per_node: int = 1
+    gpus_per_node: Count = 1
     """GPUs of each of them; one rank to a GPU."""
     gpu: Gpu = field(default_factory=Gpu)
     """Its name, or its figures; null for a plan without verdict."""
-    held_by_others_bytes: int = 0
+    held_by_others_bytes: Annotated[int, size(0, "a size from 0 to 4TiB, such as 2GiB")] = 0
     """Bytes of each GPU that other processes hold; taken off the capacity."""
-    host_memory: int = 0
+    host_memory: HostBytes = 0
     """Bytes of each node's main memory that the job may use, in a container its limit; 0: not said, and not judged."""
 
     @property
@@ -494,11 +521,11 @@ class Cluster:
 class Software:
     """What the job will run with; the CUDA context and the workspaces hinge on it."""
 
-    torch: str = field(default_factory=torch_at_hand)
+    torch: Annotated[str, like(_VERSION, "a version such as 2.13", 60)] = field(default_factory=torch_at_hand)
     """Version of PyTorch; by default that which plans the job."""
-    cuda: str = "13.0"
+    cuda: Annotated[str, like(_VERSION, "a version such as 13.0", 60)] = "13.0"
     """Version of CUDA that PyTorch was built for."""
-    step: str = "torch"
+    step: Annotated[str, one_of("torch", "megatron")] = "torch"
     """torch: the step is the one that this spec describes. megatron: it is Megatron-LM's own, and the plan an
     approximation of it."""
 
@@ -507,7 +534,7 @@ class Software:
 class Allocator:
     """Settings of PyTorch's caching allocator."""
 
-    conf: str = ""
+    conf: Text = ""
     """PYTORCH_ALLOC_CONF, as written there."""
 
 
@@ -535,3 +562,12 @@ _CUDA = {
 def cuda_of(torch: str) -> str:
     """The CUDA of a release (`2.6`: `12.4`); of one that is not listed that of a spec that says nothing."""
     return _CUDA.get(torch, Software().cuda)
+
+
+CHECKS: Mapping[tuple[type, str], Check] = {
+    (kind, name): check
+    for kind in list(vars().values())
+    if isinstance(kind, type) and is_dataclass(kind) and kind is not Check
+    for name, check in checks_of(kind).items()
+}
+"""What each value of a spec may be, by its section and its name."""

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from planner.job import schema, short_forms
-from planner.job.field_checks import CHECKS, Check
+from planner.job.field_checks import Check
 
 NAMED = "NAME"
 """Stands in paths for a name that people choose (`train.inputs.NAME.shape`)."""
@@ -71,40 +71,41 @@ def places_of(name: str) -> list[str]:
 def _keys(kind: type, path: str) -> Iterator[SpecKey]:
     hints, docs = typing.get_type_hints(kind), _docstrings(kind)
     for field in dataclasses.fields(kind):
-        at = f"{path}.{field.name}" if path else field.name
-        hint = hints[field.name]
-        section = _section_in(hint)
-        if (kind, field.name) in _OPEN:
-            at = f"{path}.{NAMED}"
-        required = (kind, field.name) in _ASKED_FOR or (
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        )
-        made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-        meaning = docs.get(field.name) or (_first_sentence(section) if section else "")
-        check = CHECKS.get((kind, field.name))
-        yield SpecKey(at, kind, field.name, hint, check, section, required, made, meaning)
+        name, hint = field.name, hints[field.name]
+        section = section_in(hint)
+        at = f"{path}.{NAMED if (kind, name) in _OPEN else name}".removeprefix(".")
+        has_factory = field.default_factory is not dataclasses.MISSING
+        required = (kind, name) in _ASKED_FOR or (field.default is dataclasses.MISSING and not has_factory)
+        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        meaning = docs.get(name, "")
+        if not meaning and section is not None:
+            text = " ".join((section.__doc__ or "").split())
+            is_own = text and not text.startswith(f"{section.__name__}(")  # what dataclass itself writes
+            meaning = text.partition(". ")[0].rstrip(".") + "." if is_own else ""
+        yield SpecKey(at, kind, name, hint, schema.CHECKS.get((kind, name)), section, required, default, meaning)
         if section is not None:
-            below = f"{at}.{NAMED}" if typing.get_origin(hint) is Mapping else at
-            yield from _keys(section, below)
+            yield from _keys(section, f"{at}.{NAMED}" if typing.get_origin(hint) is Mapping else at)
 
 
-def _section_in(hint: Any) -> type | None:
+def section_in(hint: Any) -> type | None:
     """The dataclass of `X`, `X | None` or `Mapping[str, X]`."""
-    for kind in (hint, *typing.get_args(hint)):
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            return kind
-    return None
+    kinds = (hint, *typing.get_args(hint))
+    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+
+
+def is_optional(hint: Any) -> bool:
+    """Whether null may be written for a value of this type."""
+    return isinstance(hint, types.UnionType) and types.NoneType in typing.get_args(hint)
 
 
 def may_be_none(key: SpecKey) -> bool:
     """Whether null may be written for it."""
-    return isinstance(key.hint, types.UnionType) and types.NoneType in typing.get_args(key.hint)
+    return is_optional(key.hint)
 
 
 def takes_a_mapping(key: SpecKey) -> bool:
     """Whether its value may have keys of its own."""
-    hints = (key.hint, *typing.get_args(key.hint))
-    return any(typing.get_origin(each) is Mapping for each in hints)
+    return any(typing.get_origin(hint) is Mapping for hint in (key.hint, *typing.get_args(key.hint)))
 
 
 def short_key(key: SpecKey) -> str:
@@ -112,23 +113,13 @@ def short_key(key: SpecKey) -> str:
     return short_forms.single_key(key.section) if key.section is not None else ""
 
 
-def _first_sentence(kind: type) -> str:
-    text = " ".join((kind.__doc__ or "").split())
-    if text.startswith(f"{kind.__name__}("):
-        return ""  # what dataclass itself writes
-    return text.partition(". ")[0].rstrip(".") + "." if text else ""
-
-
-@cache
 def _docstrings(kind: type) -> dict[str, str]:
     """The text that follows each field in the source, as one line."""
-    found: dict[str, str] = {}
-    body = _classes(kind.__module__)[kind.__name__].body
-    for field, after in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
-            text = ast.literal_eval(after.value)
-            found[field.target.id] = " ".join(text.split())
-    return found
+    return {
+        field.target.id: " ".join(ast.literal_eval(after.value).split())
+        for field, after in itertools.pairwise(_classes(kind.__module__)[kind.__name__].body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr)
+    }
 
 
 @cache
@@ -137,84 +128,77 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-_DRAFT = "https://json-schema.org/draft/2020-12/schema"
-_TEXTS = {"type": ["string", "number"]}
-"""A text that looks like a number may stand without quotes (`torch: 2.10`)."""
-_FILE_OR_CONTENT = {"type": ["string", "object", "null"]}
+_PLAIN: Mapping[Any, dict[str, Any]] = {
+    types.NoneType: {"type": "null"},
+    bool: {"type": "boolean"},
+    float: {"type": "number"},
+    str: {"type": ["string", "number"]},  # what looks like a number may stand without quotes (`torch: 2.10`)
+}
 
 
 def json_schema() -> dict[str, Any]:
     """The schema of a spec, and of what `planner spec` prints."""
-    return {"$schema": _DRAFT, "title": "planner job spec", **_object("", open_ended=False)}
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": draft, "title": "planner job spec", **_object("", open_ended=False)}
 
 
 def _object(path: str, *, open_ended: bool) -> dict[str, Any]:
     keys = [key for key in all_keys() if key.parent == path and not key.path.endswith(f".{NAMED}")]
-    found: dict[str, Any] = {
+    required = [key.name for key in keys if key.required]
+    return {
         "type": "object",
         "properties": {key.name: _described(key) for key in keys},
         "additionalProperties": open_ended,
+        **({"required": required} if required else {}),
     }
-    if required := [key.name for key in keys if key.required]:
-        found["required"] = required
-    return found
 
 
 def _described(key: SpecKey) -> dict[str, Any]:
-    found = _section(key) if key.section is not None else _value_schema(key)
+    described = _value_schema(key) if key.section is None else _section(key, key.section)
     if key.path == "train.sequence_length":
-        found = {"anyOf": [*found["anyOf"], {"type": "object"}]}
+        described = {"anyOf": [*described["anyOf"], {"type": "object"}]}
     if key.meaning:
-        found = {"description": key.meaning, **found}
+        described = {"description": key.meaning, **described}
     if key.section is None and not key.required and key.default is not None:
-        found["default"] = list(key.default) if isinstance(key.default, tuple) else key.default
-    return found
+        described["default"] = list(key.default) if isinstance(key.default, tuple) else key.default
+    return described
 
 
-def _section(key: SpecKey) -> dict[str, Any]:
+def _section(key: SpecKey, section: type) -> dict[str, Any]:
     if typing.get_origin(key.hint) is Mapping:
         return {"type": "object", "additionalProperties": _object(f"{key.path}.{NAMED}", open_ended=False)}
-    written = [_object(key.path, open_ended=key.section is schema.Optimizer)]
+    forms = [_object(key.path, open_ended=section is schema.Optimizer)]
     if short := short_key(key):
-        written.append(_value_schema(next(each for each in all_keys() if each.path == f"{key.path}.{short}")))
-        written[0].pop("required", None)
-    elif key.section is not None and short_forms.has_short_forms(key.section):
-        written.append({"type": ["boolean", "string", "array"]})
-    if may_be_none(key) or key.section is schema.Gpu:
-        written.append({"type": "null"})
-    return written[0] if len(written) == 1 else {"anyOf": written}
+        forms.append(_value_schema(by_path()[f"{key.path}.{short}"]))
+        forms[0].pop("required", None)
+    elif short_forms.has_short_forms(section):
+        forms.append({"type": ["boolean", "string", "array"]})
+    if may_be_none(key) or section is schema.Gpu:
+        forms.append({"type": "null"})
+    return forms[0] if len(forms) == 1 else {"anyOf": forms}
 
 
 def _value_schema(key: SpecKey) -> dict[str, Any]:
-    check = key.check
-    assert check is not None
+    assert key.check is not None
     if typing.get_origin(key.hint) is tuple:
-        item = _scalar(typing.get_args(key.hint)[0], key)
+        item = _scalar(typing.get_args(key.hint)[0], key.check)
         several = {"type": "array", "items": item}
         return {"anyOf": [item, several]} if key.path in short_forms.ONE_OR_SEVERAL else several
     if typing.get_origin(key.hint) is Mapping:
         return {"type": "object"}
     if may_be_none(key) and takes_a_mapping(key):
-        return dict(_FILE_OR_CONTENT)
-    return _scalar(key.hint, key)
+        return {"type": ["string", "object", "null"]}  # a file, or its content
+    return _scalar(key.hint, key.check)
 
 
-def _scalar(hint: Any, key: SpecKey) -> dict[str, Any]:
-    check = key.check
-    assert check is not None
+def _scalar(hint: Any, check: Check) -> dict[str, Any]:
     if check.names:
         return {"enum": list(check.names)}
     if check.size:
         return {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]}
     if typing.get_args(hint):
-        return {"anyOf": [_scalar(each, key) for each in typing.get_args(hint)]}
-    if hint is types.NoneType:
-        return {"type": "null"}
-    if hint is str:
-        return dict(_TEXTS)
-    if hint is bool or hint is float:
-        return {"type": "boolean" if hint is bool else "number"}
-    number: dict[str, Any] = {"type": "integer"}
-    if check.least is not None:
-        number["minimum"] = check.least
-    return {"anyOf": [number, {"type": "string", "pattern": "^[1-9][0-9]*[kK]$"}]} if check.tokens else number
+        return {"anyOf": [_scalar(kind, check) for kind in typing.get_args(hint)]}
+    if hint is not int:
+        return dict(_PLAIN[hint])
+    whole = {"type": "integer", **({} if check.least is None else {"minimum": check.least})}
+    return {"anyOf": [whole, {"type": "string", "pattern": "^[1-9][0-9]*[kK]$"}]} if check.tokens else whole

@@ -38,7 +38,7 @@ def test_words_are_those_of_the_command_line() -> None:
         lora={"r": 16, "target": ["q_proj", "v_proj"]}, recompute=True,
     )  # fmt: skip
     words = Shorthand(
-        gpus="4xH100", sequence_length="4k", micro_batch_size=2, degrees={"dp_shard": REST},
+        gpus="4xH100", seq="4k", batch=2, fsdp=REST,
         lora="r=16,target=q_proj+v_proj", recompute="full",
     )  # fmt: skip
     said = job_import.read(GivenJob(named="Qwen/Qwen3-8B", words=words), Path())

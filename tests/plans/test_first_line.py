@@ -10,7 +10,7 @@ from planner.job.importers.job_import import GivenJob, read
 from planner.job.shorthand import REST, Shorthand
 from planner.planning.pipeline import plan
 
-WORDS = Shorthand(gpus="4xH100", lora="r=16", sequence_length="256", micro_batch_size=2, degrees={"dp_shard": REST})
+WORDS = Shorthand(gpus="4xH100", lora="r=16", seq="256", batch=2, fsdp=REST)
 
 
 def test_an_adapter_beside_a_sharded_model_plans_without_a_file() -> None:

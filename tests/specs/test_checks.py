@@ -8,10 +8,9 @@ import typing
 import pytest
 
 from planner.job import schema
-from planner.job.field_checks import CHECKS
+from planner.job.spec_keys import all_keys
 
-NAMES = {**vars(schema), **vars(schema)}
-SECTIONS = [kind for kind in NAMES.values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+SECTIONS = list(dict.fromkeys(key.kind for key in all_keys()))
 FIELDS = [(kind, field.name) for kind in SECTIONS for field in dataclasses.fields(kind)]
 
 
@@ -21,10 +20,10 @@ def holds_sections(kind: type, name: str) -> bool:
 
 
 def test_every_field_that_is_no_section_has_a_check_and_no_check_is_left_over() -> None:
-    assert set(CHECKS) == {field for field in FIELDS if not holds_sections(*field)}
+    assert set(schema.CHECKS) == {field for field in FIELDS if not holds_sections(*field)}
 
 
-@pytest.mark.parametrize(("kind", "name"), CHECKS)
+@pytest.mark.parametrize(("kind", "name"), schema.CHECKS)
 def test_every_default_passes_its_own_check(kind: type, name: str) -> None:
     """But for what must not be left out where the section is given at all."""
     field = next(field for field in dataclasses.fields(kind) if field.name == name)
@@ -33,4 +32,4 @@ def test_every_default_passes_its_own_check(kind: type, name: str) -> None:
 
     values = field.default if isinstance(field.default, tuple) else (field.default,)
 
-    assert all(CHECKS[kind, name].accepts(value) for value in values)
+    assert all(schema.CHECKS[kind, name].accepts(value) for value in values)

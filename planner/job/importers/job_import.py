@@ -470,8 +470,8 @@ class _Model:
 def _with_words(given: GivenJob, settings: Sequence[Setting]) -> ImportSources:
     assert given.sources is not None
     job = Path(given.named) if given.named else None
-    length = given.words.sequence_length
-    words = replace(given.words, gpu="", sequence_length="")
+    length = given.words.seq
+    words = replace(given.words, gpu="", seq="")
     return replace(
         given.sources,
         job=job,
