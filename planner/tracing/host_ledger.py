@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from planner.events import Category, Mark, Phase
 from planner.host_events import BatchTaken, HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
@@ -25,18 +27,20 @@ _CATEGORIES = {
 }
 
 
-@dataclass
-class _Kept:
-    """A tensor's storage on the host, as long as it lives."""
-
-    block: int
-    held: HostBlock
-    alive: weakref.ref[Any]
-
-
 def host_category(category: Category) -> HostCategory:
     """What a tensor of a device's category is on the host."""
     return _CATEGORIES.get(category, HostCategory.OTHER)
+
+
+def when_gone(owner: Any, call: Callable[..., object], *arguments: object) -> None:
+    """Call it once `owner` is freed, but not at the end of the process."""
+    weakref.finalize(owner, call, *arguments).atexit = False
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Of a DTensor the part on this rank; any other tensor itself."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
 
 
 class HostLedger:
@@ -50,7 +54,8 @@ class HostLedger:
         self._pins_gradients = pins_gradients
         self.events: list[HostEvent] = []
         self._next = 0
-        self._kept: dict[int, _Kept] = {}
+        self._held: dict[int, HostAlloc] = {}
+        """By the ids of storages that are alive."""
         self._pinned: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def mark(self, phase: Phase, iteration: int) -> None:
@@ -65,28 +70,33 @@ class HostLedger:
     def end(self, block: int) -> None:
         self.events.append(HostFree(block))
 
+    def hold_while(self, owner: object, held: HostBlock) -> None:
+        """The process holds this as long as `owner` lives."""
+        when_gone(owner, self.end, self.begin(held))
+
     @contextmanager
     def hold(self, *blocks: HostBlock) -> Iterator[None]:
         """Inside, the process holds these besides all else."""
-        begun = [self.begin(each) for each in blocks]
+        numbers = [self.begin(block) for block in blocks]
         try:
             yield
         finally:
-            for each in reversed(begun):
-                self.end(each)
+            for number in reversed(numbers):
+                self.end(number)
 
     def assign(self, tensor: Tensor, category: Category, name: str = "") -> None:
         """The storage of this tensor, if it lies on the host, is held for this from here until it is freed."""
         storage = _host_storage(tensor)
         if storage is None:
             return
-        told, known = host_category(category), self._kept.get(id(storage))
+        purpose, known = host_category(category), self._held.get(id(storage))
         if known is None:
-            pinned = storage in self._pinned or _local(tensor).is_pinned()
-            pinned = pinned or (self._pins_gradients and told is HostCategory.GRADIENT)
-            self._begin(storage, HostBlock(bytes=storage.nbytes(), category=told, pinned=pinned, name=name))
-        elif known.held.category is not told:
-            self._change(storage, replace(known.held, category=told, name=name))
+            pinned = storage in self._pinned or local_part(tensor).is_pinned()
+            pinned = pinned or (self._pins_gradients and purpose is HostCategory.GRADIENT)
+            self._take(storage, HostBlock(bytes=storage.nbytes(), category=purpose, pinned=pinned, name=name))
+            when_gone(storage, self._give_up, id(storage))
+        elif known.held.category is not purpose:
+            self._change(storage, category=purpose, name=name)
 
     def pin(self, tensor: Tensor) -> None:
         """The storage of this tensor is in pinned memory from here on: first taken there, then given up here."""
@@ -94,36 +104,56 @@ class HostLedger:
         if storage is None or storage in self._pinned:
             return
         self._pinned.add(storage)
-        if (known := self._kept.get(id(storage))) is not None:
-            self._change(storage, replace(known.held, pinned=True))
+        if id(storage) in self._held:
+            self._change(storage, pinned=True)
 
     def take_batch(self, tensors: Iterable[Tensor]) -> None:
-        self.events.append(BatchTaken(tuple(each.nbytes for each in tensors)))
+        self.events.append(BatchTaken(tuple(tensor.nbytes for tensor in tensors)))
 
-    def _begin(self, storage: torch.UntypedStorage, held: HostBlock) -> None:
-        key = id(storage)
+    def _take(self, storage: torch.UntypedStorage, held: HostBlock) -> None:
+        self._held[id(storage)] = HostAlloc(self.begin(held), held)
 
-        def freed(_: object) -> None:
-            self.end(self._kept.pop(key).block)
+    def _give_up(self, key: int) -> None:
+        self.end(self._held.pop(key).block)
 
-        self._kept[key] = _Kept(self.begin(held), held, weakref.ref(storage, freed))
-
-    def _change(self, storage: torch.UntypedStorage, held: HostBlock) -> None:
-        known = self._kept[id(storage)]
-        after = self.begin(held)
+    def _change(self, storage: torch.UntypedStorage, **changes: Any) -> None:
+        known = self._held[id(storage)]
+        self._take(storage, replace(known.held, **changes))
         self.end(known.block)
-        known.block, known.held = after, held
 
 
 def _host_storage(tensor: Tensor) -> torch.UntypedStorage | None:
     """Whose Python object lives as long as the memory: torch 2.1 and later keep it (c10/core/impl/PyObjectSlot.h)."""
-    local = _local(tensor)
+    local = local_part(tensor)
     if local.device.type != "cpu":
         return None
     storage = local.untyped_storage()
     return storage if storage.nbytes() >= SMALLEST_BYTES else None
 
 
-def _local(tensor: Tensor) -> Tensor:
-    found: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return found
+class NewStorages(TorchDispatchMode):
+    """Inside, `notes` hears of every storage of a device (`cpu`, `meta`) that an operator makes, or puts behind a
+    tensor, once as long as it lives. Of an operator on a DTensor the result is seen, and not what runs on its parts."""
+
+    def __init__(self, device: str, notes: Callable[[torch.UntypedStorage], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device, self._notes = device, notes
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {id(storage) for storage in self._storages((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for storage in self._storages(result):
+            if id(storage) not in given and storage not in self._known:
+                self._known.add(storage)
+                self._notes(storage)
+        return result
+
+    def _storages(self, values: Any) -> list[torch.UntypedStorage]:
+        tensors = (local_part(value) for value in tree_leaves(values))
+        mine = (
+            tensor
+            for tensor in tensors
+            if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == self._device
+        )
+        return [tensor.untyped_storage() for tensor in mine]

@@ -31,11 +31,6 @@ USUAL_ISOLATION = Isolation()
 
 
 _TRACE = "trace"
-_PLACE = "model.factory"
-_COMPILES_LONG = (
-    "it is compiled, which takes long for large graphs: compile the blocks instead of the model, of which equal ones"
-    " are compiled once; else see whether the factory loops or loads data"
-)
 
 
 def trace_isolated(
@@ -51,26 +46,29 @@ def trace_isolated(
     Raises FactoryNotAllowedError for code that may not be called, SpecError for a program that takes more than its
     limits or ends its process, and what `trace` raises.
     """
-    limits = isolation.limits
+    limits, subject = isolation.limits, job.model.factory or "the model"
     if job.model.factory:
         isolation.code.refuse_name(job.model.factory, job.model.factory_path)
     task = Task("planner.tracing.isolated:answer_trace", (job, rank, target, isolation.code))
     answer = running.run(task, limits, walls=isolation.walls, server=server)
-    if isinstance(answer.exceeded, LimitExceededError):
-        raise _limit_error(answer.exceeded, job)
-    if MEMORY in answer.parts:
-        raise _limit_error(LimitExceededError(Limit.MEMORY, limits), job)
+    if (exceeded := exceeded_limit(answer, limits)) is not None:
+        raise _limit_error(exceeded, subject, compiles=job.train.compile is not None)
     error = messages.error_of(answer)
     if error is not None:
         raise error
     if answer.whole and (answer.exit_code or _TRACE not in answer.parts):
-        raise _ended_error(answer, job)
+        if (fault := messages.fault_line(answer)) is not None:
+            raise _error(f"{subject} broke its process: {fault}")
+        raise _error(
+            f"{subject} ended its process with {messages.ending(answer)}",
+            remedy="run the factory by itself and see where it ends",
+        )
     try:
         return rank_trace.loads(answer.parts.get(_TRACE, b"").decode())
     except ValueError:
         # The program could write there itself: nothing is believed of what came.
         how = f"exit code {answer.exit_code}: its answer is no trace"
-        raise _error(f"{_subject(job)} ended its process with {how}") from None
+        raise _error(f"{subject} ended its process with {how}") from None
 
 
 def answer_trace(argument: tuple[Job, int, str, CodeRules], answer: AnswerWriter) -> None:
@@ -83,50 +81,44 @@ def answer_trace(argument: tuple[Job, int, str, CodeRules], answer: AnswerWriter
     answer.write(_TRACE, rank_trace.dumps(trace(job, rank, target)).encode())
 
 
-def _limit_error(exceeded: LimitExceededError, job: Job) -> SpecError:
+def exceeded_limit(answer: Answer, limits: Limits) -> LimitExceededError | None:
+    """The limit for which a child was ended, or that it ran into by itself; None if there is none."""
+    if isinstance(answer.exceeded, LimitExceededError):
+        return answer.exceeded
+    return LimitExceededError(Limit.MEMORY, limits) if MEMORY in answer.parts else None
+
+
+def _limit_error(exceeded: LimitExceededError, subject: str, *, compiles: bool) -> SpecError:
     limits = exceeded.limits
     match exceeded.limit:
         case Limit.SECONDS:
             return _error(
-                f"{_subject(job)} was not traced within {limits.seconds:g} s",
+                f"{subject} was not traced within {limits.seconds:g} s",
                 allowed=f"at most {limits.seconds:g} s from its start to the end of its step",
-                remedy=_COMPILES_LONG
-                if job.train.compile
+                remedy="it is compiled, which takes long for large graphs: compile the blocks instead of the model, of"
+                " which equal ones are compiled once; else see whether the factory loops or loads data"
+                if compiles
                 else "see whether the factory loops or loads data; it has to return the module only",
             )
         case Limit.TASKS:
             return _error(
-                f"{_subject(job)} starts more than {limits.tasks} processes and threads",
+                f"{subject} starts more than {limits.tasks} processes and threads",
                 remedy="start no processes in the factory",
             )
         case Limit.ANSWER:
             return _error(
-                f"the trace of {_subject(job)} is larger than {show_bytes(limits.answer_bytes)}",
+                f"the trace of {subject} is larger than {show_bytes(limits.answer_bytes)}",
                 allowed="a step of some millions of allocations",
                 remedy="fewer layers, micro-batches or iterations",
             )
         case Limit.MEMORY:
             return _error(
-                f"{_subject(job)} takes more than {show_bytes(limits.memory_bytes)} of the host's memory",
+                f"{subject} takes more than {show_bytes(limits.memory_bytes)} of the host's memory",
                 allowed=f"at most {show_bytes(limits.memory_bytes)} resident",
                 remedy="load no data in the factory, and build a large module under `with torch.device('cuda')`: "
                 "on paper it takes no memory",
             )
 
 
-def _ended_error(answer: Answer, job: Job) -> SpecError:
-    fault = messages.fault_line(answer)
-    if fault is not None:
-        return _error(f"{_subject(job)} broke its process: {fault}")
-    return _error(
-        f"{_subject(job)} ended its process with {messages.ending(answer)}",
-        remedy="run the factory by itself and see where it ends",
-    )
-
-
-def _subject(job: Job) -> str:
-    return job.model.factory or "the model"
-
-
 def _error(problem: str, *, allowed: str = "a callable that returns an nn.Module", remedy: str = "") -> SpecError:
-    return SpecError(problem, allowed=allowed, remedy=remedy, place=_PLACE)
+    return SpecError(problem, allowed=allowed, remedy=remedy, place="model.factory")

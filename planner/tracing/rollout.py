@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -106,9 +106,8 @@ def engine_memory(
     free when it starts. A KV cache of zero blocks means that the share is too small.
     """
     non_torch = overhead.NON_TORCH * MIB
-    graphs = 0 if rollout.enforce_eager else overhead.CUDA_GRAPHS * MIB
-    below = 0 if rollout.enforce_eager else (overhead.CUDA_GRAPHS - overhead.CUDA_GRAPHS_SMALLEST) * MIB
-    above = 0 if rollout.enforce_eager else (overhead.CUDA_GRAPHS_LARGEST - overhead.CUDA_GRAPHS) * MIB
+    known = (overhead.CUDA_GRAPHS_SMALLEST, overhead.CUDA_GRAPHS, overhead.CUDA_GRAPHS_LARGEST)
+    least, graphs, most = (0, 0, 0) if rollout.enforce_eager else (size * MIB for size in known)
     in_blocks, in_segments = weights_in_allocator(figures.weight_tensors)
     if rollout.engine == "vllm":
         share = int(total_bytes * utilization)
@@ -118,6 +117,9 @@ def engine_memory(
         left = share - in_blocks
     blocks = kv_blocks(left, figures.kv_token_bytes, rollout.block_size)
     tokens = blocks * rollout.block_size
+    # One tensor to a layer, each in segments of its own.
+    rules, layer_bytes = Rules(), tokens * figures.kv_token_bytes // figures.kv_layers
+    kv_cache = figures.kv_layers * rules.segment_size(rules.round_size(layer_bytes)) if tokens else 0
     return EngineMemory(
         figures=figures,
         utilization=utilization,
@@ -125,12 +127,12 @@ def engine_memory(
         share_bytes=share,
         kv_blocks=blocks,
         kv_tokens=tokens,
-        kv_cache_bytes=_in_segments(tokens * figures.kv_token_bytes, figures.kv_layers),
+        kv_cache_bytes=kv_cache,
         non_torch_bytes=non_torch,
         graphs_bytes=graphs,
         outside_bytes=outside.total_bytes,
-        low_bytes=outside.total_bytes - outside.low_bytes + below,
-        high_bytes=outside.high_bytes - outside.total_bytes + above,
+        low_bytes=outside.total_bytes - outside.low_bytes + graphs - least,
+        high_bytes=outside.high_bytes - outside.total_bytes + most - graphs,
         sleeps=rollout.sleep_level > 0,
     )
 
@@ -143,12 +145,6 @@ def weights_in_allocator(sizes: tuple[int, ...]) -> tuple[int, int]:
     return replayed.peak_allocated_bytes, replayed.peak_reserved_bytes
 
 
-def _in_segments(total_bytes: int, tensors: int) -> int:
-    """One tensor to a layer, each in segments of its own."""
-    rules = Rules()
-    return tensors * rules.segment_size(rules.round_size(total_bytes // tensors)) if total_bytes else 0
-
-
 def kv_blocks(available_bytes: int, kv_token_bytes: int, block_size: int) -> int:
     """How many blocks of `block_size` tokens fit; 0 for a negative rest, as vLLM counts."""
     return max(available_bytes // (kv_token_bytes * block_size), 0)
@@ -157,15 +153,6 @@ def kv_blocks(available_bytes: int, kv_token_bytes: int, block_size: int) -> int
 # vLLM 0.11, vllm/device_allocator/cumem.py, sleep: a pinned tensor as large as each segment, given up as it wakes.
 BACKED_UP = 1
 """The sleep level at which weights are kept on the host."""
-
-
-def with_sleeping_weights(
-    events: Sequence[HostEvent], figures: EngineFigures, rollout: Rollout
-) -> tuple[HostEvent, ...]:
-    """What the trainer's rank does on the host, and the engine's weights from each rollout's end to the next sync."""
-    if rollout.sleep_level != BACKED_UP:
-        return tuple(events)
-    return tuple(_asleep_between(events, backup_blocks(figures)))
 
 
 def backup_blocks(figures: EngineFigures) -> tuple[HostBlock, ...]:
@@ -186,20 +173,28 @@ def backup_blocks(figures: EngineFigures) -> tuple[HostBlock, ...]:
     )
 
 
-def _asleep_between(events: Sequence[HostEvent], blocks: Sequence[HostBlock]) -> Iterator[HostEvent]:
-    unused = max((each.block for each in events if isinstance(each, HostAlloc)), default=0) + 1
-    held: list[int] = []
-    ran = False
+def with_sleeping_weights(
+    events: Sequence[HostEvent], figures: EngineFigures, rollout: Rollout
+) -> tuple[HostEvent, ...]:
+    """What the trainer's rank does on the host, and the engine's weights from each rollout's end to the next sync."""
+    if rollout.sleep_level != BACKED_UP:
+        return tuple(events)
+    blocks = backup_blocks(figures)
+    unused = max((event.block for event in events if isinstance(event, HostAlloc)), default=0) + 1
+    merged: list[HostEvent] = []
+    asleep: list[HostAlloc] = []
+    runs = False
     for event in events:
-        if isinstance(event, Mark) and event.phase is Phase.WEIGHT_SYNC:
-            yield event
-            yield from (HostFree(block) for block in held)
-            held, ran = [], False
+        merged.append(event)
+        if not isinstance(event, Mark):
             continue
-        yield event
-        if isinstance(event, Mark) and event.phase is Phase.ROLLOUT:
-            ran = True
-        elif isinstance(event, Mark) and ran:
-            held = list(range(unused, unused + len(blocks)))
-            unused, ran = unused + len(blocks), False
-            yield from (HostAlloc(block, each) for block, each in zip(held, blocks, strict=True))
+        if event.phase is Phase.WEIGHT_SYNC:
+            merged += [HostFree(weights.block) for weights in asleep]
+            asleep, runs = [], False
+        elif event.phase is Phase.ROLLOUT:
+            runs = True
+        elif runs:
+            asleep = [HostAlloc(number, block) for number, block in enumerate(blocks, unused)]
+            unused, runs = unused + len(blocks), False
+            merged += asleep
+    return tuple(merged)

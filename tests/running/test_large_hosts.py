@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from planner.tracing.program import storages
-from planner.tracing.program.assumptions import About, Assumptions
+from planner.tracing.program.assumptions import About
 
 BEGIN = """
 import os, tempfile, torch
@@ -100,6 +100,6 @@ def test_what_a_compiler_traces_is_no_tensor_of_the_host(is_symbolic: bool) -> N
     real = torch.empty(4 << 20)
     traced = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(real, static_shapes=not is_symbolic)
 
-    assert not storages._is_unwritten(traced)
-    assert not storages._Host(Assumptions()).leaves_out(traced)
-    assert storages._Host(Assumptions()).leaves_out(real)
+    assert not storages._is_tensor_unwritten(traced)
+    assert not storages._is_left_out(traced)
+    assert storages._is_left_out(real)

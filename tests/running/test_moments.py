@@ -61,18 +61,18 @@ def test_forwards_of_a_program_that_only_infers_are_its_iterations() -> None:
     assert [(phase.value, iteration) for _, phase, iteration in found.phases()] == [
         ("checkpoint_load", 0), ("forward", 1), ("forward", 2), ("forward", 3), ("checkpoint_save", 3),
     ]  # fmt: skip
-    assert (found.evaluations(), found.end_of(1), found.end_of(3)) == (0, 2, None)
+    assert (found.evaluations(), found.moment_after(1), found.moment_after(3)) == (0, 2, None)
 
 
 def test_what_follows_the_last_iteration_until_the_next_forward_belongs_to_it() -> None:
     found = seen("fb1fb1esfb1")
 
-    assert found.end_of(2) == 8
+    assert found.log[found.moment_after(2) or 0].position == 8
     assert (found.seen(Kind.EVAL, 8), found.seen(Kind.SAVE, 8), found.seen(Kind.SAVE, 6)) == (1, 1, 0)
 
 
 def test_a_program_that_goes_no_further_has_no_end() -> None:
-    assert seen("fb1").end_of(1) is None
+    assert seen("fb1").moment_after(1) is None
 
 
 def test_a_checkpoint_that_is_loaded_is_a_phase() -> None:

@@ -12,7 +12,7 @@ from planner.tracing.program import gpu_statistics
 
 @pytest.fixture(autouse=True)
 def _two_gpus() -> Iterator[None]:
-    with gpu_statistics.on_the_path("NVIDIA H100 80GB HBM3", 81559 << 20, 2, (9, 0)):
+    with gpu_statistics.nvidia_smi("NVIDIA H100 80GB HBM3", 81559 << 20, 2, (9, 0)):
         yield
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dis
+import sys
+import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -50,13 +52,18 @@ class Assumptions:
         return tuple(Assumption(*key, count) for key, count in self._counts.items())
 
 
-def place_of(frames: Sequence[FrameType]) -> str:
+def place_of(frames: Iterable[FrameType]) -> str:
     """The innermost line that is neither torch's nor planner's; empty if there is none."""
     for frame in frames:
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] not in _LIBRARIES and not frame.f_code.co_filename.startswith("<"):
             return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
     return ""
+
+
+def current_place() -> str:
+    """The innermost line of the program that led here."""
+    return place_of(frame for frame, _ in traceback.walk_stack(sys._getframe()))
 
 
 def short_path(path: str) -> str:
@@ -86,8 +93,8 @@ def branch_at(frames: Sequence[FrameType], answer: object) -> Branch | None:
     place = place_of(frames)
     if not isinstance(answer, bool) or not place:
         return None
-    frame = next(each for each in frames if place_of([each]) == place)
-    if any(each in frame.f_code.co_filename for each in _NOT_THE_PROGRAMS):
+    frame = next(frame for frame in frames if place_of([frame]) == place)
+    if any(folder in frame.f_code.co_filename for folder in _NOT_THE_PROGRAMS):
         return None
     return Branch(place, answer) if _decides(frame.f_code, frame.f_lasti) else None
 
@@ -95,10 +102,10 @@ def branch_at(frames: Sequence[FrameType], answer: object) -> Branch | None:
 @cache
 def _decides(code: CodeType, offset: int) -> bool:
     """Whether the instruction there jumps by the value, or hands it to one that does."""
-    following = [each for each in dis.get_instructions(code) if each.offset >= offset]
-    for number, each in enumerate(following[:6]):
-        if "JUMP" in each.opname and "IF" in each.opname:
+    following = [instruction.opname for instruction in dis.get_instructions(code) if instruction.offset >= offset]
+    for number, name in enumerate(following[:6]):
+        if "JUMP" in name and "IF" in name:
             return True
-        if number and each.opname not in _BETWEEN:
+        if number and name not in _BETWEEN:
             return False
     return False

@@ -10,7 +10,7 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -50,9 +50,9 @@ def seal_of(report: bytes) -> bytes:
     """In the process, at its end: what attests its events and this report; empty if the recording was interrupted."""
     from planner.paper import library
 
-    found = ctypes.create_string_buffer(_SEAL.size)
-    written: int = library.load().paper_seal(report, len(report), found)
-    return found.raw[:written]
+    seal = ctypes.create_string_buffer(_SEAL.size)
+    written: int = library.load().paper_seal(report, len(report), seal)
+    return seal.raw[:written]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +70,19 @@ def open_seal(seal: bytes, key: bytearray, report: bytes) -> Attested:
     if len(seal) != _SEAL.size:
         raise forged_error("its recording was interrupted")
     digest, rows, highest, code = _SEAL.unpack(seal)
-    told = seal[: _SEAL.size - len(code)] + report
-    if not hmac.compare_digest(code, hmac.digest(bytes(key), told, "sha256")):
+    signed = seal[: _SEAL.size - len(code)] + report
+    if not hmac.compare_digest(code, hmac.digest(bytes(key), signed, "sha256")):
         raise forged_error("the report is not that of its recorder")
     return Attested(digest, rows, highest)
 
 
 def check_events(trace: Trace, tail: Sequence[Event], attested: Attested) -> None:
     """Raises ProgramError where the trace and what came after it are not what was attested."""
-    digest, rows = hashlib.sha256(), 0
-    for row in _rows(chain(write_out_repeats(trace.events, trace.repeats), tail)):
-        rows += 1
-        if rows > attested.rows:
-            break
+    digest, count = hashlib.sha256(), 0
+    for row in islice(_rows(chain(write_out_repeats(trace.events, trace.repeats), tail)), attested.rows + 1):
+        count += 1
         digest.update(row)
-    if rows != attested.rows or digest.digest() != attested.digest:
+    if count != attested.rows or digest.digest() != attested.digest:
         raise forged_error("its events are not those that its recorder was told")
 
 
@@ -94,7 +92,7 @@ def _rows(events: Iterable[Event]) -> Iterator[bytes]:
     births: dict[int, int] = {}
     freed: list[int] = []
     last = b""
-    for event in events:
+    for event in chain(events, (None,)):
         kind = type(event)
         if kind is Free:
             freed.append(births.get(event.block, -1))  # type: ignore[union-attr]
@@ -106,54 +104,43 @@ def _rows(events: Iterable[Event]) -> Iterator[bytes]:
             row = _ROW.pack(_USE, births.get(event.block, -1), 0, event.stream, 0)  # type: ignore[union-attr]
         elif kind is Synchronize or kind is EmptyCache:
             row = _ROW.pack(_SYNCHRONIZE if kind is Synchronize else _EMPTY_CACHE, 0, 0, 0, 0)
-        else:
+        elif event is not None:
             continue
         if freed:
-            yield from map(_freed, sorted(freed))
+            yield from (_ROW.pack(_FREE, number, 0, 0, 0) for number in sorted(freed))
             freed.clear()
             last = b""
-        if kind is not Use or row != last:
+        if event is not None and (kind is not Use or row != last):
             yield row
-        last = row
-    yield from map(_freed, sorted(freed))
-
-
-def _freed(number: int) -> bytes:
-    return _ROW.pack(_FREE, number, 0, 0, 0)
-
-
-_OWN = "planner"
+            last = row
 
 
 class OwnCode:
     """Every function of planner's modules as it is now; to be made before a program's first line."""
 
     def __init__(self) -> None:
-        self._modules = [name for name in sys.modules if name.partition(".")[0] == _OWN]
+        self._modules = [name for name in sys.modules if name.partition(".")[0] == "planner"]
         self._known = dict(self._functions())
 
     def changed(self) -> str:
         """The name of a function that is another one by now, or gone; empty if there is none."""
         now = dict(self._functions())
-        return next((name for name, found in self._known.items() if now.get(name) != found), "")
+        return next((name for name, code in self._known.items() if now.get(name) != code), "")
 
     def _functions(self) -> Iterator[tuple[str, tuple[int, CodeType]]]:
         for name in self._modules:
             for key, value in list(vars(sys.modules.get(name, sys)).items()):
+                path = f"{name}.{key}"
                 if isinstance(value, type) and value.__module__ == name:
-                    yield from _of_class(f"{name}.{key}", value)
+                    for inner, member in list(vars(value).items()):
+                        yield from _code_of(f"{path}.{inner}", member)
                 else:
-                    yield from _code_of(f"{name}.{key}", value)
-
-
-def _of_class(path: str, kind: type) -> Iterator[tuple[str, tuple[int, CodeType]]]:
-    for key, value in list(vars(kind).items()):
-        yield from _code_of(f"{path}.{key}", value)
+                    yield from _code_of(path, value)
 
 
 def _code_of(path: str, value: Any) -> Iterator[tuple[str, tuple[int, CodeType]]]:
     """Those that are defined under their names: a variable may have another function any time."""
     parts = (value, *(getattr(value, name, None) for name in ("__func__", "fget", "__wrapped__")))
-    for number, each in enumerate(parts):
-        if isinstance(each, FunctionType) and path.endswith(f".{each.__name__}"):
-            yield f"{path}#{number}", (id(each), each.__code__)
+    for number, part in enumerate(parts):
+        if isinstance(part, FunctionType) and path.endswith(f".{part.__name__}"):
+            yield f"{path}#{number}", (id(part), part.__code__)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,63 +23,17 @@ from planner.allocator.rules import Rules
 from planner.errors import TraceError
 from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
 from planner.paper.recorder import Recorder
-from planner.tracing.program.assumptions import About, Assumptions, place_of
+from planner.tracing.program.assumptions import About, Assumptions, current_place
 from planner.units import MIB
-
-
-# Keys as torch/csrc/cuda/Module.cpp (torch 2.13, THCPModule_memorySnapshot) has them. There are no stacks, and no
-# history of events.
-def snapshot_of(allocator: CachingAllocator, devices: int) -> dict[str, Any]:
-    """Of an expandable segment every mapped stretch is one, as torch has it."""
-    waiting = {id(each) for each in allocator.waiting()}
-    return {
-        "segments": [_segment(blocks, waiting) for blocks in _stretches(allocator)],
-        "device_traces": [[] for _ in range(devices)],
-        "allocator_settings": {"expandable_segments": allocator.rules.expandable_segments},
-        "external_annotations": [],
-    }
-
-
-def _stretches(allocator: CachingAllocator) -> Iterator[list[Block]]:
-    whole = groupby(allocator.blocks(), lambda block: (block.segment.address, block.mapped))
-    return (list(blocks) for (_, mapped), blocks in whole if mapped)
-
-
-def _segment(blocks: list[Block], waiting: set[int]) -> dict[str, Any]:
-    first = blocks[0]
-    used = [each for each in blocks if not each.free]
-    return {
-        "device": 0,
-        "address": first.address,
-        "total_size": sum(each.size for each in blocks),
-        "allocated_size": sum(each.size for each in used if id(each) not in waiting),
-        "active_size": sum(each.size for each in used),
-        "requested_size": sum(each.requested for each in used),
-        "stream": first.pool.stream,
-        "segment_type": "small" if first.pool.small else "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": first.segment.expandable,
-        "frames": [],
-        "blocks": [_block(each, is_waiting=id(each) in waiting) for each in blocks],
-    }
-
-
-def _block(block: Block, *, is_waiting: bool) -> dict[str, Any]:
-    used = "active_awaiting_free" if is_waiting else "active_allocated"
-    return {
-        "address": block.address,
-        "size": block.size,
-        "requested_size": 0 if block.free else block.requested,
-        "state": "inactive" if block.free else used,
-        "frames": [],
-    }
-
 
 _POOLS = ("all", "small_pool", "large_pool")
 _FOLLOWED = (
     "allocation", "segment", "active", "allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes",
 )  # fmt: skip
 _INACTIVE = ("inactive_split", "inactive_split_bytes")
+_MEASURED = ("segment", "allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+_measure = attrgetter("segments", "allocated", "reserved", "active", "requested")
+"""These statistics of an allocator, in this order."""
 
 
 @dataclass(slots=True)
@@ -117,7 +71,7 @@ class LiveMemory:
         """Of the device, as the program has allowed itself at last."""
         self._allocator: CachingAllocator | None = None
         self._read = 0
-        self._sizes: dict[int, tuple[bool, int]] = {}
+        self._pools: dict[int, str] = {}
         self._statistics = {(name, pool): _Statistic() for name in _FOLLOWED for pool in _POOLS}
         self._highest_inactive: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._ever = {"allocated_bytes": 0, "reserved_bytes": 0}
@@ -142,9 +96,9 @@ class LiveMemory:
     def highest_since(self) -> tuple[int, int]:
         """The highest allocated and reserved bytes since this was asked last."""
         self._catch_up()
-        found = self._lately["allocated_bytes"], self._lately["reserved_bytes"]
+        highest = self._lately["allocated_bytes"], self._lately["reserved_bytes"]
         self._lately = {name: self._statistics[name, "all"].current for name in self._ever}
-        return found
+        return highest
 
     def counted(self) -> dict[str, int]:
         """The peaks in bytes that the program would print now, since it last reset them, and how often it did."""
@@ -161,15 +115,15 @@ class LiveMemory:
         """From here on peaks are counted anew."""
         self._catch_up()
         self._resets += 1
-        for each in self._statistics.values():
-            each.peak = each.current
+        for statistic in self._statistics.values():
+            statistic.peak = statistic.current
         self._highest_inactive.clear()
 
     def reset_accumulated(self) -> None:
         """From here on what is taken and given back is counted anew."""
         self._catch_up()
-        for key, each in self._statistics.items():
-            self._statistics[key] = replace(each, allocated=0, freed=0)
+        for statistic in self._statistics.values():
+            statistic.allocated = statistic.freed = 0
 
     def statistics(self) -> dict[str, Any]:
         """What the binding behind torch.cuda.memory_stats returns (torch 2.13, torch/csrc/cuda/Module.cpp).
@@ -177,40 +131,49 @@ class LiveMemory:
         Inactive parts of segments are looked up when they are asked for: their peak is the highest of these.
         """
         self._catch_up()
-        found: dict[str, Any] = dict.fromkeys(("num_alloc_retries", "num_ooms", "num_sync_all_streams"), 0)
-        found["max_split_size"] = self.settle().rules.max_split_bytes or -1
-        found["num_device_alloc"] = self._statistics["segment", "all"].allocated
-        found["num_device_free"] = self._statistics["segment", "all"].freed
-        for name in _FOLLOWED:
-            found[name] = {pool: _plain(self._statistics[name, pool]) for pool in _POOLS}
-        found.update(self._inactive())
-        found["oversize_allocations"] = _plain(_Statistic())
-        found["oversize_segments"] = _plain(_Statistic())
-        return found
-
-    def snapshot(self, devices: int) -> dict[str, Any]:
-        """What the binding behind torch.cuda.memory_snapshot returns."""
-        self._catch_up()
-        return snapshot_of(self.settle(), devices)
-
-    def _inactive(self) -> dict[str, Any]:
-        now: defaultdict[tuple[str, str], int] = defaultdict(int)
-        for small in (True, False):
-            for size in self._free_parts(small=small):
-                for pool in ("all", _pool(small=small)):
-                    now["inactive_split", pool] += 1
-                    now["inactive_split_bytes", pool] += size
-        for key, value in now.items():
+        allocator, segments = self.settle(), self._statistics["segment", "all"]
+        inactive: defaultdict[tuple[str, str], int] = defaultdict(int)
+        for kind, small in (("small_pool", True), ("large_pool", False)):
+            # Free blocks in segments of which other parts are used.
+            sizes = [
+                block.size for pool in allocator.pools(small=small) for block in pool.free_blocks() if not block.alone
+            ]
+            for pool in ("all", kind):
+                inactive["inactive_split", pool] += len(sizes)
+                inactive["inactive_split_bytes", pool] += sum(sizes)
+        for key, value in inactive.items():
             self._highest_inactive[key] = max(self._highest_inactive[key], value)
         return {
-            name: {pool: _plain(_Statistic(now[name, pool], self._highest_inactive[name, pool])) for pool in _POOLS}
-            for name in _INACTIVE
+            **dict.fromkeys(("num_alloc_retries", "num_ooms", "num_sync_all_streams"), 0),
+            "max_split_size": allocator.rules.max_split_bytes or -1,
+            "num_device_alloc": segments.allocated,
+            "num_device_free": segments.freed,
+            **{name: {pool: asdict(self._statistics[name, pool]) for pool in _POOLS} for name in _FOLLOWED},
+            **{
+                name: {
+                    pool: asdict(_Statistic(inactive[name, pool], self._highest_inactive[name, pool]))
+                    for pool in _POOLS
+                }
+                for name in _INACTIVE
+            },
+            "oversize_allocations": asdict(_Statistic()),
+            "oversize_segments": asdict(_Statistic()),
         }
 
-    def _free_parts(self, *, small: bool) -> Iterator[int]:
-        """Sizes of free blocks in segments of which other parts are used."""
-        for pool in self.settle().pools(small=small):
-            yield from (block.size for block in pool.free_blocks() if not block.alone)
+    def snapshot(self, devices: int) -> dict[str, Any]:
+        """What the binding behind torch.cuda.memory_snapshot returns (torch 2.13, torch/csrc/cuda/Module.cpp,
+        THCPModule_memorySnapshot), without stacks and without a history of events."""
+        self._catch_up()
+        allocator = self.settle()
+        waiting = {id(block) for block in allocator.waiting()}
+        # Of an expandable segment every mapped stretch is one, as torch has it.
+        stretches = groupby(allocator.blocks(), lambda block: (block.segment.address, block.mapped))
+        return {
+            "segments": [_segment(list(blocks), waiting) for (_, mapped), blocks in stretches if mapped],
+            "device_traces": [[] for _ in range(devices)],
+            "allocator_settings": {"expandable_segments": allocator.rules.expandable_segments},
+            "external_annotations": [],
+        }
 
     def _catch_up(self) -> None:
         position = self._recorder.now()
@@ -218,28 +181,31 @@ class LiveMemory:
             return
         allocator = self.settle()
         for event in self._recorder.plain_events(self._read):
-            before = (
-                allocator.segments,
-                allocator.allocated,
-                allocator.reserved,
-                allocator.active,
-                allocator.requested,
-            )
-            small, blocks = self._feed(allocator, event)
-            self._count(allocator, before, small=small, blocks=blocks)
+            before = _measure(allocator)
+            pool, blocks = self._feed(allocator, event)
+            changes = [now - was for was, now in zip(before, _measure(allocator), strict=True)]
+            for name, change in (*zip(_MEASURED, changes, strict=True), ("allocation", blocks), ("active", blocks)):
+                if change:
+                    self._statistics[name, "all"].change(change)
+                    if pool:
+                        self._statistics[name, pool].change(change)
+            for name in self._ever:
+                current = self._statistics[name, "all"].current
+                self._ever[name] = max(self._ever[name], current)
+                self._lately[name] = max(self._lately[name], current)
         self._read = position
 
-    def _feed(self, allocator: CachingAllocator, event: Event) -> tuple[bool | None, int]:
+    def _feed(self, allocator: CachingAllocator, event: Event) -> tuple[str, int]:
         """To which pool it belongs, if to one, and by how much the number of blocks changes."""
         match event:
             case Alloc(block, size, stream, _, pool):
                 allocator.malloc(block, size, stream, pool)
-                small = allocator.rules.round_size(size) <= allocator.rules.small_bytes
-                self._sizes[block] = small, size
-                return small, 1
+                is_small = allocator.rules.round_size(size) <= allocator.rules.small_bytes
+                self._pools[block] = "small_pool" if is_small else "large_pool"
+                return self._pools[block], 1
             case Free(block):
                 allocator.free(block)
-                return self._sizes.pop(block)[0], -1
+                return self._pools.pop(block), -1
             case Use(block, stream):
                 allocator.use(block, stream)
             case FreeCompleted(block):
@@ -247,43 +213,49 @@ class LiveMemory:
             case Synchronize():
                 allocator.synchronize()
             case EmptyCache():
-                self._release(allocator)
-        return None, 0
+                self._empty_cache(allocator)
+        return "", 0
 
-    def _release(self, allocator: CachingAllocator) -> None:
-        """The cache is given back: of the small pool what lies in whole segments, the rest is of the large one."""
+    def _empty_cache(self, allocator: CachingAllocator) -> None:
+        """Of the small pool what lies in whole segments is given back, the rest is of the large one."""
         whole = [block.size for pool in allocator.pools(small=True) for block in pool.free_blocks() if block.alone]
         reserved, segments = allocator.reserved, allocator.segments
         allocator.empty_cache()
-        for name, small, rest in (
-            ("reserved_bytes", sum(whole), reserved - allocator.reserved - sum(whole)),
-            ("segment", len(whole), segments - allocator.segments - len(whole)),
+        for name, small, released in (
+            ("reserved_bytes", sum(whole), reserved - allocator.reserved),
+            ("segment", len(whole), segments - allocator.segments),
         ):
             self._statistics[name, "small_pool"].change(-small)
-            self._statistics[name, "large_pool"].change(-rest)
-
-    def _count(self, allocator: CachingAllocator, before: tuple[int, ...], *, small: bool | None, blocks: int) -> None:
-        now = (allocator.segments, allocator.allocated, allocator.reserved, allocator.active, allocator.requested)
-        names = ("segment", "allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
-        changes = [(name, after - was) for name, was, after in zip(names, before, now, strict=True) if after != was]
-        if blocks:
-            changes += [("allocation", blocks), ("active", blocks)]
-        for name, change in changes:
-            self._statistics[name, "all"].change(change)
-            if small is not None:
-                self._statistics[name, _pool(small=small)].change(change)
-        for name in self._ever:
-            current = self._statistics[name, "all"].current
-            self._ever[name] = max(self._ever[name], current)
-            self._lately[name] = max(self._lately[name], current)
+            self._statistics[name, "large_pool"].change(small - released)
 
 
-def _pool(*, small: bool) -> str:
-    return "small_pool" if small else "large_pool"
-
-
-def _plain(statistic: _Statistic) -> dict[str, int]:
-    return {name: getattr(statistic, name) for name in ("current", "peak", "allocated", "freed")}
+def _segment(blocks: list[Block], waiting: set[int]) -> dict[str, Any]:
+    first = blocks[0]
+    used = [block for block in blocks if not block.free]
+    return {
+        "device": 0,
+        "address": first.address,
+        "total_size": sum(block.size for block in blocks),
+        "allocated_size": sum(block.size for block in used if id(block) not in waiting),
+        "active_size": sum(block.size for block in used),
+        "requested_size": sum(block.requested for block in used),
+        "stream": first.pool.stream,
+        "segment_type": "small" if first.pool.small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": first.segment.expandable,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": 0 if block.free else block.requested,
+                "state": "inactive" if block.free
+                else "active_awaiting_free" if id(block) in waiting else "active_allocated",
+                "frames": [],
+            }
+            for block in blocks
+        ],
+    }  # fmt: skip
 
 
 _SCRIPT = """#!/bin/sh
@@ -327,8 +299,8 @@ index=0
 while [ $index -lt {count} ]; do
   line=
   for word in $words; do
-    found=$(value "$word" $index) || exit 2
-    line="$line${{line:+, }}$found"
+    shown=$(value "$word" $index) || exit 2
+    line="$line${{line:+, }}$shown"
   done
   printf '%s\\n' "$line"
   index=$((index + 1))
@@ -337,7 +309,7 @@ done
 
 
 @contextmanager
-def on_the_path(product: str, total_bytes: int, count: int, capability: tuple[int, int]) -> Iterator[None]:
+def nvidia_smi(product: str, total_bytes: int, count: int, capability: tuple[int, int]) -> Iterator[None]:
     """Inside, `nvidia-smi` answers for the GPUs of a node, whose memory in use it does not know; what else it is asked
     it refuses."""
     mib = total_bytes // MIB
@@ -389,71 +361,63 @@ class ManagementLibrary:
         self._assume(f"{what} of the GPU was asked for and answered with 0")
         return 0
 
-    def processes(self, index: int) -> list[Any]:
-        """This process alone."""
-        return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=self.used_bytes(index), gpuInstanceId=0xFFFFFFFF)]
-
     def list_processes(self, index: int) -> str:
-        """`torch.cuda.list_gpu_processes` (torch 2.13, torch/cuda/memory.py)."""
-        lines = [f"process {each.pid:>10d} uses {each.usedGpuMemory / MIB:>12.3f} MB GPU memory"
-                 for each in self.processes(index)]  # fmt: skip
-        return "\n".join([f"GPU:{index}", *lines])
+        """`torch.cuda.list_gpu_processes` (torch 2.13, torch/cuda/memory.py): of this process alone."""
+        used = self.used_bytes(index) / MIB
+        return f"GPU:{index}\nprocess {os.getpid():>10d} uses {used:>12.3f} MB GPU memory"
 
     def _assume(self, sentence: str) -> None:
-        frames, frame = [], sys._getframe(1)
-        while frame is not None:
-            frames.append(frame)
-            frame = frame.f_back  # type: ignore[assignment]
-        self._assumptions.add(About.DEVICE, sentence, place_of(frames))
-
-    def _handle(self, index: int) -> int:
-        if not 0 <= int(index) < self._gpus:
-            raise NVMLError(_CONSTANTS["NVML_ERROR_INVALID_ARGUMENT"])
-        return int(index)
-
-    def _memory_info(self, handle: int, version: Any = None) -> SimpleNamespace:
-        total, used = self._memory.total_bytes, self.used_bytes(handle)
-        found = SimpleNamespace(total=total, used=used, free=total - used)
-        if version:
-            found.version, found.reserved = version, 0
-        return found
-
-    def _activity(self, handle: int) -> SimpleNamespace:  # noqa: ARG002
-        self.idle("the utilization")
-        return SimpleNamespace(gpu=0, memory=0)
-
-    def functions(self) -> dict[str, Callable[..., Any]]:
-        """By their names in pynvml; devices are named by their numbers."""
-        nothing: Callable[..., None] = lambda *_arguments: None  # noqa: E731
-        return {
-            "nvmlInit": nothing,
-            "nvmlInitWithFlags": nothing,
-            "nvmlShutdown": nothing,
-            "nvmlSystemGetDriverVersion": lambda: _DRIVER,
-            "nvmlSystemGetCudaDriverVersion": lambda: 13000,
-            "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
-            "nvmlDeviceGetCount": lambda: self._gpus,
-            "nvmlDeviceGetHandleByIndex": self._handle,
-            "nvmlDeviceGetIndex": lambda handle: handle,
-            "nvmlDeviceGetName": lambda _handle: self._product,
-            "nvmlDeviceGetUUID": lambda handle: f"GPU-paper-{handle}",
-            "nvmlDeviceGetMemoryInfo": self._memory_info,
-            "nvmlDeviceGetCudaComputeCapability": lambda _handle: torch.cuda.get_device_capability(),
-            "nvmlDeviceGetComputeRunningProcesses": self.processes,
-            "nvmlDeviceGetGraphicsRunningProcesses": lambda _handle: [],
-            "nvmlDeviceGetUtilizationRates": self._activity,
-            "nvmlDeviceGetTemperature": lambda *_a: self.idle("the temperature"),
-            "nvmlDeviceGetPowerUsage": lambda _handle: self.idle("the power"),
-            "nvmlDeviceGetEnforcedPowerLimit": lambda _handle: self.idle("the power limit"),
-            "nvmlDeviceGetTotalEnergyConsumption": lambda _handle: self.idle("the energy"),
-            "nvmlDeviceGetClockInfo": lambda *_a: self.idle("a clock"),
-        }
+        self._assumptions.add(About.DEVICE, sentence, current_place())
 
     def module(self) -> ModuleType:
-        """What `import pynvml` finds."""
-        made = _Module("pynvml")
-        vars(made).update(_CONSTANTS, NVMLError=NVMLError, __version__="13.0.0", **self.functions())
-        return made
+        """What `import pynvml` finds; devices are named by their numbers."""
+
+        def handle(index: int) -> int:
+            if not 0 <= int(index) < self._gpus:
+                raise NVMLError(_CONSTANTS["NVML_ERROR_INVALID_ARGUMENT"])
+            return int(index)
+
+        def memory_info(handle: int, version: Any = None) -> SimpleNamespace:
+            total, used = self._memory.total_bytes, self.used_bytes(handle)
+            of_version = {"version": version, "reserved": 0} if version else {}
+            return SimpleNamespace(total=total, used=used, free=total - used, **of_version)
+
+        def processes(handle: int) -> list[SimpleNamespace]:
+            used = self.used_bytes(handle)
+            return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=used, gpuInstanceId=0xFFFFFFFF)]
+
+        def utilization(_handle: int) -> SimpleNamespace:
+            return SimpleNamespace(gpu=self.idle("the utilization"), memory=0)
+
+        pynvml = _Module("pynvml")
+        nothing: Callable[..., None] = lambda *_arguments: None  # noqa: E731
+        vars(pynvml).update(
+            _CONSTANTS,
+            NVMLError=NVMLError,
+            __version__="13.0.0",
+            nvmlInit=nothing,
+            nvmlInitWithFlags=nothing,
+            nvmlShutdown=nothing,
+            nvmlSystemGetDriverVersion=lambda: _DRIVER,
+            nvmlSystemGetCudaDriverVersion=lambda: 13000,
+            nvmlSystemGetCudaDriverVersion_v2=lambda: 13000,
+            nvmlDeviceGetCount=lambda: self._gpus,
+            nvmlDeviceGetHandleByIndex=handle,
+            nvmlDeviceGetIndex=lambda handle: handle,
+            nvmlDeviceGetName=lambda _handle: self._product,
+            nvmlDeviceGetUUID=lambda handle: f"GPU-paper-{handle}",
+            nvmlDeviceGetMemoryInfo=memory_info,
+            nvmlDeviceGetCudaComputeCapability=lambda _handle: torch.cuda.get_device_capability(),
+            nvmlDeviceGetComputeRunningProcesses=processes,
+            nvmlDeviceGetGraphicsRunningProcesses=lambda _handle: [],
+            nvmlDeviceGetUtilizationRates=utilization,
+            nvmlDeviceGetTemperature=lambda *_a: self.idle("the temperature"),
+            nvmlDeviceGetPowerUsage=lambda _handle: self.idle("the power"),
+            nvmlDeviceGetEnforcedPowerLimit=lambda _handle: self.idle("the power limit"),
+            nvmlDeviceGetTotalEnergyConsumption=lambda _handle: self.idle("the energy"),
+            nvmlDeviceGetClockInfo=lambda *_a: self.idle("a clock"),
+        )
+        return pynvml
 
 
 class _Module(ModuleType):
@@ -462,6 +426,6 @@ class _Module(ModuleType):
             raise AttributeError(name)
         raise TraceError(
             f"the program uses pynvml.{name}, which is not answered on paper",
-            allowed=", ".join(sorted(each for each in vars(self) if each.startswith("nvml"))),
+            allowed=", ".join(sorted(known for known in vars(self) if known.startswith("nvml"))),
             remedy="leave it out, or put a module pynvml of your own in its place (--kernels, docs/run.md)",
         )

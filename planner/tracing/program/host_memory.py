@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,24 +30,7 @@ from planner.host_events import (
     LoaderStarted,
 )
 from planner.paper.host_memory import HostBlocks, HostRecord
-from planner.tracing.host_ledger import SMALLEST_BYTES, host_category
-
-_UNHEARD = "the CPU's allocator is another than torch's own: tensors on the host are not counted"
-
-
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """One of the program's moments, by its index."""
-
-    index: int
-
-
-@dataclass(slots=True)
-class _Life:
-    """Of a block, the phases (as they are counted) in which it is born and given up; -1: not yet."""
-
-    born: int
-    ended: int = -1
+from planner.tracing.host_ledger import SMALLEST_BYTES, host_category, when_gone
 
 
 class HostMemory:
@@ -61,16 +42,16 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._blocks = HostBlocks()
-        self._told: dict[int, HostCategory] = {}
-        self._placed: defaultdict[int, list[HostEvent | _Moment]] = defaultdict(list)
-        """By the number of records before it."""
+        self._purposes: dict[int, HostCategory] = {}
+        self._placed: defaultdict[int, list[HostEvent | int]] = defaultdict(list)
+        """By the number of records before it; a number is the index of one of the program's moments."""
         self._others = 0
         self.assumed: list[str] = []
 
     def start(self) -> None:
         """From here on."""
         if not self._blocks.start(SMALLEST_BYTES):
-            self.assumed.append(_UNHEARD)
+            self.assumed.append("the CPU's allocator is another than torch's own: tensors on the host are not counted")
 
     def stop(self) -> None:
         self._blocks.stop()
@@ -86,53 +67,68 @@ class HostMemory:
         """As `assign`, in the host's words."""
         block = self._blocks.block_of(tensor)
         if block is not None:
-            self._told.setdefault(block, category)
+            self._purposes.setdefault(block, category)
 
     def pass_moment(self, index: int) -> None:
         """The program has come to this moment of its log."""
-        self._place(_Moment(index))
+        self._place(index)
 
     def hold_while(self, owner: object, held: HostBlock) -> None:
         """The process holds this as long as `owner` lives."""
         number = self._next_number()
         self._place(HostAlloc(number, held))
-        self._when_gone(owner, lambda: HostFree(number))
-
-    def hold_mapped(self, storage: torch.UntypedStorage, name: str) -> None:
-        """This storage is a file that is mapped."""
-        held = HostBlock(bytes=storage.nbytes(), category=HostCategory.CHECKPOINT, backing=Backing.FILE, name=name)
-        self.hold_while(storage, held)
-
-    def hold_read(self, storage: torch.UntypedStorage) -> None:
-        """This storage is a part of a file that is mapped here, and that the program reads."""
-        if storage.device.type == "cpu" and storage.nbytes() >= SMALLEST_BYTES:
-            self.hold_while(storage, HostBlock(bytes=storage.nbytes(), category=HostCategory.CHECKPOINT))
+        when_gone(owner, self._place, HostFree(number))
 
     def start_loader(self, iterator: object, about: Callable[..., LoaderStarted]) -> None:
         """A data loader has workers from here on, as long as its iterator lives; `about` wants its number."""
         number = self._next_number()
         self._place(about(loader=number))
-        self._when_gone(iterator, lambda: LoaderEnded(number))
+        when_gone(iterator, self._place, LoaderEnded(number))
 
     def events(self, phases: Iterable[tuple[int, Phase, int]], until: int | None) -> tuple[HostEvent, ...]:
         """Everything up to the moment of this index. `phases`: at which moments they begin, and their iterations."""
         marks = {index: Mark(phase, iteration) for index, phase, iteration in phases}
-        told = list(self._in_order(marks, until))
-        lives, passed = _lives_of(told)
-        return tuple(condense([self._event_of(each, lives, passed) for each in told]))
+        sequence = list(self._in_order(marks, until))
+        passed, born, ended = [Phase.LOAD], dict[int, int](), dict[int, int]()
+        for entry in sequence:
+            if isinstance(entry, Mark):
+                passed.append(entry.phase)
+            elif isinstance(entry, HostRecord):
+                (born if entry.taken else ended)[entry.block] = len(passed) - 1
+
+        def category_of(block: int) -> HostCategory:
+            if (purpose := self._purposes.get(block)) is not None:
+                return purpose
+            began, end = born[block], ended.get(block)
+            if passed[began] is Phase.CHECKPOINT_SAVE:
+                return HostCategory.CHECKPOINT
+            if began == end:
+                return HostCategory.TEMPORARY
+            if passed[began] is Phase.FORWARD and end is not None and passed[end] is Phase.BACKWARD:
+                return HostCategory.ACTIVATION
+            return HostCategory.OTHER
+
+        def event_of(entry: HostRecord | HostEvent) -> HostEvent:
+            if not isinstance(entry, HostRecord):
+                return entry
+            number = 2 * entry.block
+            if not entry.taken:
+                return HostFree(number)
+            return HostAlloc(number, _block(entry.bytes, category_of(entry.block), bool(entry.pinned)))
+
+        return tuple(condense([event_of(entry) for entry in sequence]))
 
     def _in_order(self, marks: dict[int, Mark], until: int | None) -> Iterator[HostRecord | HostEvent]:
         records = self._blocks.records(self._blocks.now())
         begun: set[int] = set()
         for position in range(len(records) + 1):
             for placed in self._placed.get(position, ()):
-                if not isinstance(placed, _Moment):
+                if not isinstance(placed, int):
                     yield placed
-                    continue
-                if placed.index == until:
+                elif placed == until:
                     return
-                if placed.index in marks:
-                    yield marks[placed.index]
+                elif placed in marks:
+                    yield marks[placed]
             if position == len(records):
                 return
             record = records[position]
@@ -141,26 +137,12 @@ class HostMemory:
             if record.taken or record.block in begun:
                 yield record
 
-    def _event_of(self, told: HostRecord | HostEvent, lives: dict[int, _Life], phases: list[Phase]) -> HostEvent:
-        if not isinstance(told, HostRecord):
-            return told
-        number = 2 * told.block
-        if not told.taken:
-            return HostFree(number)
-        life = lives[told.block]
-        ended = None if life.ended < 0 else phases[life.ended]
-        category = self._told.get(told.block) or _category_of(phases[life.born], ended, life)
-        return HostAlloc(number, _block(told.bytes, category, bool(told.pinned)))
-
     def _next_number(self) -> int:
         """Those of torch's blocks are even."""
         self._others += 1
         return 2 * self._others - 1
 
-    def _when_gone(self, owner: object, event: Callable[[], HostEvent]) -> None:
-        weakref.finalize(owner, lambda: self._place(event())).atexit = False
-
-    def _place(self, event: HostEvent | _Moment) -> None:
+    def _place(self, event: HostEvent | int) -> None:
         self._placed[self._blocks.now()].append(event)
 
 
@@ -170,30 +152,6 @@ def _block(size: int, category: HostCategory, pinned: bool) -> HostBlock:
     return HostBlock(bytes=size, category=category, pinned=pinned)
 
 
-def _lives_of(told: Iterable[HostRecord | HostEvent]) -> tuple[dict[int, _Life], list[Phase]]:
-    """Of each of torch's blocks its life, and the phases that its numbers stand for."""
-    phases, lives = [Phase.LOAD], dict[int, _Life]()
-    for each in told:
-        if isinstance(each, Mark):
-            phases.append(each.phase)
-        elif isinstance(each, HostRecord) and each.taken:
-            lives[each.block] = _Life(len(phases) - 1)
-        elif isinstance(each, HostRecord):
-            lives[each.block].ended = len(phases) - 1
-    return lives, phases
-
-
-def _category_of(born: Phase, ended: Phase | None, life: _Life) -> HostCategory:
-    """Of a block of which nobody has said what it is for."""
-    if born is Phase.CHECKPOINT_SAVE:
-        return HostCategory.CHECKPOINT
-    if life.born == life.ended:
-        return HostCategory.TEMPORARY
-    if born is Phase.FORWARD and ended is Phase.BACKWARD:
-        return HostCategory.ACTIVATION
-    return HostCategory.OTHER
-
-
 def tensors_in(value: Any, within: tuple[int, ...] = ()) -> Iterator[Tensor]:
     """The tensors in a batch or a checkpoint, through sequences and whatever has keys and values.
 
@@ -201,16 +159,10 @@ def tensors_in(value: Any, within: tuple[int, ...] = ()) -> Iterator[Tensor]:
     """
     if isinstance(value, Tensor):
         yield value
-        return
-    if id(value) in within:
-        return
-    parts: Iterable[Any] = ()
-    if isinstance(value, list | tuple):
-        parts = value
-    elif isinstance(value, Mapping):
-        parts = value.values()
-    for each in parts:
-        yield from tensors_in(each, (*within, id(value)))
+    elif id(value) not in within:
+        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        for part in parts:
+            yield from tensors_in(part, (*within, id(value)))
 
 
 class HostWatcher:
@@ -252,16 +204,24 @@ class HostWatcher:
 
     def start_workers(self, iterator: Any, loader: Any) -> None:
         """The workers of this loader begin with the first batch of its iterator, which loads in this process."""
+        # Workers are new interpreters as Python makes them by default, unless the loader says otherwise.
+        context = loader.multiprocessing_context or torch.multiprocessing
         self._workers[iterator] = partial(
             LoaderStarted,
             workers=loader.num_workers,
             ahead=_batches_ahead(loader),
             pin_memory=bool(loader.pin_memory),
-            spawned=_spawns(loader),
+            spawned=str(context.get_start_method()) != "fork",
         )
 
     def _knowing_parameters(self, real: Any) -> Any:
         """Of a module that is moved or cast, whole: the modules in it are asked one after the other."""
+
+        def tell(module: nn.Module) -> None:
+            for tensor in (*module.parameters(), *module.buffers()):
+                self._memory.tell(tensor, HostCategory.PARAMETER)
+                if tensor.grad is not None:
+                    self._memory.tell(tensor.grad, HostCategory.GRADIENT)
 
         @functools.wraps(real)
         def apply(module: nn.Module, *arguments: Any, **named: Any) -> Any:
@@ -269,30 +229,25 @@ class HostWatcher:
                 return real(module, *arguments, **named)
             self._moving.now = True
             try:
-                self._tell_parameters(module)
+                tell(module)
                 result = real(module, *arguments, **named)
-                self._tell_parameters(module)
+                tell(module)
             finally:
                 self._moving.now = False
             return result
 
         return apply
 
-    def _tell_parameters(self, module: nn.Module) -> None:
-        for each in (*module.parameters(), *module.buffers()):
-            self._memory.tell(each, HostCategory.PARAMETER)
-            if each.grad is not None:
-                self._memory.tell(each.grad, HostCategory.GRADIENT)
-
     def _knowing_batches(self, real: Any) -> Any:
         @functools.wraps(real)
         def following(iterator: Any) -> Any:
             batch = real(iterator)
-            tensors = [each for each in tensors_in(batch) if each.device.type == "cpu"]
-            for each in tensors:
-                self._memory.tell(each, HostCategory.BATCH)
+            tensors = [tensor for tensor in tensors_in(batch) if tensor.device.type == "cpu"]
+            for tensor in tensors:
+                self._memory.tell(tensor, HostCategory.BATCH)
             if (workers := self._workers.pop(iterator, None)) is not None:
-                self._memory.start_loader(iterator, partial(workers, tensors=tuple(each.nbytes for each in tensors)))
+                sizes = tuple(tensor.nbytes for tensor in tensors)
+                self._memory.start_loader(iterator, partial(workers, tensors=sizes))
             return batch
 
         return following
@@ -301,12 +256,16 @@ class HostWatcher:
         def from_file(filename: Any, *arguments: Any, **named: Any) -> Any:
             storage = real(filename, *arguments, **named)
             if not getattr(self._reads, "now", False):
-                self._memory.hold_mapped(storage, os.path.abspath(os.fspath(filename)))
+                size, name = storage.nbytes(), os.path.abspath(os.fspath(filename))
+                mapped = HostBlock(bytes=size, category=HostCategory.CHECKPOINT, backing=Backing.FILE, name=name)
+                self._memory.hold_while(storage, mapped)
             return storage
 
         return staticmethod(from_file)
 
     def _knowing_parts(self, real: Any) -> Any:
+        """Of a file that is mapped here, and that the program reads."""
+
         @functools.wraps(real)
         def restoring(map_location: Any) -> Any:
             restore = real(map_location)
@@ -314,8 +273,10 @@ class HostWatcher:
                 return restore
 
             def restored(storage: Any, location: Any) -> Any:
-                if isinstance(storage, torch.UntypedStorage):
-                    self._memory.hold_read(storage)
+                is_on_host = isinstance(storage, torch.UntypedStorage) and storage.device.type == "cpu"
+                if is_on_host and storage.nbytes() >= SMALLEST_BYTES:
+                    read = HostBlock(bytes=storage.nbytes(), category=HostCategory.CHECKPOINT)
+                    self._memory.hold_while(storage, read)
                 return restore(storage, location)
 
             return restored
@@ -324,9 +285,9 @@ class HostWatcher:
 
     def _knowing_saved(self, real: Any) -> Any:
         @functools.wraps(real)
-        def save(content: Any, *arguments: Any, **named: Any) -> Any:
-            self._tell_checkpoint(content)
-            return real(content, *arguments, **named)
+        def save(obj: Any, *arguments: Any, **named: Any) -> Any:
+            self._tell_checkpoint(obj)
+            return real(obj, *arguments, **named)
 
         return save
 
@@ -340,8 +301,8 @@ class HostWatcher:
         return load
 
     def _tell_checkpoint(self, content: Any) -> None:
-        for each in tensors_in(content):
-            self._memory.tell(each, HostCategory.CHECKPOINT)
+        for tensor in tensors_in(content):
+            self._memory.tell(tensor, HostCategory.CHECKPOINT)
 
 
 def _batches_ahead(loader: Any) -> int:
@@ -354,9 +315,3 @@ def _batches_ahead(loader: Any) -> int:
         return max(min(asked, len(loader.batch_sampler or loader.sampler) - 1), 0)
     except (TypeError, NotImplementedError):  # a sampler without a length
         return asked
-
-
-def _spawns(loader: Any) -> bool:
-    """Whether its workers are new interpreters: as Python does by default, unless the loader says otherwise."""
-    context = loader.multiprocessing_context or torch.multiprocessing
-    return str(context.get_start_method()) != "fork"

@@ -9,7 +9,7 @@ import inspect
 import json
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,17 +64,19 @@ class JobOutline:
         if root is None:
             return {}
         inner = _inner(root)
-        kinds = Counter({str(each.dtype).removeprefix("torch."): 0 for each in inner.parameters()})
-        for each in inner.parameters():
-            kinds[str(each.dtype).removeprefix("torch.")] += each.numel()
+        parameters = list(inner.parameters())
+        dtypes: Counter[str] = Counter()
+        for parameter in parameters:
+            dtypes[_dtype(parameter)] += parameter.numel()
         return {
             "model": {
-                "class": f"{_class_of(inner).__module__}:{_class_of(inner).__qualname__}",
+                "class": _path(_class_of(inner)),
                 "config": _config(inner),
                 "attention": str(getattr(getattr(inner, "config", None), "_attn_implementation", None) or ""),
-                "recomputes": _recomputes(inner),
-                "dtypes": dict(kinds),
-                "frozen": sum(not each.requires_grad for each in inner.parameters()),
+                "recomputes": bool(getattr(inner, "is_gradient_checkpointing", False))
+                or any(type(module).__name__ == "CheckpointWrapper" for module in inner.modules()),
+                "dtypes": dict(dtypes),
+                "frozen": sum(not parameter.requires_grad for parameter in parameters),
             },
             "inputs": self._inputs,
             "autocast": self._autocast,
@@ -85,7 +87,7 @@ class JobOutline:
             "engine": "DeepSpeed" if type(root).__name__ == "DeepSpeedEngine" else "",
             "ddp": _ddp(root),
             "fsdp": _fsdp(inner),
-            "meshes": _meshes(inner),
+            "meshes": _meshes(parameters),
         }
 
     def _begins(self, module: nn.Module, arguments: Any) -> None:
@@ -96,9 +98,12 @@ class JobOutline:
             if not self._autocast and torch.is_autocast_enabled("cuda"):
                 self._autocast = str(torch.get_autocast_dtype("cuda")).removeprefix("torch.")
             return
-        if self._root is None and any(each.requires_grad for each in module.parameters()):
+        if self._root is None and any(parameter.requires_grad for parameter in module.parameters()):
             self._root = weakref.ref(module)
-            self._inputs = _shapes(_by_name(module, arguments))
+            # Positional arguments by the names that the model's own forward has for them.
+            names = list(inspect.signature(_inner(module).forward).parameters)
+            names += (f"argument_{at}" for at in range(len(names), len(arguments)))
+            self._inputs = _shapes(dict(zip(names, arguments, strict=False)))
         if self._root is not None and module is self._root():
             if self._output is not None:
                 self._keeps_output.append(self._output() is not None)
@@ -111,9 +116,12 @@ class JobOutline:
         self._depth -= 1
         if self._depth == 0 and self._root is not None and module is self._root():
             *named, output = named_and_output
-            for each in named:
-                self._inputs = {**_shapes(each), **self._inputs}
-            largest = max(_tensors(output), key=lambda each: each.numel(), default=None)
+            for arguments in named:
+                self._inputs = {**_shapes(arguments), **self._inputs}
+            parts = list(output.values()) if isinstance(output, Mapping) else output
+            parts = parts if isinstance(parts, list | tuple) else [parts]
+            tensors = (part for part in parts if isinstance(part, Tensor))
+            largest = max(tensors, key=Tensor.numel, default=None)
             self._output = None if largest is None else weakref.ref(largest)
 
     def _steps(self, optimizer: Optimizer, *_: Any) -> None:
@@ -121,14 +129,16 @@ class JobOutline:
             self._accumulation[self._forwards] += 1
         self._forwards = 0
         if id(optimizer) not in self._optimizers:
-            kind = type(optimizer)
             group = optimizer.param_groups[0] if optimizer.param_groups else {}
             self._optimizers[id(optimizer)] = {
-                "class": f"{kind.__module__}:{kind.__qualname__}",
+                "class": _path(type(optimizer)),
                 "arguments": {
                     name: group[name]
-                    for name, each in inspect.signature(kind).parameters.items()
-                    if name in group and name != "params" and group[name] != each.default and _is_plain(group[name])
+                    for name, parameter in inspect.signature(type(optimizer)).parameters.items()
+                    if name in group
+                    and name != "params"
+                    and group[name] != parameter.default
+                    and _is_plain(group[name])
                 },
                 "groups": len(optimizer.param_groups),
                 "parameters": sum(len(group["params"]) for group in optimizer.param_groups),
@@ -142,22 +152,16 @@ class JobOutline:
         return clip
 
 
-def _by_name(module: nn.Module, arguments: Any) -> dict[str, Any]:
-    """Positional arguments by the names that the model's own forward has for them."""
-    names = list(inspect.signature(_inner(module).forward).parameters)
-    return {names[at] if at < len(names) else f"argument_{at}": each for at, each in enumerate(arguments)}
-
-
 def _inner(root: nn.Module) -> nn.Module:
     """Without what wraps a whole model."""
-    found: Any = root
+    module: Any = root
     while True:
-        inner = getattr(found, "_orig_mod", None)
-        if isinstance(found, DistributedDataParallel) or type(found).__name__ == "DeepSpeedEngine":
-            inner = found.module
+        inner = getattr(module, "_orig_mod", None)
+        if isinstance(module, DistributedDataParallel) or type(module).__name__ == "DeepSpeedEngine":
+            inner = module.module
         if not isinstance(inner, nn.Module):
-            return found  # type: ignore[no-any-return]
-        found = inner
+            return module  # type: ignore[no-any-return]
+        module = inner
 
 
 def _class_of(module: nn.Module) -> type:
@@ -165,77 +169,65 @@ def _class_of(module: nn.Module) -> type:
     return type(module).__bases__[-1] if isinstance(module, FSDPModule) else type(module)
 
 
+def _path(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
 def _config(module: nn.Module) -> dict[str, Any] | None:
     """Of a transformers model, what differs from its class's defaults, and which model it is."""
     config: Any = getattr(module, "config", None)
     if config is None or not _class_of(module).__module__.startswith("transformers."):
         return None
-    found = json.loads(json.dumps(config.to_diff_dict(), default=str))
+    fields = json.loads(json.dumps(config.to_diff_dict(), default=str))
     for name in ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"):
-        found.pop(name, None)
-    return {**found, "model_type": config.model_type, "architectures": [_class_of(module).__name__]}
-
-
-def _recomputes(module: nn.Module) -> bool:
-    wrapped = any(type(each).__name__ == "CheckpointWrapper" for each in module.modules())
-    return wrapped or bool(getattr(module, "is_gradient_checkpointing", False))
+        fields.pop(name, None)
+    return {**fields, "model_type": config.model_type, "architectures": [_class_of(module).__name__]}
 
 
 def _shapes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: {
-            "shape": list(each.shape),
-            "dtype": str(each.dtype).removeprefix("torch."),
-        }
-        for name, each in arguments.items()
-        if isinstance(each, Tensor)
+        name: {"shape": list(tensor.shape), "dtype": _dtype(tensor)}
+        for name, tensor in arguments.items()
+        if isinstance(tensor, Tensor)
     }
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        yield from (each for each in output.values() if isinstance(each, Tensor))
-    elif isinstance(output, list | tuple):
-        yield from (each for each in output if isinstance(each, Tensor))
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return all(_is_plain(each) for each in value)
+        return all(map(_is_plain, value))
     return value is None or (isinstance(value, bool | int | float | str) and len(str(value)) < _MOST_TEXT)
 
 
 def _ddp(root: nn.Module) -> dict[str, Any] | None:
-    found: Any = root
-    while not isinstance(found, DistributedDataParallel):
-        found = getattr(found, "_orig_mod", None)
-        if found is None:
+    module: Any = root
+    while not isinstance(module, DistributedDataParallel):
+        module = getattr(module, "_orig_mod", None)
+        if module is None:
             return None
+    names = ("gradient_as_bucket_view", "find_unused_parameters", "static_graph", "broadcast_buffers")
     return {
-        "bucket_cap_mb": found.bucket_bytes_cap / 2**20,
-        "gradient_as_bucket_view": found.gradient_as_bucket_view,
-        "find_unused_parameters": found.find_unused_parameters,
-        "static_graph": found.static_graph,
-        "broadcast_buffers": found.broadcast_buffers,
-        "degree": found.process_group.size(),
+        "bucket_cap_mb": module.bucket_bytes_cap / 2**20,
+        **{name: getattr(module, name) for name in names},
+        "degree": module.process_group.size(),
     }
 
 
 def _fsdp(model: nn.Module) -> dict[str, Any] | None:
     """Of fully_shard: which modules, and the policies of the first that has parameters of its own."""
-    sharded = {path: each for path, each in model.named_modules() if isinstance(each, FSDPModule)}
-    states = {path: groups_of_state(each._get_fsdp_state()) for path, each in sharded.items()}
-    groups = {path: each[0] for path, each in states.items() if each}
-    if not groups:
+    sharded = {path: module for path, module in model.named_modules() if isinstance(module, FSDPModule)}
+    states = {path: groups_of_state(module._get_fsdp_state()) for path, module in sharded.items()}
+    firsts = {path: groups[0] for path, groups in states.items() if groups}
+    if not firsts:
         return None
-    path, first = next(((path, each) for path, each in groups.items() if path), next(iter(groups.items())))
-    mesh = first.mesh_info.mesh
+    path, first = next(((path, group) for path, group in firsts.items() if path), next(iter(firsts.items())))
     return {
         "modules": list(sharded),
         "policy_of": path,
-        "mesh": list(mesh.shape),
+        "mesh": list(first.mesh_info.mesh.shape),
         "reshards": first.post_forward_mesh_info is not None,
         "param_dtype": str(first.mp_policy.param_dtype or "").removeprefix("torch."),
         "reduce_dtype": str(first.mp_policy.reduce_dtype or "").removeprefix("torch."),
@@ -243,11 +235,11 @@ def _fsdp(model: nn.Module) -> dict[str, Any] | None:
     }
 
 
-def _meshes(model: nn.Module) -> list[list[Any]]:
+def _meshes(parameters: Iterable[nn.Parameter]) -> list[list[Any]]:
     """Names and sizes of the meshes over which parameters are split."""
-    found = {
-        (tuple(each.device_mesh.mesh_dim_names or ()), tuple(each.device_mesh.shape))
-        for each in model.parameters()
-        if isinstance(each, DTensor)
+    meshes = {
+        (tuple(parameter.device_mesh.mesh_dim_names or ()), tuple(parameter.device_mesh.shape))
+        for parameter in parameters
+        if isinstance(parameter, DTensor)
     }
-    return [[list(names), list(shape)] for names, shape in sorted(found, key=repr)]
+    return [[list(names), list(shape)] for names, shape in sorted(meshes, key=repr)]

@@ -43,7 +43,7 @@ from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.launch_line import Launcher, extra_arguments
 from planner.tracing.program.packages import libraries
 from planner.tracing.program.packages.install import Surroundings
-from planner.tracing.program.peers import Clock, World, is_waiting, seconds_of_products
+from planner.tracing.program.peers import Clock, World, seconds_of_products
 from planner.tracing.program.rank_orders import ProgramOrder, RankRun
 from planner.tracing.program.stopping import FORWARDS, Kind, Seen, Stopping
 from planner.tracing.program.training_steps import StepsAt, counted_anew, counting, run_changed
@@ -89,24 +89,29 @@ class ProgramRun:
         self._order, self._gpu, self._finish = order, gpu, finish
         self._started_in = Path.cwd()
         self._began = time.perf_counter()
+        recorder = gpu.recorder
         self.assumptions = Assumptions()
-        self.memory = LiveMemory(gpu.recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
-        self.answers = AnswersByTable(gpu.recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
+        self.memory = LiveMemory(recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
+        self.answers = AnswersByTable(recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
         self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
         self.surroundings = Surroundings(
-            order, cuda.properties_of(order.gpu), self.management, self.assumptions, gpu.recorder
+            order, cuda.properties_of(order.gpu), self.management, self.assumptions, recorder
         )
         self.neighbours = PipelineNeighbours(self.assumptions, order.heard)
-        begins = self.surroundings.compiling_begins
-        self.compiling = ProgramCompiling(order.gpu.arch, gpu.recorder, begins, order.seconds)
+        self.compiling = ProgramCompiling(order.gpu.arch, recorder, self.surroundings.compiling_begins, order.seconds)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
-        self.steps_at = StepsAt(order.steps_at, self._rounds, self.memory.highest_since, self._report_steps_at)
+        self.steps_at = StepsAt(
+            order.steps_at,
+            self._rounds,
+            self.memory.highest_since,
+            lambda: self._report("ended after the steps that were asked for", None),
+        )
         self.outline = JobOutline()
         self.host = HostMemory()
         self.host_watcher = HostWatcher(self.host)
-        gpu.recorder.host = self.host
+        recorder.host = self.host
         self.watcher = Watcher(
-            gpu.recorder, self._look, self._look_at_the_time, self._look_at_forwards, self.host.pass_moment
+            recorder, self._look, self._look_at_the_time, self._look_at_forwards, self.host.pass_moment
         )
         self.numbers = BroadcastNumbers(order.numbers)
         clock = Clock(
@@ -121,20 +126,21 @@ class ProgramRun:
         self.watcher.notice_step_by_hand()
         if self._order.steps_at:
             self.steps_at.check()
-        if not self.watcher.moments.ends() and self.watcher.moments.seen(Kind.BACKWARD):
+        moments = self.watcher.moments
+        if not moments.ends() and moments.seen(Kind.BACKWARD):
             self.assumptions.add(
                 About.HOST,
                 "No optimizer of torch.optim steps, and no step by hand was seen: the program was followed to its end,"
                 " without iterations.",
             )
-        elif not self.watcher.moments.ends() and not self.watcher.moments.forwards:
+        elif not moments.ends() and not moments.forwards:
             raise ProgramError(
                 f"the program {how} without a step of an optimizer, and without a forward of a module",
                 allowed="a program that trains (backwards, steps of optimizers of torch.optim or derived from it) or"
                 " infers (forwards of an nn.Module)",
                 remedy="run it until it trains: check its arguments, its data and its number of steps",
             )
-        if self.watcher.moments.trains:
+        if moments.trains:
             self._report(f"the program {how}", None, is_whole=True)
         self._report_forwards(f"the program {how}", is_whole=True)
 
@@ -163,9 +169,8 @@ class ProgramRun:
 
     def _report_forwards(self, ending: str, *, is_whole: bool = False) -> NoReturn:
         """The program only infers."""
-        moments, steps = self.watcher.moments, self._order.steps
-        moments.infers = True
-        after = moments.moment_after(steps)
+        self.watcher.moments.infers = True
+        after = self.watcher.moments.moment_after(self._order.steps)
         if after is not None:
             ending, is_whole = self._stopping.asked, False
         self._report(ending, after, is_whole=is_whole)
@@ -177,14 +182,6 @@ class ProgramRun:
     def _rounds(self) -> int:
         self.watcher.notice_step_by_hand()
         return self.watcher.moments.rounds
-
-    def _report_steps_at(self) -> NoReturn:
-        self._report("ended after the steps that were asked for", None)
-
-    def _schedules(self) -> tuple[str, ...]:
-        """What later steps may have that were not seen."""
-        files = program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
-        return training_steps.say_schedules(files)
 
     def _seen(self) -> Seen:
         moments = self.watcher.moments
@@ -201,22 +198,29 @@ class ProgramRun:
         until = None if after is None else moments.log[after].position
         recorder.settle()
         last = recorder.now() if until is None else until
+        phases = tuple(moments.phases())
         # Each is placed before what is there already: of several at one position the first comes last.
-        for position, phase, iteration in reversed(tuple(moments.phases())):
-            if until is None or position < until:
-                recorder.mark_at(position, phase, iteration)
+        for index, phase, iteration in reversed(phases):
+            if until is None or moments.log[index].position < until:
+                recorder.mark_at(moments.log[index].position, phase, iteration)
         self.memory.settle()
         over = [index for index in moments.ends() if after is None or index < after]
         ends = [moments.log[index].position for index in over]
         events, repeats = recorder.repeating_events(last, moments.cuts(last), ends)
-        if self.watcher.steps_by_hand:
-            self.assumptions.add(About.HOST, _BY_HAND)
         collected = _COLLECTED_OFTEN if moments.infers else _COLLECTED
-        self.assumptions.add(About.HOST, collected if gc.isenabled() else _NOT_COLLECTED)
-        if moments.infers:
-            self.assumptions.add(About.HOST, _INFERS)
+        for sentence, is_true in (
+            (_BY_HAND, self.watcher.steps_by_hand),
+            (collected if gc.isenabled() else _NOT_COLLECTED, True),
+            (_INFERS, moments.infers),
+        ):
+            if is_true:
+                self.assumptions.add(About.HOST, sentence)
         for sentence in self.compiling.assumed():
             self.assumptions.add(About.COMPILING, sentence)
+        schedules: tuple[str, ...] = ()
+        if not (is_whole or moments.infers or self._order.steps_at):  # what later steps may have that were not seen
+            files = program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
+            schedules = training_steps.say_schedules(files)
         self._finish(
             RankRun(
                 rank=self._order.rank,
@@ -226,7 +230,7 @@ class ProgramRun:
                     unknown_workspaces=self._gpu.unknown_workspaces(),
                     counted_workspaces=self._gpu.counted_workspaces(),
                     workspace_margin_bytes=self._gpu.workspace_margin_bytes(),
-                    host=self.host.events(moments.phase_moments(), after),
+                    host=self.host.events(phases, after),
                     host_assumed=tuple(self.host.assumed),
                     seconds=time.perf_counter() - self._began,
                 ),
@@ -248,18 +252,13 @@ class ProgramRun:
                 memory_fraction=self.memory.fraction,
                 announced=self.neighbours.announced(),
                 numbers=self.numbers.said(),
-                schedules=() if is_whole or moments.infers or self._order.steps_at else self._schedules(),
+                schedules=schedules,
                 steps_at=self.steps_at.found(),
                 outline=self.outline.found(),
                 libraries=tuple(name for name in _LIBRARIES if name in sys.modules),
             ),
             lambda: recorder.later_events(last),
         )
-
-
-def _load_dynamo() -> None:
-    """Optimizers load it, and it lists torch's functions: while they are torch's own."""
-    importlib.import_module("torch._dynamo")
 
 
 def _read_conf() -> str:
@@ -269,7 +268,9 @@ def _read_conf() -> str:
 def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = None) -> NoReturn:
     """Run it; with a `key`, under which its events are attested. Whatever the program raises leaves this function as
     it is."""
-    _load_dynamo()
+    from torch.distributed import DistStoreError  # after planner.paper
+
+    importlib.import_module("torch._dynamo")  # optimizers load it: it lists torch's functions while they are torch's
     target, known = order.target or order.gpu.arch, workspace_table(order.gpu.name, order.torch)
     on_paper = paper.gpu(target, order.line.gpus, cuda=order.cuda, torch_version=order.torch, known=known)
     with on_paper as gpu, ExitStack() as stack:
@@ -294,21 +295,15 @@ def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = Non
         except SystemExit as leaving:
             if leaving.code not in (None, 0):
                 raise
-        except Exception as error:
-            if is_waiting(error):
-                raise _waits_for_a_peer(order, error) from error
-            raise
+        except DistStoreError as error:
+            raise ProgramError(
+                f"rank {order.rank} of the program waits for something that another rank would have set: "
+                f"{str(error).splitlines()[0][:200]}",
+                allowed="collectives of torch.distributed; keys of a store that this rank sets itself",
+                remedy="run another rank (--ranks), or leave out what waits",
+                place=order.line.program,
+            ) from error
         run.end_whole("ran to its end")
-
-
-def _waits_for_a_peer(order: ProgramOrder, error: Exception) -> ProgramError:
-    said = str(error).splitlines()[0][:200]
-    return ProgramError(
-        f"rank {order.rank} of the program waits for something that another rank would have set: {said}",
-        allowed="collectives of torch.distributed; keys of a store that this rank sets itself",
-        remedy="run another rank (--ranks), or leave out what waits",
-        place=order.line.program,
-    )
 
 
 @contextmanager
@@ -316,11 +311,8 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
     losses = run.answers.watching_losses
     with (
         cuda.whole(order.gpu, order.line.gpus, order.cuda, order.torch, run.memory, run.management),
-        gpu_statistics.on_the_path(
-            order.gpu.product,
-            order.gpu.total_bytes,
-            order.line.gpus,
-            ARCHITECTURES[order.gpu.arch].capability,
+        gpu_statistics.nvidia_smi(
+            order.gpu.product, order.gpu.total_bytes, order.line.gpus, ARCHITECTURES[order.gpu.arch].capability
         ),
         storages.on_paper(run.assumptions),
         storages.left_unwritten(run.assumptions),

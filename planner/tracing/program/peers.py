@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class _Shelf:
 class Shelves:
     """Of one process group."""
 
-    def __init__(self, clock: Clock, says: Callable[[], None] = lambda: None, *, keeps: bool = True) -> None:
+    def __init__(self, clock: Clock, says: Callable[[], None], *, keeps: bool) -> None:
         """`says` is called when the tensors of a collective stay longer than until the next one; without `keeps` none
         do."""
         self._clock, self._says, self._keeps = clock, says, keeps
@@ -101,9 +102,9 @@ class Shelves:
         """A collective is issued: what those before it have kept goes, if they are known to have ended."""
         iteration, waits, kept = self._clock.iterations(), self._clock.host_waits(), self._clock.kept_iterations()
         self._shelves = [
-            each
-            for each in self._shelves
-            if each.tensors and iteration - each.iteration < kept and waits == each.host_waits
+            shelf
+            for shelf in self._shelves
+            if shelf.tensors and iteration - shelf.iteration < kept and waits == shelf.host_waits
         ]
         if self._shelves:
             self._says()
@@ -142,35 +143,23 @@ class Work(dist.Work):
         return self._future
 
 
-def keeps_tensors(torch_version: str) -> bool:
-    """Whether groups of this torch (`2.6`; empty: the one that is installed) keep them."""
-    version = torch_version or torch.__version__
-    return tuple(int(each) for each in version.split(".")[:2]) >= _SINCE
-
-
-def is_asynchronous(arguments: tuple[Any, ...]) -> bool:
-    """Whether a collective's options, among its arguments, ask for work to wait on."""
-    return any(getattr(each, "asyncOp", False) for each in arguments)
-
-
-def device_tensors(*given: Any) -> Iterator[Tensor]:
+def _device_tensors(*given: Any) -> Iterator[Tensor]:
     """All on a GPU, in lists of lists too."""
-    for each in given:
-        if isinstance(each, Tensor):
-            if each.is_cuda:
-                yield each
-        elif isinstance(each, list | tuple):
-            yield from device_tensors(*each)
+    for value in given:
+        if isinstance(value, list | tuple):
+            yield from _device_tensors(*value)
+        elif isinstance(value, Tensor) and value.is_cuda:
+            yield value
 
 
-def in_one_piece(name: str, outputs: Any, inputs: Any) -> list[Tensor]:
+def _in_one_piece(name: str, outputs: Any, inputs: Any) -> list[Tensor]:
     """What NCCL gathers into or scatters out of where a program gives lists of equal tensors: one tensor for each
     (newLikeFlat in ProcessGroupNCCL.cpp)."""
     lists = outputs if name == "allgather" else inputs if name == "reduce_scatter" else []
     return [
         torch.empty((len(parts), *parts[0].shape), dtype=parts[0].dtype, device=parts[0].device)
         for parts in lists
-        if parts and parts[0].is_cuda and all(each.shape == parts[0].shape for each in parts)
+        if parts and parts[0].is_cuda and all(part.shape == parts[0].shape for part in parts)
     ]
 
 
@@ -206,17 +195,12 @@ class ProgramPeers(absent_peers.AbsentPeers):
         self.talkers: tuple[int, ...] = ()
         """The ranks of the world in this group, once single messages have travelled over it."""
 
-    def note_message(self) -> None:
-        """A message to or from one rank."""
-        if not self.talkers:
-            self.talkers = tuple(sorted(dist.get_process_group_ranks(self)))
-
     @property
     def _device_types(self) -> list[torch.device]:
         """Of the backends that the program asked for: async_save refuses a world that has none for the host."""
-        said = distributed_c10d._world.pg_backend_config.get(self, "")
-        for_device_alone = "cuda:" in said and "cpu:" not in said
-        return [torch.device(each) for each in (("cuda",) if for_device_alone else ("cpu", "cuda"))]
+        config = distributed_c10d._world.pg_backend_config.get(self, "")
+        for_device_alone = "cuda:" in config and "cpu:" not in config
+        return [torch.device(kind) for kind in (("cuda",) if for_device_alone else ("cpu", "cuda"))]
 
     def monitored_barrier(self, *_arguments: Any, **_named: Any) -> None:
         """Everybody is taken to have come."""
@@ -236,30 +220,28 @@ class ProgramPeers(absent_peers.AbsentPeers):
     def _get_sequence_number_for_group(self) -> int:
         return 0
 
-    def note(self, tensors: Any) -> None:
-        """What a collective fills: a tensor, or lists of them."""
-        while isinstance(tensors, list | tuple) and tensors:
-            tensors = tensors[0]
-        if isinstance(tensors, Tensor) and tensors.is_cuda:
-            self.carried = True
-
 
 def _noting(name: str) -> Callable[..., Any]:
     inherited = getattr(absent_peers.AbsentPeers, name)
 
     def collective(self: ProgramPeers, tensors: Any, *arguments: Any, **named: Any) -> Any:
-        self.note(tensors)
-        if name in _MESSAGES:
-            self.note_message()
+        filled = tensors
+        while isinstance(filled, list | tuple) and filled:
+            filled = filled[0]
+        if isinstance(filled, Tensor) and filled.is_cuda:
+            self.carried = True
+        if name in _MESSAGES and not self.talkers:
+            self.talkers = tuple(sorted(dist.get_process_group_ranks(self)))
         self.shelves.give_up()
         given = (*arguments, *named.values())
-        pieces = in_one_piece(name, tensors, given[0] if given else ())
+        pieces = _in_one_piece(name, tensors, given[0] if given else ())
         if name == "broadcast":
             self.numbers.pass_on(self, tensors, given[0].rootRank if given else 0)
         done = inherited(self, tensors, *arguments, **named)
-        touched = [*device_tensors(tensors, *given), *pieces]
-        is_waited_for = bool(touched) and is_asynchronous(given) and torch_releases.since(2, 7)
+        touched = [*_device_tensors(tensors, *given), *pieces]
+        is_asynchronous = any(getattr(option, "asyncOp", False) for option in given)
         # Before 2.7 C++ lets go of the Python part of such work, and would wait forever (PyProcessGroup.hpp).
+        is_waited_for = bool(touched) and is_asynchronous and torch_releases.since(2, 7)
         return self.shelves.keep(tensors, touched) if is_waited_for else done
 
     return collective
@@ -274,11 +256,7 @@ class NcclOptions:
     """`ProcessGroupNCCL.Options`: takes whatever a program sets, and has no effect on memory that is modelled."""
 
     def __init__(self, *_arguments: Any, **_named: Any) -> None:
-        self.config: Any = _Settings()
-
-
-class _Settings:
-    """Whatever is set on it."""
+        self.config = SimpleNamespace()
 
 
 class Backend:
@@ -307,41 +285,39 @@ class Backend:
         """There is nothing to connect."""
 
 
-class Nccl:
-    """Stands for `ProcessGroupNCCL`, which a build without CUDA lacks."""
-
-    Options = NcclOptions
-
-
 class World:
     """The groups that a program made, and what of them its report has to say."""
 
     def __init__(
         self, assumptions: Assumptions, clock: Clock, numbers: BroadcastNumbers, torch_version: str = ""
     ) -> None:
-        self._assumptions, self._clock, self._keeps = assumptions, clock, keeps_tensors(torch_version)
-        self._numbers = numbers
+        """`torch_version`: that of the job (`2.6`; empty: the one that is installed)."""
+        release = (torch_version or torch.__version__).split(".")[:2]
+        self._keeps = tuple(map(int, release)) >= _SINCE
+        self._assumptions, self._clock, self._numbers = assumptions, clock, numbers
         self._groups: list[ProgramPeers] = []
 
     def communicators(self) -> tuple[int, ...]:
         """Sizes of the groups over which tensors of the device travelled."""
-        return tuple(sorted((each.size() for each in self._groups if each.carried), reverse=True))
+        return tuple(sorted((group.size() for group in self._groups if group.carried), reverse=True))
 
     def talkers(self) -> tuple[tuple[int, ...], ...]:
         """The groups over which single messages travelled, by their ranks in the world."""
-        return tuple(sorted({each.talkers for each in self._groups if each.talkers}))
+        return tuple(sorted({group.talkers for group in self._groups if group.talkers}))
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Inside, groups of any backend are absent peers."""
-        _register(self._make)
+        dist.Backend.register_backend(_BACKEND, self._make, devices=["cpu", "cuda"])
+        nccl = type("ProcessGroupNCCL", (), {"Options": NcclOptions})  # a build without CUDA lacks it
+        objects = ("broadcast_object_list", "scatter_object_list", "recv_object_list")
         replaced: dict[str, Any] = {
             f"{_C10D}:rendezvous": _meet,
             f"{_C10D}:_NCCL_AVAILABLE": True,
             f"{_C10D}:_get_object_coll_device": lambda _group=None: "cpu",
             f"{_C10D}:_maybe_attach_flight_recorder": lambda *_arguments: None,
-            f"{_C10D}:ProcessGroupNCCL": Nccl,
-            "torch.distributed:ProcessGroupNCCL": Nccl,
+            f"{_C10D}:ProcessGroupNCCL": nccl,
+            "torch.distributed:ProcessGroupNCCL": nccl,
             "torch.distributed:TCPStore": lambda *_arguments, **_named: OwnStore(),
             "torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook": lambda *_arguments: None,
             f"{_C10D}:split_group": _split,
@@ -349,15 +325,11 @@ class World:
         }
         wrapped = {
             f"{_C10D}:_new_process_group_helper": self._with_absent_peers,
-            f"{_C10D}:broadcast_object_list": self._telling_of_objects,
-            "torch.distributed:broadcast_object_list": self._telling_of_objects,
-            f"{_C10D}:scatter_object_list": self._telling_of_objects,
-            "torch.distributed:scatter_object_list": self._telling_of_objects,
-            f"{_C10D}:recv_object_list": self._telling_of_objects,
-            "torch.distributed:recv_object_list": self._telling_of_objects,
+            **{f"{module}:{name}": self._telling_of_objects
+               for module in (_C10D, "torch.distributed") for name in objects},
             f"{_C10D}:recv": _from_somebody,
             "torch.distributed:recv": _from_somebody,
-        }
+        }  # fmt: skip
         with (
             upstream.patch_targets("program peers", replaced=replaced, wrapped=wrapped),
             absent_peers.alone(partial(self._assumptions.add, About.PEERS)),
@@ -365,39 +337,34 @@ class World:
             yield
 
     def _make(self, _store: Any, rank: int, size: int, _timeout: Any) -> ProgramPeers:
-        shelves = Shelves(self._clock, self._say_that_it_keeps, keeps=self._keeps)
-        made = ProgramPeers(rank, size, shelves, self._numbers)
-        self._groups.append(made)
-        return made
+        says = partial(self._assumptions.add, About.PEERS, STILL_KEPT)
+        group = ProgramPeers(rank, size, Shelves(self._clock, says, keeps=self._keeps), self._numbers)
+        self._groups.append(group)
+        return group
 
     def _with_absent_peers(self, real: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(real)
 
         def helper(*arguments: Any, **named: Any) -> Any:
             call = signature.bind(*arguments, **named)
-            said = call.arguments["backend"]
+            backend = call.arguments["backend"]
             call.arguments["backend"] = distributed_c10d.Backend(_BACKEND)
             call.arguments["backend_options"] = None
             call.arguments["device_id"] = None
             group, store = real(*call.args, **call.kwargs)
             if isinstance(group, dist.ProcessGroup):
                 world = distributed_c10d._world
-                world.pg_map[group] = (said, store)
-                world.pg_backend_config[group] = str(distributed_c10d.BackendConfig(said))
-                self._say_once(group)
+                world.pg_map[group] = (backend, store)
+                world.pg_backend_config[group] = str(distributed_c10d.BackendConfig(backend))
+                if group.size() > 1:
+                    self._assumptions.add(
+                        About.PEERS,
+                        f"a group of {group.size()} ranks, the others absent: what they would send is what this rank"
+                        " has",
+                    )
             return group, store
 
         return helper
-
-    def _say_once(self, group: dist.ProcessGroup) -> None:
-        if group.size() > 1:
-            self._assumptions.add(
-                About.PEERS,
-                f"a group of {group.size()} ranks, the others absent: what they would send is what this rank has",
-            )
-
-    def _say_that_it_keeps(self) -> None:
-        self._assumptions.add(About.PEERS, STILL_KEPT)
 
     def _telling_of_objects(self, real: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(real)
@@ -445,7 +412,7 @@ def _split(
     if mine is None:
         return None
     parent: Any = parent_pg or dist.group.WORLD
-    ranks = [dist.get_global_rank(parent, each) for each in mine]
+    ranks = [dist.get_global_rank(parent, rank) for rank in mine]
     return dist.new_group(
         ranks,
         timeout=timeout,
@@ -463,12 +430,3 @@ def _meet(url: str, rank: int = -1, world_size: int = -1, **_named: Any) -> Iter
     if not 0 <= rank < world_size:
         raise ValueError(f"there is no rank {rank} in a world of {world_size} ({url})")
     yield OwnStore(), rank, world_size
-
-
-def _register(make: Callable[..., ProgramPeers]) -> None:
-    dist.Backend.register_backend(_BACKEND, make, devices=["cpu", "cuda"])
-
-
-def is_waiting(error: BaseException) -> bool:
-    """Whether a program was waiting for a peer's key."""
-    return isinstance(error, torch.distributed.DistStoreError)

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import os
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,32 +34,36 @@ def own_files(line: LaunchLine, here: Path | None = None, most: int = _MOST_FILE
     imports from, by their paths: those that are nearest by imports, if there are more than `most`."""
     here = here or Path.cwd()
     first = _file_of_module(line.program) if line.is_module else here / line.program
-    found: dict[Path, ast.Module] = {}
+    files: dict[Path, ast.Module] = {}
     waiting = [] if first is None else [first]
     folders = [here] if first is None or line.is_module else [first.parent, here]
-    while waiting and len(found) < most:
+    while waiting and len(files) < most:
         path = waiting.pop(0)
-        if path in found or (tree := _parse(path)) is None:
+        if path in files:
             continue
-        found[path] = tree
-        for each in imports_of(path, tree):
-            if each.module.startswith("."):
-                waiting += _files_of(path.parents[len(each.module) - len(each.module.lstrip(".")) - 1], each)
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue
+        files[path] = tree
+        for wanted in imports_of(path, tree):
+            if level := len(wanted.module) - len(wanted.module.lstrip(".")):
+                waiting += _files_of(path.parents[level - 1], wanted)
             else:
-                waiting += (file for folder in folders for file in _files_of(folder, each))
-    return found
+                waiting += (file for folder in folders for file in _files_of(folder, wanted))
+    return files
 
 
 def imports_of(path: Path, tree: ast.AST, *, deferred: bool = False) -> Iterator[Import]:
     """The imports of a file, but those that are for type checkers alone."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
-            yield from (Import(each.name, (), path, node.lineno, deferred) for each in node.names)
+            yield from (Import(alias.name, (), path, node.lineno, deferred) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names = tuple(each.name for each in node.names)
+            names = tuple(alias.name for alias in node.names)
             yield Import("." * node.level + (node.module or ""), names, path, node.lineno, deferred)
         elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
-            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            is_function = isinstance(node, _Function | ast.Lambda)
             yield from imports_of(path, node, deferred=deferred or is_function)
 
 
@@ -84,22 +89,16 @@ def _files_of(folder: Path, wanted: Import) -> Iterator[Path]:
 
 def _file_of_module(name: str) -> Path | None:
     try:
-        found = importlib.util.find_spec(name)
-        if found is not None and found.submodule_search_locations is not None:
-            found = importlib.util.find_spec(f"{name}.__main__")
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
     except (ImportError, ValueError):
         return None
-    return None if found is None or found.origin is None or not os.path.isfile(found.origin) else Path(found.origin)
-
-
-def _parse(path: Path) -> ast.Module | None:
-    try:
-        return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None
+    return None if spec is None or spec.origin is None or not os.path.isfile(spec.origin) else Path(spec.origin)
 
 
 Loop = ast.For | ast.While
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 COUNTER = re.compile(r"step|iter|epoch|update")
 """In names of what counts iterations (`global_step`, `iter_num`)."""
 _NO_OPTIMIZER = re.compile(r"sched|prof|env", re.IGNORECASE)
@@ -119,18 +118,18 @@ class TrainingLoop:
     def numbered(self) -> tuple[ast.Call, str] | None:
         """Of a `for` over numbers the call that makes them, and what it is called (`range`); None of other loops."""
         if isinstance(self.node, ast.For):
-            for each in ast.walk(self.node.iter):
-                if isinstance(each, ast.Call) and (name := called(each)) in _NUMBERED:
-                    return each, name
+            for call in _calls(self.node.iter):
+                if (name := called(call)) in _NUMBERED:
+                    return call, name
         return None
 
     def target(self) -> str:
         """The variable of a `for` that is such a number; empty if there is none."""
-        found = self.numbered()
-        if found is None or not isinstance(self.node, ast.For):
+        numbered = self.numbered()
+        if numbered is None or not isinstance(self.node, ast.For):
             return ""
         target = self.node.target
-        if found[1] == "enumerate":
+        if numbered[1] == "enumerate":
             target = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
         return target.id if isinstance(target, ast.Name) else ""
 
@@ -138,31 +137,46 @@ class TrainingLoop:
         """Of variables that it adds one to: not within loops and functions of its own."""
         waiting: list[ast.AST] = [*self.node.body]
         while waiting:
-            each = waiting.pop(0)
-            if isinstance(each, ast.AugAssign) and adds_one(each):
-                yield each
-            if not isinstance(each, Loop | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-                waiting += ast.iter_child_nodes(each)
+            node = waiting.pop(0)
+            if isinstance(node, ast.AugAssign) and adds_one(node):
+                yield node
+            if not isinstance(node, Loop | _Function | ast.ClassDef | ast.Lambda):
+                waiting += ast.iter_child_nodes(node)
 
 
 def training_loops(files: Mapping[Path, ast.Module]) -> list[TrainingLoop]:
     """Those with a backward and a step of an optimizer in them, or in what they call; if there are none, those with
     one of the two (steps by hand, schedules of pipelines)."""
-    functions = _calls_of_functions(files)
+    functions: defaultdict[str, list[ast.Call]] = defaultdict(list)
+    """By the names of functions and methods what they call; those of one name are taken together."""
+    for tree in files.values():
+        for node in ast.walk(tree):
+            if isinstance(node, _Function):
+                functions[node.name].extend(_calls(node))
     loops = [(path, node) for path, tree in files.items() for node in ast.walk(tree) if isinstance(node, Loop)]
-    does = [_reaching({name for name, calls in functions.items() if any(map(of, calls))}, functions) for of in _TRAINS]
+    does = [
+        (does, _reaching({name for name, calls in functions.items() if any(map(does, calls))}, functions))
+        for does in (_steps, _goes_backward)
+    ]
     trains = {
-        id(node): sum(
-            any(of(each) or called(each) in names for each in _calls(node))
-            for of, names in zip(_TRAINS, does, strict=True)
-        )
-        for _, node in loops
+        id(loop): sum(any(of(call) or called(call) in names for call in _calls(loop)) for of, names in does)
+        for _, loop in loops
     }
     most = max(trains.values(), default=0)
-    found = {each for each, count in trains.items() if count == most > 0}
-    around = {name for tree in files.values() for name in _functions_around(tree, found)}
+    training = {loop for loop, count in trains.items() if count == most > 0}
+    around = {
+        node.name
+        for tree in files.values()
+        for node in ast.walk(tree)
+        if isinstance(node, _Function) and any(id(inner) in training for inner in ast.walk(node))
+    }
     looping = _reaching(around, functions)
-    return [TrainingLoop(path, node, _is_inner(node, found, looping)) for path, node in loops if id(node) in found]
+
+    def is_inner(loop: Loop) -> bool:
+        within = (id(node) in training for node in ast.walk(loop) if node is not loop)
+        return not any(within) and not any(called(call) in looping for call in _calls(loop))
+
+    return [TrainingLoop(path, loop, is_inner(loop)) for path, loop in loops if id(loop) in training]
 
 
 def called(call: ast.Call) -> str:
@@ -186,18 +200,8 @@ def adds_one(node: ast.AugAssign) -> bool:
     return isinstance(node.op, ast.Add) and isinstance(node.value, ast.Constant) and node.value.value == 1
 
 
-def _calls_of_functions(files: Mapping[Path, ast.Module]) -> dict[str, list[ast.Call]]:
-    """By the names of functions and methods what they call; those of one name are taken together."""
-    found: dict[str, list[ast.Call]] = {}
-    for tree in files.values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                found.setdefault(node.name, []).extend(_calls(node))
-    return found
-
-
 def _calls(node: ast.AST) -> Iterator[ast.Call]:
-    return (each for each in ast.walk(node) if isinstance(each, ast.Call))
+    return (call for call in ast.walk(node) if isinstance(call, ast.Call))
 
 
 def _steps(call: ast.Call) -> bool:
@@ -212,27 +216,12 @@ def _goes_backward(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr == "backward"
 
 
-_TRAINS = (_steps, _goes_backward)
-
-
 def _reaching(names: Collection[str], functions: Mapping[str, list[ast.Call]]) -> set[str]:
     """Functions of these names, and all that call one of them."""
-    found = set(names)
-    while True:
-        more = {name for name, calls in functions.items() if any(called(each) in found for each in calls)} - found
-        if not more:
-            return found
-        found |= more
-
-
-def _functions_around(tree: ast.Module, loops: Collection[int]) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if any(id(each) in loops for each in ast.walk(node)):
-            yield node.name
-
-
-def _is_inner(loop: Loop, loops: Collection[int], looping: Collection[str]) -> bool:
-    within = (id(each) in loops for each in ast.walk(loop) if each is not loop)
-    return not any(within) and not any(called(each) in looping for each in _calls(loop))
+    reaching = set(names)
+    while (
+        more := {name for name, calls in functions.items() if any(called(call) in reaching for call in calls)}
+        - reaching
+    ):
+        reaching |= more
+    return reaching

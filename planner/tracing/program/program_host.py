@@ -12,10 +12,9 @@ from torch.utils.data import dataloader
 
 from planner import upstream
 from planner.errors import ProgramError
-from planner.tracing.program.assumptions import About, Assumptions, place_of
+from planner.tracing.program.assumptions import About, Assumptions, current_place
 
 _HERE = ("localhost", "127.", "::1", "0.0.0.0")
-_WORKERS = "a DataLoader's workers load in the program's own process"
 _connecting: list[Callable[[str], None]] = []
 _CLUSTER = ("gcs_server", "raylet")
 """Programs that Ray starts for a cluster of its own (Ray 2.60, _private/services.py)."""
@@ -27,41 +26,41 @@ def kept_inside(program: str, assumptions: Assumptions, loads: Callable[[Any, An
     as where there is none. `loads` is told of iterators that load here, and of their loaders with workers."""
 
     def loading(real: Callable[..., Any]) -> Callable[..., Any]:
-        def iterator(loader: Any) -> Any:
-            if loader.num_workers == 0:
-                return real(loader)
-            return load_here(loader)
+        return lambda loader: load_here(loader) if loader.num_workers else real(loader)
 
-        return iterator
+    def made_here(real: type) -> type:
+        # The class of iterators with workers, which libraries name themselves; what it makes is another one.
+        return type(real.__name__, (real,), {"__new__": lambda _cls, loader: load_here(loader)})
 
     def refuse(*_arguments: Any, **_named: Any) -> NoReturn:
         raise ProgramError(
             "the program starts processes of its own",
             allowed="a program that is one rank; workers of a DataLoader",
             remedy="let a launcher start the ranks (torchrun ... behind --), and load data in the program's process",
-            place=_who_asks() or program,
+            place=current_place() or program,
         )
 
     def load_here(loader: Any) -> Any:
-        assumptions.add(About.HOST, _WORKERS)
-        iterator = _in_this_process(loader)
+        assumptions.add(About.HOST, "a DataLoader's workers load in the program's own process")
+        # As with `num_workers=0`; a loader refuses to have its number of workers set once it is made.
+        kept = {name: loader.__dict__[name] for name in ("num_workers", "timeout")}
+        loader.__dict__.update(num_workers=0, timeout=0)
+        try:
+            iterator = dataloader._SingleProcessDataLoaderIter(loader)
+        finally:
+            loader.__dict__.update(kept)
         loads(iterator, loader)
         return iterator
 
     replaced: dict[str, Any] = {"multiprocessing.process:BaseProcess.start": refuse, "os:fork": refuse}
     wrapped: dict[str, upstream.Wrapper] = {
         "torch.utils.data:DataLoader._get_iterator": loading,
-        "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter": lambda real: _made_by(load_here, real),
+        "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter": made_here,
         "torch.multiprocessing.spawn:spawn": _alone,
         "torch.multiprocessing:spawn": _alone,
     }
     with upstream.patch_targets("program host", replaced=replaced, wrapped=wrapped), _without_network(assumptions):
         yield
-
-
-def _made_by(make: Callable[[Any], Any], real: type) -> type:
-    """The class of iterators with workers, which libraries name themselves; what it makes is another one."""
-    return type(real.__name__, (real,), {"__new__": lambda _cls, loader: make(loader)})
 
 
 def _alone(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,24 +72,6 @@ def _alone(real: Callable[..., Any]) -> Callable[..., Any]:
         return fn(0, *args)
 
     return spawn
-
-
-def _who_asks() -> str:
-    frame, frames = sys._getframe(), []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back  # type: ignore[assignment]
-    return place_of(frames)
-
-
-def _in_this_process(loader: Any) -> Any:
-    """As with `num_workers=0`; a loader refuses to have its number of workers set once it is made."""
-    kept = {name: loader.__dict__[name] for name in ("num_workers", "timeout")}
-    loader.__dict__.update(num_workers=0, timeout=0)
-    try:
-        return dataloader._SingleProcessDataLoaderIter(loader)
-    finally:
-        loader.__dict__.update(kept)
 
 
 @contextmanager
@@ -111,8 +92,13 @@ def _without_network(assumptions: Assumptions) -> Iterator[None]:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if _connecting and event == "subprocess.Popen":
-        _refuse_cluster(str(arguments[0]))
+    if _connecting and event == "subprocess.Popen" and PurePath(str(arguments[0])).name in _CLUSTER:
+        raise ProgramError(
+            "the program starts a cluster of Ray, whose workers would train",
+            allowed="a program that is one rank",
+            remedy="run the workers' own function as a program: torchrun ... behind --",
+            place=current_place(),
+        )
     if not _connecting or event not in ("socket.connect", "socket.getaddrinfo"):
         return
     address = arguments[1] if event == "socket.connect" else arguments[0]
@@ -123,13 +109,3 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         host = host.decode(errors="replace")
     if isinstance(host, str) and host and not host.startswith(_HERE):
         _connecting[-1](host)
-
-
-def _refuse_cluster(executable: str) -> None:
-    if PurePath(executable).name in _CLUSTER:
-        raise ProgramError(
-            "the program starts a cluster of Ray, whose workers would train",
-            allowed="a program that is one rank",
-            remedy="run the workers' own function as a program: torchrun ... behind --",
-            place=_who_asks(),
-        )

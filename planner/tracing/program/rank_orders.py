@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
-from enum import StrEnum
-from functools import cache
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from planner.errors import PlannerError, ProgramError
 from planner.job.json_text import is_plain_text, read_json
+from planner.records import from_plain, shape, to_plain
 from planner.tracing import rank_trace
 from planner.tracing.program.assumptions import Assumption, Branch
 from planner.tracing.program.launch_line import LaunchLine
@@ -91,7 +87,7 @@ class RankRun:
     """What one rank did."""
 
     rank: int
-    trace: Trace
+    trace: Trace = field(default=Trace(()), metadata=shape(skip=True))
     ending: str
     """How the run ended, for people."""
     iterations: int
@@ -138,6 +134,8 @@ _MOST_TEXT = 64 * 1024
 _MOST_LISTED = 10_000
 _MOST_NUMBER = 2**62
 _PLACE = "the program's answer"
+_SIGNED, _FREE = "values", "outline"
+"""What ranks tell each other may be negative; of what a spec could say of a program nothing is checked here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,95 +165,68 @@ def forged_error(problem: str) -> ProgramError:
 
 def about_text(run: RankRun) -> bytes:
     """The report of a run: all but its trace."""
-    found = {name: _plain(getattr(run, name)) for name in RankRun.__dataclass_fields__ if name != "trace"}
-    return json.dumps(found).encode()
+    return json.dumps(to_plain(run)).encode()
 
 
 def crash_text(crash: Crash) -> bytes:
     """The part that says how a program crashed."""
-    return json.dumps(asdict(crash)).encode()
+    return json.dumps(to_plain(crash)).encode()
 
 
 def read_run(parts: Mapping[str, bytes], rank: int) -> RankRun:
     """The run of this rank. Raises ProgramError for parts that are no report and trace of it."""
     try:
-        document = _document(parts[ABOUT])
-        found = _read(RankRun, {**document, "trace": rank_trace.loads(parts[TRACE].decode())}, "")
-    except (ValueError, KeyError, UnicodeDecodeError, RecursionError) as error:
+        run = _read(RankRun, parts[ABOUT])
+        run = replace(run, trace=rank_trace.loads(parts[TRACE].decode()))
+    except (ValueError, KeyError) as error:
         raise forged_error(str(error)[:300]) from None
-    if found.rank != rank or not 0 < found.memory_fraction <= 1:
+    if run.rank != rank or not 0 < run.memory_fraction <= 1:
         raise forged_error("it is the report of another rank, or of a GPU that there is not")
-    return found  # type: ignore[no-any-return]
+    return run
 
 
 def read_crash(content: bytes) -> Crash:
     """How the program crashed. Raises ProgramError for what is no report of that."""
     try:
-        return _read(Crash, _document(content), "")  # type: ignore[no-any-return]
-    except (ValueError, RecursionError) as error:
+        return _read(Crash, content)
+    except ValueError as error:
         raise forged_error(str(error)[:300]) from None
 
 
-def _document(content: bytes) -> Any:
+_Report = TypeVar("_Report", RankRun, Crash)
+
+
+def _read(kind: type[_Report], content: bytes) -> _Report:
+    """Raises ValueError for what is no such report, or one beyond its limits."""
     if len(content) > _MOST_BYTES:
         raise ValueError(f"a report of {len(content)} bytes")
     try:
-        return read_json(content.decode(), _PLACE, constants=False)
+        document = read_json(content.decode(), _PLACE, constants=False)
+        _check_limits(document, "the report")
+        return from_plain(kind, document)
     except PlannerError as error:
-        raise ValueError(error.problem) from None
+        raise ValueError(f"{error.place}: {error.problem}") from None
+    except RecursionError:
+        raise ValueError("the report is too deep") from None
 
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
-
-
-def _read(kind: Any, value: Any, name: str) -> Any:
-    """The value as this type, by its annotation. Raises ValueError for any other."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if is_dataclass(kind):
-        return _record(kind, value, name)
-    if origin is tuple:
-        if not isinstance(value, list) or len(value) > _MOST_LISTED:
-            raise ValueError(f"{name} is no list of up to {_MOST_LISTED}")
-        return tuple(_read(inner[0], each, name) for each in value)
-    if origin is not None:  # a mapping
-        if not isinstance(value, dict) or len(value) > _MOST_LISTED:
-            raise ValueError(f"{name} is no object")
-        return {_read(str, key, name): _read(inner[1], each, name) for key, each in value.items()}
-    if kind is Any:
-        return value
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return kind(_read(str, value, name))
-    return _scalar(kind, value, name)
-
-
-def _record(kind: Any, value: Any, name: str) -> Any:
-    if isinstance(value, kind):
-        return value
-    fields = _fields_of(kind)
-    if not isinstance(value, dict) or not value.keys() <= fields.keys():
-        raise ValueError(f"{name or 'the report'} is no {kind.__name__}")
-    try:
-        return kind(**{key: _read(fields[key], each, key) for key, each in value.items()})
-    except TypeError:
-        raise ValueError(f"{name or 'the report'} is no whole {kind.__name__}") from None
-
-
-@cache
-def _fields_of(kind: Any) -> Mapping[str, Any]:
-    return types.MappingProxyType(typing.get_type_hints(kind))
-
-
-def _scalar(kind: type, value: Any, name: str) -> Any:
-    least = -_MOST_NUMBER if name == "values" else 0  # what ranks tell each other may be negative
-    if kind is float and type(value) in (int, float) and math.isfinite(value) and 0 <= value <= _MOST_NUMBER:
-        return float(value)
-    if kind is int and type(value) is int and least <= value <= _MOST_NUMBER:
-        return value
-    if kind is bool and type(value) is bool:
-        return value
-    if kind is str and type(value) is str and len(value) <= _MOST_TEXT and is_plain_text(value):
-        return value
-    raise ValueError(f"{name} is no {kind.__name__} within its limits")
+def _check_limits(value: Any, name: str) -> None:
+    least = -_MOST_NUMBER if name == _SIGNED else 0
+    is_within = True
+    match value:
+        case str():
+            is_within = len(value) <= _MOST_TEXT and is_plain_text(value)
+        case int() | float():
+            is_within = least <= value <= _MOST_NUMBER
+        case list() | dict():
+            is_within = len(value) <= _MOST_LISTED
+    if not is_within:
+        raise ValueError(f"{name} is no {type(value).__name__} within its limits")
+    if isinstance(value, dict):
+        for key, member in value.items():
+            _check_limits(key, name)
+            if key != _FREE:
+                _check_limits(member, key)
+    elif isinstance(value, list):
+        for member in value:
+            _check_limits(member, name)

@@ -20,10 +20,11 @@ from planner.runtime import messages, overlay, running
 from planner.runtime.child import problem_text
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
-from planner.runtime.messages import MEMORY, PROBLEM, Answer, AnswerWriter, Task
+from planner.runtime.messages import PROBLEM, Answer, AnswerWriter, Task
 from planner.runtime.user_cache import kept_folders
 from planner.runtime.walls import Walls
 from planner.tracing import rank_trace
+from planner.tracing.isolated import exceeded_limit
 from planner.tracing.program import attestation, rank_orders
 from planner.tracing.program.attestation import OwnCode
 from planner.tracing.program.launch_line import rank_variables
@@ -80,11 +81,22 @@ _OFFLINE = {
 """So that libraries take what is on this machine at once, where their first try would wait for a network."""
 
 
+_UNLOADED = "a compiled extension cannot be loaded here: describe it with --kernels (docs/run.md)"
+_LACKING = "install the version of the package that the program wants: it needs the same here as on the cluster"
+_REMEDIES = {
+    "cannot open shared object file": _UNLOADED,
+    "undefined symbol": _UNLOADED,
+    "No module named": _LACKING,
+    "cannot import name": _LACKING,
+}
+"""By words of an error."""
+
+
 class CrashedError(ProgramError):
     """The program raised an error of its own; `text` is its traceback."""
 
-    def __init__(self, problem: str, text: str, **said: str) -> None:
-        super().__init__(problem, **said)
+    def __init__(self, problem: str, text: str, **fields: str) -> None:
+        super().__init__(problem, **fields)
         self.text = text
 
 
@@ -106,16 +118,14 @@ def run_rank(
     Raises CrashedError for an error of the program, ProgramError for one that exceeds its limits, ends its process or
     neither trains nor infers, TraceError for what the paper GPU cannot do, WallsError where there are no walls.
     """
-    own = {**order.line.environment, **rank_variables(order.line, order.rank)}
+    here = os.environ if walled is None else {}
+    environment = {**_OFFLINE, **here, **order.line.environment, **rank_variables(order.line, order.rank)}
     key = attestation.new_key() if walled is not None or attests else None
+    task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled, key))
     if walled is None:
         _refuse_absent(order)
-        environment = {**_OFFLINE, **os.environ, **own}
-        task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, None, key))
         answer = running.run(task, limits, environment=environment, server=server)
     else:
-        environment = {**_OFFLINE, **own}
-        task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled, key))
         answer = running.run(task, limits, walls=walled.walls_with(environment))
     if key is None:
         return _result_of(answer, limits, order)
@@ -128,7 +138,16 @@ def run_rank(
             place=order.line.program,
         )
     run = _result_of(answer, limits, order)
-    return replace(run, highest_bytes=_check(answer, run, key))
+    if answer.is_repeated:
+        raise forged_error("it answered twice")
+    report = _report_of(answer.parts[TRACE], answer.parts[ABOUT])
+    attested = attestation.open_seal(answer.parts.get(attestation.SEAL, b""), key, report)
+    try:
+        tail = rank_trace.loads(answer.parts[attestation.TAIL].decode()).events
+    except (KeyError, ValueError) as error:
+        raise forged_error(f"what came after its trace: {error}") from None
+    attestation.check_events(run.trace, tail, attested)
+    return replace(run, highest_bytes=attested.highest_bytes)
 
 
 def _refuse_absent(order: ProgramOrder) -> None:
@@ -143,10 +162,8 @@ def _refuse_absent(order: ProgramOrder) -> None:
 
 
 def _result_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
-    if isinstance(answer.exceeded, LimitExceededError):
-        raise _limit_error(answer.exceeded, order)
-    if MEMORY in answer.parts:
-        raise _limit_error(LimitExceededError(Limit.MEMORY, limits), order)
+    if (exceeded := exceeded_limit(answer, limits)) is not None:
+        raise _limit_error(exceeded, order)
     error = messages.error_of(answer)
     if error is not None:
         raise error
@@ -156,26 +173,16 @@ def _result_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
     if answer.exit_code == 0 and not answer.whole:
         raise forged_error("what came is no answer")
     if answer.exit_code or TRACE not in answer.parts or ABOUT not in answer.parts:
-        raise _ended_error(answer, order)
+        raise ProgramError(
+            f"the program ended its process on rank {order.rank} with {messages.ending(answer)}",
+            remedy="run it by itself and see where it ends",
+            place=order.line.program,
+        )
     return rank_orders.read_run(answer.parts, order.rank)
 
 
-def _check(answer: Answer, run: RankRun, key: bytearray) -> int:
-    """The most bytes that were held at one time. Raises ProgramError for an answer that is not attested."""
-    if answer.is_repeated:
-        raise forged_error("it answered twice")
-    report = _report_of(answer.parts[TRACE], answer.parts[ABOUT])
-    found = attestation.open_seal(answer.parts.get(attestation.SEAL, b""), key, report)
-    try:
-        tail = rank_trace.loads(answer.parts[attestation.TAIL].decode()).events
-    except (KeyError, ValueError) as error:
-        raise forged_error(f"what came after its trace: {error}") from None
-    attestation.check_events(run.trace, tail, found)
-    return found.highest_bytes
-
-
 def _report_of(trace: bytes, about: bytes) -> bytes:
-    return b"".join(hashlib.sha256(each).digest() for each in (trace, about))
+    return b"".join(hashlib.sha256(part).digest() for part in (trace, about))
 
 
 Argument = tuple[ProgramOrder, Mapping[str, str], WalledProgram | None, bytearray | None]
@@ -216,35 +223,27 @@ def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
     except BaseException as error:
         if _is_our_fault(error):
             raise
+        lines = "".join(traceback.format_exception_only(error)).splitlines()
+        last = next((line for line in lines if type(error).__name__ in line), lines[0])
         crash = Crash(
-            said=_first_line(error),
+            said=shorten(last, _MOST_CHARACTERS),
             place=program_line(error),
             sought=tuple(stand_ins.SOUGHT) if isinstance(error, ImportError) else (),
             no_room=isinstance(error, OSError) and error.errno == errno.ENOSPC,
-            text=_last_lines(_own_traceback(error)),
+            text=_own_traceback(error),
         )
         answer.write(CRASH, rank_orders.crash_text(crash))
 
 
-def _first_line(error: BaseException) -> str:
-    """Of what Python says last of it: its class, and the beginning of its message."""
-    lines = "".join(traceback.format_exception_only(error)).splitlines()
-    return shorten(next((line for line in lines if type(error).__name__ in line), lines[0]), _MOST_CHARACTERS)
-
-
-def _last_lines(text: str) -> str:
-    lines = text.strip().splitlines()
-    left = len(lines) - _MOST_LINES
-    kept = [shorten(line, _MOST_CHARACTERS) for line in lines[-_MOST_LINES:]]
-    return "\n".join([f"... {left} lines before these", *kept] if left > 0 else kept)
-
-
 def _own_traceback(error: BaseException) -> str:
-    """From the program's first line on: what led there is planner's and runpy's."""
+    """Its last lines, from the program's first line on: what led there is planner's and runpy's."""
     frames = error.__traceback__
     while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+    lines = "".join(traceback.format_exception(type(error), error, frames)).strip().splitlines()
+    left = len(lines) - _MOST_LINES
+    kept = [shorten(line, _MOST_CHARACTERS) for line in lines[-_MOST_LINES:]]
+    return "\n".join([f"... {left} lines before these", *kept] if left > 0 else kept)
 
 
 def _is_ours(path: str) -> bool:
@@ -260,37 +259,23 @@ def _is_our_fault(error: BaseException) -> bool:
 
 def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
     crash = rank_orders.read_crash(content)
+    if crash.no_room and order.writes:
+        remedy = "make room where it writes, or leave out --allow-writes"
+    elif crash.no_room:
+        remedy = f"its files may take {show_bytes(_DISCARDED_BYTES)} in all: save less often, or --allow-writes"
+    elif crash.sought:
+        remedy = f"--with the one that the job has, of {', '.join(crash.sought)}: the program looked for it here"
+    else:
+        remedy = next(
+            (remedy for words, remedy in _REMEDIES.items() if words in crash.said),
+            "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback",
+        )
     return CrashedError(
         f"the program ended with an error of its own on rank {order.rank}: {shorten(crash.said, _MOST_CHARACTERS)}",
         shorten(crash.text, _MOST_TRACEBACK),
         allowed="a program that trains or infers when it is started by this command",
-        remedy=_no_room_remedy(order) if crash.no_room else _remedy(crash.said, crash.sought),
+        remedy=remedy,
         place=crash.place or order.line.program,
-    )
-
-
-def _remedy(said: str, sought: Sequence[str]) -> str:
-    """What to change for a program that raised an error; `sought`: packages that it looked for in vain."""
-    if sought:
-        return f"--with the one that the job has, of {', '.join(sought)}: the program looked for it here"
-    if "cannot open shared object file" in said or "undefined symbol" in said:
-        return "a compiled extension cannot be loaded here: describe it with --kernels (docs/run.md)"
-    if "No module named" in said or "cannot import name" in said:
-        return "install the version of the package that the program wants: it needs the same here as on the cluster"
-    return "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback"
-
-
-def _no_room_remedy(order: ProgramOrder) -> str:
-    if order.writes:
-        return "make room where it writes, or leave out --allow-writes"
-    return f"its files may take {show_bytes(_DISCARDED_BYTES)} in all: save less often, or --allow-writes"
-
-
-def _ended_error(answer: Answer, order: ProgramOrder) -> ProgramError:
-    return ProgramError(
-        f"the program ended its process on rank {order.rank} with {messages.ending(answer)}",
-        remedy="run it by itself and see where it ends",
-        place=order.line.program,
     )
 
 

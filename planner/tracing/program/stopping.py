@@ -39,6 +39,19 @@ class Moment:
     parameters: int = 0
 
 
+_FORWARDS = (Kind.FORWARD, Kind.EVAL, Kind.ASIDE)
+_OF_AN_ITERATION = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
+_PHASES = {
+    Kind.FORWARD: Phase.FORWARD,
+    Kind.EVAL: Phase.EVAL,
+    Kind.ASIDE: Phase.EVAL,
+    Kind.BACKWARD: Phase.BACKWARD,
+    Kind.STEP: Phase.OPTIMIZER_STEP,
+    Kind.LOAD: Phase.CHECKPOINT_LOAD,
+    Kind.SAVE: Phase.CHECKPOINT_SAVE,
+}
+
+
 @dataclass(slots=True)
 class Moments:
     """The log of one program. Optimizers are counted by their parameters: one that steps in parts, or several of them,
@@ -62,7 +75,7 @@ class Moments:
 
     def add(self, position: int, kind: Kind, parameters: int = 0) -> None:
         if kind is Kind.STEP and self._closing is None and self.steps[parameters]:
-            self._closing = next(each.parameters for each in reversed(self.log) if each.kind is Kind.STEPPED)
+            self._closing = next(moment.parameters for moment in reversed(self.log) if moment.kind is Kind.STEPPED)
             self._ends = self._stepped_by(self._closing)
         if kind is Kind.STEPPED:
             self.steps[parameters] += 1
@@ -87,23 +100,24 @@ class Moments:
     def ends(self) -> list[int]:
         """Of each iteration the index of its last moment, in order; also of the last of a program that has ended."""
         if self.infers:
-            return [index for index, each in enumerate(self.log) if each.kind in _FORWARDS]
+            return [index for index, moment in enumerate(self.log) if moment.kind in _FORWARDS]
         if self._closing is not None:
             return self._ends
-        last = next((each.parameters for each in reversed(self.log) if each.kind is Kind.STEPPED), None)
+        last = next((moment.parameters for moment in reversed(self.log) if moment.kind is Kind.STEPPED), None)
         return [] if last is None else self._stepped_by(last)
 
     def _stepped_by(self, parameters: int) -> list[int]:
         return [
-            index for index, each in enumerate(self.log) if each.kind is Kind.STEPPED and each.parameters == parameters
+            index
+            for index, moment in enumerate(self.log)
+            if moment.kind is Kind.STEPPED and moment.parameters == parameters
         ]
 
     def cuts(self, until: int) -> list[int]:
         """Positions between which a program may do the same again: where its forwards begin, or else its backwards."""
-        of_kind = {kind: [each.position for each in self.log if each.kind is kind] for kind in Kind}
-        forwards = of_kind[Kind.FORWARD] or of_kind[Kind.BACKWARD]
-        found = {*forwards, *of_kind[Kind.EVAL], *of_kind[Kind.ASIDE]}
-        return sorted(each for each in found if each < until)
+        training = Kind.FORWARD if self._begun[Kind.FORWARD] else Kind.BACKWARD
+        kinds = (training, Kind.EVAL, Kind.ASIDE)
+        return sorted({moment.position for moment in self.log if moment.kind in kinds and moment.position < until})
 
     def evaluations(self, until: int | None = None) -> int:
         """How many evaluations began, up to a position: what lies between two trainings counts once."""
@@ -111,7 +125,7 @@ class Moments:
             return 0
         surely = self._episodes(Kind.EVAL, until)
         perhaps = self._episodes(Kind.ASIDE, until)
-        return len(surely | {each for each in perhaps if not {each - 1, each + 1} & perhaps})
+        return len(surely | {episode for episode in perhaps if not {episode - 1, episode + 1} & perhaps})
 
     def seen(self, kind: Kind, until: int | None = None) -> int:
         """How often this was done, up to a position: what is done in parts between two trainings counts once."""
@@ -120,16 +134,12 @@ class Moments:
     def _episodes(self, kind: Kind, until: int | None) -> set[int]:
         """After how many iterations this began."""
         ends = self.ends()
-        positions = ((index, self.log[index].position) for index in self._begun[kind])
-        return {bisect(ends, index) for index, position in positions if until is None or position <= until}
-
-    def end_of(self, iterations: int) -> int | None:
-        """The position at which the forward after so many iterations begins; None if it never did."""
-        after = self.moment_after(iterations)
-        return None if after is None else self.log[after].position
+        return {
+            bisect(ends, index) for index in self._begun[kind] if until is None or self.log[index].position <= until
+        }
 
     def moment_after(self, iterations: int) -> int | None:
-        """As `end_of`, the index of that moment."""
+        """The index of the moment at which the forward after so many iterations begins; None if it never did."""
         ends = self.ends()
         if len(ends) < iterations or not iterations:
             return None
@@ -138,15 +148,11 @@ class Moments:
         return next((index for index in after if self.log[index].kind in begins), None)
 
     def phases(self) -> Iterator[tuple[int, Phase, int]]:
-        """Where each phase begins, and its iteration."""
-        return ((self.log[index].position, phase, iteration) for index, phase, iteration in self.phase_moments())
-
-    def phase_moments(self) -> Iterator[tuple[int, Phase, int]]:
-        """As `phases`, by the index of the moment."""
+        """The index of the moment at which each phase begins, and its iteration."""
         ends, done = set(self.ends()), 0
         before: tuple[Phase, int] | None = None
-        for index, each in enumerate(self.log):
-            kind = Kind.FORWARD if self.infers and each.kind in _FORWARDS else each.kind
+        for index, moment in enumerate(self.log):
+            kind = Kind.FORWARD if self.infers and moment.kind in _FORWARDS else moment.kind
             phase = self._purpose_of_gathering(index, done) if kind is Kind.GATHER else _PHASES.get(kind)
             if phase is not None:
                 iteration = done + 1 if kind in _OF_AN_ITERATION else done
@@ -157,23 +163,11 @@ class Moments:
 
     def _purpose_of_gathering(self, index: int, done: int) -> Phase | None:
         """By what follows; where nothing does (another rank writes), a program that has trained saves."""
-        after = next((each.kind for each in islice(self.log, index, None) if each.kind is not Kind.GATHER), None)
+        following = (moment.kind for moment in islice(self.log, index, None))
+        after = next((kind for kind in following if kind is not Kind.GATHER), None)
         if after in (Kind.LOAD, Kind.SAVE):
             return _PHASES[after]
         return Phase.CHECKPOINT_SAVE if done else None
-
-
-_FORWARDS = (Kind.FORWARD, Kind.EVAL, Kind.ASIDE)
-_OF_AN_ITERATION = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
-_PHASES = {
-    Kind.FORWARD: Phase.FORWARD,
-    Kind.EVAL: Phase.EVAL,
-    Kind.ASIDE: Phase.EVAL,
-    Kind.BACKWARD: Phase.BACKWARD,
-    Kind.STEP: Phase.OPTIMIZER_STEP,
-    Kind.LOAD: Phase.CHECKPOINT_LOAD,
-    Kind.SAVE: Phase.CHECKPOINT_SAVE,
-}
 
 
 FEWEST = 3
@@ -224,8 +218,8 @@ class Stopping:
     _peaks: list[tuple[int, int]] = field(default_factory=list)
     _steady: int = 0
     """The first iteration that changed no peak."""
-    _most: tuple[int, ...] = ()
-    """What was seen so far of what is waited for."""
+    _news: tuple[int, ...] = ()
+    """The most of what is waited for: evaluations, checkpoints, optimizers that have stepped twice."""
     _waits_since: float = 0.0
     _waits_from: int = 0
     """The iterations that were over then."""
@@ -241,9 +235,10 @@ class Stopping:
     @property
     def patience(self) -> float:
         """How long a program is watched that only infers, or evaluates, in seconds of a processor."""
+        if self.patience_seconds is not None:
+            return self.patience_seconds
         shortest, longest = _PATIENCE_SECONDS
-        given = self.patience_seconds
-        return min(max(self._took, shortest), longest) if given is None else given
+        return min(max(self._took, shortest), longest)
 
     def is_over(self, seen: Seen, highest: Callable[[], tuple[int, int]]) -> bool:
         """Whether the program is ended; `highest` tells its peaks so far, (allocated, reserved)."""
@@ -282,27 +277,29 @@ class Stopping:
         """Whether a steady program was watched long enough, whatever it lacks; longer if it `evaluates` just now."""
         if not self._steady:
             return False
-        self._reset_patience(seen)
-        if not self._has_waited(seen, evaluates) and not self.is_late():
+        # What is new makes it worth to wait for more.
+        news = (min(seen.evaluations, EVALUATIONS), min(seen.checkpoints, 1), -seen.idle)
+        if not self._news or any(now > before for now, before in zip(news, self._news, strict=True)):
+            self._news = tuple(map(max, news, self._news or news))
+            self._waits_since, self._waits_from = self.worked(), seen.iterations
+        waited, iterations = self.worked() - self._waits_since, seen.iterations - self._waits_from
+        if evaluates:
+            is_over = waited >= max(self.patience, min(_EVALUATING * self.patience, _EVALUATING_SECONDS))
+        elif self.patience_seconds is not None:
+            is_over = waited >= self.patience
+        else:
+            is_over = iterations >= _PATIENCE * self._steady or waited >= _PATIENCE_SECONDS[1]
+        if not is_over and not self.is_late():
             return False
-        waited = count(seen.iterations - self._waits_from)
-        how = f"nothing new came in {waited} (--patience watches longer)"
+        how = f"nothing new came in {count(iterations)} (--patience watches longer)"
         if self.patience_seconds is not None:
-            how = f"nothing new came in {self.worked() - self._waits_since:.0f} s"
+            how = f"nothing new came in {waited:.0f} s"
         self.reason = f"ended after {count(seen.iterations)}: {self._since()}, and {how}"
         return True
 
     def is_late(self) -> bool:
         """Whether what is left of the time is for writing down what was seen."""
         return self.passed() - self._began >= _OF_ALL_TIME * self.seconds
-
-    def _has_waited(self, seen: Seen, evaluates: bool) -> bool:
-        waited, patience = self.worked() - self._waits_since, self.patience
-        if evaluates:
-            return waited >= max(patience, min(_EVALUATING * patience, _EVALUATING_SECONDS))
-        if self.patience_seconds is not None:
-            return waited >= patience
-        return seen.iterations - self._waits_from >= _PATIENCE * self._steady or waited >= _PATIENCE_SECONDS[1]
 
     def _settles(self, iterations: int, highest: Callable[[], tuple[int, int]]) -> bool:
         """Whether it is steady from this iteration on; each is looked at once."""
@@ -315,13 +312,6 @@ class Stopping:
         self._steady, self._waits_since = iterations, self.worked()
         self._took = self._waits_since
         return True
-
-    def _reset_patience(self, seen: Seen) -> None:
-        """What is new makes it worth to wait for more."""
-        found = (min(seen.evaluations, EVALUATIONS), min(seen.checkpoints, 1), -seen.idle)
-        if not self._most or any(now > before for now, before in zip(found, self._most, strict=True)):
-            self._most = tuple(map(max, found, self._most or found))
-            self._waits_since, self._waits_from = self.worked(), seen.iterations
 
     def _since(self) -> str:
         return f"training is steady since iteration {self._steady}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import json
+import math
 import mmap
 import os
 import warnings
@@ -53,117 +53,86 @@ def is_unwritten(address: int, size: int) -> bool:
     if _libc().mincore(ctypes.c_void_p(first), ctypes.c_size_t(after - first), pages) != 0 or any(pages.raw):
         return False
     edges = ctypes.string_at(address, first - address) + ctypes.string_at(after, address + size - after)
-    return not any(edges) and _is_anonymous(first)
-
-
-def _is_anonymous(address: int) -> bool:
+    if any(edges):
+        return False
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, _, _, inode, *_ = line.split()
-        first, after = (int(each, 16) for each in span.split("-"))
-        if first <= address < after:
-            return inode == "0"
+        begin, end = (int(bound, 16) for bound in span.split("-"))
+        if begin <= first < end:
+            return inode == "0"  # anonymous
     return False
 
 
 _RANDOM = ("normal_", "uniform_")
 _SAID = f"initial random numbers of host tensors from {LARGE_BYTES >> 20} MiB on are left out: those read as zeros"
-
-
-@contextmanager
-def left_unwritten(assumptions: Assumptions) -> Iterator[None]:
-    """Inside, large host tensors are initialised without being written."""
-    take_large_anew()
-    library = torch.library.Library("aten", "IMPL")
-    host = _Host(assumptions)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*[Oo]verriding a previously registered kernel.*")
-        for name in _RANDOM:
-            library.impl(name, _uncompiled(host.random(name)), _KEY, with_keyset=True)
-        library.impl("copy_", _uncompiled(host.copy()), _KEY, with_keyset=True)
-        library.impl("zeros", _uncompiled(_zeros), "CPU")
-    wrapped: dict[str, upstream.Wrapper] = dict.fromkeys(_INITIALISERS, host.initialiser)
-    try:
-        with upstream.patch_targets("program initialises", wrapped=wrapped):
-            yield
-    finally:
-        library._destroy()
-
-
-def _uncompiled(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Dynamo looks at every Python that runs inside a compiled call."""
-    disabled: Callable[..., Tensor] = torch.compiler.disable(kernel)
-    return disabled
-
-
+_INITIALISERS = ("torch.nn.init:_no_grad_trunc_normal_", "torch.nn.init:orthogonal_")
+"""Those that compute with their random numbers."""
 _KEY = "CPU" if torch_releases.since(2, 9) else "BackendSelect"
 """Where these operators are entered. Before torch 2.9 a kernel that another one replaces cannot be called any more:
 there they are entered one key above, for every device."""
 
 
-def _real(name: str) -> Callable[..., Tensor]:
-    """Torch's own kernel, to be called with the keys that its replacement was given."""
-    if torch_releases.since(2, 9):
-        found: Callable[..., Tensor] = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
-        return found
-    operator, above = getattr(torch.ops.aten, name), torch._C.DispatchKey.BackendSelect
+@contextmanager
+def left_unwritten(assumptions: Assumptions) -> Iterator[None]:
+    """Inside, large host tensors are initialised without being written."""
 
-    def call(keys: Any, *arguments: Any, **named: Any) -> Tensor:
-        result: Tensor = operator.default.redispatch(keys.remove(above), *arguments, **named)
-        return result
+    def leaves_out(tensor: Tensor) -> bool:
+        if is_left_out := _is_left_out(tensor):
+            assumptions.add(About.HOST, _SAID)
+        return is_left_out
 
-    return call
-
-
-_INITIALISERS = ("torch.nn.init:_no_grad_trunc_normal_", "torch.nn.init:orthogonal_")
-"""Those that compute with their random numbers."""
-
-
-class _Host:
-    def __init__(self, assumptions: Assumptions) -> None:
-        self._assumptions = assumptions
-
-    def leaves_out(self, tensor: Tensor) -> bool:
-        """Whether it keeps what it has."""
-        if not _has_memory(tensor) or not tensor.is_floating_point():
-            return False
-        if tensor.untyped_storage().nbytes() < LARGE_BYTES:
-            return False
-        self._assumptions.add(About.HOST, _SAID)
-        return True
-
-    def random(self, name: str) -> Callable[..., Tensor]:
-        """The kernel of an operator that fills a tensor with random numbers."""
+    def random_kernel(name: str) -> Callable[..., Tensor]:
         real = _real(name)
 
         def fill(keys: Any, tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
-            if self.leaves_out(tensor):
-                return tensor
-            filled: Tensor = real(keys, tensor, *arguments, **named)
-            return filled
+            return tensor if leaves_out(tensor) else real(keys, tensor, *arguments, **named)
 
         return fill
 
-    def copy(self) -> Callable[..., Tensor]:
-        """The kernel of a copy within the host."""
-        real = _real("copy_")
-
-        def copy(keys: Any, tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
-            if not isinstance(source, Tensor):  # a number that is assigned comes as one
-                source = torch.scalar_tensor(source, dtype=tensor.dtype)
-            if _is_unwritten(source) and _is_unwritten(tensor):
-                return tensor
-            copied: Tensor = real(keys, tensor, source, non_blocking)
-            return copied
-
-        return copy
-
-    def initialiser(self, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def initialiser(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def initialise(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
-            if self.leaves_out(tensor):
-                return tensor
-            return real(tensor, *arguments, **named)
+            return tensor if leaves_out(tensor) else real(tensor, *arguments, **named)
 
         return initialise
+
+    take_large_anew()
+    # Dynamo looks at every Python that runs inside a compiled call.
+    uncompiled: Callable[..., Any] = torch.compiler.disable
+    operators = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Oo]verriding a previously registered kernel.*")
+        for name in _RANDOM:
+            operators.impl(name, uncompiled(random_kernel(name)), _KEY, with_keyset=True)
+        operators.impl("copy_", uncompiled(_copy_kernel()), _KEY, with_keyset=True)
+        operators.impl("zeros", uncompiled(_zeros), "CPU")
+    try:
+        with upstream.patch_targets("program initialises", wrapped=dict.fromkeys(_INITIALISERS, initialiser)):
+            yield
+    finally:
+        operators._destroy()
+
+
+def _real(name: str) -> Callable[..., Tensor]:
+    """Torch's own kernel, to be called with the keys that its replacement was given."""
+    if torch_releases.since(2, 9):
+        kernel: Callable[..., Tensor] = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
+        return kernel
+    operator, above = getattr(torch.ops.aten, name), torch._C.DispatchKey.BackendSelect
+    return lambda keys, *arguments, **named: operator.default.redispatch(keys.remove(above), *arguments, **named)
+
+
+def _copy_kernel() -> Callable[..., Tensor]:
+    """Of a copy within the host."""
+    real = _real("copy_")
+
+    def copy(keys: Any, tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
+        if not isinstance(source, Tensor):  # a number that is assigned comes as one
+            source = torch.scalar_tensor(source, dtype=tensor.dtype)
+        if _is_tensor_unwritten(source) and _is_tensor_unwritten(tensor):
+            return tensor
+        return real(keys, tensor, source, non_blocking)
+
+    return copy
 
 
 def _has_memory(tensor: Tensor) -> bool:
@@ -172,12 +141,17 @@ def _has_memory(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not is_traced
 
 
-def _is_unwritten(tensor: Tensor) -> bool:
-    return _has_memory(tensor) and tensor.nbytes >= LARGE_BYTES and is_storage_unwritten(tensor.untyped_storage())
+def _is_left_out(tensor: Tensor) -> bool:
+    """Whether it keeps what it has where it would be initialised."""
+    is_number = _has_memory(tensor) and tensor.is_floating_point()
+    return is_number and tensor.untyped_storage().nbytes() >= LARGE_BYTES
 
 
-def is_storage_unwritten(storage: torch.UntypedStorage) -> bool:
-    """Whether a storage of the host is large and was never written: it is all zeros."""
+def _is_tensor_unwritten(tensor: Tensor) -> bool:
+    return _has_memory(tensor) and tensor.nbytes >= LARGE_BYTES and _is_storage_unwritten(tensor.untyped_storage())
+
+
+def _is_storage_unwritten(storage: torch.UntypedStorage) -> bool:
     return storage.device.type == "cpu" and is_unwritten(storage.data_ptr(), storage.nbytes())
 
 
@@ -194,14 +168,46 @@ _SAVED = "what lies on the device is saved as nothing: a checkpoint has its stru
 @contextmanager
 def on_paper(assumptions: Assumptions) -> Iterator[None]:
     """Inside, storages of a CUDA device are made and copied, and written as holes."""
-    kept = _HostCopies(assumptions)
-    replaced: dict[str, Any] = {"torch:UntypedStorage.__new__": _make}
+    # Storages of the host that stand for device storages on their way into a file.
+    copies: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
+
+    def copying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def cpu(storage: torch.UntypedStorage) -> Any:
+            if storage.device.type != "cuda":
+                return real(storage)
+            assumptions.add(About.HOST, _SAVED)
+            copied = torch.UntypedStorage(storage.nbytes())
+            library.load().paper_write_zeros(copied._cdata)
+            copies[id(copied)] = copied
+            return copied
+
+        return cpu
+
+    def saving(real: Callable[..., Any]) -> Callable[..., Any]:
+        def is_hole(storage: Any) -> bool:
+            if copies.get(id(storage)) is storage:
+                return True
+            return isinstance(storage, torch.UntypedStorage) and _is_storage_unwritten(storage)
+
+        def save(content: Any, archive: Any, *arguments: Any, **named: Any) -> Any:
+            return real(content, _Archive(archive, is_hole), *arguments, **named)
+
+        return save
+
+    def seeking(real: Callable[..., Any]) -> Callable[..., Any]:
+        # An archive writer for streams whose holes are seeked over, also where the stream itself cannot be.
+        def init(writer: Any, buffer: Any) -> None:
+            can_seek = getattr(buffer, "seekable", lambda: True)()
+            real(writer, buffer if can_seek or not hasattr(buffer, "write") else _Stream(buffer))
+
+        return init
+
     wrapped = {
-        "torch:UntypedStorage.cpu": kept.wrap_copy,
-        "torch.serialization:_save": kept.wrap_save,
-        "torch.serialization:_open_zipfile_writer_buffer.__init__": _seeking,
+        "torch:UntypedStorage.cpu": copying,
+        "torch.serialization:_save": saving,
+        "torch.serialization:_open_zipfile_writer_buffer.__init__": seeking,
     }
-    with upstream.patch_targets("program storages", replaced=replaced, wrapped=wrapped):
+    with upstream.patch_targets("program storages", replaced={"torch:UntypedStorage.__new__": _make}, wrapped=wrapped):
         yield
 
 
@@ -221,39 +227,6 @@ def _make(cls: Any, *arguments: Any, device: Any = None, **named: Any) -> Any:
     return torch.empty(count, dtype=torch.uint8, device=where).untyped_storage()
 
 
-class _HostCopies:
-    """Storages of the host that stand for device storages on their way into a file."""
-
-    def __init__(self, assumptions: Assumptions) -> None:
-        self._assumptions = assumptions
-        self._copies: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
-
-    def wrap_copy(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def cpu(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-            if storage.device.type != "cuda":
-                copied: torch.UntypedStorage = real(storage)
-                return copied
-            self._assumptions.add(About.HOST, _SAVED)
-            made = torch.UntypedStorage(storage.nbytes())
-            library.load().paper_write_zeros(made._cdata)
-            self._copies[id(made)] = made
-            return made
-
-        return cpu
-
-    def wrap_save(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def save(content: Any, archive: Any, *arguments: Any, **named: Any) -> Any:
-            return real(content, _Archive(archive, self._stands_for_device), *arguments, **named)
-
-        return save
-
-    def _stands_for_device(self, storage: Any) -> bool:
-        """Or for nothing at all: it reads as zeros, as a hole does."""
-        if self._copies.get(id(storage)) is storage:
-            return True
-        return isinstance(storage, torch.UntypedStorage) and is_storage_unwritten(storage)
-
-
 class _Archive:
     """torch's archive writer, which leaves out the bytes of some storages as `torch.serialization.skip_data` does."""
 
@@ -268,16 +241,6 @@ class _Archive:
             self._real.write_record_metadata(name, count)
         else:
             self._real.write_record(name, content, count)
-
-
-def _seeking(real: Callable[..., Any]) -> Callable[..., Any]:
-    """An archive writer for streams whose holes are seeked over, also where the stream itself cannot be."""
-
-    def init(writer: Any, buffer: Any) -> None:
-        can_seek = getattr(buffer, "seekable", lambda: True)()
-        real(writer, buffer if can_seek or not hasattr(buffer, "write") else _Stream(buffer))
-
-    return init
 
 
 class _Stream:
@@ -318,56 +281,45 @@ def with_holes(
 
         return serialize_file
 
-    wrapped: dict[str, upstream.Wrapper] = {
-        "safetensors.torch:serialize_file": write,
-        "torch:load": functools.partial(_mapping, as_if_read),
-    }
+    def load(real: Callable[..., Any]) -> Callable[..., Any]:
+        def mapping(file: Any, *arguments: Any, **options: Any) -> Any:
+            if options.get("mmap") is None and _can_be_mapped(file):
+                with as_if_read():
+                    return real(file, *arguments, **{**options, "mmap": True})
+            return real(file, *arguments, **options)
+
+        return mapping
+
+    wrapped = {"safetensors.torch:serialize_file": write, "torch:load": load}
     with upstream.patch_targets("program checkpoints", wrapped=wrapped):
         yield
 
 
 def _write_safetensors(tensors: Mapping[str, Any], filename: Any, metadata: Any) -> None:
     """As safetensors 0.8: larger elements first, then by name."""
-    names = sorted(tensors, key=lambda name: (-_element_bytes(tensors[name]), name))
+
+    def element_bytes(tensor: Any) -> int:
+        count = math.prod(tensor.shape)
+        return tensor.data_len // count if count else 0
+
+    names = sorted(tensors, key=lambda name: (-element_bytes(tensors[name]), name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    at = 0
+    start = 0
     for name in names:
-        each = tensors[name]
-        header[name] = {"dtype": each.dtype, "shape": list(each.shape), "data_offsets": [at, at + each.data_len]}
-        at += each.data_len
+        tensor, end = tensors[name], start + tensors[name].data_len
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with open(filename, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            _write_data(file, tensors[name].data_ptr, tensors[name].data_len)
+            address, size = tensors[name].data_ptr, tensors[name].data_len
+            if is_unwritten(address, size):
+                file.seek(size, os.SEEK_CUR)
+            elif size:
+                file.write((ctypes.c_char * size).from_address(address))
         file.truncate()
-
-
-def _element_bytes(tensor: Any) -> int:
-    count = 1
-    for each in tensor.shape:
-        count *= each
-    return tensor.data_len // count if count else 0
-
-
-def _write_data(file: Any, address: int, size: int) -> None:
-    if is_unwritten(address, size):
-        file.seek(size, os.SEEK_CUR)
-    elif size:
-        file.write((ctypes.c_char * size).from_address(address))
-
-
-def _mapping(as_if_read: Callable[[], AbstractContextManager[None]], real: Callable[..., Any]) -> Callable[..., Any]:
-    """Loading that reads of a large file what is asked for."""
-
-    def load(file: Any, *arguments: Any, **options: Any) -> Any:
-        if options.get("mmap") is None and _can_be_mapped(file):
-            with as_if_read():
-                return real(file, *arguments, **{**options, "mmap": True})
-        return real(file, *arguments, **options)
-
-    return load
 
 
 def _can_be_mapped(file: Any) -> bool:

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -59,14 +59,14 @@ class StepsAt:
         self._driver: str | None = None
         """The place that has set the counter first; others say what it says."""
         self._at: int | None = None
-        self._found: list[PeaksAt] = []
+        self._peaks_at: list[PeaksAt] = []
         self._refused: dict[str, str] = {}
         self.drivers = 0
         """Places that may set the counter."""
 
     def found(self) -> tuple[PeaksAt, ...]:
         """The steps that were run so far."""
-        return (*self._found, *([] if self._at is None else [PeaksAt(self._at, *self._peaks())]))
+        return (*self._peaks_at, *([] if self._at is None else [PeaksAt(self._at, *self._peaks())]))
 
     def check(self) -> None:
         """Raises ProgramError if nothing has counted to them, when the program has come to its end."""
@@ -82,7 +82,7 @@ class StepsAt:
     def over(self, numbers: Iterable[int], place: str) -> Iterable[int]:
         """In place of the numbers of a `for`: those, if the steps are not all among them."""
         counted = getattr(numbers, "iterable", numbers)  # a tqdm
-        if isinstance(counted, range) and (counted.step != 1 or not all(each in counted for each in self._steps)):
+        if isinstance(counted, range) and (counted.step != 1 or not all(step in counted for step in self._steps)):
             self._refused[place] = f"the one at {place} counts from {counted.start} to {counted.stop - 1}"
             if len(self._refused) == self.drivers:
                 self.check()
@@ -117,16 +117,14 @@ class StepsAt:
         return self._next
 
     def _take(self) -> int:
-        found = self._peek()
-        self._next = None
-        return found
+        number, self._next = self._peek(), None
+        return number
 
     def _count(self) -> Iterator[int]:
         for step in self._steps:
+            peaks = self._peaks()
             if self._at is not None:
-                self._found.append(PeaksAt(self._at, *self._peaks()))
-            else:
-                self._peaks()
+                self._peaks_at.append(PeaksAt(self._at, *peaks))
             self._at, began = step, self._rounds()
             for number in range(step, step + _MOST_NUMBERS):
                 yield number
@@ -198,15 +196,15 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._tree = tree
 
     def get_code(self, _name: str) -> CodeType:
-        found: CodeType = compile(self._tree, self.path, "exec")
-        return found
+        code: CodeType = compile(self._tree, self.path, "exec")
+        return code
 
 
 class _Changes(ast.NodeTransformer):
     """What is to be changed, by the ids of nodes."""
 
     def __init__(self) -> None:
-        self.paths: list[Path] = []
+        self.paths: dict[Path, None] = {}
         self.drivers = 0
         self._calls: dict[int, tuple[str, str]] = {}
         self._increments: dict[int, tuple[str, bool]] = {}
@@ -214,26 +212,26 @@ class _Changes(ast.NodeTransformer):
 
     def take(self, loop: TrainingLoop) -> None:
         """Its numbers, or else its counters, are those of the steps."""
-        place = self._place(loop.path, loop.node)
+        place = _place(loop.path, loop.node)
         numbered = loop.numbered()
         if numbered is not None:
             call, name = numbered
             self._calls[id(call)] = ("numbered" if name == "enumerate" else "over", place)
-        counters = [each for each in loop.increments() if _COUNTER.search(last_name(each.target))]
-        for each in counters:
-            self._increments[id(each)] = (self._place(loop.path, each), numbered is None)
+        counters = [counter for counter in loop.increments() if _COUNTER.search(last_name(counter.target))]
+        for counter in counters:
+            self._increments[id(counter)] = (_place(loop.path, counter), numbered is None)
         if numbered is None and counters:
-            self._firsts[id(loop.node)] = [(each.target, self._place(loop.path, each)) for each in counters]
+            self._firsts[id(loop.node)] = [(counter.target, _place(loop.path, counter)) for counter in counters]
         self.drivers += numbered is not None or bool(counters)
-        self._note(loop.path)
+        self.paths[loop.path] = None
 
     def follow(self, path: Path, node: ast.AugAssign) -> None:
         """A counter somewhere else: it drives if no loop does."""
         if _COUNTER.search(last_name(node.target)) and id(node) not in self._increments:
             drives = not self._calls and not self._firsts
-            self._increments[id(node)] = (self._place(path, node), drives)
+            self._increments[id(node)] = (_place(path, node), drives)
             self.drivers += drives
-            self._note(path)
+            self.paths[path] = None
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -246,16 +244,12 @@ class _Changes(ast.NodeTransformer):
         if id(node) not in self._increments:
             return node
         place, drives = self._increments[id(node)]
-        asked = _ask("after", [_read(node.target), ast.Constant(place)], drives=ast.Constant(drives))
+        before = copy.deepcopy(node.target)
+        before.ctx = ast.Load()
+        asked = _ask("after", [before, ast.Constant(place)], drives=ast.Constant(drives))
         return ast.copy_location(ast.Assign([node.target], asked), node)
 
-    def visit_For(self, node: ast.For) -> Any:
-        return self._loop(node)
-
-    def visit_While(self, node: ast.While) -> Any:
-        return self._loop(node)
-
-    def _loop(self, node: ast.For | ast.While) -> Any:
+    def visit_For(self, node: ast.For | ast.While) -> Any:
         before = [
             ast.copy_location(ast.Assign([copy.deepcopy(target)], _ask("first", [ast.Constant(place)])), node)
             for target, place in self._firsts.get(id(node), [])
@@ -263,12 +257,11 @@ class _Changes(ast.NodeTransformer):
         self.generic_visit(node)
         return [*before, node]
 
-    def _place(self, path: Path, node: ast.stmt) -> str:
-        return f"{short_path(str(path))}:{node.lineno}"
+    visit_While = visit_For  # noqa: N815
 
-    def _note(self, path: Path) -> None:
-        if path not in self.paths:
-            self.paths.append(path)
+
+def _place(path: Path, node: ast.stmt | ast.expr) -> str:
+    return f"{short_path(str(path))}:{node.lineno}"
 
 
 def _ask(method: str, given: list[ast.expr], **named: ast.expr) -> ast.Call:
@@ -276,23 +269,14 @@ def _ask(method: str, given: list[ast.expr], **named: ast.expr) -> ast.Call:
     return ast.Call(asked, given, [ast.keyword(key, value) for key, value in named.items()])
 
 
-def _read(target: ast.expr) -> ast.expr:
-    found = copy.deepcopy(target)
-    found.ctx = ast.Load()  # type: ignore[attr-defined]
-    return found
-
-
 def _last_of_each_function(files: Mapping[Path, ast.Module]) -> list[TrainingLoop]:
-    loops = [each for each in training_loops(files) if each.is_inner]
+    loops = [loop for loop in training_loops(files) if loop.is_inner]
     owners: dict[int, int] = {}
     for tree in files.values():
         for function in ast.walk(tree):  # outer ones come first
             if isinstance(function, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
-                owners.update((id(each), id(function)) for each in ast.walk(function))
-    last: dict[int, TrainingLoop] = {}
-    for each in sorted(loops, key=lambda loop: loop.node.lineno):
-        last[owners[id(each.node)]] = each
-    return [*last.values()]
+                owners.update((id(node), id(function)) for node in ast.walk(function))
+    return [*{owners[id(loop.node)]: loop for loop in sorted(loops, key=lambda loop: loop.node.lineno)}.values()]
 
 
 _SIZES = {
@@ -347,19 +331,18 @@ def sizes_by_step(files: Mapping[Path, ast.Module]) -> list[SizeByStep]:
         if flow.size() == before:
             break
     kinds, order = [*_SIZES], [*files]
-    found = sorted(flow.found, key=lambda each: (kinds.index(each[2]), order.index(each[0]), each[1]))
-    return [flow.found[each] for each in found]
+    lines = sorted(flow.found, key=lambda line: (kinds.index(line[2]), order.index(line[0]), line[1]))
+    return [flow.found[line] for line in lines]
 
 
 def say_schedules(files: Mapping[Path, ast.Module]) -> tuple[str, ...]:
     """A sentence for each kind of size, with the last of its lines."""
-    of_kind: defaultdict[str, list[SizeByStep]] = defaultdict(list)
-    for each in sizes_by_step(files):
-        of_kind[each.what].append(each)
     return tuple(
         f"the size of the {what} depends on the step at {lines[-1].place} ({lines[-1].text})"
-        + "".join(f", {each.place}" for each in lines[:-1][:_MOST_PLACES])
-        for what, lines in of_kind.items()
+        + "".join(f", {line.place}" for line in lines[:-1][:_MOST_PLACES])
+        for what, lines in (
+            (what, list(lines)) for what, lines in groupby(sizes_by_step(files), key=lambda size: size.what)
+        )
     )
 
 
@@ -375,7 +358,7 @@ class _Flow:
         self._parameters: defaultdict[str, set[int | str]] = defaultdict(set)
         """Of functions by their names: places and names of arguments that depend."""
         self._own: set[str] = set()
-        self._loops = {id(each.node): each for each in training_loops(files)}
+        self._loops = {id(loop.node): loop for loop in training_loops(files)}
         for tree in files.values():
             for node in ast.walk(tree):
                 if isinstance(node, _Function):
@@ -385,7 +368,7 @@ class _Flow:
 
     def size(self) -> int:
         """How much is known to depend: it only grows."""
-        scopes = sum(len(each.depending) for each in self._scopes.values())
+        scopes = sum(len(scope.depending) for scope in self._scopes.values())
         return scopes + len(self._attributes) + len(self._results) + sum(map(len, self._parameters.values()))
 
     def follow(self, path: Path, tree: ast.Module) -> None:
@@ -396,25 +379,24 @@ class _Flow:
 
     def _scope(self, node: ast.AST, outer: _Scope | None) -> _Scope:
         if id(node) not in self._scopes:
-            arguments = _arguments(node) if isinstance(node, _Function) else []
-            names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
-            stored = (each.id for each in names if isinstance(each.ctx, ast.Store))
-            bound = Counter([*(each.arg for each in arguments), *stored])
-            for each in ast.walk(node):
-                for name in each.names if isinstance(each, ast.Global) else ():
+            bound = Counter(argument.arg for argument in (_arguments(node) if isinstance(node, _Function) else ()))
+            inner = list(ast.walk(node))
+            bound.update(name.id for name in inner if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
+            for statement in inner:
+                for name in statement.names if isinstance(statement, ast.Global) else ():
                     del bound[name]
             self._scopes[id(node)] = _Scope(outer, bound)
         return self._scopes[id(node)]
 
     def _walk(self, body: list[ast.stmt], scope: _Scope, *, conditional: bool, function: str) -> None:
         """`conditional`: whether it depends on the step that these lines run; they are of the `function`."""
-        for each in body:
-            self._statement(each, scope, conditional=conditional, function=function)
+        for statement in body:
+            self._statement(statement, scope, conditional=conditional, function=function)
 
     def _statement(self, node: ast.stmt, scope: _Scope, *, conditional: bool, function: str) -> None:
         if isinstance(node, _Function):
             inner = self._scope(node, scope)
-            names = [each.arg for each in _arguments(node)]
+            names = [argument.arg for argument in _arguments(node)]
             first = names[:1] in (["self"], ["cls"])
             for place, name in enumerate(names):
                 if {place - first, name} & self._parameters[node.name]:
@@ -424,18 +406,23 @@ class _Flow:
         if isinstance(node, ast.ClassDef):
             self._walk(node.body, scope, conditional=False, function="")
             return
-        for each in _expressions(node):
-            self._look(each, scope)
+        for child in ast.iter_child_nodes(node):  # none of the statements within it
+            if isinstance(child, ast.expr | ast.withitem):
+                self._look(child.context_expr if isinstance(child, ast.withitem) else child, scope)
         under = conditional
         match node:
             case ast.For() | ast.While():
                 loop = self._loops.get(id(node))
                 if loop is not None:
-                    self._counters(loop, scope)
+                    counters = [counter.target for counter in loop.increments()]
+                    scope.depending.update(target.id for target in counters if isinstance(target, ast.Name))
+                    scope.depending.update({loop.target()} - {""})
                 elif isinstance(node, ast.For) and self._depends(node.iter, scope):
                     self._bind(node.target, scope, node)
             case ast.If():
-                under = conditional or (self._depends(node.test, scope) and not _is_periodic(node.test))
+                # `step % 100 == 0`: what is done now and then is no schedule.
+                is_periodic = any(isinstance(part, ast.Mod) for part in ast.walk(node.test))
+                under = conditional or (not is_periodic and self._depends(node.test, scope))
             case ast.Assign():
                 self._assign(node.targets, node.value, scope, node, conditional)
             case ast.AnnAssign(value=ast.expr() as value):
@@ -446,15 +433,8 @@ class _Flow:
                 self._results.add(function)
         for name in ("body", "orelse", "finalbody"):
             self._walk(getattr(node, name, []), scope, conditional=under, function=function)
-        for each in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
-            self._walk(each.body, scope, conditional=under, function=function)
-
-    def _counters(self, loop: TrainingLoop, scope: _Scope) -> None:
-        if loop.target():
-            scope.depending.add(loop.target())
-        for each in loop.increments():
-            if isinstance(each.target, ast.Name):
-                scope.depending.add(each.target.id)
+        for part in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
+            self._walk(part.body, scope, conditional=under, function=function)
 
     def _assign(
         self, targets: list[ast.expr], value: ast.expr, scope: _Scope, node: ast.stmt, conditional: bool
@@ -471,35 +451,35 @@ class _Flow:
                     self._bind(target, scope, node, is_copy=bool(_what(last_name(value))))
 
     def _bind(self, target: ast.expr, scope: _Scope, node: ast.stmt, *, is_copy: bool = False) -> None:
-        for each in ast.walk(target):
-            if not isinstance(getattr(each, "ctx", None), ast.Store):
+        for part in ast.walk(target):
+            if not isinstance(getattr(part, "ctx", None), ast.Store):
                 continue
-            name = last_name(each)
-            if isinstance(each, ast.Name):
+            name = last_name(part)
+            if isinstance(part, ast.Name):
                 scope.depending.add(name)
-            elif isinstance(each, ast.Attribute) and _what(name):
+            elif isinstance(part, ast.Attribute) and _what(name):
                 self._attributes.add(name)
             if not is_copy:
                 self._note(name, node)
 
     def _look(self, expression: ast.expr, scope: _Scope) -> None:
         """Calls and items within an expression that make sizes of the step, or hand it on."""
-        for each in ast.walk(expression):
-            if isinstance(each, ast.Subscript) and self._depends(each.slice, scope):
-                self._note(last_name(each.value), each)
-            elif isinstance(each, ast.Call):
-                self._call(each, scope)
+        for part in ast.walk(expression):
+            if isinstance(part, ast.Subscript) and self._depends(part.slice, scope):
+                self._note(last_name(part.value), part)
+            elif isinstance(part, ast.Call):
+                self._call(part, scope)
 
     def _call(self, call: ast.Call, scope: _Scope) -> None:
         name = called(call)
-        given = [(place, each) for place, each in enumerate(call.args) if self._depends(each, scope)]
-        named = [(each.arg, each.value) for each in call.keywords if each.arg and self._depends(each.value, scope)]
+        given = [(place, value) for place, value in enumerate(call.args) if self._depends(value, scope)]
+        named = [(word.arg, word.value) for word in call.keywords if word.arg and self._depends(word.value, scope)]
         for key, value in named:
             if not _what(last_name(value)):
                 self._note(key, call)
         if given or named:
             self._note(name, call)
-            if name in _MAKES_TENSORS and not all(_what(last_name(each)) for _, each in given):
+            if name in _MAKES_TENSORS and not all(_what(last_name(value)) for _, value in given):
                 self._note("batch_size", call)
             if name in self._own:
                 self._parameters[name] |= {place for place, _ in given} | {key for key, _ in named}
@@ -513,19 +493,25 @@ class _Flow:
             case ast.Call() if called(node) in _SIZE_OF_DATA:
                 return False
             case ast.Call() if called(node) in self._own:
-                own, given = called(node), [*node.args, *(each.value for each in node.keywords)]
+                own, given = called(node), [*node.args, *(word.value for word in node.keywords)]
                 # A result that depends by an argument does so where one is given that depends.
-                by_argument = not self._parameters[own] or any(self._depends(each, scope) for each in given)
+                by_argument = not self._parameters[own] or any(self._depends(value, scope) for value in given)
                 return own in self._results and by_argument
-        return any(self._depends(each, scope) for each in ast.iter_child_nodes(node))
+        return any(self._depends(child, scope) for child in ast.iter_child_nodes(node))
 
     def _note(self, name: str, node: ast.stmt | ast.expr) -> None:
         what = _what(name)
-        if what and (self._path, node.lineno, what) not in self.found:
-            lines = self._lines.setdefault(self._path, _lines_of(self._path))
-            text = lines[node.lineno - 1].strip() if node.lineno <= len(lines) else ast.unparse(node)
-            place = f"{short_path(str(self._path))}:{node.lineno}"
-            self.found[self._path, node.lineno, what] = SizeByStep(what, place, text[:_MOST_CHARACTERS])
+        if not what or (self._path, node.lineno, what) in self.found:
+            return
+        if self._path not in self._lines:
+            try:
+                text = self._path.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                text = ""
+            self._lines[self._path] = text.splitlines()
+        lines = self._lines[self._path]
+        line = lines[node.lineno - 1].strip() if node.lineno <= len(lines) else ast.unparse(node)
+        self.found[self._path, node.lineno, what] = SizeByStep(what, _place(self._path, node), line[:_MOST_CHARACTERS])
 
 
 def _what(name: str) -> str:
@@ -537,24 +523,3 @@ def _what(name: str) -> str:
 
 def _arguments(node: _Function) -> list[ast.arg]:
     return [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-
-
-def _expressions(node: ast.stmt) -> Iterator[ast.expr]:
-    """Those of a statement itself: none of the statements within it."""
-    for each in ast.iter_child_nodes(node):
-        if isinstance(each, ast.expr):
-            yield each
-        elif isinstance(each, ast.withitem):
-            yield each.context_expr
-
-
-def _is_periodic(test: ast.expr) -> bool:
-    """`step % 100 == 0`: what is done now and then is no schedule."""
-    return any(isinstance(each, ast.Mod) for each in ast.walk(test))
-
-
-def _lines_of(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []

@@ -8,7 +8,6 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -26,25 +25,15 @@ from planner.tracing.program.assumptions import About, Assumptions, Branch, bran
 from planner.tracing.program.rank_orders import Announced, BroadcastNumber
 from planner.upstream import torch_releases
 
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What a value is taken for that an operator has made."""
-
-    operators: tuple[str, ...]
-    answer: Value
-    why: str
-
-
-_BY_OPERATOR = (
-    Made(("aten.all", "aten.isfinite"), True, "a check of everything holds"),
-    Made(("aten.mul", "aten.logical_not", "aten.bitwise_not"), True, "a value is finite"),
-    Made(("aten.any", "aten.isnan", "aten.isinf", "aten.ne"), False, "no value is out of order"),
-    Made(("aten.argmax", "aten.argmin", "aten.argsort", "aten.topk", "aten.sort", "aten.max", "aten.min",
-          "aten.multinomial"), 0, "the first index"),
+_BY_OPERATOR: tuple[tuple[tuple[str, ...], Value, str], ...] = (
+    (("aten.all", "aten.isfinite"), True, "a check of everything holds"),
+    (("aten.mul", "aten.logical_not", "aten.bitwise_not"), True, "a value is finite"),
+    (("aten.any", "aten.isnan", "aten.isinf", "aten.ne"), False, "no value is out of order"),
+    (("aten.argmax", "aten.argmin", "aten.argsort", "aten.topk", "aten.sort", "aten.max", "aten.min",
+      "aten.multinomial"), 0, "the first index"),
 )  # fmt: skip
-"""For truth values and whole numbers. `isfinite` ends in a product of truth values (torch 2.13, aten/src/ATen/native/
-TensorCompare.cpp)."""
+"""What a truth value or a whole number is taken for that one of these operators has made, and why. `isfinite` ends in a
+product of truth values (torch 2.13, aten/src/ATen/native/TensorCompare.cpp)."""
 
 _NOWHERE = ("aten.any", "aten.isnan", "aten.isinf")
 """Operators whose truth values hold nowhere in a healthy run: nothing is selected by them."""
@@ -104,15 +93,14 @@ class AnswersByTable:
     def _judge(self, tensor: torch.Tensor) -> tuple[Value, str]:
         if tensor.is_floating_point() or tensor.is_complex():
             if self.classes > 1:
-                return math.log(
-                    self.classes
-                ), f"the loss over {self.classes:,} classes of a model that has learnt nothing"
+                why = f"the loss over {self.classes:,} classes of a model that has learnt nothing"
+                return math.log(self.classes), why
             return 1.0, "any finite number"
         made_by = self._recorder.operator_of(tensor)
         is_truth = tensor.dtype is torch.bool
-        for each in _BY_OPERATOR:
-            if made_by in each.operators and isinstance(each.answer, bool) == is_truth:
-                return each.answer, f"{made_by}: {each.why}"
+        for operators, answer, why in _BY_OPERATOR:
+            if made_by in operators and isinstance(answer, bool) == is_truth:
+                return answer, f"{made_by}: {why}"
         return (False, "nothing is out of order") if is_truth else (1, "any count")
 
     def _list(self, tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:
@@ -143,15 +131,15 @@ class BroadcastNumbers:
     """Of one rank; `heard` is what those that ran before have broadcast."""
 
     def __init__(self, heard: Sequence[BroadcastNumber]) -> None:
-        self._said = {(each.ranks, each.source, each.number): each.values for each in heard}
+        self._sent = {(number.ranks, number.source, number.number): number.values for number in heard}
         self._alike: dict[tuple[tuple[int, ...], int, int], tuple[int, ...]] = {}
-        for each in heard:
-            self._alike.setdefault(_placed(each.ranks, each.source, each.number), each.values)
+        for key, values in self._sent.items():
+            self._alike.setdefault(_placed(*key), values)
         self._counts: Counter[tuple[int, ...]] = Counter()
 
     def said(self) -> tuple[BroadcastNumber, ...]:
         """By this rank and those before it."""
-        return tuple(BroadcastNumber(*key, values) for key, values in sorted(self._said.items()))
+        return tuple(BroadcastNumber(*key, values) for key, values in sorted(self._sent.items()))
 
     def pass_on(self, group: dist.ProcessGroup, tensors: Sequence[Tensor], root: int) -> None:
         """A broadcast over the group: kept if it is this rank's, filled in if another's was heard."""
@@ -164,9 +152,9 @@ class BroadcastNumbers:
         if root == group.rank():
             values = known(tensors[0])
             if values is not None:
-                self._said[key] = tuple(map(int, values.flatten().tolist()))
+                self._sent[key] = tuple(map(int, values.flatten().tolist()))
             return
-        heard = self._said.get(key, self._alike.get(_placed(*key), ()))
+        heard = self._sent.get(key, self._alike.get(_placed(*key), ()))
         if len(heard) == tensors[0].numel():
             with torch.no_grad():
                 tensors[0].copy_(torch.tensor(heard, dtype=tensors[0].dtype).view(tensors[0].shape))
@@ -175,7 +163,7 @@ class BroadcastNumbers:
 def _placed(ranks: tuple[int, ...], source: int, number: int) -> tuple[tuple[int, ...], int, int]:
     """A broadcast by where its ranks stand to each other: the source of a group that was not run is taken to say what
     that of another such group has said."""
-    return tuple(each - ranks[0] for each in ranks), source - ranks[0], number
+    return tuple(rank - ranks[0] for rank in ranks), source - ranks[0], number
 
 
 # Before its first step a stage of torch.distributed.pipelining is told the shapes of its inputs by the stage before
@@ -189,75 +177,66 @@ class PipelineNeighbours:
 
     def __init__(self, assumptions: Assumptions, heard: Sequence[Announced]) -> None:
         self._assumptions = assumptions
-        self._said: dict[int, str] = {each.stage: each.content for each in heard}
+        self._sent: dict[int, str] = {stage.stage: stage.content for stage in heard}
         self._votes = WeakIdKeyDictionary()
 
     def announced(self) -> tuple[Announced, ...]:
         """By this rank and those before it, for the ranks that follow."""
-        return tuple(Announced(stage, content) for stage, content in sorted(self._said.items()))
+        return tuple(Announced(stage, content) for stage, content in sorted(self._sent.items()))
 
     @contextmanager
     def present(self) -> Iterator[None]:
         """Inside, a stage hears from its neighbours."""
-        wrapped: dict[str, upstream.Wrapper] = {
-            f"{_STAGE}._send_meta": self._keeping,
-            f"{_STAGE}._recv_meta": self._answering,
-            f"{_STAGE}._warmup_forward_vote": self._voting,
-            f"{_STAGE}._warmup_backward_result": self._counting,
-            f"{_STAGE}.__init__": _refusing,
-        }
-        with upstream.patch_targets("program pipelines", wrapped=wrapped):
-            yield
 
-    def _keeping(self, _real: Callable[..., Any]) -> Callable[..., None]:
         def send(stage: Any, meta: Any, to_stage: int) -> None:
             if to_stage > stage.stage_index:
-                self._said[stage.stage_index] = base64.b64encode(pickle.dumps(meta)).decode()
+                self._sent[stage.stage_index] = base64.b64encode(pickle.dumps(meta)).decode()
 
-        return send
-
-    def _answering(self, _real: Callable[..., Any]) -> Callable[..., Any]:
-        def receive(stage: Any, from_stage: int) -> Any:
-            if from_stage > stage.stage_index:
-                return _gradients_of_outputs(stage)
-            return self._inputs(stage.stage_index, from_stage)
-
-        return receive
-
-    def _inputs(self, stage: int, before: int) -> Any:
-        nearest = max((each for each in self._said if each <= before), default=None)
-        if nearest is None:
-            raise ProgramError(
-                f"stage {stage} of the pipeline waits for the shapes that stage {before} sends",
-                allowed="ranks of earlier stages run before it",
-                remedy="let a rank of the first stage run too (--ranks auto, or 0 and this one)",
-            )
-        if nearest != before:
-            self._assumptions.add(
-                About.PEERS, f"what stage {before} of the pipeline sends is shaped as what stage {nearest} sends"
-            )
-        return pickle.loads(base64.b64decode(self._said[nearest]))
-
-    def _voting(self, _real: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        """Whether shapes have to be announced at all: every other stage votes as this one does."""
-        from torch.distributed.pipelining._utils import InferenceMode
-
-        def vote(stage: Any, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
-            own = 0 if InferenceMode.needs_dynamic(stage._user_meta, has_backward) else 1
-            found = torch.tensor([own], dtype=torch.int32, device=stage.device)
-            self._votes[stage] = found if received_acc is None else received_acc * found
-            return self._votes[stage]  # type: ignore[no-any-return]
-
-        return vote
-
-    def _counting(self, _real: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         def result(stage: Any, received_result: torch.Tensor | None = None) -> torch.Tensor:
             return self._votes[stage] if received_result is None else received_result
 
-        return result
+        replaced = {
+            "_send_meta": send,
+            "_recv_meta": lambda stage, from_stage: self._receive(stage, from_stage),
+            "_warmup_forward_vote": lambda stage, *arguments, **named: self._vote(stage, *arguments, **named),
+            "_warmup_backward_result": result,
+        }
+        with upstream.patch_targets(
+            "program pipelines",
+            replaced={f"{_STAGE}.{name}": function for name, function in replaced.items()},
+            wrapped={f"{_STAGE}.__init__": _requiring_release},
+        ):
+            yield
+
+    def _receive(self, stage: Any, from_stage: int) -> Any:
+        if from_stage > stage.stage_index:
+            from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
+
+            return _StageBackwardMeta(backward_metas=_derive_grad_metas(stage._stage_meta.outputs))
+        nearest = max((sender for sender in self._sent if sender <= from_stage), default=None)
+        if nearest is None:
+            raise ProgramError(
+                f"stage {stage.stage_index} of the pipeline waits for the shapes that stage {from_stage} sends",
+                allowed="ranks of earlier stages run before it",
+                remedy="let a rank of the first stage run too (--ranks auto, or 0 and this one)",
+            )
+        if nearest != from_stage:
+            self._assumptions.add(
+                About.PEERS, f"what stage {from_stage} of the pipeline sends is shaped as what stage {nearest} sends"
+            )
+        return pickle.loads(base64.b64decode(self._sent[nearest]))
+
+    def _vote(self, stage: Any, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
+        """Whether shapes have to be announced at all: every other stage votes as this one does."""
+        from torch.distributed.pipelining._utils import InferenceMode
+
+        own = 0 if InferenceMode.needs_dynamic(stage._user_meta, has_backward) else 1
+        vote = torch.tensor([own], dtype=torch.int32, device=stage.device)
+        self._votes[stage] = vote if received_acc is None else received_acc * vote
+        return self._votes[stage]  # type: ignore[no-any-return]
 
 
-def _refusing(real: Callable[..., None]) -> Callable[..., None]:
+def _requiring_release(real: Callable[..., None]) -> Callable[..., None]:
     """A stage is refused where its version of torch agrees with its neighbours otherwise than described here."""
 
     def make(*arguments: Any, **options: Any) -> None:
@@ -265,9 +244,3 @@ def _refusing(real: Callable[..., None]) -> Callable[..., None]:
         real(*arguments, **options)
 
     return make
-
-
-def _gradients_of_outputs(stage: Any) -> Any:
-    from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
-
-    return _StageBackwardMeta(backward_metas=_derive_grad_metas(stage._stage_meta.outputs))

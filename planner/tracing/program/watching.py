@@ -24,7 +24,7 @@ from planner.training import observers, optimizers
 from planner.training.wraps import fsdp2
 from planner.training.wraps.ddp import ObservedReducer
 
-_Left = tuple[int, int | None]
+_Versions = tuple[int, int | None]
 """How often a parameter and its gradient were written to; None: it has no gradient."""
 
 
@@ -39,36 +39,38 @@ class StepsByHand:
         """With what the last backward has left of each."""
         self._waits = False
         """Whether there was a backward since the last step."""
-        self._found = False
+        self._steps = False
 
     def know(self, parameters: Iterable[Tensor]) -> None:
         """Parameters that may be trained."""
-        for each in parameters:
-            if each.requires_grad:
-                self._parameters.setdefault(each, _left(each))
+        for parameter in parameters:
+            if parameter.requires_grad:
+                self._parameters.setdefault(parameter, _versions_of(parameter))
 
     def backward_ended(self) -> None:
         """What there is now is what this backward has left."""
         self._waits = True
-        for each in self._parameters:
-            self._parameters[each] = _left(each)
+        for parameter in self._parameters:
+            self._parameters[parameter] = _versions_of(parameter)
 
-    def is_found(self) -> bool:
+    def is_made(self) -> bool:
         """Whether there was a step since the last backward; true once. A model that is gone was stepped, if ever."""
         if not self._waits:
             return False
-        gone_after_a_step = self._found and not self._parameters
-        if not gone_after_a_step and all(_left(each) == left for each, left in self._parameters.items()):
+        is_gone_after_a_step = self._steps and not self._parameters
+        if not is_gone_after_a_step and all(
+            _versions_of(parameter) == left for parameter, left in self._parameters.items()
+        ):
             return False
-        self._waits, self._found = False, True
+        self._waits, self._steps = False, True
         return True
 
     def gradients(self) -> Iterable[tuple[Tensor, Tensor]]:
         """Parameters with the gradients that they have."""
-        return ((each, each.grad) for each in self._parameters if each.grad is not None)
+        return ((parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None)
 
 
-def _left(parameter: Tensor) -> _Left:
+def _versions_of(parameter: Tensor) -> _Versions:
     return parameter._version, None if parameter.grad is None else parameter.grad._version
 
 
@@ -126,11 +128,28 @@ class Watcher:
             register_optimizer_step_pre_hook(self._step_starts),
             register_optimizer_step_post_hook(self._step_ends),
         )
-        ddp = "torch.nn.parallel.distributed:DistributedDataParallel._ddp_init_helper"
+
+        def knowing_optimizers(real: Any) -> Any:
+            @functools.wraps(real)
+            def init(optimizer: Optimizer, *arguments: Any, **named: Any) -> None:
+                real(optimizer, *arguments, **named)
+                self._optimizers.setdefault(optimizer, 0)
+
+            return init
+
+        def telling_buckets(real: Any) -> Any:
+            def init_helper(module: Any, *arguments: Any, **named: Any) -> Any:
+                with self._recorder.region(Category.BUCKET, "ddp"):
+                    result = real(module, *arguments, **named)
+                module.reducer = ObservedReducer(module.reducer, self._recorder)
+                return result
+
+            return init_helper
+
         wrapped = {
-            ddp: self._telling_buckets,
+            "torch.nn.parallel.distributed:DistributedDataParallel._ddp_init_helper": telling_buckets,
             "torch.autograd:_engine_run_backward": self._around_backward,
-            "torch.optim:Optimizer.__init__": self._knowing,
+            "torch.optim:Optimizer.__init__": knowing_optimizers,
             "torch:save": self._noting(Kind.SAVE),
             "torch:load": self._noting(Kind.LOAD),
             **{f"{_STATE_DICT}:{name}": self._noting(kind) for name, kind in _STATE_DICT_FUNCTIONS.items()},
@@ -154,7 +173,7 @@ class Watcher:
 
     def notice_step_by_hand(self) -> None:
         """What follows is no part of a step: one that no optimizer of torch.optim has made is over now."""
-        if self._optimizers or not self._by_hand.is_found():
+        if self._optimizers or not self._by_hand.is_made():
             return
         self.moments.add(self._backward_ended, Kind.STEP, _BY_HAND)
         self._tell(Kind.STEPPED, _BY_HAND)
@@ -167,17 +186,7 @@ class Watcher:
 
     def idle_optimizers(self) -> int:
         """How many have parameters, and have not stepped twice."""
-        return sum(
-            steps < _OFTEN for each, steps in self._optimizers.items() if next(_parameters(each), None) is not None
-        )
-
-    def _knowing(self, real: Any) -> Any:
-        @functools.wraps(real)
-        def init(optimizer: Optimizer, *arguments: Any, **named: Any) -> None:
-            real(optimizer, *arguments, **named)
-            self._optimizers.setdefault(optimizer, 0)
-
-        return init
+        return sum(steps < _OFTEN for optimizer, steps in self._optimizers.items() if list(_parameters(optimizer)))
 
     def _tell(self, kind: Kind, parameters: int = 0) -> None:
         self._tells(len(self.moments.log))
@@ -203,15 +212,6 @@ class Watcher:
 
         return wrap
 
-    def _telling_buckets(self, real: Any) -> Any:
-        def init_helper(module: Any, *arguments: Any, **named: Any) -> Any:
-            with self._recorder.region(Category.BUCKET, "ddp"):
-                result = real(module, *arguments, **named)
-            module.reducer = ObservedReducer(module.reducer, self._recorder)
-            return result
-
-        return init_helper
-
     def _forward_begins(self, module: nn.Module, _arguments: Any) -> None:
         if torch.compiler.is_compiling():  # what is compiled says itself of which module an allocation is
             return
@@ -232,37 +232,30 @@ class Watcher:
         if not self._roots:
             _collect_garbage()  # what building a model drops dies young, and Python soon collects the young
         if module not in self._roots:
-            self._learn(module)
+            self._roots[module] = True
+            for path, inner in module.named_modules():
+                self._paths.setdefault(inner, path)
+            self._by_hand.know(module.parameters())
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                self._names.setdefault(tensor, name)
+                self._recorder.assign(tensor, Category.PARAMETER, name)
         self.notice_step_by_hand()
         only_infers = not self._optimizers and not self.moments.trains
         if only_infers:
             _collect_garbage(_YOUNG if self.moments.forwards % WHOLE_EVERY else _ALL)
             self._infers()
-        if torch.is_grad_enabled():
-            if not only_infers:
-                self._trains()
+        is_trained = torch.is_grad_enabled()
+        if not only_infers:
+            (self._trains if is_trained else self._evaluates)()
+        if is_trained:
             self._tell(Kind.FORWARD)
         else:
-            if not only_infers:
-                self._evaluates()
             self._tell(Kind.EVAL if not module.training and self._is_trained(module) else Kind.ASIDE)
 
     def _is_trained(self, root: nn.Module) -> bool:
         """A teacher is not, nor a mean of what is trained."""
-        known = {id(each) for optimizer in self._optimizers for each in _parameters(optimizer)}
-        if not known:
-            return any(each.requires_grad for each in root.parameters())
-        return any(id(each) in known for each in root.parameters())
-
-    def _learn(self, root: nn.Module) -> None:
-        """Paths and parameters of a module that is called by the program itself, by their names in it."""
-        self._roots[root] = True
-        for path, module in root.named_modules():
-            self._paths.setdefault(module, path)
-        self._by_hand.know(root.parameters())
-        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
-            self._names.setdefault(tensor, name)
-            self._recorder.assign(tensor, Category.PARAMETER, name)
+        known = {id(parameter) for optimizer in self._optimizers for parameter in _parameters(optimizer)}
+        return any(id(parameter) in known if known else parameter.requires_grad for parameter in root.parameters())
 
     def _around_backward(self, real: Any) -> Any:
         def run(*arguments: Any, **options: Any) -> Any:
@@ -277,17 +270,13 @@ class Watcher:
             finally:
                 self._backward = False
                 self._recorder.settle()
-                self._backward_ends()
+                if not self._optimizers:  # whose steps say themselves which gradients there are
+                    self._backward_ended = self._recorder.now()
+                    for parameter, gradient in self._by_hand.gradients():
+                        self._recorder.assign(gradient, Category.GRADIENT, self._names.get(parameter, ""))
+                    self._by_hand.backward_ended()
 
         return run
-
-    def _backward_ends(self) -> None:
-        if self._optimizers:  # whose steps say themselves which gradients there are
-            return
-        self._backward_ended = self._recorder.now()
-        for parameter, gradient in self._by_hand.gradients():
-            self._recorder.assign(gradient, Category.GRADIENT, self._names.get(parameter, ""))
-        self._by_hand.backward_ended()
 
     def _step_starts(self, optimizer: Optimizer, *_arguments: Any) -> None:
         self._trains()
@@ -297,20 +286,15 @@ class Watcher:
         self._tell(Kind.STEP, _key(optimizer))
 
     def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
-        for kept in optimizers.with_state(optimizer):
-            for parameter, state in kept.state.items():
-                self._tell_state(parameter, state)
+        for wrapped in optimizers.with_state(optimizer):
+            for parameter, state in wrapped.state.items():
+                name = self._names.get(parameter, "") if isinstance(parameter, Tensor) else ""
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    if isinstance(value, Tensor):
+                        self._recorder.assign(value, Category.OPTIMIZER_STATE, f"{name}.{key}" if name else str(key))
         self._tell(Kind.STEPPED, _key(optimizer))
         self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
         _collect_garbage()
-
-    def _tell_state(self, parameter: Any, state: Any) -> None:
-        if not isinstance(state, dict):
-            return
-        name = self._names.get(parameter, "") if isinstance(parameter, Tensor) else ""
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                self._recorder.assign(value, Category.OPTIMIZER_STATE, f"{name}.{key}" if name else str(key))
 
 
 def _collect_garbage(generation: int = _ALL) -> None:
@@ -319,7 +303,8 @@ def _collect_garbage(generation: int = _ALL) -> None:
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    return (each for group in optimizer.param_groups for each in group["params"] if isinstance(each, Tensor))
+    members = (member for group in optimizer.param_groups for member in group["params"])
+    return (member for member in members if isinstance(member, Tensor))
 
 
 def _key(optimizer: Optimizer) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,48 +11,13 @@ from pathlib import Path
 from typing import IO, Any, Self, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemWriter
-from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from planner import upstream
 from planner.host_events import HostBlock, HostCategory
-from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger
-
-
-class HostTensors(TorchDispatchMode):
-    """Inside, every storage of the host that an operator makes, or puts behind a tensor, is held while it lives.
-
-    Each becomes a block like `held`, of its own size.
-    """
-
-    def __init__(self, ledger: HostLedger, held: HostBlock) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._ledger, self._held = ledger, held
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {id(each) for each in _storages((args, kwargs))}
-        found = func(*args, **(kwargs or {}))
-        for each in _storages(found):
-            if id(each) not in given and each not in self._known and each.nbytes() >= SMALLEST_BYTES:
-                self._hold(each)
-        return found
-
-    def _hold(self, storage: torch.UntypedStorage) -> None:
-        block = self._ledger.begin(replace(self._held, bytes=storage.nbytes()))
-        self._known.add(storage)
-        weakref.finalize(storage, self._ledger.end, block).atexit = False
-
-
-def _storages(values: Any) -> list[torch.UntypedStorage]:
-    """Those of the host. Of an operator on a DTensor the result is seen, and not what runs on its parts."""
-    parts = (getattr(each, "_local_tensor", each) for each in tree_leaves(values))
-    found = (each for each in parts if type(each) in (Tensor, Parameter) and each.device.type == "cpu")
-    return [each.untyped_storage() for each in found]
-
+from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages, local_part
 
 _HELD = HostBlock(bytes=0, category=HostCategory.CHECKPOINT, name="saved")
 
@@ -65,70 +29,56 @@ class UnwrittenFiles:
         self._ledger, self._open = ledger, ExitStack()
 
     def __enter__(self) -> Self:
-        self._open.enter_context(_pinning_nothing())
-        self._open.enter_context(HostTensors(self._ledger, _HELD))
+        # Pinning is the driver's, which is not there.
+        unpinned = {
+            f"torch.cuda._pin_memory_utils:{name}": lambda *_arguments: None for name in ("pin_memory", "unpin_memory")
+        }
+        self._open.enter_context(upstream.patch_targets("checkpoints not pinned", replaced=unpinned))
+        self._open.enter_context(NewStorages("cpu", self._hold))
         return self
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        if storage.nbytes() >= SMALLEST_BYTES:
+            self._ledger.hold_while(storage, replace(_HELD, bytes=storage.nbytes()))
 
     def __exit__(self, *_error: object) -> None:
         self._open.close()
 
     def save(self, state: dict[str, Any]) -> None:
         """torch.save copies one storage of the device after the other to the host (torch 2.13, serialization.py)."""
-        storages = (each.untyped_storage() for each in _tensors(state))
-        copied = max((each.nbytes() for each in storages if each.device.type == "cuda"), default=0)
+        tensors = (local_part(value) for value in tree_leaves(state) if isinstance(value, torch.Tensor))
+        storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cuda")
+        copied = max((storage.nbytes() for storage in storages), default=0)
         with self._ledger.hold(replace(_HELD, bytes=copied)), torch.serialization.skip_data():
             torch.save(state, cast(IO[bytes], _Nowhere()))
 
     def save_pretrained(self, model: nn.Module, state: dict[str, Any] | None) -> None:
-        written = {"safetensors.torch:serialize_file": lambda *_arguments, **_named: None}
-        with (
-            tempfile.TemporaryDirectory(prefix="checkpoint-") as folder,
-            upstream.patch_targets("tensors unwritten", replaced=written),
-            _without_progress(),
-        ):
-            model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
+        from transformers.utils import logging
+
+        unwritten = {"safetensors.torch:serialize_file": lambda *_arguments, **_named: None}
+        shows_progress = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            with (
+                tempfile.TemporaryDirectory(prefix="checkpoint-") as folder,
+                upstream.patch_targets("tensors unwritten", replaced=unwritten),
+            ):
+                model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
+        finally:
+            if shows_progress:
+                logging.enable_progress_bar()
 
     def writer(self) -> Any:
         return _Writer()
 
     def background_writer(self) -> Any:
-        return _IdleWriter()
+        return _IdleWriter()  # no device sees what a thread writes that was staged
 
     def hand_over(self) -> Callable[[], None]:
         return lambda: None
 
 
-@contextmanager
-def _without_progress() -> Iterator[None]:
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _tensors(state: Any) -> list[torch.Tensor]:
-    found = (each for each in tree_leaves(state) if isinstance(each, torch.Tensor))
-    return [getattr(each, "_local_tensor", each) for each in found]
-
-
-@contextmanager
-def _pinning_nothing() -> Iterator[None]:
-    """Pinning is the driver's, which is not there."""
-    replaced = {
-        f"torch.cuda._pin_memory_utils:{name}": lambda *_arguments: None for name in ("pin_memory", "unpin_memory")
-    }
-    with upstream.patch_targets("checkpoints not pinned", replaced=replaced):
-        yield
-
-
 class _Nowhere(io.RawIOBase):
-    """A file of which only the length is known."""
-
     def __init__(self) -> None:
         super().__init__()
         self._at = 0
@@ -152,8 +102,6 @@ class _Nowhere(io.RawIOBase):
 
 
 class _Nothing(FileSystemBase):
-    """A file system that takes everything and keeps nothing."""
-
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:  # noqa: ARG002
         with torch.serialization.skip_data():
@@ -197,8 +145,6 @@ class _Unclosed:
 
 
 class _Writer(FileSystemWriter):
-    """torch's own writer, on a file system that keeps nothing."""
-
     def __init__(self) -> None:
         super().__init__("nowhere", sync_files=False)
         self.fs: Any = _Nothing()
@@ -206,8 +152,6 @@ class _Writer(FileSystemWriter):
 
 
 class _IdleWriter(_Writer):
-    """For a thread that writes what was staged: no device sees it, so nothing is done."""
-
     def write_data(self, *_arguments: Any) -> Any:
         done: torch.futures.Future[list[Any]] = torch.futures.Future()
         done.set_result([])

@@ -9,8 +9,8 @@ from typing import Any
 
 from planner import paper  # before torch
 from planner.errors import PlannerError, SpecError
-from planner.events import Alloc, Event, Free, Mark, Phase
-from planner.job.schema import Decoder, Job, Model, Parallel, Tp, Train
+from planner.events import Alloc, Free, Mark, Phase
+from planner.job.schema import Job, Model, Parallel, Rollout, Tp, Train
 from planner.tracing.rank_trace import EngineFigures
 from planner.tracing.spec import failures, host_work
 from planner.training import absent_peers, dtensor_speed, inference_engine
@@ -46,27 +46,21 @@ class KvShape:
 
 def kv_shape_of(model: Model) -> KvShape:
     """Of a transformers config or the built-in decoder. Raises SpecError where the config does not say it."""
-    if model.decoder is not None:
-        return _of_decoder(model.decoder)
-    return _of_config(model.hf_config or {})
-
-
-def _of_decoder(decoder: Decoder) -> KvShape:
-    return KvShape(decoder.layers, decoder.kv_heads, decoder.head_dim or decoder.hidden // decoder.heads)
-
-
-def _of_config(config: Mapping[str, Any]) -> KvShape:
+    if (decoder := model.decoder) is not None:
+        return KvShape(decoder.layers, decoder.kv_heads, decoder.head_dim or decoder.hidden // decoder.heads)
+    config = model.hf_config or {}
     text = config.get("text_config", config)
     layers, heads = _number(text, _LAYERS), _number(text, _HEADS)
-    others = sorted({str(each) for each in text.get("layer_types") or () if any(o in str(each) for o in _OTHER_STATES)})
+    kinds = {str(kind) for kind in text.get("layer_types") or ()}
+    others = sorted(kind for kind in kinds if any(state in kind for state in _OTHER_STATES))
     if others:
         raise _unknown(f"its layers are partly {', '.join(others)}, whose states planner does not count")
-    if not text.get("is_encoder_decoder", False) and not text.get("kv_lora_rank"):
-        head_dim = text.get("head_dim") or _number(text, _HIDDEN) // heads
-        return KvShape(layers, int(text.get("num_key_value_heads") or heads), int(head_dim))
     if text.get("kv_lora_rank"):
         return KvShape(layers, 1, 0, latent_dim=int(text["kv_lora_rank"]) + int(text.get("qk_rope_head_dim", 0)))
-    raise _unknown("it has an encoder beside its decoder")
+    if text.get("is_encoder_decoder", False):
+        raise _unknown("it has an encoder beside its decoder")
+    head_dim = text.get("head_dim") or _number(text, _HIDDEN) // heads
+    return KvShape(layers, int(text.get("num_key_value_heads") or heads), int(head_dim))
 
 
 def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
@@ -92,7 +86,7 @@ def engine_figures(job: Job, target: str = "") -> EngineFigures:
     rollout = job.post_training.rollout
     shape = kv_shape_of(job.model)
     kept = rollout.dtype if rollout.kv_cache_dtype == "auto" else rollout.kv_cache_dtype
-    split = _traced_split(shape, rollout.tensor_parallel)
+    split = rollout.tensor_parallel if shape.latent_dim else math.gcd(shape.kv_heads, rollout.tensor_parallel)
     assumed: tuple[str, ...] = ()
     if split != rollout.tensor_parallel:
         assumed = (
@@ -100,52 +94,37 @@ def engine_figures(job: Job, target: str = "") -> EngineFigures:
             " are not split further",
         )
     sizes = inference_engine.engine_tensor_bytes(job.model, rollout.dtype, rollout.tensor_parallel, shape.kv_heads)
+    split_job = replace(
+        job,
+        model=replace(job.model, parameter_dtype=rollout.dtype),
+        train=Train(sequence_length=rollout.max_model_len),
+        parallel=Parallel(tp=Tp(degree=split)),
+    )
     return EngineFigures(
         weight_tensors=tuple(sizes),
         kv_layers=shape.layers,
-        activation_bytes=_activation_bytes(_engine_job(job, split), target or job.cluster.gpu.arch),
+        activation_bytes=_activation_bytes(split_job, rollout, target or job.cluster.gpu.arch),
         kv_token_bytes=shape.bytes_per_token(rollout.tensor_parallel, kept),
         assumed=assumed,
     )
 
 
-def _traced_split(shape: KvShape, ranks: int) -> int:
-    return math.gcd(shape.kv_heads, ranks) if not shape.latent_dim else ranks
-
-
-def _engine_job(job: Job, ranks: int) -> Job:
-    assert job.post_training is not None
-    rollout = job.post_training.rollout
-    return replace(
-        job,
-        model=replace(job.model, parameter_dtype=rollout.dtype),
-        train=Train(sequence_length=rollout.max_model_len),
-        parallel=Parallel(tp=Tp(degree=ranks)),
-    )
-
-
-def _activation_bytes(job: Job, target: str) -> int:
-    assert job.post_training is not None
+def _activation_bytes(job: Job, rollout: Rollout, target: str) -> int:
+    """From the beginning of the rollout to its peak, in bytes asked for."""
     software = job.software
-    gpus = job.cluster.gpus_per_node
-    with paper.gpu(target, gpus, cuda=software.cuda, torch_version=software.torch) as gpu:
+    with paper.gpu(target, job.cluster.gpus_per_node, cuda=software.cuda, torch_version=software.torch) as gpu:
         try:
             with (
                 absent_peers.join(0, job.parallel.tp.degree),
                 host_work.left_out() as host,
                 dtensor_speed.once_for_all_parameters(),
             ):
-                inference_engine.run(job, job.post_training.rollout, gpu.device, gpu.recorder, host)
+                inference_engine.run(job, rollout, gpu.device, gpu.recorder, host)
                 events = gpu.recorder.events()
         except (PlannerError, MemoryError):
             raise
         except Exception as error:
             raise failures.untraceable(error, compiles=False) from error
-    return _grown(events)
-
-
-def _grown(events: list[Event]) -> int:
-    """From the beginning of the rollout to its peak, in bytes asked for."""
     alive: dict[int, int] = {}
     now = before = highest = 0
     for event in events:

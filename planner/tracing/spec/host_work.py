@@ -15,89 +15,66 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from planner import upstream
 from planner.host_events import HostBlock, HostCategory
-from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger
+from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages, local_part, when_gone
 from planner.training.host import CheckpointFiles, RealHost
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class FirstStep:
     """Bytes of each tensor that stays, and of what is there besides at the highest point of the first step."""
 
     state: tuple[int, ...]
     temporary_bytes: int
 
 
-def step_on_meta(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Stepped:
+def step_on_meta(optimizer: Optimizer, parameters: Sequence[Tensor]) -> FirstStep:
     """What the optimizer's first step takes for these of its parameters, each of which has a gradient.
 
     Raises whatever an optimizer raises that does not run on meta tensors.
     """
-    mine = {id(each): _on_meta(each) for each in parameters}
+    on_meta: dict[int, Tensor] = {}
+    for parameter in parameters:
+        local = local_part(parameter)
+        copied = nn.Parameter(torch.empty_like(local, device="meta"), requires_grad=local.is_floating_point())
+        copied.grad = torch.empty_like(copied)
+        on_meta[id(parameter)] = copied
     shadow = copy.copy(optimizer)
     shadow.state = defaultdict(dict)
     shadow.param_groups = [
-        {**_without_kernels(group), "params": [mine[id(each)] for each in group["params"] if id(each) in mine]}
+        {
+            **group,
+            # Kernels of devices are refused on meta, which keeps the same state without them.
+            **{key: False for key in ("fused", "capturable") if group.get(key)},
+            "params": [on_meta[id(parameter)] for parameter in group["params"] if id(parameter) in on_meta],
+        }
         for group in optimizer.param_groups
     ]
-    fused = any(group.get("fused") for group in optimizer.param_groups)
-    with torch.no_grad(), _Counting() as counting:
+    now = highest = 0
+
+    def give_up(size: int) -> None:
+        nonlocal now
+        now -= size
+
+    def take(storage: torch.UntypedStorage) -> None:
+        nonlocal now, highest
+        now += storage.nbytes()
+        highest = max(highest, now)
+        when_gone(storage, give_up, storage.nbytes())
+
+    with torch.no_grad(), NewStorages("meta", take):
         shadow.step()
     state = tuple(
         value.nbytes
-        for kept in shadow.state.values()
-        for value in kept.values()
+        for values in shadow.state.values()
+        for value in values.values()
         if isinstance(value, Tensor) and value.device.type == "meta"
     )
     # A fused kernel updates in place.
-    return Stepped(state, 0 if fused else max(0, counting.most_bytes - sum(state)))
-
-
-def _on_meta(parameter: Tensor) -> Tensor:
-    local = getattr(parameter, "_local_tensor", parameter)
-    found = torch.nn.Parameter(torch.empty_like(local, device="meta"), requires_grad=local.is_floating_point())
-    found.grad = torch.empty_like(found)
-    return found
-
-
-def _without_kernels(group: dict[str, Any]) -> dict[str, Any]:
-    """Kernels of devices are refused on meta, which keeps the same state without them."""
-    return {**group, **{key: False for key in ("fused", "capturable") if group.get(key)}}
-
-
-class _Counting(TorchDispatchMode):
-    """Counts the bytes of storages on meta that are alive."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.most_bytes = 0
-        self._bytes = 0
-        self._alive: dict[int, weakref.ref[Any]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {id(each.untyped_storage()) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
-        found = func(*args, **(kwargs or {}))
-        for each in tree_leaves(found):
-            if isinstance(each, Tensor) and each.device.type == "meta":
-                self._count(each.untyped_storage(), known)
-        return found
-
-    def _count(self, storage: Any, known: set[int]) -> None:
-        key, size = id(storage), storage.nbytes()
-        if key in self._alive or key in known:
-            return
-
-        def freed(_: object) -> None:
-            del self._alive[key]
-            self._bytes -= size
-
-        self._alive[key] = weakref.ref(storage, freed)
-        self._bytes += size
-        self.most_bytes = max(self.most_bytes, self._bytes)
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    return FirstStep(state, 0 if is_fused else max(0, highest - sum(state)))
 
 
 class AbsentHost:
@@ -115,19 +92,22 @@ class AbsentHost:
             RealHost().fill(parameter)
 
     def select_clipped(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        return [each for each in parameters if each.device.type != "cpu"]
+        return [parameter for parameter in parameters if parameter.device.type != "cpu"]
 
     def take_result(self, tensor: Tensor) -> None: ...
 
     def saving_activations(self) -> AbstractContextManager[Any]:
-        return saved_tensors_hooks(self._save, _empty_like)
+        # What was saved comes back contiguous, in memory of its own.
+        return saved_tensors_hooks(
+            self._save, lambda saved: torch.empty(saved.shape, dtype=saved.dtype, device=saved.device)
+        )
 
     def hold(self, *blocks: HostBlock) -> AbstractContextManager[None]:
         return self.ledger.hold(*blocks)
 
     def keep(self, *blocks: HostBlock) -> None:
-        for each in blocks:
-            self.ledger.begin(each)
+        for block in blocks:
+            self.ledger.begin(block)
 
     def take_batch(self, tensors: Iterable[Tensor]) -> None:
         self.ledger.take_batch(tensors)
@@ -148,17 +128,19 @@ class AbsentHost:
     def _save(self, tensor: Tensor) -> _Saved:
         """As the device sees it, what was saved is gone; on the host it is pinned, until autograd drops it."""
         saved = _Saved(tensor.device, tensor.shape, tensor.dtype)
-        held = HostBlock(bytes=tensor.nbytes, category=HostCategory.ACTIVATION, pinned=True)
         if tensor.nbytes:
-            weakref.finalize(saved, self.ledger.end, self.ledger.begin(held)).atexit = False
+            held = HostBlock(bytes=tensor.nbytes, category=HostCategory.ACTIVATION, pinned=True)
+            self.ledger.hold_while(saved, held)
         return saved
 
 
+@dataclass(frozen=True, eq=False)
 class _Saved:
     """What autograd keeps in place of a tensor."""
 
-    def __init__(self, device: torch.device, shape: torch.Size, dtype: torch.dtype) -> None:
-        self.device, self.shape, self.dtype = device, shape, dtype
+    device: torch.device
+    shape: torch.Size
+    dtype: torch.dtype
 
 
 @contextmanager
@@ -188,20 +170,28 @@ class _Steps:
 
     def __init__(self) -> None:
         self._dropped: dict[Optimizer, list[tuple[Tensor, Tensor]]] = {}
-        self._known: weakref.WeakKeyDictionary[Optimizer, Stepped] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Optimizer, FirstStep] = weakref.WeakKeyDictionary()
         self._temporary: list[int] = []
 
     def begin(self, host: AbsentHost, optimizer: Optimizer, *_arguments: Any) -> None:
         """An optimizer passes over parameters without a gradient."""
-        here: list[tuple[Tensor, Tensor]] = []
+        dropped: list[tuple[Tensor, Tensor]] = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.device.type == "cpu" and parameter.grad is not None:
-                    here.append((parameter, parameter.grad))
+                    dropped.append((parameter, parameter.grad))
                     parameter.grad = None
-        if here:
-            self._dropped[optimizer] = here
-            self._tell(host, optimizer, [parameter for parameter, _ in here])
+        if not dropped:
+            return
+        self._dropped[optimizer] = dropped
+        if optimizer not in self._known:
+            self._known[optimizer] = step = _first_step(host, optimizer, [parameter for parameter, _ in dropped])
+            sizes = (size for size in step.state if size >= SMALLEST_BYTES)
+            host.keep(*(HostBlock(bytes=size, category=HostCategory.OPTIMIZER_STATE) for size in sizes))
+        temporary = 0 if host.updates_in_place else self._known[optimizer].temporary_bytes
+        if temporary:
+            held = HostBlock(bytes=temporary, category=HostCategory.TEMPORARY, name="optimizer step")
+            self._temporary.append(host.ledger.begin(held))
 
     def end(self, host: AbsentHost, optimizer: Optimizer, *_arguments: Any) -> None:
         """DeepSpeed keeps its gradients on the host for the next step."""
@@ -212,29 +202,14 @@ class _Steps:
         for parameter, grad in self._dropped.pop(optimizer):
             parameter.grad = grad
 
-    def _tell(self, host: AbsentHost, optimizer: Optimizer, parameters: list[Tensor]) -> None:
-        if optimizer not in self._known:
-            self._known[optimizer] = stepped = self._first_step(host, optimizer, parameters)
-            kept = (each for each in stepped.state if each >= SMALLEST_BYTES)
-            host.keep(*(HostBlock(bytes=each, category=HostCategory.OPTIMIZER_STATE) for each in kept))
-        temporary = 0 if host.updates_in_place else self._known[optimizer].temporary_bytes
-        if temporary:
-            held = HostBlock(bytes=temporary, category=HostCategory.TEMPORARY, name="optimizer step")
-            self._temporary.append(host.ledger.begin(held))
 
-    @staticmethod
-    def _first_step(host: AbsentHost, optimizer: Optimizer, parameters: list[Tensor]) -> Stepped:
-        try:
-            return step_on_meta(optimizer, parameters)
-        except Exception as error:  # any code of any optimizer
-            name, said = type(optimizer).__name__, str(error).partition("\n")[0][:200]
-            host.assumed.add(f"what {name} keeps on the host is not counted: it does not run on meta tensors ({said})")
-            return Stepped((), 0)
-
-
-def _empty_like(saved: _Saved) -> Tensor:
-    """It comes back contiguous, in memory of its own."""
-    return torch.empty(saved.shape, dtype=saved.dtype, device=saved.device)
+def _first_step(host: AbsentHost, optimizer: Optimizer, parameters: list[Tensor]) -> FirstStep:
+    try:
+        return step_on_meta(optimizer, parameters)
+    except Exception as error:  # any code of any optimizer
+        name, reason = type(optimizer).__name__, str(error).partition("\n")[0][:200]
+        host.assumed.add(f"what {name} keeps on the host is not counted: it does not run on meta tensors ({reason})")
+        return FirstStep((), 0)
 
 
 def _without_pinning(ledger: HostLedger, real: Any) -> Any:

@@ -6,10 +6,10 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from planner import (
     paper,  # before torch
@@ -45,52 +45,64 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
     Raises SpecError for what the job names and torch or transformers do not know, TraceError for a step that
     cannot be traced, with its module and operator.
     """
-    began, job = time.perf_counter(), as_planned(job)
+    began = time.perf_counter()
+    if job.train.compile is not None and job.train.compile.planned_as == "eager":
+        job = replace(job, train=replace(job.train, compile=None))
     if job.train.lengths is not None:
         job = as_traced(job)
-    with garbage_collection.pause_collection(), libraries():
+    with garbage_collection.pause_collection(), _quiet_libraries():
         try:
-            found = _trace(job, rank, target, folded=folded)
+            result = _trace(job, rank, target, folded=folded)
         except (DoesNotFoldError, NoExampleError, UnlikePartsError):
-            found = _trace(job, rank, target, folded=False)
-        if job.post_training is not None:
-            found = replace(found, engine=engine.engine_figures(job, target))
-    return replace(found, seconds=time.perf_counter() - began)
+            result = _trace(job, rank, target, folded=False)
+        figures = None if job.post_training is None else engine.engine_figures(job, target)
+    return replace(result, engine=figures, seconds=time.perf_counter() - began)
 
 
 def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
-    world_size = Mesh.of(job.parallel).world_size
     by_engine = deepspeed_engine.uses_engine(job)
-    arch, gpus = target or job.cluster.gpu.arch, job.cluster.gpus_per_node
-    known = workspace_table(job.cluster.gpu.name, job.software.torch)
-    software = job.software
+    arch, gpus, software = target or job.cluster.gpu.arch, job.cluster.gpus_per_node, job.software
+    known = workspace_table(job.cluster.gpu.name, software.torch)
     if job.parallel.cp.degree > 1 and target_of(arch).prefers_cudnn_attention(software.cuda, software.torch):
         torch_releases.require("context parallelism over cuDNN's attention", place="parallel.cp.degree")
     if job.parallel.ep.degree > 1:
         torch_releases.require("expert parallelism", place="parallel.ep")  # before its model is built
+    pins_gradients = job.parallel.dp_shard.offload == "cpu" and not job.train.optimizer_in_backward
     on_paper = paper.gpu(arch, gpus, cuda=software.cuda, torch_version=software.torch, waits=by_engine, known=known)
     with on_paper as gpu:
         gpu.recorder.folds = folded
         try:
-            quick, chunks = dtensor_speed.once_for_all_parameters(), dtensor_speed.made_when_asked_for()
             with (
-                absent_peers.join(rank, world_size),
-                host_work.left_out(pins_gradients=_pins_gradients(job)) as host,
-                planned_for(job, arch, gpu.recorder, host) if by_engine else nullcontext(),
-                quick,
-                chunks,
-                compiling(job, arch, gpu.recorder) as compiled,
+                absent_peers.join(rank, Mesh.of(job.parallel).world_size),
+                host_work.left_out(pins_gradients=pins_gradients) as host,
+                _planned_for(job, arch, gpu.recorder, host) if by_engine else nullcontext(),
+                dtensor_speed.once_for_all_parameters(),
+                dtensor_speed.made_when_asked_for(),
+                _compiling(job, arch, gpu.recorder) as assumed,
             ):
                 gpu.recorder.host = host.ledger
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
-                buckets, dims, parts = _account(outcome.ddp), outcome.sharded_dims, outcome.parts
                 events, repeats = gpu.recorder.folded_events()
                 if folded:
-                    events, repeats = write_out_evaluations(job, events, repeats)
-                unknown, counted = gpu.unknown_workspaces(), gpu.counted_workspaces()
-                margin = gpu.workspace_margin_bytes()
-                assumed = compiled.assumed()
-                on_host, host_assumed = tuple(host.ledger.events), tuple(sorted(host.assumed))
+                    events, repeats = _write_out_evaluations(job, events, repeats)
+                result = Trace(
+                    tuple(events),
+                    # Without its clock: a trace of the same job is the same at any time.
+                    buckets={
+                        key: value
+                        for key, value in outcome.ddp.items()
+                        if isinstance(value, str | int | float | bool) and "_time" not in key
+                    },
+                    unknown_workspaces=gpu.unknown_workspaces(),
+                    counted_workspaces=gpu.counted_workspaces(),
+                    workspace_margin_bytes=gpu.workspace_margin_bytes(),
+                    sharded_dims=outcome.sharded_dims,
+                    parts=outcome.parts,
+                    repeats=tuple(repeats),
+                    assumed=assumed(),
+                    host=tuple(host.ledger.events),
+                    host_assumed=tuple(sorted(host.assumed)),
+                )
                 if by_engine:
                     deepspeed_engine.release(outcome.model, gpu.device)
                 del outcome
@@ -98,58 +110,25 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
             raise
         except Exception as error:
             raise failures.untraceable(error, compiles=job.train.compile is not None) from error
-    return Trace(
-        tuple(events), buckets, unknown, counted, margin, dims, parts=parts, repeats=tuple(repeats), assumed=assumed,
-        host=on_host, host_assumed=host_assumed,
-    )  # fmt: skip
-
-
-def _pins_gradients(job: Job) -> bool:
-    return job.parallel.dp_shard.offload == "cpu" and not job.train.optimizer_in_backward
-
-
-def _account(logged: Mapping[str, Any]) -> dict[str, Any]:
-    """Without its clock: a trace of the same job is the same at any time."""
-    plain = {key: value for key, value in logged.items() if isinstance(value, str | int | float | bool)}
-    return {key: value for key, value in plain.items() if "_time" not in key}
-
-
-class Account(Protocol):
-    """What compiling can say of itself."""
-
-    def assumed(self) -> tuple[str, ...]:
-        """What was assumed where a GPU would have been timed, as sentences."""
-
-
-class NothingCompiled:
-    """The account of a step that is not compiled."""
-
-    def assumed(self) -> tuple[str, ...]:
-        return ()
-
-
-def as_planned(job: Job) -> Job:
-    """The job whose step is traced: without torch.compile where it is to be planned as the eager one."""
-    if job.train.compile is None or job.train.compile.planned_as != "eager":
-        return job
-    return replace(job, train=replace(job.train, compile=None))
+    return result
 
 
 @contextmanager
-def compiling(job: Job, arch: str, recorder: Recorder) -> Iterator[Account]:
-    """Inside, torch.compile compiles where the job asks for it.
+def _compiling(job: Job, arch: str, recorder: Recorder) -> Iterator[Callable[[], tuple[str, ...]]]:
+    """Inside, torch.compile compiles where the job asks for it; gives what tells what was assumed where a GPU would
+    have been timed.
 
     Raises TraceError for what cannot be compiled, and for a step in which nothing was compiled: a plan is never that of
     the eager step instead.
     """
     if job.train.compile is None:
-        yield NothingCompiled()
+        yield tuple
         return
     # Whoever compiles nothing does not pay for the import of Dynamo and Inductor.
     from planner.paper import compiled
 
     with compiled.enable(arch, recorder, as_asked=True) as account:
-        yield account
+        yield account.assumed
         if not account.graphs():
             raise TraceError(
                 f"torch.compile captured nothing of the step ({', '.join(job.train.compile.scope)})",
@@ -168,7 +147,7 @@ _AVAILABLE = "deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_
 
 
 @contextmanager
-def planned_for(job: Job, arch: str, recorder: Recorder, host: AbsentHost) -> Iterator[None]:
+def _planned_for(job: Job, arch: str, recorder: Recorder, host: AbsentHost) -> Iterator[None]:
     """Inside, the engine finds as much memory free as the job's GPU would have, and writes nothing large on the host;
     its Triton kernels find a driver. Raises SpecError where DeepSpeed is not installed.
     """
@@ -191,9 +170,15 @@ _LIBRARIES = ("accelerate", "deepspeed", "DeepSpeed", "huggingface_hub", "peft",
 
 
 @contextmanager
-def libraries() -> Iterator[None]:
+def _quiet_libraries() -> Iterator[None]:
     """Inside, Python's warnings are not shown, and of the libraries' own logs errors alone."""
-    loggers = [logging.getLogger(name) for name in _LIBRARIES] + list(_below())
+    loggers = [logging.getLogger(name) for name in _LIBRARIES]
+    # Those of modules that have a level of their own would not ask the one above.
+    loggers += [
+        logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger) and logger.level and name.partition(".")[0] in _LIBRARIES
+    ]
     before = [(logger, logger.level) for logger in loggers]
     for logger in loggers:
         logger.setLevel(max(logger.level, logging.ERROR))
@@ -206,34 +191,20 @@ def libraries() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _below() -> Iterator[logging.Logger]:
-    """Loggers of the libraries' modules that have a level of their own, and would not ask the one above."""
-    for name, logger in list(logging.root.manager.loggerDict.items()):
-        if isinstance(logger, logging.Logger) and logger.level and name.partition(".")[0] in _LIBRARIES:
-            yield logger
-
-
-def write_out_evaluations(job: Job, events: list[Event], repeats: list[Repeat]) -> tuple[list[Event], list[Repeat]]:
+def _write_out_evaluations(job: Job, events: list[Event], repeats: list[Repeat]) -> tuple[list[Event], list[Repeat]]:
     """The events with every evaluation step and every generated token, and what still repeats of them.
 
     Raises UnlikePartsError where what was run does not tell what was not.
     """
-    for series in _series_of(job):
-        events, repeats = write_out(list(write_out_repeats(events, repeats)), series), []
-    return events, repeats
-
-
-def _series_of(job: Job) -> list[Series]:
     evaluation = job.train.eval
     if evaluation is None:
-        return []
-    found = []
+        return events, repeats
     batches = shown_batches(evaluation)
-    if any(each.alike for each in batches):
-        found.append(Series(Phase.EVAL, batches, batches_on_device(evaluation)))
+    series = [Series(Phase.EVAL, batches, batches_on_device(evaluation))]
     if evaluation.generate is not None:
         new_tokens = evaluation.generate.max_new_tokens
-        tokens = shown_tokens(new_tokens)
-        if any(each.alike for each in tokens):
-            found.append(Series(Phase.GENERATE, tokens, new_tokens - 1, before=1))
-    return found
+        series.append(Series(Phase.GENERATE, shown_tokens(new_tokens), new_tokens - 1, before=1))
+    for repeated in series:
+        if any(part.alike for part in repeated.parts):
+            events, repeats = write_out(list(write_out_repeats(events, repeats)), repeated), []
+    return events, repeats

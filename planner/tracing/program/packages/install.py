@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +17,6 @@ from planner.errors import PlannerError
 from planner.paper.recorder import Recorder
 from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.gpu_statistics import ManagementLibrary
-from planner.tracing.program.launch_line import LaunchLine
 from planner.tracing.program.packages import kernels, libraries, package_table, stand_ins, triton_package
 from planner.tracing.program.rank_orders import ProgramOrder
 from planner.training.wraps import deepspeed_engine
@@ -43,7 +42,9 @@ class Surroundings:
         """Inside, packages are found, nothing is built, and kernels of Triton are launched as nothing."""
         own = kernels.read(self._order.kernels)
         kernels.tell(partial(self._assumptions.add, About.PACKAGES))
-        listed = package_table.listed(_folders(self._order.line))
+        here, line = Path.cwd(), self._order.line
+        folders = dict.fromkeys((here if line.is_module else Path(line.program).resolve().parent, here))
+        listed = package_table.listed(folders)
         provided = stand_ins.provided_by(self._order.packages, listed)
         has_triton = has_triton_package()  # torch remembers the answer, also when a stand-in is there
         stands = {} if has_triton else triton_package.modules(self._launches)
@@ -59,7 +60,7 @@ class Surroundings:
             except PlannerError:
                 raise
             except Exception as error:
-                lacking = package_table.error_of(error, self._order.line, own.modules.keys(), listed)
+                lacking = package_table.error_of(error, line, own.modules.keys(), listed)
                 if lacking is None:
                     raise
                 raise lacking from error
@@ -69,48 +70,37 @@ class Surroundings:
         here on. Whoever has imported it keeps it."""
         self._launches.compiles = True
         if isinstance(sys.modules.get("triton"), triton_package.Package):
-            for name in [each for each in sys.modules if each.partition(".")[0] == "triton"]:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
                 del sys.modules[name]
 
     def _patches(self, built: Mapping[str, ModuleType], *, has_triton: bool) -> dict[str, Callable[[], None]]:
         """What is done to packages that are installed, once they are imported."""
 
-        def enter(context: Any) -> None:
-            self._stack.enter_context(context)
+        def deepspeed_begins() -> None:
+            # It frees on one stream what another uses, and waits for events: its cache depends on when those pass.
+            self._recorder.waits = True
 
-        return {
-            "triton": (lambda: enter(self._launches.patched())) if has_triton else self._tell_of_triton,
-            "bitsandbytes.cuda_setup.main": lambda: enter(libraries.patched_search()),
-            "bitsandbytes.cextension": lambda: enter(libraries.bitsandbytes_patched()),
-            "kernels": lambda: enter(_hub()),
-            "transformer_engine.common": lambda: enter(libraries.transformer_engine_patched()),
-            "deepspeed": lambda: enter(deepspeed_engine.in_a_program(self._deepspeed_begins)),
-            "deepspeed.ops.op_builder.builder": lambda: enter(_builders(built)),
+        def builders() -> AbstractContextManager[None]:
+            wrapped = {"deepspeed.ops.op_builder.builder:OpBuilder.load": kernels.deepspeed_builder(built)}
+            return upstream.patch_targets("deepspeed builds", wrapped=wrapped)
+
+        patches: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+            "bitsandbytes.cuda_setup.main": libraries.patched_search,
+            "bitsandbytes.cextension": libraries.bitsandbytes_patched,
+            "kernels": kernels.hub_patched,
+            "transformer_engine.common": libraries.transformer_engine_patched,
+            "deepspeed": lambda: deepspeed_engine.in_a_program(deepspeed_begins),
+            "deepspeed.ops.op_builder.builder": builders,
         }
-
-    def _deepspeed_begins(self) -> None:
-        """It frees on one stream what another uses, and waits for events: its cache depends on when those pass."""
-        self._recorder.waits = True
-
-    def _tell_of_triton(self) -> None:
-        self._assumptions.add(
+        if has_triton:
+            patches["triton"] = self._launches.patched
+        entering = {name: partial(self._enter, patch) for name, patch in patches.items()}
+        without_triton = partial(
+            self._assumptions.add,
             About.PACKAGES,
             "triton is not installed here, and torch for CUDA always brings it: a stand-in launches nothing",
         )
+        return {"triton": without_triton, **entering}
 
-
-def _hub() -> Any:
-    replaced = dict.fromkeys(("kernels:get_kernel", "kernels.load:get_kernel"), kernels.get_kernel)
-    return upstream.patch_targets("program's hub kernels", replaced=replaced)
-
-
-def _builders(built: Mapping[str, ModuleType]) -> Any:
-    target = "deepspeed.ops.op_builder.builder:OpBuilder.load"
-    return upstream.patch_targets("deepspeed builds", wrapped={target: kernels.deepspeed_builder(built)})
-
-
-def _folders(line: LaunchLine) -> list[Path]:
-    """The program's own, and the one where it is started."""
-    here = Path.cwd()
-    own = here if line.is_module else Path(line.program).resolve().parent
-    return [own] if own == here else [own, here]
+    def _enter(self, patch: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._stack.enter_context(patch())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -16,16 +16,20 @@ from planner.errors import ProgramError, TraceError
 from planner.paper.outside import deepspeed_operators, flash_attention_2, flash_attention_3
 from planner.paper.outside.operators import refuse
 
-_FLASH_2 = ("kernels-community/flash-attn", "kernels-community/flash-attn2")
-_FLASH_3 = (
-    "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3", "varunneal/flash-attention-3",
-)  # fmt: skip
+_KNOWN = {
+    "kernels-community/flash-attn": flash_attention_2,
+    "kernels-community/flash-attn2": flash_attention_2,
+    "kernels-community/flash-attn3": flash_attention_3,
+    "kernels-community/vllm-flash-attn3": flash_attention_3,
+    "varunneal/flash-attention-3": flash_attention_3,
+}
 _NAMED = (
     (re.compile(r"flash-?att(entio)?n-?3"), "flash-attn 3", flash_attention_3),
     (re.compile(r"flash-?att(entio)?n-?2?$"), "flash-attn 2", flash_attention_2),
 )
 """Copies of other owners: `varunneal/flash-attention-3` is one."""
-_added: dict[str, ModuleType] = {}
+_described: dict[str, ModuleType] = {}
+"""By a user, by their repositories."""
 _say: Callable[[str], None] = lambda _sentence: None  # noqa: E731
 
 
@@ -35,19 +39,12 @@ def tell(say: Callable[[str], None]) -> None:
     _say = say
 
 
-def add(repository: str, module: ModuleType) -> None:
-    """A user's own description of a repository's kernels."""
-    _added[repository] = module
-
-
 def get_kernel(repo_id: str, *_arguments: Any, **_named: Any) -> ModuleType:
     """The module that stands for a repository, also for a copy of one. Raises TraceError for others."""
-    if repo_id in _added:
-        return _added[repo_id]
-    if repo_id in _FLASH_2:
-        return _hub_module(repo_id, flash_attention_2)
-    if repo_id in _FLASH_3:
-        return _hub_module(repo_id, flash_attention_3)
+    if repo_id in _described:
+        return _described[repo_id]
+    if repo_id in _KNOWN:
+        return _hub_module(repo_id, _KNOWN[repo_id])
     name = repo_id.rpartition("/")[2].lower().replace("_", "-")
     for pattern, package, functions in _NAMED:
         if pattern.search(name):
@@ -56,17 +53,28 @@ def get_kernel(repo_id: str, *_arguments: Any, **_named: Any) -> ModuleType:
     return refuse(
         f"the program loads the kernels of {repo_id} from a hub",
         "what they allocate is not known",
-        ", ".join((*_FLASH_2, *_FLASH_3)),
+        ", ".join(_KNOWN),
     )
 
 
 def _hub_module(repository: str, functions: ModuleType) -> ModuleType:
     """As a kernel's own module: its functions, and the same again as `flash_attn_interface`."""
-    made = ModuleType(repository.rpartition("/")[2].replace("-", "_"))
-    for name in (each for each in vars(functions) if each.startswith("flash_attn")):
-        setattr(made, name, getattr(functions, name))
-    made.flash_attn_interface = made  # type: ignore[attr-defined]
-    return made
+    contents = {name: function for name, function in vars(functions).items() if name.startswith("flash_attn")}
+    module = _module(repository.rpartition("/")[2].replace("-", "_"), contents)
+    module.flash_attn_interface = module  # type: ignore[attr-defined]
+    return module
+
+
+def hub_patched() -> AbstractContextManager[None]:
+    """Inside, the package `kernels`, which has just been imported, loads nothing from a hub."""
+    replaced = dict.fromkeys(("kernels:get_kernel", "kernels.load:get_kernel"), get_kernel)
+    return upstream.patch_targets("program's hub kernels", replaced=replaced)
+
+
+def _module(name: str, contents: Mapping[str, Any]) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(contents)
+    return module
 
 
 _PLACE = "--kernels"
@@ -81,27 +89,20 @@ class Kernels:
 
     def module(self, name: str, **contents: Any) -> None:
         """`import name` finds a module with these contents; parents that are not there are made."""
-        made = _own_module(name, contents)
-        self.modules[name] = made
+        module = self.modules[name] = _module(name, contents)
         while "." in name:
             name, _, last = name.rpartition(".")
             parent = self.modules.setdefault(name, ModuleType(name))
-            setattr(parent, last, made)
-            made = parent
+            setattr(parent, last, module)
+            module = parent
 
     def extension(self, name: str, **contents: Any) -> None:
         """What `torch.utils.cpp_extension.load` and DeepSpeed's builders give for this name, without building it."""
-        self.built[name] = _own_module(name, contents)
+        self.built[name] = _module(name, contents)
 
     def hub(self, repository: str, **contents: Any) -> None:
         """What `kernels.get_kernel(repository)` gives."""
-        add(repository, _own_module(repository.rpartition("/")[2], contents))
-
-
-def _own_module(name: str, contents: dict[str, Any]) -> ModuleType:
-    made = ModuleType(name)
-    vars(made).update(contents)
-    return made
+        _described[repository] = _module(repository.rpartition("/")[2], contents)
 
 
 def read(path: str) -> Kernels:
@@ -132,10 +133,10 @@ def not_built(own: Mapping[str, ModuleType]) -> Iterator[None]:
     def load(name: str, *_arguments: Any, **_named: Any) -> ModuleType:
         return own[name] if name in own else _refuse(name)
 
-    targets = ("load", "load_inline")
-    replaced: dict[str, Callable[..., Any]] = {
-        f"torch.utils.cpp_extension:{each}": (lambda *a, **k: load(*a, **k)) for each in targets
-    }
+    def load_inline(*arguments: Any, **named: Any) -> ModuleType:
+        return load(*arguments, **named)
+
+    replaced = {"torch.utils.cpp_extension:load": load, "torch.utils.cpp_extension:load_inline": load_inline}
     with upstream.patch_targets("program builds", replaced=replaced):
         yield
 

@@ -41,16 +41,12 @@ class Library:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._of_host, name) if "_cpu" in name else _succeed
+        return getattr(self._of_host, name) if "_cpu" in name else lambda *_arguments: 0
 
     def _unified_memory(self, size: ctypes.c_size_t) -> int:
         """Memory that takes none before it is written to, which nobody does."""
         self._unified.append(mmap.mmap(-1, max(size.value, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE))
         return ctypes.addressof(ctypes.c_char.from_buffer(self._unified[-1]))
-
-
-def _succeed(*_arguments: Any) -> int:
-    return 0
 
 
 def bitsandbytes_patched() -> Any:
@@ -113,9 +109,11 @@ def declared() -> Iterator[None]:
     def declaring(real: Callable[..., Any]) -> Callable[..., Any]:
         def register_fake(operator: Any, *arguments: Any, **named: Any) -> Any:
             nonlocal library
-            if isinstance(operator, str) and operator.startswith(_NAMESPACE) and not _is_there(operator):
-                library = library or torch.library.Library("torchvision", "FRAGMENT")
-                library.define(_SCHEMA.format(operator.removeprefix(_NAMESPACE)))
+            if isinstance(operator, str) and operator.startswith(_NAMESPACE):
+                name = operator.removeprefix(_NAMESPACE)
+                if not hasattr(torch.ops.torchvision, name):
+                    library = library or torch.library.Library("torchvision", "FRAGMENT")
+                    library.define(_SCHEMA.format(name))
             return real(operator, *arguments, **named)
 
         return register_fake
@@ -124,26 +122,18 @@ def declared() -> Iterator[None]:
         yield
 
 
-def _is_there(operator: str) -> bool:
-    namespace, _, name = operator.partition("::")
-    return hasattr(getattr(torch.ops, namespace), name)
-
-
-Then = Callable[[], None]
-
-
 class _Loader(importlib.abc.Loader):
     """The module's own loader, and what follows."""
 
-    def __init__(self, real: Any, then: Then) -> None:
+    def __init__(self, real: Any, then: Callable[[], None]) -> None:
         self._real, self._then = real, then
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._real.create_module(spec)
-        return made
+        module: ModuleType | None = self._real.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         self._real.exec_module(module)
@@ -151,7 +141,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, then: Mapping[str, Then]) -> None:
+    def __init__(self, then: Mapping[str, Callable[[], None]]) -> None:
         self._then = then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
@@ -167,7 +157,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 @contextmanager
-def followed(then: Mapping[str, Then]) -> Iterator[None]:
+def followed(then: Mapping[str, Callable[[], None]]) -> Iterator[None]:
     """Inside, each function is called when the module of its name has been imported."""
     finder = _Finder(then)
     for name in then.keys() & sys.modules.keys():

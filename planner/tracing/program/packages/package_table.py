@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import tomllib
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -19,21 +19,6 @@ from planner.errors import ProgramError
 from planner.tracing.program.assumptions import place_of
 from planner.tracing.program.launch_line import LaunchLine
 from planner.tracing.program.program_files import imports_of, own_files
-
-_FLASH_2 = "planner.paper.outside.flash_attention_2"
-_FLASH_3 = "planner.paper.outside.flash_attention_3"
-_PADDING = "planner.paper.outside.flash_attention_2"
-_ROTARY = "planner.paper.outside.flash_attention_2"
-_LOSS = "planner.paper.outside.flash_attention_2"
-_TRANSFORMER_ENGINE = "planner.paper.outside.transformer_engine"
-_APEX_NORMS = "planner.paper.outside.apex"
-_APEX_OPTIMIZERS = "planner.paper.outside.apex"
-_NORMS = ("FusedLayerNorm", "FusedRMSNorm", "MixedFusedLayerNorm", "MixedFusedRMSNorm")
-_FUNCTIONS = (
-    "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache",
-)  # fmt: skip
-_FUNCTIONS_3 = ("flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +65,19 @@ class Package:
         return bool(self.modules or self.extension)
 
 
-def _named(name: str, module: str, *from_index: str) -> Package:
-    return Package(name=name, module=module, from_index=from_index)
+def _offered(by: str, **modules: str) -> dict[str, Offered]:
+    """Modules, with `__` for dots in their names, and the names that they have from the module `by` of planner."""
+    return {
+        module.replace("__", "."): Offered(by, names.split()) if names else Offered()
+        for module, names in modules.items()
+    }
 
 
+_NORMS = "FusedLayerNorm FusedRMSNorm MixedFusedLayerNorm MixedFusedRMSNorm"
+_FLASH = (
+    "flash_attn_func flash_attn_kvpacked_func flash_attn_qkvpacked_func flash_attn_varlen_func"
+    " flash_attn_varlen_kvpacked_func flash_attn_varlen_qkvpacked_func flash_attn_with_kvcache"
+)
 PACKAGES: tuple[Package, ...] = (
     Package(
         name="flash-attn",
@@ -91,31 +85,25 @@ PACKAGES: tuple[Package, ...] = (
         version="2.8.4",
         source="csrc/flash_attn/flash_api.cpp, flash_attn/{flash_attn_interface,bert_padding}.py, "
         "flash_attn/layers/rotary.py, flash_attn/ops/triton/{cross_entropy,rotary}.py, flash_attn/losses",
-        modules={
-            "flash_attn": Offered(_FLASH_2, _FUNCTIONS),
-            "flash_attn.flash_attn_interface": Offered(
-                _FLASH_2,
-                (*_FUNCTIONS, "_flash_attn_forward", "_flash_attn_backward", "_flash_attn_varlen_forward",
-                 "_flash_attn_varlen_backward"),
-            ),
-            "flash_attn.bert_padding": Offered(
-                _PADDING, ("index_first_axis", "index_put_first_axis", "pad_input", "unpad_input")
-            ),
-            "flash_attn.layers": Offered(),
-            "flash_attn.layers.rotary": Offered(_ROTARY, ("apply_rotary_emb", "apply_rotary_emb_func")),
-            "flash_attn.losses": Offered(),
-            "flash_attn.losses.cross_entropy": Offered(_LOSS, ("CrossEntropyLoss",)),
-            "flash_attn.ops": Offered(),
-            "flash_attn.ops.triton": Offered(),
-            "flash_attn.ops.triton.cross_entropy": Offered(_LOSS, ("cross_entropy_loss",)),
-            "flash_attn.ops.triton.rotary": Offered(_ROTARY, ("apply_rotary",)),
-        },
-        extension={
-            "flash_attn_2_cuda": Offered(
-                "planner.paper.outside.flash_attention_2_extension",
-                ("fwd", "varlen_fwd", "bwd", "varlen_bwd", "fwd_kvcache"),
-            )
-        },
+        modules=_offered(
+            "planner.paper.outside.flash_attention_2",
+            flash_attn=_FLASH,
+            flash_attn__flash_attn_interface=f"{_FLASH} _flash_attn_forward _flash_attn_backward"
+            " _flash_attn_varlen_forward _flash_attn_varlen_backward",
+            flash_attn__bert_padding="index_first_axis index_put_first_axis pad_input unpad_input",
+            flash_attn__layers="",
+            flash_attn__layers__rotary="apply_rotary_emb apply_rotary_emb_func",
+            flash_attn__losses="",
+            flash_attn__losses__cross_entropy="CrossEntropyLoss",
+            flash_attn__ops="",
+            flash_attn__ops__triton="",
+            flash_attn__ops__triton__cross_entropy="cross_entropy_loss",
+            flash_attn__ops__triton__rotary="apply_rotary",
+        ),
+        extension=_offered(
+            "planner.paper.outside.flash_attention_2_extension",
+            flash_attn_2_cuda="fwd varlen_fwd bwd varlen_bwd fwd_kvcache",
+        ),
         by_hand="its Python part, with FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE in the environment of pip",
     ),
     Package(
@@ -123,7 +111,11 @@ PACKAGES: tuple[Package, ...] = (
         module="flash_attn_interface",
         version="3.0.0",
         source="hopper/flash_api.cpp, hopper/flash_attn_interface.py at the commit 0251105",
-        modules={"flash_attn_interface": Offered(_FLASH_3, _FUNCTIONS_3)},
+        modules=_offered(
+            "planner.paper.outside.flash_attention_3",
+            flash_attn_interface="flash_attn_func flash_attn_qkvpacked_func flash_attn_varlen_func"
+            " flash_attn_with_kvcache",
+        ),
     ),
     Package(
         name="kernels",
@@ -139,49 +131,49 @@ PACKAGES: tuple[Package, ...] = (
         version="0.1",
         source="apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda_kernel.cu, apex/optimizers/fused_adam.py "
         "at the commit 6424da3",
-        modules={
-            "apex": Offered(),
-            "apex.contrib": Offered(),
-            "apex.contrib.layer_norm": Offered(),
-            "apex.contrib.layer_norm.layer_norm": Offered(_APEX_NORMS, ("FastLayerNormFN",)),
-            "apex.normalization": Offered(_APEX_NORMS, _NORMS),
-            "apex.contrib.nccl_allocator": Offered(),
-            "apex.normalization.fused_layer_norm": Offered(
-                _APEX_NORMS, (*_NORMS, "FusedLayerNormAffineFunction", "fused_layer_norm_affine")
-            ),
-            "apex.optimizers": Offered(_APEX_OPTIMIZERS, ("FusedAdam",)),
-            "apex.multi_tensor_apply": Offered(_APEX_OPTIMIZERS, ("multi_tensor_applier", "MultiTensorApply")),
-        },
-        extension={
-            "amp_C": Offered(
-                _APEX_OPTIMIZERS,
-                ("multi_tensor_adam", "multi_tensor_scale", "multi_tensor_axpby", "multi_tensor_sgd"),
-            ),
-            "fused_weight_gradient_mlp_cuda": Offered(
-                "planner.paper.outside.apex", ("wgrad_gemm_accum_fp16", "wgrad_gemm_accum_fp32")
-            ),
-        },
+        modules=_offered(
+            "planner.paper.outside.apex",
+            apex="",
+            apex__contrib="",
+            apex__contrib__layer_norm="",
+            apex__contrib__layer_norm__layer_norm="FastLayerNormFN",
+            apex__normalization=_NORMS,
+            apex__contrib__nccl_allocator="",
+            apex__normalization__fused_layer_norm=f"{_NORMS} FusedLayerNormAffineFunction fused_layer_norm_affine",
+            apex__optimizers="FusedAdam",
+            apex__multi_tensor_apply="multi_tensor_applier MultiTensorApply",
+        ),
+        extension=_offered(
+            "planner.paper.outside.apex",
+            amp_C="multi_tensor_adam multi_tensor_scale multi_tensor_axpby multi_tensor_sgd",
+            fused_weight_gradient_mlp_cuda="wgrad_gemm_accum_fp16 wgrad_gemm_accum_fp32",
+        ),
     ),
-    _named("bitsandbytes", "bitsandbytes", "bitsandbytes"),
-    _named("causal-conv1d", "causal_conv1d"),
-    _named("deep-gemm", "deep_gemm"),
-    _named("flash-linear-attention", "fla", "flash-linear-attention", "triton"),
-    _named("grouped-gemm", "grouped_gemm"),
-    _named("liger-kernel", "liger_kernel", "liger-kernel", "triton"),
-    _named("mamba-ssm", "mamba_ssm"),
-    _named("sageattention", "sageattention"),
     Package(
         name="transformer-engine",
         module="transformer_engine",
         version="2.11.0",
         source="transformer_engine/pytorch/csrc/extensions, transformer_engine/common/{fused_attn,normalization}",
-        extension={"transformer_engine_torch": Offered(_TRANSFORMER_ENGINE, table="EXTENSION")},
+        extension={"transformer_engine_torch": Offered("planner.paper.outside.transformer_engine", table="EXTENSION")},
         by_hand="its Python part (pip install --no-deps transformer-engine; and einops, onnx, onnxscript)",
     ),
-    _named("xformers", "xformers"),
-)  # fmt: skip
+    *(
+        Package(name=name, module=module, from_index=from_index)
+        for name, module, *from_index in (
+            ("bitsandbytes", "bitsandbytes", "bitsandbytes"),
+            ("causal-conv1d", "causal_conv1d"),
+            ("deep-gemm", "deep_gemm"),
+            ("flash-linear-attention", "fla", "flash-linear-attention", "triton"),
+            ("grouped-gemm", "grouped_gemm"),
+            ("liger-kernel", "liger_kernel", "liger-kernel", "triton"),
+            ("mamba-ssm", "mamba_ssm"),
+            ("sageattention", "sageattention"),
+            ("xformers", "xformers"),
+        )
+    ),
+)
 
-BY_MODULE: Mapping[str, Package] = MappingProxyType({each.module: each for each in PACKAGES})
+BY_MODULE: Mapping[str, Package] = MappingProxyType({package.module: package for package in PACKAGES})
 
 
 def canonical(name: str) -> str:
@@ -189,38 +181,27 @@ def canonical(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(".", "-")
 
 
-BY_NAME: Mapping[str, Package] = MappingProxyType({canonical(each.name): each for each in PACKAGES})
+BY_NAME: Mapping[str, Package] = MappingProxyType({canonical(package.name): package for package in PACKAGES})
 
 
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _MOST_BYTES = 1 << 20
 
 
-def listed(folders: Iterator[Path] | list[Path]) -> dict[str, str]:
+def listed(folders: Iterable[Path]) -> dict[str, str]:
     """Names as pip compares them, each with the file that asks for it (`requirements.txt`)."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for folder in folders:
-        for path in sorted(folder.glob("requirements*.txt")):
-            _note(found, _text(path).splitlines(), path)
-        path = folder / "pyproject.toml"
-        if path.is_file():
-            _note(found, _of_project(_text(path)), path)
-    return found
-
-
-def _note(found: dict[str, str], lines: list[str], path: Path) -> None:
-    for line in lines:
-        name = _NAME.match(line)
-        if name is not None:
-            found.setdefault(canonical(name[1]), path.name)
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(_MOST_BYTES).decode("utf-8", errors="replace")
-    except OSError:
-        return ""
+        for path in (*sorted(folder.glob("requirements*.txt")), folder / "pyproject.toml"):
+            try:
+                with path.open("rb") as file:
+                    text = file.read(_MOST_BYTES).decode("utf-8", errors="replace")
+            except OSError:
+                continue
+            for line in text.splitlines() if path.suffix == ".txt" else _of_project(text):
+                if (name := _NAME.match(line)) is not None:
+                    names.setdefault(canonical(name[1]), path.name)
+    return names
 
 
 def _of_project(text: str) -> list[str]:
@@ -233,7 +214,7 @@ def _of_project(text: str) -> list[str]:
         return []
     optional = project.get("optional-dependencies", {})
     groups = [project.get("dependencies", []), *(optional.values() if isinstance(optional, dict) else ())]
-    return [str(each) for group in groups if isinstance(group, list) for each in group]
+    return [str(dependency) for group in groups if isinstance(group, list) for dependency in group]
 
 
 _MISSING = {"ImportError", "ModuleNotFoundError"}
@@ -244,14 +225,12 @@ _STANDARD = sysconfig.get_paths()["stdlib"]
 
 def frames() -> list[FrameType]:
     """Those of the code that imports, innermost first: neither the import system's nor planner's."""
-    found = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(("<", _OURS)) and "/importlib/" not in path:
-            found.append(frame)
-        frame = frame.f_back
-    return found
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    return [
+        frame
+        for frame in frames
+        if not (path := frame.f_code.co_filename).startswith(("<", _OURS)) and "/importlib/" not in path
+    ]
 
 
 class Way(StrEnum):
@@ -266,13 +245,14 @@ class Way(StrEnum):
 
 def way() -> Way:
     """How the module is asked for that the import system looks for now."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_filename.startswith(_OURS) or "importlib" in frame.f_code.co_filename):
-        if "importlib.util" in frame.f_code.co_filename or frame.f_code.co_filename.endswith("importlib/util.py"):
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        path = frame.f_code.co_filename
+        if not path.startswith(_OURS) and "importlib" not in path:
+            break
+        if "importlib.util" in path or path.endswith("importlib/util.py"):
             return Way.ASKED
         if frame.f_code.co_name == "import_module":
             return Way.BY_NAME
-        frame = frame.f_back
     return Way.STATEMENT
 
 
@@ -313,24 +293,24 @@ def is_of(frame: FrameType, package: str) -> bool:
 @cache
 def _tries(path: str) -> tuple[tuple[int, int, frozenset[str]], ...]:
     """Of every handler of a file: the lines of its `try`, and the names of errors that it takes; none takes all."""
+
+    def names(error: ast.expr | None) -> Iterator[str]:
+        for node in ast.walk(error) if error is not None else ():
+            if isinstance(node, ast.Name):
+                yield node.id
+            elif isinstance(node, ast.Attribute):
+                yield node.attr
+
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return ()
     return tuple(
-        (node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno, frozenset(_names(handler.type)))
+        (node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno, frozenset(names(handler.type)))
         for node in ast.walk(tree)
         if isinstance(node, ast.Try)
         for handler in node.handlers
     )
-
-
-def _names(error: ast.expr | None) -> Iterator[str]:
-    for node in ast.walk(error) if error is not None else ():
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.Attribute):
-            yield node.attr
 
 
 _NAMED = re.compile(r"requires the (\w[\w.-]*) (?:library|package)")
@@ -358,27 +338,29 @@ def error_of(
     surely, perhaps = [name], list[str]()
     for module, deferred in _imported(line, own):
         (perhaps if deferred else surely).append(module)
-    needed = _unique(_packages(surely, listed))
-    others = [each for each in _unique(_packages(perhaps, listed)) if each not in needed]
-    said = [f"pip install {' '.join(needed)}"]
-    said += [f"functions of it also import {', '.join(others)}"] if others else []
-    said += [_TRITON] if "triton" in needed else []
-    one = len(needed) == 1
+    needed = _packages(surely, listed)
+    others = [package for package in _packages(perhaps, listed) if package not in needed]
+    remedies = [f"pip install {' '.join(needed)}"]
+    remedies += [f"functions of it also import {', '.join(others)}"] if others else []
+    remedies += [_TRITON] if "triton" in needed else []
+    verb = "is" if len(needed) == 1 else "are"
     return ProgramError(
-        f"the program needs {', '.join(needed)}, which {'is' if one else 'are'} not installed where planner runs",
+        f"the program needs {', '.join(needed)}, which {verb} not installed where planner runs",
         allowed="packages that are installed here as on the cluster; none of them needs a GPU to be installed",
-        remedy="; ".join(said),
+        remedy="; ".join(remedies),
         place=program_line(error),
     )
 
 
 def _lacking(error: BaseException | None, own: Collection[str]) -> str:
     """The top-level module that an error is about; empty for another error, and where it is there."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, ModuleNotFoundError) and error.name and _is_missing(top := _top(error.name), own):
-            return top
+    passed: set[int] = set()
+    while error is not None and id(error) not in passed:
+        passed.add(id(error))
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            top = error.name.partition(".")[0]
+            if _is_missing(top, own):
+                return top
         if isinstance(error, ImportError) and (named := _NAMED.search(str(error))):
             return named[1].lower() if _is_missing(named[1].lower(), own) else ""
         # Inductor's errors have what they are about in them (torch 2.13, _inductor/exc.py).
@@ -389,45 +371,39 @@ def _lacking(error: BaseException | None, own: Collection[str]) -> str:
 def _imported(line: LaunchLine, own: Collection[str]) -> Iterator[tuple[str, bool]]:
     """Modules that are not there and whose import nobody catches, and whether only functions import them."""
     files = own_files(line)
-    compiles = any(_compiles(node) for tree in files.values() for node in ast.walk(tree))
+    compiles = any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "compile"
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("re", "regex"))
+        for tree in files.values()
+        for node in ast.walk(tree)
+    )
     local = {path.stem for path in files} | {path.parent.name for path in files}
     for path, tree in files.items():
-        for each in imports_of(path, tree):
-            name = _top(each.module)
-            if name in local or not _is_missing(name, own) or is_caught(str(path), each.line):
+        for statement in imports_of(path, tree):
+            name = statement.module.partition(".")[0]
+            if name in local or not _is_missing(name, own) or is_caught(str(path), statement.line):
                 continue
             known = BY_MODULE.get(name)
             stands = (name == "triton" and not compiles) or (known is not None and known.is_modelled)
             if not stands:
-                yield name, each.deferred
-
-
-def _compiles(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Attribute) or node.attr != "compile":
-        return False
-    return not (isinstance(node.value, ast.Name) and node.value.id in ("re", "regex"))
+                yield name, statement.deferred
 
 
 def _is_missing(name: str, own: Collection[str]) -> bool:
     if not name or name in sys.stdlib_module_names or name in sys.modules or name in own:
         return False
-    finders = (each for each in sys.meta_path if not str(getattr(each, "__module__", "")).startswith("planner."))
-    return all(each.find_spec(name, None) is None for each in finders)
+    finders = (finder for finder in sys.meta_path if not str(getattr(finder, "__module__", "")).startswith("planner."))
+    return all(finder.find_spec(name, None) is None for finder in finders)
 
 
-def _packages(modules: Sequence[str], listed: Mapping[str, str]) -> Iterator[str]:
-    for each in modules:
-        known = BY_MODULE.get(each)
-        name = canonical(each)
-        if known is not None:
-            yield from known.from_index or (known.name,)
+def _packages(modules: Sequence[str], listed: Mapping[str, str]) -> list[str]:
+    """What pip calls them, each once."""
+    packages: dict[str, None] = {}
+    for module in modules:
+        name = canonical(module)
+        if (known := BY_MODULE.get(module)) is not None:
+            packages |= dict.fromkeys(known.from_index or (known.name,))
         else:
-            yield name if name in listed else _NAMES.get(each.lower(), name)
-
-
-def _top(module: str) -> str:
-    return module.partition(".")[0]
-
-
-def _unique(names: Iterator[str]) -> list[str]:
-    return list(dict.fromkeys(names))
+            packages[name if name in listed else _NAMES.get(module.lower(), name)] = None
+    return list(packages)

@@ -14,7 +14,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -41,7 +41,7 @@ class _Module(ModuleType):
             return importlib.import_module(whole)
         raise TraceError(
             f"the program uses {whole}, which is not modelled",
-            allowed=", ".join(sorted(each for each in vars(self) if not each.startswith("_"))) or "its modules",
+            allowed=", ".join(sorted(known for known in vars(self) if not known.startswith("_"))) or "its modules",
             remedy=_HOW,
         )
 
@@ -64,7 +64,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Ready(importlib.abc.Loader):
-    """For a module that is there already, of a user's own."""
+    """For a module that is there already."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -81,13 +81,14 @@ class First(importlib.abc.MetaPathFinder):
     def __init__(self, own: Mapping[str, ModuleType], provided: Mapping[str, str]) -> None:
         self._own, self._provided = own, provided
         self._parts = {
-            name: (each, offered) for each in package_table.PACKAGES for name, offered in each.extension.items()
+            name: (package, offered)
+            for package in package_table.PACKAGES
+            for name, offered in package.extension.items()
         }
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name in self._own:
-            holds = any(each.startswith(f"{name}.") for each in self._own)
-            return importlib.util.spec_from_loader(name, _Ready(self._own[name]), is_package=holds)
+            return _spec(name, _Ready(self._own[name]), self._own)
         if name not in self._parts:
             return None
         package, offered = self._parts[name]
@@ -97,18 +98,33 @@ class First(importlib.abc.MetaPathFinder):
         return None
 
 
+def _spec(name: str, loader: importlib.abc.Loader, siblings: Iterable[str]) -> importlib.machinery.ModuleSpec | None:
+    is_package = any(module.startswith(f"{name}.") for module in siblings)
+    return importlib.util.spec_from_loader(name, loader, is_package=is_package)
+
+
 class Last(importlib.abc.MetaPathFinder):
     """Asked for what is not installed. `provided`: by top-level module why the job is taken to have it; `ready`:
     modules that every machine with a GPU has, but for torch itself, which would compile with them."""
 
     def __init__(self, provided: Mapping[str, str], ready: Mapping[str, ModuleType], assumptions: Assumptions) -> None:
         self._provided, self._ready, self._assumptions = dict(provided), ready, assumptions
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] in self._ready:
-            return self._find_ready(name)
-        package = package_table.BY_MODULE.get(name.partition(".")[0])
+        top = name.partition(".")[0]
+        if top in self._ready:
+            importing = package_table.frames()
+            if importing and package_table.is_of(importing[0], "torch"):
+                return None
+            if name not in self._ready:
+                raise TraceError(
+                    f"the program imports {name}, and {top} is not installed here",
+                    allowed=", ".join(sorted(self._ready)),
+                    remedy=f"pip install {top} here: it needs no GPU",
+                )
+            return _spec(name, _Ready(self._ready[name]), self._ready)
+        package = package_table.BY_MODULE.get(top)
         if package is None or not self._has(package, name):
             return None
         if name not in package.modules:
@@ -117,23 +133,14 @@ class Last(importlib.abc.MetaPathFinder):
                 allowed=", ".join(sorted(package.modules)),
                 remedy=_HOW + (f", or install {package.instead}" if package.instead else ""),
             )
-        self._tell(package)
-        holds = any(each.startswith(f"{name}.") for each in package.modules)
-        return importlib.util.spec_from_loader(name, _Loader(package.modules[name], package.version), is_package=holds)
-
-    def _find_ready(self, name: str) -> importlib.machinery.ModuleSpec | None:
-        importing = package_table.frames()
-        if importing and package_table.is_of(importing[0], "torch"):
-            return None
-        if name not in self._ready:
-            top = name.partition(".")[0]
-            raise TraceError(
-                f"the program imports {name}, and {top} is not installed here",
-                allowed=", ".join(sorted(self._ready)),
-                remedy=f"pip install {top} here: it needs no GPU",
+        if package.name not in self._reported:
+            self._reported.add(package.name)
+            self._assumptions.add(
+                About.PACKAGES,
+                f"{package.name} is not installed here ({self._provided[package.module]}): its kernels allocate what"
+                f" those of {package.version} do, and the rest of it is refused by name",
             )
-        holds = any(each.startswith(f"{name}.") for each in self._ready)
-        return importlib.util.spec_from_loader(name, _Ready(self._ready[name]), is_package=holds)
+        return _spec(name, _Loader(package.modules[name], package.version), package.modules)
 
     def _has(self, package: Package, name: str) -> bool:
         """Whether the job has it. Raises TraceError for one that the program needs and nobody has described."""
@@ -144,36 +151,30 @@ class Last(importlib.abc.MetaPathFinder):
             return False
         if package.is_modelled and package.name not in SOUGHT:
             SOUGHT.append(package.name)
-        way = package_table.way()
+        way, place = package_table.way(), place_of(importing)
         if way is package_table.Way.ASKED or package_table.is_guarded(importing):
             # Libraries ask for much that the program has no use for, and go another way for few.
             decides = way is package_table.Way.STATEMENT and package.has_known_kernels
             if decides or package_table.belongs_to_program(importing[0]):
-                self._tell_missing(package, place_of(importing))
+                instead = f"install {package.instead or package.name} here"
+                self._assumptions.add(
+                    About.PACKAGES,
+                    f"{package.name} is not installed here, and the program goes its way without it; if the job has"
+                    f" it: {f'--with {package.name}' if package.is_modelled else instead}",
+                    place,
+                )
             return False
-        if package.from_index and not package.is_modelled:
+        if package.is_modelled:
+            self._provided[package.module] = "the program imports it and catches no error"
+            return True
+        if package.from_index:
             return False  # the program ends, and is told what else it lacks (package_table)
-        if not package.is_modelled:
-            raise _unknown(package, place_of(importing))
-        self._provided[package.module] = "the program imports it and catches no error"
-        return True
-
-    def _tell(self, package: Package) -> None:
-        if package.name in self._told:
-            return
-        self._told.add(package.name)
-        self._assumptions.add(
-            About.PACKAGES,
-            f"{package.name} is not installed here ({self._provided[package.module]}): its kernels allocate what those "
-            f"of {package.version} do, and the rest of it is refused by name",
-        )
-
-    def _tell_missing(self, package: Package, place: str) -> None:
-        what = f"--with {package.name}" if package.is_modelled else f"install {package.instead or package.name} here"
-        self._assumptions.add(
-            About.PACKAGES,
-            f"{package.name} is not installed here, and the program goes its way without it; if the job has it: {what}",
-            place,
+        raise TraceError(
+            f"the program needs {package.name}, "
+            f"{'' if package.has_known_kernels else 'whose kernels are not modelled and '}which is not installed here",
+            allowed=_modelled(),
+            remedy=f"install {package.instead} where planner runs: it needs no GPU" if package.instead else _HOW,
+            place=place,
         )
 
     def find_distributions(self, context: Any) -> Iterator[importlib.metadata.Distribution]:
@@ -201,14 +202,8 @@ class _Distribution(importlib.metadata.Distribution):
         return path
 
 
-def _unknown(package: Package, place: str) -> TraceError:
-    return TraceError(
-        f"the program needs {package.name}, "
-        f"{'' if package.has_known_kernels else 'whose kernels are not modelled and '}which is not installed here",
-        allowed=", ".join(each.name for each in package_table.PACKAGES if each.is_modelled),
-        remedy=f"install {package.instead} where planner runs: it needs no GPU" if package.instead else _HOW,
-        place=place,
-    )
+def _modelled() -> str:
+    return ", ".join(package.name for package in package_table.PACKAGES if package.is_modelled)
 
 
 def provided_by(named: Sequence[str], listed: Mapping[str, str]) -> dict[str, str]:
@@ -216,19 +211,19 @@ def provided_by(named: Sequence[str], listed: Mapping[str, str]) -> dict[str, st
 
     Raises TraceError for a name that is not modelled.
     """
-    found = {package.module: f"{listed[name]} lists it" for name, package in package_table.BY_NAME.items()
-             if name in listed and package.is_modelled}  # fmt: skip
+    reasons = {
+        package.module: f"{listed[name]} lists it"
+        for name, package in package_table.BY_NAME.items()
+        if name in listed and package.is_modelled
+    }
     for name in named:
         package = package_table.BY_NAME.get(package_table.canonical(name))
         if package is None or not package.is_modelled:
             raise TraceError(
-                f"there is no model of a package {name[:80]!a}",
-                allowed=", ".join(each.name for each in package_table.PACKAGES if each.is_modelled),
-                remedy=_HOW,
-                place="--with",
+                f"there is no model of a package {name[:80]!a}", allowed=_modelled(), remedy=_HOW, place="--with"
             )
-        found[package.module] = "--with names it"
-    return found
+        reasons[package.module] = "--with names it"
+    return reasons
 
 
 @contextmanager

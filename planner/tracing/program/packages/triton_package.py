@@ -52,9 +52,9 @@ class Launches:
 
     def launch(self, _kernel: Any, *arguments: Any, **named: Any) -> Launched:
         """`JITFunction.run`: what a tensor holds is not known afterwards."""
-        for each in (*arguments, *named.values()):
-            if isinstance(each, torch.Tensor) and each.is_cuda:
-                torch.ops.paper.forget_value(each)
+        for argument in (*arguments, *named.values()):
+            if isinstance(argument, torch.Tensor) and argument.is_cuda:
+                torch.ops.paper.forget_value(argument)
         if self._scratch:
             workspaces.note_unknown_workspace("triton::scratch")
         return Launched()
@@ -78,19 +78,17 @@ class Launches:
     def patched(self) -> Any:
         """Triton's own classes launch nothing, inside; Triton has been imported."""
         importlib.import_module("triton.runtime.driver").driver.set_active(self.driver)
-        wrapped = {"triton.runtime.jit:JITFunction.run": lambda _real: self._run()}
+
+        def run(kernel: Any, *arguments: Any, **named: Any) -> Launched:
+            return self.launch(kernel, *arguments, **named)
+
         replaced = {
             "triton.testing:do_bench": self.timed,
             "triton.testing:do_bench_cudagraph": self.timed,
             "triton:set_allocator": self.set_allocator,
+            "triton.runtime.jit:JITFunction.run": run,
         }
-        return upstream.patch_targets("program launches triton", replaced=replaced, wrapped=wrapped)
-
-    def _run(self) -> Callable[..., Launched]:
-        def run(kernel: Any, *arguments: Any, **named: Any) -> Launched:
-            return self.launch(kernel, *arguments, **named)
-
-        return run
+        return upstream.patch_targets("program launches triton", replaced=replaced)
 
 
 class Driver:
@@ -98,16 +96,15 @@ class Driver:
 
     def __init__(self, properties: Any, benchmarker: Callable[..., Any]) -> None:
         self._properties, self._benchmarker = properties, benchmarker
-        self.utils = SimpleNamespace(get_device_properties=self._answer, set_printf_fifo_size=lambda _bytes: None)
-
-    def _answer(self, _device: int = 0) -> dict[str, int]:
-        known = self._properties
-        return {
-            "max_shared_mem": known.shared_memory_per_block_optin,
-            "max_num_regs": known.regs_per_multiprocessor,
-            "multiprocessor_count": known.multi_processor_count,
-            "warpSize": known.warp_size,
+        known = {
+            "max_shared_mem": properties.shared_memory_per_block_optin,
+            "max_num_regs": properties.regs_per_multiprocessor,
+            "multiprocessor_count": properties.multi_processor_count,
+            "warpSize": properties.warp_size,
         }
+        self.utils = SimpleNamespace(
+            get_device_properties=lambda _device=0: dict(known), set_printf_fifo_size=lambda _bytes: None
+        )
 
     def get_current_target(self) -> Any:
         """As Triton's own class where that is there."""
@@ -152,7 +149,6 @@ class Driver:
 
 # Kernels are objects whose launch does nothing; their bodies are never read. Names are those of Triton 3.9. Programs
 # that compile, or that ask a compiled kernel for something, need the package itself.
-VERSION = "3.9.0"
 _INSTALL = "pip install triton here: it needs no GPU, and torch for CUDA brings it everywhere else"
 _LANGUAGE = (
     "language", "language.core", "language.math", "language.standard", "language.extra", "language.extra.libdevice",
@@ -227,8 +223,10 @@ class JITFunction(KernelInterface):
         self.params = [SimpleNamespace(name=name) for name in self.arg_names]
 
     def run(self, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Launched:  # noqa: ARG002
-        if self.launches.compiles:
-            refuse_compiled()
+        if self.launches.compiles:  # torch reads a kernel in a compiled function by the package itself
+            raise TraceError(
+                "the program compiles, launches kernels of Triton, and triton is not installed here", remedy=_INSTALL
+            )
         return self.launches.launch(self, *arguments, **named)
 
     def __call__(self, *_arguments: Any, **_named: Any) -> Any:
@@ -264,21 +262,19 @@ class Autotuner(KernelInterface):
 
     def run(self, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
         given = {**dict(zip(self.arg_names, arguments, strict=False)), **named}
-        key = tuple([given[name] for name in self.keys if name in given] + _dtypes(given))
+        dtypes = (str(value.dtype) for value in given.values() if hasattr(value, "dtype"))
+        key = (*(given[name] for name in self.keys if name in given), *dtypes)
         if key not in self.cache:
-            self.cache[key] = self._choose(given, arguments, named, grid)
+            configs = self.configs
+            if len(configs) > 1 and "early_config_prune" in self._prune:
+                configs = self._prune["early_config_prune"](configs, given, **named)
+            for config in configs if len(configs) > 1 else ():
+                JITFunction.launches.timed(functools.partial(self._once, config, given, arguments, named, grid))
+            self.cache[key] = configs[0]
         chosen = self.cache[key]
         if chosen.pre_hook is not None:
             chosen.pre_hook({**given, **chosen.all_kwargs()})
         return self.fn.run(*arguments, grid=grid, warmup=warmup, **named, **chosen.all_kwargs())
-
-    def _choose(self, given: dict[str, Any], arguments: tuple[Any, ...], named: dict[str, Any], grid: Any) -> Config:
-        configs = self.configs
-        if len(configs) > 1 and "early_config_prune" in self._prune:
-            configs = self._prune["early_config_prune"](configs, given, **named)
-        for config in configs if len(configs) > 1 else ():
-            JITFunction.launches.timed(functools.partial(self._once, config, given, arguments, named, grid))
-        return configs[0]
 
     def _once(
         self, config: Config, given: dict[str, Any], arguments: tuple[Any, ...], named: dict[str, Any], grid: Any
@@ -291,38 +287,6 @@ class Autotuner(KernelInterface):
         self.fn.run(*arguments, grid=grid, warmup=False, **named, **config.all_kwargs())
         for name, value in kept.items():
             given[name].copy_(value)
-
-
-def refuse_compiled() -> NoReturn:
-    """Raises TraceError: torch reads a kernel in a compiled function by the package itself."""
-    raise TraceError(
-        "the program compiles, launches kernels of Triton, and triton is not installed here",
-        remedy=_INSTALL,
-    )
-
-
-def _dtypes(given: Mapping[str, Any]) -> list[str]:
-    return [str(each.dtype) for each in given.values() if hasattr(each, "dtype")]
-
-
-def jit(fn: Any = None, **_settings: Any) -> Any:
-    """`triton.jit`, with and without settings."""
-    return JITFunction if fn is None else JITFunction(fn)
-
-
-def autotune(configs: Sequence[Config], key: Sequence[str], **settings: Any) -> Callable[[Any], Autotuner]:
-    """`triton.autotune`."""
-    return lambda fn: Autotuner(fn, configs, key, **settings)
-
-
-def heuristics(values: Mapping[str, Callable[..., Any]]) -> Callable[[Any], Heuristics]:
-    """`triton.heuristics`."""
-    return lambda fn: Heuristics(fn, values)
-
-
-def constexpr_function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`triton.constexpr_function`: a function that bodies of kernels call while they are compiled."""
-    return fn
 
 
 def cdiv(x: int, y: int) -> int:
@@ -346,11 +310,19 @@ class TensorDescriptor:
         return TensorDescriptor(tensor, tensor.shape, tensor.stride(), block_shape)
 
 
-class Package(ModuleType):
-    """The package itself."""
-
+class _Part(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        return _refuse(self, name)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceError(
+            f"the program uses {self.__name__}.{name}, and triton is not installed here",
+            allowed=", ".join(sorted(known for known in vars(self) if not known.startswith("_"))),
+            remedy=_INSTALL,
+        )
+
+
+class Package(_Part):
+    """The package itself."""
 
 
 class _Language(ModuleType):
@@ -360,51 +332,41 @@ class _Language(ModuleType):
         return _Symbol(f"tl.{name}")
 
 
-class _Part(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        return _refuse(self, name)
-
-
-def _refuse(module: ModuleType, name: str) -> NoReturn:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    raise TraceError(
-        f"the program uses {module.__name__}.{name}, and triton is not installed here",
-        allowed=", ".join(sorted(each for each in vars(module) if not each.startswith("_"))),
-        remedy=_INSTALL,
-    )
-
-
 def modules(launches: Launches) -> dict[str, ModuleType]:
     """The package's modules, by their names; launches are told to `launches`."""
     JITFunction.launches = launches
     kernels = {"JITFunction": JITFunction, "KernelInterface": KernelInterface}
     tuned = {"Autotuner": Autotuner, "Heuristics": Heuristics, "Config": Config}
+    functions = {
+        "jit": lambda fn=None, **_settings: JITFunction if fn is None else JITFunction(fn),
+        "autotune": lambda configs, key, **settings: lambda fn: Autotuner(fn, configs, key, **settings),
+        "heuristics": lambda values: lambda fn: Heuristics(fn, values),
+    }
     active = {"active": launches.driver, "set_active": lambda _driver: None, "reset_active": lambda: None}
     timing = {"do_bench": launches.timed, "do_bench_cudagraph": launches.timed}
     contents: dict[str, dict[str, Any]] = {
         "": {
-            **kernels, **tuned, "__version__": VERSION, "jit": jit, "autotune": autotune, "heuristics": heuristics,
-            "cdiv": cdiv, "next_power_of_2": next_power_of_2, "set_allocator": launches.set_allocator,
-            "constexpr_function": constexpr_function,
+            **kernels, **tuned, **functions, "__version__": "3.9.0", "cdiv": cdiv, "next_power_of_2": next_power_of_2,
+            "set_allocator": launches.set_allocator,
+            "constexpr_function": lambda fn: fn,  # which bodies of kernels call while they are compiled
         },
         "runtime": {**kernels, **tuned},
         "runtime.driver": {**active, "driver": SimpleNamespace(**active)},
-        "runtime.jit": {**kernels, "jit": jit},
-        "runtime.autotuner": {**tuned, "autotune": autotune, "heuristics": heuristics},
+        "runtime.jit": {**kernels, "jit": functions["jit"]},
+        "runtime.autotuner": {**tuned, **{name: functions[name] for name in ("autotune", "heuristics")}},
         "testing": timing,
         "tools": {},
         "tools.tensor_descriptor": {"TensorDescriptor": TensorDescriptor},
         **{name: {"constexpr": constexpr} for name in _LANGUAGE},
     }  # fmt: skip
-    made: dict[str, ModuleType] = {}
+    package: dict[str, ModuleType] = {}
     for name, content in contents.items():
         kind: type[ModuleType] = _Language if name.startswith("language") else _Part if name else Package
         module = kind(f"triton.{name}" if name else "triton")
         vars(module).update(content)
-        made[module.__name__] = module
-    for name, module in made.items():
+        package[module.__name__] = module
+    for name, module in package.items():
         parent, _, last = name.rpartition(".")
         if parent:
-            vars(made[parent])[last] = module
-    return made
+            vars(package[parent])[last] = module
+    return package
