@@ -204,7 +204,7 @@ def test_a_real_process_holds_in_each_phase_what_was_predicted(run: Run, tmp_pat
     measured: dict[str, int] = printed_by(HERE / "resident_phases.py", str(program), "meta", str(tmp_path))
     predicted: dict[str, int] = {}
     for each in timeline_of(run(f"python {program} cuda {tmp_path}", steps=5)).phases:
-        predicted[each.phase.value] = max(predicted.get(each.phase.value, 0), each.own_bytes)
+        predicted[each.phase.value] = max(predicted.get(each.phase.value, 0), sum(each.own.values()))
 
     assert measured.keys() == predicted.keys()
     assert measured["load"] > 190e6

@@ -62,8 +62,7 @@ def workers_sentence() -> str:
 
 def process_facts(*, transformers: bool) -> list[Fact]:
     """What is known of the parts of a process that trains on a GPU."""
-    own = [TORCH, CUDA]
-    return [*own, TRANSFORMERS] if transformers else own
+    return [TORCH, CUDA, TRANSFORMERS] if transformers else [TORCH, CUDA]
 
 
 def process_blocks(facts: Sequence[Fact]) -> Iterator[HostBlock]:
@@ -76,8 +75,8 @@ def process_blocks(facts: Sequence[Fact]) -> Iterator[HostBlock]:
 
 def process_margins(facts: Sequence[Fact]) -> tuple[int, int]:
     """How many bytes fewer, and more, the parts may take."""
-    fewer = sum(each.best_bytes - each.low_bytes for each in facts)
-    more = sum(each.high_bytes - each.best_bytes for each in facts)
+    fewer = sum(fact.best_bytes - fact.low_bytes for fact in facts)
+    more = sum(fact.high_bytes - fact.best_bytes for fact in facts)
     return fewer, more
 
 

@@ -30,42 +30,15 @@ from planner.job.schema import DataLoader
 # and lets go of the other (_utils/pin_memory.py).
 def loader_blocks(loader: DataLoader, tensors: Iterable[int]) -> Iterator[HostBlock]:
     """What one loader holds once it is read: `tensors` are the bytes of each tensor of a batch."""
-    sizes = [each for each in tensors if each]
+    sizes = [size for size in tensors if size]
     if not loader.workers:
-        yield from _batches(sizes, 1, pinned=loader.pin_memory, name="in use")
-        return
+        return _batches(sizes, 1, pinned=loader.pin_memory, name="in use")
     ahead = loader.workers * loader.prefetch_factor + 1
-    worker = processes.WORKER.best_bytes + loader.worker_bytes
-    yield from _read_by_workers(sizes, ahead, loader.workers, worker, pins=loader.pin_memory)
+    worker_bytes = processes.WORKER.best_bytes + loader.worker_bytes
+    return _worker_blocks(sizes, ahead, loader.workers, worker_bytes, pins=loader.pin_memory)
 
 
-def loader_margins(loader: DataLoader, tensors: Iterable[int]) -> tuple[int, int]:
-    """How many bytes fewer, and more, the workers may take than `loader_blocks` has.
-
-    What a worker keeps of the samples that it put together is for the C library to say (glibc 2.39, malloc: memory of
-    freed blocks below 32 MiB may stay): none, one batch, or, measured at worst, four.
-    """
-    return _margins(loader.workers, processes.WORKER, sum(tensors))
-
-
-def started_blocks(started: LoaderStarted) -> Iterator[HostBlock]:
-    """What a program's loader holds besides the batch in hand: what is read ahead, and the workers."""
-    sizes = [each for each in started.tensors if each]
-    worker = _fact_of(started).best_bytes
-    yield from _read_by_workers(sizes, started.ahead, started.workers, worker, pins=started.pin_memory)
-
-
-def started_margins(started: LoaderStarted) -> tuple[int, int]:
-    """As `loader_margins`, of a program's loader."""
-    return _margins(started.workers, _fact_of(started), sum(started.tensors))
-
-
-def _fact_of(started: LoaderStarted) -> Fact:
-    """A worker that is no fork has read its libraries itself."""
-    return processes.TORCH if started.spawned else processes.WORKER
-
-
-def _read_by_workers(
+def _worker_blocks(
     sizes: Sequence[int], ahead: int, workers: int, worker_bytes: int, *, pins: bool
 ) -> Iterator[HostBlock]:
     yield from _batches(sizes, ahead, pinned=pins, name="read ahead")
@@ -75,14 +48,19 @@ def _read_by_workers(
     yield HostBlock(bytes=held, category=HostCategory.WORKER, name="data loader", count=workers)
 
 
-def _margins(workers: int, fact: Fact, batch: int) -> tuple[int, int]:
-    fewer, more = fact.best_bytes - fact.low_bytes + batch, fact.high_bytes - fact.best_bytes + 3 * batch
-    return workers * fewer, workers * more
-
-
 def _batches(sizes: Iterable[int], count: int, *, pinned: bool, name: str) -> Iterator[HostBlock]:
     for size in sizes:
         yield HostBlock(bytes=size, category=HostCategory.BATCH, pinned=pinned, name=name, count=count)
+
+
+def _worker_margins(workers: int, fact: Fact, batch: int) -> tuple[int, int]:
+    """How many bytes fewer, and more, the workers may take than is counted.
+
+    What a worker keeps of the samples that it put together is for the C library to say (glibc 2.39, malloc: memory of
+    freed blocks below 32 MiB may stay): none, one batch, or, measured at worst, four.
+    """
+    fewer, more = fact.best_bytes - fact.low_bytes + batch, fact.high_bytes - fact.best_bytes + 3 * batch
+    return workers * fewer, workers * more
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +78,9 @@ class HostPhase:
     files: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def own_bytes(self) -> int:
-        return sum(self.own.values())
-
-    @property
     def held_bytes(self) -> int:
         """What cannot be given back: own and shared, without files."""
-        return self.own_bytes + sum(self.node.values())
+        return sum(self.own.values()) + sum(self.node.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,22 +101,23 @@ def replay_host(
     """
     rank = _Rank(loader, rules)
     rank.enter(Phase.LOAD, 0)  # whatever is marked later, a process begins with it
-    for each in base:
-        rank.hold(each)
+    for block in base:
+        rank.hold(block)
     for event in events:
         match event:
             case Mark(phase, iteration):
                 rank.enter(phase, iteration)
-            case HostAlloc(block, held):
-                rank.allocate(block, held)
-            case HostFree(block):
-                rank.free(block)
+            case HostAlloc(number, held):
+                rank.alive[number] = (held, rank.hold(held))
+            case HostFree(number):
+                rank.give_up(rank.alive.pop(number))
             case BatchTaken(tensors):
                 rank.take_batch(tensors)
             case LoaderStarted():
                 rank.start_loader(event)
             case LoaderEnded(number):
-                rank.end_loader(number)
+                for taken in rank.started.pop(number)[1]:
+                    rank.give_up(taken)
     return RankTimeline(rank.finished(), rank.margins)
 
 
@@ -152,25 +127,19 @@ class _Rank:
         self._pinned = PinnedMemory(rules)
         self._own: Counter[HostCategory] = Counter()
         self._shared: dict[Backing, Counter[str]] = {Backing.NODE: Counter(), Backing.FILE: Counter()}
-        self._alive: dict[int, tuple[HostBlock, int]] = {}
+        self.alive: dict[int, tuple[HostBlock, int]] = {}
         self._loading: dict[bool, list[tuple[HostBlock, int]]] = {}
-        self._started: dict[int, tuple[LoaderStarted, list[tuple[HostBlock, int]]]] = {}
+        self.started: dict[int, tuple[tuple[int, int], list[tuple[HostBlock, int]]]] = {}
         self._now: HostPhase | None = None
         self._phases: dict[tuple[Phase, int], HostPhase] = {}
         self.margins = (0, 0)
 
     def enter(self, phase: Phase, iteration: int) -> None:
         if phase is not Phase.EVAL:
-            for each in self._loading.pop(True, ()):
-                self._give_up(each)
+            for taken in self._loading.pop(True, ()):
+                self.give_up(taken)
         self._close()
         self._now = self._snapshot(phase, iteration)
-
-    def allocate(self, block: int, held: HostBlock) -> None:
-        self._alive[block] = (held, self.hold(held))
-
-    def free(self, block: int) -> None:
-        self._give_up(self._alive.pop(block))
 
     def hold(self, held: HostBlock) -> int:
         """The bytes of each of the blocks, as they are taken."""
@@ -189,25 +158,26 @@ class _Rank:
         evaluates = self._now is not None and self._now.phase is Phase.EVAL
         if evaluates in self._loading:
             return
-        self._loading[evaluates] = [(each, self.hold(each)) for each in loader_blocks(self._loader, tensors)]
+        self._loading[evaluates] = [(block, self.hold(block)) for block in loader_blocks(self._loader, tensors)]
         if not evaluates:
-            self.margins = loader_margins(self._loader, tensors)
+            self.margins = _worker_margins(self._loader.workers, processes.WORKER, sum(tensors))
 
     def start_loader(self, started: LoaderStarted) -> None:
-        self._started[started.loader] = started, [(each, self.hold(each)) for each in started_blocks(started)]
-        margins = [started_margins(each) for each, _ in self._started.values()]
-        fewer, more = sum(each[0] for each in margins), sum(each[1] for each in margins)
+        """What a program's loader holds besides the batch in hand: what is read ahead, and the workers."""
+        sizes = [size for size in started.tensors if size]
+        # A worker that is no fork has read its libraries itself.
+        fact = processes.TORCH if started.spawned else processes.WORKER
+        blocks = _worker_blocks(sizes, started.ahead, started.workers, fact.best_bytes, pins=started.pin_memory)
+        margins = _worker_margins(started.workers, fact, sum(sizes))
+        self.started[started.loader] = margins, [(block, self.hold(block)) for block in blocks]
+        fewer, more = (sum(side) for side in zip(*(margins for margins, _ in self.started.values()), strict=True))
         self.margins = max(self.margins[0], fewer), max(self.margins[1], more)
-
-    def end_loader(self, loader: int) -> None:
-        for each in self._started.pop(loader)[1]:
-            self._give_up(each)
 
     def finished(self) -> tuple[HostPhase, ...]:
         self._close()
         return tuple(self._phases.values())
 
-    def _give_up(self, given: tuple[HostBlock, int]) -> None:
+    def give_up(self, given: tuple[HostBlock, int]) -> None:
         held, size = given
         if held.backing is not Backing.OWN:
             self._shared[held.backing][held.name] -= held.bytes * held.count
@@ -226,7 +196,7 @@ class _Rank:
         own = {category: count for category, count in self._own.items() if count}
         if kept := self._pinned.held_bytes - self._pinned.used_bytes:
             own[HostCategory.PINNED_CACHE] = kept
-        node, files = ({name: count for name, count in self._shared[each].items() if count} for each in self._shared)
+        node, files = ({name: count for name, count in shared.items() if count} for shared in self._shared.values())
         return HostPhase(phase, iteration, own, node, files)
 
     def _close(self) -> None:

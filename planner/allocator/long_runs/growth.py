@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
@@ -52,37 +52,28 @@ def growth_of(events: Sequence[Event], rules: Rules) -> Growth | None:
     The first two steps are passed over, in which optimizer state, workspaces and buckets are born; the last one, too:
     what it leaves, the next one may give up.
     """
-    starts = _step_starts(events)
+    starts: dict[int, int] = {}
+    for index, event in enumerate(events):
+        if isinstance(event, Mark) and event.phase is Phase.FORWARD:
+            starts.setdefault(event.iteration, index)
     iterations = sorted(starts)
-    cuts = [starts[each] for each in iterations]
+    cuts = [starts[iteration] for iteration in iterations]
     if len(cuts) < _FIRST + _FEWEST + 2:
         return None
     last = alive_at(events, cuts)[cuts[-1]]
-    kept = [_kept_of(events[first:after], last, rules) for first, after in pairwise(cuts[_FIRST:-1])]
+    kept = []
+    for first, after in pairwise(cuts[_FIRST:-1]):
+        sizes: Counter[Origin] = Counter()
+        for event in events[first:after]:
+            if isinstance(event, Alloc) and event.block in last and event.requested_bytes:
+                sizes[event.origin or Origin()] += rules.round_size(event.requested_bytes)
+        kept.append(sizes)
     growing = list(takewhile(bool, reversed(kept)))
     if len(growing) < _FEWEST:
         return None
     by_origin = sum(growing, Counter[Origin]())
     average = round(by_origin.total() / len(growing))
     return Growth(average, len(growing), by_origin.most_common(1)[0][0], (cuts[-2], cuts[-1]), iterations[-2])
-
-
-def _kept_of(step: Sequence[Event], last: Container[int], rules: Rules) -> Counter[Origin]:
-    """Bytes of the blocks that are born in a step and are there at last, by their makers."""
-    found: Counter[Origin] = Counter()
-    for event in step:
-        if isinstance(event, Alloc) and event.block in last and event.requested_bytes:
-            found[event.origin or Origin()] += rules.round_size(event.requested_bytes)
-    return found
-
-
-def _step_starts(events: Sequence[Event]) -> dict[int, int]:
-    """By iteration, where its first forward begins."""
-    found: dict[int, int] = {}
-    for index, event in enumerate(events):
-        if isinstance(event, Mark) and event.phase is Phase.FORWARD:
-            found.setdefault(event.iteration, index)
-    return found
 
 
 def find_end(events: Sequence[Event], growth: Growth, rules: Rules, room_bytes: int) -> End | None:
@@ -99,7 +90,8 @@ def find_end(events: Sequence[Event], growth: Growth, rules: Rules, room_bytes: 
     step = pattern_of(Stretch(tuple(events[first:last]), standing(first), standing(last)))
     player = Player(CachingAllocator(rules, Device(room_bytes)), [], first_unused_block(events))
     try:
-        player.play_trace(events[:last])
+        for event in events[:last]:
+            player.play_as_it_is(event)
     except OutOfMemoryError:
         return None
     player.standing, number = list(standing(last)), growth.last_iteration

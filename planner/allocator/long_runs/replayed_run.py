@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.allocator.blocks import Device
@@ -14,7 +14,6 @@ from planner.allocator.long_runs.stretches import (
     Deed,
     Place,
     Sized,
-    Stretch,
     TracedRun,
     cut_run,
     kinds_left,
@@ -23,19 +22,7 @@ from planner.allocator.long_runs.stretches import (
 )
 from planner.allocator.rules import Rules
 from planner.errors import TraceError
-from planner.events import (
-    Alloc,
-    EmptyCache,
-    Event,
-    Free,
-    FreeCompleted,
-    Mark,
-    Phase,
-    Synchronize,
-    Use,
-    first_unused_block,
-    rename_all,
-)
+from planner.events import Alloc, Event, Mark, Phase, first_unused_block, rename_all
 from planner.job.sampled_runs import Steps, draw_steps, first_steps, longest_batch, traced_lengths, traced_steps
 from planner.job.schema import Job
 
@@ -74,32 +61,15 @@ class Player:
     """Events so far, without those that were played as they are."""
     _addresses: dict[int, int] = field(default_factory=dict)
 
-    def play_as_it_is(self, event: Event, phase: Phase) -> None:
-        """One event of a trace, its block under its own name."""
-        allocator = self.allocator
-        match event:
-            case Alloc():
-                block = allocator.malloc(event.block, event.requested_bytes, event.stream, event.pool)
-                if block is None:
-                    raise OutOfMemoryError(phase)
-                self._addresses[event.block] = block.address
-            case Free():
-                allocator.free(event.block)
-            case Use():
-                allocator.use(event.block, event.stream)
-            case FreeCompleted():
-                allocator.complete_free(event.block)
-            case Synchronize():
-                allocator.synchronize()
-            case EmptyCache():
-                allocator.empty_cache()
-            case _:
-                pass
-
-    def play_trace(self, events: Iterable[Event]) -> None:
-        """Events as they are, without saying in which phase the memory runs out."""
-        for event in events:
-            self.play_as_it_is(event, Phase.LOAD)
+    def play_as_it_is(self, event: Event, phase: Phase = Phase.LOAD) -> None:
+        """One event of a trace, its block under its own name. Raises OutOfMemoryError, in this phase."""
+        if isinstance(event, Alloc):
+            block = self.allocator.malloc(event.block, event.requested_bytes, event.stream, event.pool)
+            if block is None:
+                raise OutOfMemoryError(phase)
+            self._addresses[event.block] = block.address
+        else:
+            self.allocator.take(event)
 
     def play(self, stretch: Sized, grew: Callable[[Phase], None] = lambda _: None) -> Peaks:
         """One stretch; `grew` is told the phase whenever more is reserved than ever before. Raises OutOfMemoryError.
@@ -126,10 +96,16 @@ class Player:
                     grew(stretch.phase_at(index))
             elif deed == Deed.FREE:
                 free(table[block] if block >= 0 else -1 - block)
+            elif deed == Deed.USE:
+                allocator.use(table[block] if block >= 0 else -1 - block, stream)
+            elif deed == Deed.COMPLETE:
+                allocator.complete_free(table[block] if block >= 0 else -1 - block)
+            elif deed == Deed.SYNCHRONIZE:
+                allocator.synchronize()
             else:
-                self._rarer(deed, table[block] if block >= 0 else -1 - block, stream)
+                allocator.empty_cache()
         self.unused, self.played = unused, self.played + len(stretch.pattern.steps)
-        self.standing = [table[each] if each >= 0 else -1 - each for each in stretch.pattern.left]
+        self.standing = [table[block] if block >= 0 else -1 - block for block in stretch.pattern.left]
         return Peaks(top, requested, stretch.phase_at(max(at, 0)))
 
     def state(self) -> int | None:
@@ -139,19 +115,9 @@ class Player:
             return None
         blocks, *others = state
         assert isinstance(blocks, list)
-        where = tuple(self._addresses.get(each, -1) for each in self.standing)
-        self._addresses = {each: self._addresses[each] for each in self.standing if each in self._addresses}
+        where = tuple(self._addresses.get(block, -1) for block in self.standing)
+        self._addresses = {block: self._addresses[block] for block in self.standing if block in self._addresses}
         return hash((tuple(blocks), tuple(others), where))
-
-    def _rarer(self, deed: Deed, block: int, stream: int) -> None:
-        if deed == Deed.USE:
-            self.allocator.use(block, stream)
-        elif deed == Deed.COMPLETE:
-            self.allocator.complete_free(block)
-        elif deed == Deed.SYNCHRONIZE:
-            self.allocator.synchronize()
-        else:
-            self.allocator.empty_cache()
 
 
 MOST_EVENTS = 4_000_000
@@ -208,12 +174,12 @@ _Part = tuple[Place | None, int]
 class _Outcome:
     """What came of a stretch that began in a known state."""
 
-    after: _State
+    after: _State | None
     peaks: Peaks
     cache_releases: int
 
 
-class Run:
+class _Run:
     """A run that goes on stretch by stretch.
 
     What a stretch does hinges on its length and on the state of the allocator, of which there are few: a stretch that
@@ -225,16 +191,13 @@ class Run:
         self,
         traced: TracedRun,
         by_length: Mapping[Place, ByLength],
-        rules: Rules,
-        capacity_bytes: int | None = None,
-        *,
-        device_bytes: int | None = None,
-        empty_cache_every: int = 0,
+        allocator: CachingAllocator,
+        empty_cache_every: int,
     ) -> None:
-        self.allocator = CachingAllocator(rules, Device(capacity_bytes), device_bytes)
-        self.found = ReplayedRun()
+        self.allocator = allocator
+        self.run = ReplayedRun()
         self._traced, self._by_length, self._every = traced, by_length, empty_cache_every
-        self._player = Player(self.allocator, list(traced.standing), first_unused_block(traced.before))
+        self._player = Player(allocator, list(traced.standing), first_unused_block(traced.before))
         self._known: dict[_State, dict[_Part, _Outcome]] = defaultdict(dict)
         self._at: _State | None = None
         """Where the run is; None where the age of blocks counts, and nothing is known of other times."""
@@ -244,18 +207,23 @@ class Run:
     def take(self, steps: Steps, first_steps: int) -> ReplayedRun:
         """Replays these steps, of which the first are in the trace as they are, until the memory runs out. Of a run
         that would take too long the last step is looked at all the same."""
-        found, number = self.found, 1
+        run, number = self.run, 1
         try:
             self._begin(steps)
             for number, step in enumerate(steps[first_steps:], first_steps + 1):
                 if self._player.played >= MOST_EVENTS and number < len(steps):
-                    found.left_out += 1
-                else:
-                    self._take_step(step, number)
+                    run.left_out += 1
+                    continue
+                parts: list[_Part] = list(zip(places_of(len(step)), (*step, max(step)), strict=True))
+                if self._every and number % self._every == 0:
+                    parts.append((None, 0))
+                replayed = [self._take_part(part, number) for part in parts]
+                run.replayed += any(replayed)
+                self._end_step()
         except OutOfMemoryError as failed:
-            found.out_of_memory_phase = failed.phase
-            found.out_of_memory_step = number if number > first_steps else len(found.allocated_bytes) + 1
-        return found
+            run.out_of_memory_phase = failed.phase
+            run.out_of_memory_step = number if number > first_steps else len(run.allocated_bytes) + 1
+        return run
 
     def _begin(self, steps: Steps) -> None:
         allocator = self.allocator
@@ -264,6 +232,7 @@ class Run:
             if isinstance(event, Mark):
                 if event.iteration > 1 and event.iteration != number:
                     self._end_step()
+                    self.run.replayed += 1
                 number, phase = event.iteration, event.phase
                 continue
             reserved = allocator.peak_reserved
@@ -272,65 +241,48 @@ class Run:
                 self._grow(max(number, 1), max(steps[max(number, 1) - 1]), phase)
             self._peaks = self._peaks.higher(Peaks(allocator.allocated, allocator.requested, phase))
         self._end_step()
-        self.found.cache_releases = allocator.cache_releases
+        self.run.replayed += 1
+        self.run.cache_releases = allocator.cache_releases
         self._at = self._allocator_at = self._player.state()
 
-    def _take_step(self, step: tuple[int, ...], number: int) -> None:
-        before = self.found.replayed
-        replayed = False
-        for part in zip(places_of(len(step)), (*step, max(step)), strict=True):
-            replayed |= self._take_part(part, number)
-        if self._every and number % self._every == 0:
-            replayed |= self._take_part((None, 0), number)
-        self._end_step()
-        self.found.replayed = before + replayed
-
     def _end_step(self) -> None:
-        found, peaks = self.found, self._peaks
-        found.allocated_bytes.append(peaks.allocated_bytes)
-        found.requested_bytes.append(peaks.requested_bytes)
-        found.phases.append(peaks.phase)
-        found.replayed += 1
+        run, peaks = self.run, self._peaks
+        run.allocated_bytes.append(peaks.allocated_bytes)
+        run.requested_bytes.append(peaks.requested_bytes)
+        run.phases.append(peaks.phase)
         self._peaks = Peaks()
 
     def _take_part(self, part: _Part, number: int) -> bool:
         """Whether it had to be replayed."""
         before = self._at
-        known = None if before is None else self._known[before].get(part)
-        if known is None:
+        outcome = None if before is None else self._known[before].get(part)
+        is_new = outcome is None
+        if outcome is None:
             self._catch_up()
             releases = self.allocator.cache_releases
             peaks = self._replay(part, number)
-            self._at = self._allocator_at = self._player.state()
-            known_releases = self.allocator.cache_releases - releases
-            if before is not None and self._at is not None:
-                self._known[before][part] = _Outcome(self._at, peaks, known_releases)
-        else:
-            peaks, known_releases = known.peaks, known.cache_releases
-            self._at = known.after
-        self.found.cache_releases += known_releases
-        self._peaks = self._peaks.higher(peaks)
-        return known is None
+            self._allocator_at = self._player.state()
+            outcome = _Outcome(self._allocator_at, peaks, self.allocator.cache_releases - releases)
+            if before is not None and outcome.after is not None:
+                self._known[before][part] = outcome
+        self._at = outcome.after
+        self.run.cache_releases += outcome.cache_releases
+        self._peaks = self._peaks.higher(outcome.peaks)
+        return is_new
 
     def _catch_up(self) -> None:
-        """Brings the allocator to where the run is."""
-        if self._at == self._allocator_at:
+        """Brings the allocator to where the run is, by the fewest stretches from one state to the other."""
+        start, end = self._allocator_at, self._at
+        if start == end:
             return
-        assert self._at is not None
-        assert self._allocator_at is not None
-        for part in self._way(self._allocator_at, self._at):
-            self._replay(part, 0)
-        self._allocator_at = self._player.state()
-        assert self._allocator_at == self._at, "a stretch did something else in the same state"
-
-    def _way(self, start: _State, end: _State) -> list[_Part]:
-        """The fewest stretches from one state to another."""
+        assert start is not None
+        assert end is not None
         came_from: dict[_State, tuple[_State, _Part]] = {}
         waiting = deque([start])
         while end not in came_from:
             here = waiting.popleft()
             for part, outcome in self._known[here].items():
-                if outcome.after not in came_from:
+                if outcome.after is not None and outcome.after not in came_from:
                     came_from[outcome.after] = (here, part)
                     waiting.append(outcome.after)
         way: list[_Part] = []
@@ -338,7 +290,10 @@ class Run:
         while not way or here != start:
             here, part = came_from[here]
             way.append(part)
-        return way[::-1]
+        for part in reversed(way):
+            self._replay(part, 0)
+        self._allocator_at = self._player.state()
+        assert self._allocator_at == end, "a stretch did something else in the same state"
 
     def _replay(self, part: _Part, number: int) -> Peaks:
         place, length = part
@@ -350,7 +305,7 @@ class Run:
 
     def _grow(self, step: int, length: int, phase: Phase) -> None:
         """Of one step the last is kept."""
-        growths = self.found.growths
+        growths = self.run.growths
         if growths and growths[-1].step == step:
             growths.pop()
         growths.append(Growth(step, length, phase, self.allocator.peak_reserved))
@@ -379,28 +334,22 @@ class ComposedRun:
         self, rules: Rules, capacity_bytes: int | None = None, *, device_bytes: int | None = None
     ) -> ReplayedRun:
         """The whole run through the allocator; the arguments are those of `planner.allocator.replay`."""
-        every = self._job.train.empty_cache_every
-        run = Run(
-            self._traced, self._by_length, rules, capacity_bytes, device_bytes=device_bytes, empty_cache_every=every
-        )
+        allocator = CachingAllocator(rules, Device(capacity_bytes), device_bytes)
+        run = _Run(self._traced, self._by_length, allocator, self._job.train.empty_cache_every)
         return run.take(self.steps, first_steps(self._job))
 
     def worst_step_alone(self, number: int) -> tuple[Event, ...]:
         """The loading, the first steps, and then a step of the longest batches, under this number."""
         events, standing = list(self._traced.before), list(self._traced.standing)
         longest = longest_batch(self._job.train)
-        told_apart = len(traced_steps(self._job)[0])
-        ends = [self._traced.stretches[place][longest] for place in places_of(told_apart)]
+        ends = [self._traced.stretches[place][longest] for place in places_of(len(traced_steps(self._job)[0]))]
         for stretch in (*ends, self._traced.after):
-            renamed, standing = _placed(stretch, standing)
-            events += (replace(each, iteration=number) if isinstance(each, Mark) else each for each in renamed)
+            # What stands is in the place of what the stretch found when it was traced.
+            names = dict(zip(stretch.found, standing, strict=True))
+            renamed = rename_all(stretch.events, names)
+            events += (replace(event, iteration=number) if isinstance(event, Mark) else event for event in renamed)
+            standing = [names.get(block, block) for block in stretch.left]
         return tuple(events)
-
-
-def _placed(stretch: Stretch, standing: Sequence[int]) -> tuple[list[Event], list[int]]:
-    """The stretch's events with what stands in the place of what it found, and what stands after it."""
-    names = dict(zip(stretch.found, standing, strict=True))
-    return list(rename_all(stretch.events, names)), [names.get(each, each) for each in stretch.left]
 
 
 def compose(job: Job, events: Sequence[Event]) -> ComposedRun:
@@ -411,9 +360,17 @@ def compose(job: Job, events: Sequence[Event]) -> ComposedRun:
     train = job.train
     traced = cut_run(events, traced_steps(job), first_steps(job))
     for place, stretches in traced.stretches.items():
-        _refuse_unlike(place, stretches)
+        most = max(stretches)
+        for length, stretch in sorted(stretches.items()):
+            if len(stretch.found) != len(stretches[most].found) or kinds_left(stretch) != kinds_left(stretches[most]):
+                raise TraceError(
+                    f"a step of {length} tokens leaves other blocks than one of {most} ({place.value} part)",
+                    allowed="steps that leave the same at every length, of other sizes",
+                    remedy="give train.sequence_length as one length",
+                    place="train.lengths",
+                )
     by_length = {
-        place: ByLength({length: pattern_of(each) for length, each in stretches.items()})
+        place: ByLength({length: pattern_of(stretch) for length, stretch in stretches.items()})
         for place, stretches in traced.stretches.items()
     }
     drawn, longest = draw_steps(train), longest_batch(train)
@@ -423,51 +380,38 @@ def compose(job: Job, events: Sequence[Event]) -> ComposedRun:
     return ComposedRun(steps, at, len(drawn), rounding, job, traced, by_length)
 
 
-def _refuse_unlike(place: Place, stretches: Mapping[int, Stretch]) -> None:
-    lengths = sorted(stretches)
-    last = stretches[lengths[-1]]
-    for length in lengths:
-        one = stretches[length]
-        if len(one.found) != len(last.found) or kinds_left(one) != kinds_left(last):
-            raise TraceError(
-                f"a step of {length} tokens leaves other blocks than one of {lengths[-1]} ({place.value} part)",
-                allowed="steps that leave the same at every length, of other sizes",
-                remedy="give train.sequence_length as one length",
-                place="train.lengths",
-            )
-
-
 def _rounded(steps: Steps, job: Job, by_length: Mapping[Place, ByLength]) -> tuple[Steps, str]:
     """The steps with lengths that are replayed, and what was done to them."""
     traced = traced_lengths(job.train)
-    every = {length for step in steps for length in step}
-    if every <= set(traced):
+    lengths = {length for step in steps for length in step}
+    if lengths <= set(traced):
         return steps, ""
-    ruled_from = max(each.ruled_from for each in by_length.values())
-    events = sum(len(each.at(traced[-1]).pattern.steps) for each in by_length.values())
-    multiple, by = 0, dict[int, int]()
-    while not multiple or len(set(by.values())) * events > MOST_EVENTS // _PARTS:
-        multiple = 2 * multiple or 1
-        by = {each: _up(each, multiple, traced, ruled_from) for each in every}
-    said = []
+    ruled_from = max(stretch.ruled_from for stretch in by_length.values())
+    longest = [stretch.at(traced[-1]) for stretch in by_length.values()]
+    events = sum(len(stretch.pattern.steps) for stretch in longest)
+
+    def round_up(length: int, multiple: int) -> int:
+        if length < ruled_from:
+            return min(known for known in traced if known >= length)
+        return min(-(-length // multiple) * multiple, traced[-1])
+
+    multiple = 1
+    rounded = {length: round_up(length, multiple) for length in lengths}
+    while len(set(rounded.values())) * events > MOST_EVENTS // _PARTS:
+        multiple *= 2
+        rounded = {length: round_up(length, multiple) for length in lengths}
+    sentences = []
     if multiple > 1:
-        said.append(f"lengths are rounded up to multiples of {multiple}, to replay fewer of them")
-    if min(every) < ruled_from:
-        said.append(
+        sentences.append(f"lengths are rounded up to multiples of {multiple}, to replay fewer of them")
+    if min(lengths) < ruled_from:
+        sentences.append(
             f"lengths below {ruled_from} tokens are rounded up to those that were traced, since they take other blocks,"
             " not only smaller ones"
         )
-    loose = sum((each.inexact for each in by_length.values()), Counter[str]())
-    if loose:
-        count = sum(len(each.at(traced[-1]).sizes) for each in by_length.values())
-        said.append(
-            f"of {count} sizes of blocks {loose['straight']} are interpolated, within 0.1 % at the traced lengths, and"
-            f" {loose['next']} are those of the next longer traced length"
+    if inexact := sum((stretch.inexact for stretch in by_length.values()), Counter[str]()):
+        count = sum(len(stretch.sizes) for stretch in longest)
+        sentences.append(
+            f"of {count} sizes of blocks {inexact['straight']} are interpolated, within 0.1 % at the traced lengths, "
+            f"and {inexact['next']} are those of the next longer traced length"
         )
-    return tuple(tuple(by[length] for length in step) for step in steps), "; ".join(said)
-
-
-def _up(length: int, multiple: int, traced: Sequence[int], ruled_from: int) -> int:
-    if length < ruled_from:
-        return min(each for each in traced if each >= length)
-    return min(-(-length // multiple) * multiple, traced[-1])
+    return tuple(tuple(rounded[length] for length in step) for step in steps), "; ".join(sentences)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -34,37 +34,31 @@ def write_out(events: Sequence[Event], series: Series) -> list[Event]:
     written: list[Event] = []
     names: dict[int, int] = {}
     unused, done = first_unused_block(events), 0
-    for marks in _groups(events, series.phase):
-        if len(marks) != series.before + len(series.parts) + 1:
-            raise UnlikePartsError(f"{len(marks)} marks of {series.phase.value}")
-        first = next(number for number, part in enumerate(series.parts) if part.alike)
-        begins, end = marks[series.before + first], marks[-1]
-        written += rename_all(events[done:begins], names)
-        part = _LikeParts.of(events, marks[series.before :], series.parts)
-        standing = [names.get(each, each) for each in part.found]
-        for number in range(series.parts[first].number, series.total + 1):
-            made, standing, unused = part.at(number, standing, unused)
-            written += made
-        names |= dict(zip(part.left, standing, strict=True))
-        done = end
-    return [*written, *rename_all(events[done:], names)]
-
-
-def _groups(events: Sequence[Event], phase: Phase) -> Iterator[list[int]]:
-    """Marks of a phase that no mark of another parts."""
     marks = [(index, event.phase) for index, event in enumerate(events) if isinstance(event, Mark)]
-    for found, group in groupby(marks, key=lambda each: each[1]):
-        if found is phase:
-            yield [index for index, _ in group]
+    for phase, group in groupby(marks, key=lambda mark: mark[1]):
+        if phase is not series.phase:
+            continue
+        places = [index for index, _ in group]
+        if len(places) != series.before + len(series.parts) + 1:
+            raise UnlikePartsError(f"{len(places)} marks of {series.phase.value}")
+        first = next(number for number, part in enumerate(series.parts) if part.alike)
+        written += rename_all(events[done : places[series.before + first]], names)
+        parts = _LikeParts.of(events, places[series.before :], series.parts)
+        standing = [names.get(block, block) for block in parts.found]
+        for number in range(series.parts[first].number, series.total + 1):
+            made, standing, unused = parts.at(number, standing, unused)
+            written += made
+        names |= dict(zip(parts.template.left, standing, strict=True))
+        done = places[-1]
+    return [*written, *rename_all(events[done:], names)]
 
 
 @dataclass(frozen=True, slots=True)
 class _LikeParts:
     found: tuple[int, ...]
     """What the first of them finds."""
-    left: tuple[int, ...]
-    """What the last of them leaves."""
-    _template: Stretch
+    template: Stretch
+    """The last of them, and what it leaves."""
     _growing: Mapping[int, tuple[SizeRule, Sequence[SizeRule]]]
     """By the place of an allocation among the events its size and its shape, where they hinge on the number."""
 
@@ -78,50 +72,44 @@ class _LikeParts:
             return tuple(block for block in alive[mark] if block not in staying)
 
         stretches = [
-            Stretch(tuple(events[marks[each] : marks[each + 1]]), standing(marks[each]), standing(marks[each + 1]))
-            for each in shown
+            Stretch(tuple(events[marks[at] : marks[at + 1]]), standing(marks[at]), standing(marks[at + 1]))
+            for at in shown
         ]
-        sized = [pattern_of(each) for each in stretches]
-        if any(each.pattern != sized[-1].pattern for each in sized):
-            raise UnlikePartsError("parts take other blocks")
-        numbers = [parts[each].number for each in shown]
-        sizes = [_rule(numbers, column) for column in zip(*(each.sizes for each in sized), strict=True)]
-        origins = zip(*(_origins(each) for each in stretches), strict=True)
-        shapes = [[_rule(numbers, dims) for dims in zip(*column, strict=True)] for column in origins]
+        sized = [pattern_of(stretch) for stretch in stretches]
         template = stretches[-1]
+        if any(stretch.pattern != sized[-1].pattern for stretch in sized):
+            raise UnlikePartsError("parts take other blocks")
+        numbers = [parts[at].number for at in shown]
+        sizes = [_rule(numbers, column) for column in zip(*(stretch.sizes for stretch in sized), strict=True)]
+        origins = zip(*(_shapes(stretch) for stretch in stretches), strict=True)
+        shapes = [[_rule(numbers, dims) for dims in zip(*column, strict=True)] for column in origins]
         places = [index for index, event in enumerate(template.events) if isinstance(event, Alloc)]
         growing = {
             place: (size, shape)
             for place, size, shape in zip(places, sizes, shapes, strict=True)
-            if not all(each.is_constant for each in (size, *shape))
+            if not all(rule.is_constant for rule in (size, *shape))
         }
-        return cls(stretches[0].found, template.left, template, growing)
+        return cls(stretches[0].found, template, growing)
 
     def at(self, number: int, standing: Sequence[int], unused: int) -> tuple[list[Event], list[int], int]:
         """The part of this number where these blocks stand; which stand after it, and the next unused block."""
-        names = dict(zip(self._template.found, standing, strict=True))
-        copied, born = copy_stretch(self._template.events, unused, names=names)
+        names = dict(zip(self.template.found, standing, strict=True))
+        copied, born = copy_stretch(self.template.events, unused, names=names)
         for place, (size, shape) in self._growing.items():
             event = copied[place]
             assert isinstance(event, Alloc)
-            copied[place] = _resized(event, size.at(number), [each.at(number) for each in shape])
-        every = {**names, **born}
-        return copied, [every.get(each, each) for each in self._template.left], unused + len(born)
+            origin = event.origin and replace(event.origin, shape=tuple(rule.at(number) for rule in shape))
+            copied[place] = replace(event, requested_bytes=size.at(number), origin=origin)
+        names |= born
+        return copied, [names.get(block, block) for block in self.template.left], unused + len(born)
 
 
-def _resized(event: Alloc, requested_bytes: int, shape: Sequence[int]) -> Alloc:
-    origin = event.origin
-    if origin is not None:
-        origin = replace(origin, shape=tuple(shape))
-    return replace(event, requested_bytes=requested_bytes, origin=origin)
-
-
-def _origins(stretch: Stretch) -> list[tuple[int, ...]]:
+def _shapes(stretch: Stretch) -> list[tuple[int, ...]]:
     return [(event.origin or Origin()).shape for event in stretch.events if isinstance(event, Alloc)]
 
 
 def _rule(numbers: Sequence[int], sizes: Sequence[int]) -> SizeRule:
-    found = rule_of(numbers, sizes)
-    if found is None:
+    rule = rule_of(numbers, sizes)
+    if rule is None:
         raise UnlikePartsError(f"sizes {', '.join(map(str, sizes))} follow no line or parabola")
-    return found
+    return rule

@@ -60,19 +60,25 @@ def places_of(micro_batches: int) -> tuple[Place, ...]:
 def cut_run(events: Sequence[Event], steps: Steps, first_steps: int) -> TracedRun:
     """The parts of a trace of these steps, of which the first do what later ones do not; the last is only there to give
     up what the one before it left. Raises ValueError for a trace of other steps."""
-    starts = _starts(events)
+    # By iteration, where its micro-batches and its optimizer's step begin.
+    starts: dict[int, list[int]] = {}
+    for index, event in enumerate(events):
+        if isinstance(event, Mark) and event.phase in (Phase.FORWARD, Phase.OPTIMIZER_STEP):
+            starts.setdefault(event.iteration, []).append(index)
     if any(len(starts.get(number, ())) != len(step) + 1 for number, step in enumerate(steps, 1)):
         raise ValueError("the trace has other steps than its job")
     begins, last = starts[first_steps + 1][0], starts[len(steps)][0]
-    over = next((index for index in range(starts[len(steps)][-1] + 1, len(events)) if _is_mark(events[index])), None)
+    over = next(
+        (index for index in range(starts[len(steps)][-1] + 1, len(events)) if isinstance(events[index], Mark)), None
+    )
     end = len(events) if over is None else over
-    cuts = sorted({each for number in range(first_steps + 1, len(steps) + 1) for each in starts[number]} | {end})
+    cuts = sorted({start for number in range(first_steps + 1, len(steps) + 1) for start in starts[number]} | {end})
     alive = alive_at(events, cuts)
     staying = alive[begins].keys() & alive[last].keys()
 
     def stretch(first: int, after: int) -> Stretch:
-        found = tuple(each for each in alive[first] if each not in staying)
-        left = tuple(each for each in alive.get(after, {}) if each not in staying)
+        found = tuple(block for block in alive[first] if block not in staying)
+        left = tuple(block for block in alive.get(after, {}) if block not in staying)
         return Stretch(tuple(events[first:after]), found, left)
 
     stretches: dict[Place, dict[int, Stretch]] = {place: {} for place in places_of(len(steps[0]))}
@@ -80,27 +86,14 @@ def cut_run(events: Sequence[Event], steps: Steps, first_steps: int) -> TracedRu
         following = (*starts[number][1:], starts[number + 1][0])
         for place, first, after in zip(places_of(len(steps[0])), starts[number], following, strict=True):
             stretches[place][steps[number - 1][0]] = stretch(first, after)
-    standing = tuple(each for each in alive[begins] if each not in staying)
+    standing = tuple(block for block in alive[begins] if block not in staying)
     return TracedRun(tuple(events[:begins]), stretches, standing, stretch(end, len(events)))
-
-
-def _is_mark(event: Event) -> bool:
-    return type(event) is Mark
-
-
-def _starts(events: Sequence[Event]) -> dict[int, list[int]]:
-    """By iteration, where its micro-batches and its optimizer's step begin."""
-    found: dict[int, list[int]] = {}
-    for index, event in enumerate(events):
-        if isinstance(event, Mark) and event.phase in (Phase.FORWARD, Phase.OPTIMIZER_STEP):
-            found.setdefault(event.iteration, []).append(index)
-    return found
 
 
 def alive_at(events: Sequence[Event], cuts: Iterable[int]) -> dict[int, dict[int, None]]:
     """The blocks that are handed out before each of these events, by their age."""
     alive: dict[int, None] = {}
-    found: dict[int, dict[int, None]] = {}
+    at_cuts: dict[int, dict[int, None]] = {}
     before = 0
     for cut in cuts:
         for event in events[before:cut]:
@@ -109,8 +102,8 @@ def alive_at(events: Sequence[Event], cuts: Iterable[int]) -> dict[int, dict[int
                 alive[event.block] = None  # type: ignore[union-attr]
             elif kind is Free:
                 alive.pop(event.block, None)  # type: ignore[union-attr]
-        found[cut], before = dict(alive), cut
-    return found
+        at_cuts[cut], before = dict(alive), cut
+    return at_cuts
 
 
 class Deed(IntEnum):
@@ -191,7 +184,7 @@ def pattern_of(stretch: Stretch) -> Sized:
 def kinds_left(stretch: Stretch) -> list[tuple[str, str]]:
     """Operator and dtype of each block that it leaves, where it was made in it; else nothing is known of it."""
     made = {event.block: event.origin or Origin() for event in stretch.events if isinstance(event, Alloc)}
-    return [(made[each].op, made[each].dtype) if each in made else ("", "") for each in stretch.left]
+    return [(made[block].op, made[block].dtype) if block in made else ("", "") for block in stretch.left]
 
 
 _PADDINGS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -237,6 +230,7 @@ class Between:
 
 _NEARLY = Fraction(1, 1000)
 """How far a size may be from the line between its neighbours: kernels that work in pieces round their number up."""
+_FEWEST_STRAIGHT = 4
 
 
 def between(lengths: Sequence[int], sizes: Sequence[int]) -> Between:
@@ -244,13 +238,9 @@ def between(lengths: Sequence[int], sizes: Sequence[int]) -> Between:
     on the line between its neighbours."""
     inner = range(1, len(lengths) - 1)
     straight = len(lengths) >= _FEWEST_STRAIGHT and all(
-        abs(_on_line(lengths, sizes, each - 1, each + 1, lengths[each]) - sizes[each]) <= _NEARLY * sizes[each]
-        for each in inner
+        abs(_on_line(lengths, sizes, at - 1, at + 1, lengths[at]) - sizes[at]) <= _NEARLY * sizes[at] for at in inner
     )
     return Between(lengths, sizes, straight)
-
-
-_FEWEST_STRAIGHT = 4
 
 
 def _on_line(lengths: Sequence[int], sizes: Sequence[int], first: int, last: int, length: int) -> Fraction:
@@ -305,22 +295,21 @@ class ByLength:
         self._made = dict(self.traced)
         lengths = sorted(self.traced)
         longest = self.traced[lengths[-1]].pattern
-        other = next((each for each in reversed(lengths) if self.traced[each].pattern != longest), 0)
-        alike = [each for each in lengths if each > other]
+        other = next((length for length in reversed(lengths) if self.traced[length].pattern != longest), 0)
+        alike = [length for length in lengths if length > other]
         self.ruled_from = alike[0]
-        columns = zip(*(self.traced[each].sizes for each in alike), strict=True)
+        columns = zip(*(self.traced[length].sizes for length in alike), strict=True)
         self._rules = [rule_of(alike, column) or between(alike, column) for column in columns]
-        loose = [each for each in self._rules if isinstance(each, Between)]
-        self.inexact = Counter("straight" if each.straight else "next" for each in loose)
+        self.inexact = Counter(
+            "straight" if rule.straight else "next" for rule in self._rules if isinstance(rule, Between)
+        )
 
     def at(self, length: int) -> Sized:
         """The stretch at this length, no longer than the longest that was traced."""
-        known = self._made.get(length)
-        if known is None:
-            known = self._made[length] = self._make(length)
-        return known
-
-    def _make(self, length: int) -> Sized:
-        if length < self.ruled_from:
-            return self.traced[min(each for each in self.traced if each >= length)]
-        return Sized(self.traced[max(self.traced)].pattern, [rule.at(length) for rule in self._rules])
+        stretch = self._made.get(length)
+        if stretch is None and length < self.ruled_from:
+            stretch = self.traced[min(known for known in self.traced if known >= length)]
+        elif stretch is None:
+            stretch = Sized(self.traced[max(self.traced)].pattern, [rule.at(length) for rule in self._rules])
+        self._made[length] = stretch
+        return stretch
