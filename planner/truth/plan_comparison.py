@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from planner.allocator.snapshot import Snapshot, read_snapshot
 from planner.allocator.verify import verify
 from planner.errors import PlannerError, SpecError
-from planner.events import Category, Event, Phase
+from planner.events import Category, Event
 from planner.job.json_text import file_text, read_json
 from planner.job.named_gpus import look_up
 from planner.job.rank_sets import RankSet
@@ -18,14 +19,17 @@ from planner.report.program_statement import ProgramStatement
 from planner.report.statement import Plan, RankClassStatement
 from planner.truth.comparison import Comparison, Figure, PhaseComparison, compare_sizes, render, to_json
 from planner.truth.measuring import measurement_lines
+from planner.truth.measuring import program as measured_program
 from planner.truth.measuring.measured_phases import most_by_category, phases_of
-from planner.truth.measuring.measurement_lines import Levels, MeasuredPhase, Measurement
-from planner.truth.measuring.program import MeasuredProgram, MeasuredRank, from_json, is_measured_program
+from planner.truth.measuring.measurement_lines import MeasuredPhase, Measurement
+from planner.truth.measuring.program import MeasuredProgram, MeasuredRank
 
 Predicted = Plan | ProgramStatement
 """What has rank classes, and the versions with which they were made."""
 
-_EXACT = (Category.PARAMETER, Category.GRADIENT, Category.BUCKET, Category.OPTIMIZER_STATE)
+_EXACT = tuple(
+    category.value for category in (Category.PARAMETER, Category.GRADIENT, Category.BUCKET, Category.OPTIMIZER_STATE)
+)
 
 
 def with_measurement(
@@ -37,23 +41,27 @@ def with_measurement(
     all that a CPU has; with `measured_events` allocations too. Raises PlannerError if no class has that rank.
     """
     statement = class_of(plan, measurement.rank)
-    on_cpu = measurement.device.kind == "cpu"
-    if on_cpu and not events:
+    if measurement.device.kind != "cpu":
+        peak, phases = _whole(statement, measurement), tuple(_phases(statement, measurement))
+    elif events:
+        peak, phases = _compare_requested(phases_of(events), measurement.phases)
+    else:
         raise PlannerError(
             "this was measured on a CPU, which has requested bytes only",
             remedy="compare with the job itself, traced for a CPU, not with a finished plan",
         )
-    predicted = phases_of(events)
-    peak = _compare_requested(predicted, measurement.phases) if on_cpu else _whole(statement, measurement)
-    phases = tuple(_phases_of_events(predicted, measurement) if on_cpu else _phases(statement, measurement))
-    categories = _categories(events, measurement) if events else ()
+    most = most_by_category(events)
     allocations, sizes = compare_sizes(events, measured_events) if measured_events else (None, ())
     return Comparison(
         case=measurement.case,
         device=measurement.device.name,
         peak=peak,
         phases=phases,
-        categories=categories,
+        categories=tuple(
+            Figure(name=category, predicted=most.get(category, 0), measured=measurement.categories[category])
+            for category in _EXACT
+            if events and category in measurement.categories
+        ),
         allocations=allocations,
         sizes=sizes,
         notes=tuple(_notes(plan, measurement)),
@@ -68,97 +76,87 @@ def with_snapshot(plan: Predicted, snapshot: Snapshot, name: str, *, rank: int =
     devices = verify(snapshot).devices
     if not devices:
         raise PlannerError(f"{name} has no history", remedy="record it with torch.cuda.memory._record_memory_history")
-    recorded = max(devices, key=lambda each: each.peak_allocated_bytes)
-    peak = class_of(plan, rank).peak
-    figures = (
-        Figure(name="allocated", predicted=peak.allocated_bytes, measured=recorded.peak_allocated_bytes),
-        Figure(name="reserved", predicted=peak.reserved_bytes, measured=recorded.peak_reserved_bytes),
+    recorded = max(devices, key=lambda report: report.peak_allocated_bytes)
+    measured = recorded.peak_allocated_bytes, recorded.peak_reserved_bytes
+    return Comparison(
+        case=name, device=f"cuda:{recorded.device}", peak=_allocated_and_reserved(class_of(plan, rank), *measured)
     )
-    return Comparison(case=name, device=f"cuda:{recorded.device}", peak=figures)
 
 
 def class_of(plan: Predicted, rank: int) -> RankClassStatement:
     """The class of a rank. Raises PlannerError if there is none."""
-    for each in plan.rank_classes:
-        if rank in RankSet.parse(each.ranks):
-            return each
-    raise PlannerError(f"the plan has no rank {rank}", allowed=", ".join(each.ranks for each in plan.rank_classes))
+    for ranks in plan.rank_classes:
+        if rank in RankSet.parse(ranks.ranks):
+            return ranks
+    allowed = ", ".join(ranks.ranks for ranks in plan.rank_classes)
+    raise PlannerError(f"the plan has no rank {rank}", allowed=allowed)
 
 
-def _whole(statement: RankClassStatement, measurement: Measurement) -> tuple[Figure, ...]:
-    peak, measured = statement.peak, measurement.peak
-    figures = [
-        Figure(name="allocated", predicted=peak.allocated_bytes, measured=measured.allocated_bytes),
-        Figure(name="reserved", predicted=peak.reserved_bytes, measured=measured.reserved_bytes),
-    ]
-    device_bytes = max((each.device_bytes for each in measurement.phases), default=0)
-    if device_bytes:
-        figures.append(Figure(name="device", predicted=peak.device_bytes, measured=device_bytes))
-    if device_bytes and measurement.device_bytes_by == "process":
-        held = device_bytes - measured.reserved_bytes
-        figures.append(Figure(name="outside", predicted=_outside(statement, measurement), measured=held))
-    return tuple(figures)
-
-
-def _outside(statement: RankClassStatement, measurement: Measurement) -> int:
-    """With the images of the kernels that the step has loaded; absent peers have no NCCL."""
-    outside = statement.outside_allocator
-    return outside.total_bytes if measurement.peers == "present" else outside.cuda_context_bytes
-
-
-def _phases(statement: RankClassStatement, measurement: Measurement) -> Iterator[PhaseComparison]:
-    measured = {(each.phase, each.iteration): each for each in measurement.phases}
-    for each in statement.phases:
-        there = measured.get((each.phase, each.iteration))
-        if there is None:
-            continue
-        yield PhaseComparison(
-            phase=each.phase,
-            iteration=each.iteration,
-            figures=(
-                Figure(name="allocated", predicted=each.peak_allocated_bytes, measured=there.peak.allocated_bytes),
-                Figure(name="reserved", predicted=each.peak_reserved_bytes, measured=there.peak.reserved_bytes),
-                Figure(name="allocated_at_end", predicted=each.end_allocated_bytes, measured=there.end.allocated_bytes),
-            ),
-        )
-
-
-def _phases_of_events(predicted: Sequence[MeasuredPhase], measurement: Measurement) -> Iterator[PhaseComparison]:
-    measured: dict[tuple[Phase, int], MeasuredPhase] = {(e.phase, e.iteration): e for e in measurement.phases}
-    for each in predicted:
-        there = measured.get((each.phase, each.iteration))
-        if there is not None:
-            figures = (
-                _figure_of("requested", each.peak, there.peak),
-                _figure_of("requested_at_end", each.end, there.end),
-            )
-            yield PhaseComparison(phase=each.phase, iteration=each.iteration, figures=figures)
-
-
-def _compare_requested(predicted: Sequence[MeasuredPhase], measured: Sequence[MeasuredPhase]) -> tuple[Figure, ...]:
-    highest, other = Levels(), Levels()
-    for each in predicted:
-        highest = highest.highest(each.peak)
-    for each in measured:
-        other = other.highest(each.peak)
-    return (_figure_of("requested", highest, other),)
-
-
-def _figure_of(name: str, predicted: Levels, measured: Levels) -> Figure:
-    return Figure(name=name, predicted=predicted.requested_bytes, measured=measured.requested_bytes)
-
-
-def _categories(events: Sequence[Event], measurement: Measurement) -> tuple[Figure, ...]:
-    predicted = most_by_category(events)
-    return tuple(
-        Figure(name=each.value, predicted=predicted.get(each.value, 0), measured=measurement.categories[each.value])
-        for each in _EXACT
-        if each.value in measurement.categories
+def _allocated_and_reserved(
+    statement: RankClassStatement, allocated_bytes: int, reserved_bytes: int
+) -> tuple[Figure, ...]:
+    peak = statement.peak
+    return (
+        Figure(name="allocated", predicted=peak.allocated_bytes, measured=allocated_bytes),
+        Figure(name="reserved", predicted=peak.reserved_bytes, measured=reserved_bytes),
     )
 
 
+def _whole(statement: RankClassStatement, measurement: Measurement) -> tuple[Figure, ...]:
+    reserved = measurement.peak.reserved_bytes
+    figures = [*_allocated_and_reserved(statement, measurement.peak.allocated_bytes, reserved)]
+    device_bytes = max((phase.device_bytes for phase in measurement.phases), default=0)
+    if device_bytes:
+        figures.append(Figure(name="device", predicted=statement.peak.device_bytes, measured=device_bytes))
+    if device_bytes and measurement.device_bytes_by == "process":
+        # With the images of the kernels that the step has loaded; absent peers have no NCCL.
+        outside = statement.outside_allocator
+        predicted = outside.total_bytes if measurement.peers == "present" else outside.cuda_context_bytes
+        figures.append(Figure(name="outside", predicted=predicted, measured=device_bytes - reserved))
+    return tuple(figures)
+
+
+def _phases(statement: RankClassStatement, measurement: Measurement) -> Iterator[PhaseComparison]:
+    measured = {(phase.phase, phase.iteration): phase for phase in measurement.phases}
+    for phase in statement.phases:
+        if there := measured.get((phase.phase, phase.iteration)):
+            figures = (
+                Figure(name="allocated", predicted=phase.peak_allocated_bytes, measured=there.peak.allocated_bytes),
+                Figure(name="reserved", predicted=phase.peak_reserved_bytes, measured=there.peak.reserved_bytes),
+                Figure(
+                    name="allocated_at_end", predicted=phase.end_allocated_bytes, measured=there.end.allocated_bytes
+                ),
+            )
+            yield PhaseComparison(phase=phase.phase, iteration=phase.iteration, figures=figures)
+
+
+def _compare_requested(
+    predicted: Sequence[MeasuredPhase], measured: Sequence[MeasuredPhase]
+) -> tuple[tuple[Figure, ...], tuple[PhaseComparison, ...]]:
+    """The whole, and by phase."""
+
+    def figure(name: str, here: int, there: int) -> Figure:
+        return Figure(name=name, predicted=here, measured=there)
+
+    others = {(phase.phase, phase.iteration): phase for phase in measured}
+    pairs = [(phase, others[key]) for phase in predicted if (key := (phase.phase, phase.iteration)) in others]
+    highest = [max((phase.peak.requested_bytes for phase in phases), default=0) for phases in (predicted, measured)]
+    phases = tuple(
+        PhaseComparison(
+            phase=here.phase,
+            iteration=here.iteration,
+            figures=(
+                figure("requested", here.peak.requested_bytes, there.peak.requested_bytes),
+                figure("requested_at_end", here.end.requested_bytes, there.end.requested_bytes),
+            ),
+        )
+        for here, there in pairs
+    )
+    return (figure("requested", *highest),), phases
+
+
 def _notes(plan: Plan, measurement: Measurement) -> Iterator[str]:
-    yield from differing_torch(plan, measurement.software.get("torch", ""))
+    yield from _differing_torch(plan, measurement.software.get("torch", ""))
     if measurement.truth is not None and not measurement.truth.believed:
         yield "the measurement cannot be believed: its runs disagree, or the profiler missed something"
     if measurement.out_of_memory is not None:
@@ -168,7 +166,7 @@ def _notes(plan: Plan, measurement: Measurement) -> Iterator[str]:
         yield "measured with absent peers: NCCL's own memory is not in it"
 
 
-def differing_torch(plan: Predicted, ran: str) -> Iterator[str]:
+def _differing_torch(plan: Predicted, ran: str) -> Iterator[str]:
     """A note if the measurement ran with another minor version of torch."""
     planned = plan.provenance.torch
     if planned.split("+")[0].rsplit(".", 1)[0] != ran.split("+")[0].rsplit(".", 1)[0]:
@@ -180,46 +178,38 @@ def with_program(predicted: Predicted, measured: MeasuredProgram, *, rank: int |
 
     Raises PlannerError if no rank has figures, there is no such rank, or nothing was predicted for one.
     """
-    ranks = [each for each in measured.ranks if rank is None or each.rank == rank]
-    missing = [each for each in measured.without_figures if rank is None or each.rank == rank]
+    ranks = [figures for figures in measured.ranks if rank is None or figures.rank == rank]
+    missing = [other for other in measured.without_figures if rank is None or other.rank == rank]
     if not ranks:
-        said = "; ".join(f"rank {each.rank}: {each.reason}" for each in missing) or f"there is no rank {rank}"
+        reasons = "; ".join(f"rank {other.rank}: {other.reason}" for other in missing) or f"there is no rank {rank}"
         raise PlannerError(
-            f"the measured program has no figures ({said})",
+            f"the measured program has no figures ({reasons})",
             allowed="what planner measure -- COMMAND wrote of a program that used a GPU",
             remedy="measure it again where it comes to its end" if missing else "--rank of those that were measured",
         )
-    found = {each.rank: _beside(predicted, measured, each) for each in ranks}
-    for each in missing:
-        note = f"no figures: {each.reason}"
-        found[each.rank] = Comparison(case=f"rank {each.rank}", device="", peak=(), notes=(note,))
-    return [found[number] for number in sorted(found)]
-
-
-def _beside(predicted: Predicted, measured: MeasuredProgram, rank: MeasuredRank) -> Comparison:
-    statement = class_of(predicted, rank.rank)
-    return Comparison(
-        case=f"rank {rank.rank}",
-        device=rank.gpu,
-        peak=tuple(_figures(statement, rank)),
-        notes=tuple(_program_notes(predicted, measured, rank)),
-    )
-
-
-def _figures(statement: RankClassStatement, rank: MeasuredRank) -> Iterator[Figure]:
-    """Device bytes are the highest reserved and what was outside at the end: the driver keeps no peak of a process."""
-    peak = statement.peak
-    yield Figure(name="allocated", predicted=peak.allocated_bytes, measured=rank.peak.allocated_bytes)
-    yield Figure(name="reserved", predicted=peak.reserved_bytes, measured=rank.peak.reserved_bytes)
-    if not rank.outside_bytes:
-        return
-    device_bytes = rank.peak.reserved_bytes + rank.outside_bytes
-    yield Figure(name="device", predicted=peak.device_bytes, measured=device_bytes)
-    yield Figure(name="outside", predicted=statement.outside_allocator.total_bytes, measured=rank.outside_bytes)
+    comparisons = {}
+    for figures in ranks:
+        statement = class_of(predicted, figures.rank)
+        peak = [*_allocated_and_reserved(statement, figures.peak.allocated_bytes, figures.peak.reserved_bytes)]
+        if outside := figures.outside_bytes:
+            # The highest reserved and what was outside at the end: the driver keeps no peak of a process.
+            device_bytes = figures.peak.reserved_bytes + outside
+            peak.append(Figure(name="device", predicted=statement.peak.device_bytes, measured=device_bytes))
+            peak.append(Figure(name="outside", predicted=statement.outside_allocator.total_bytes, measured=outside))
+        comparisons[figures.rank] = Comparison(
+            case=f"rank {figures.rank}",
+            device=figures.gpu,
+            peak=tuple(peak),
+            notes=tuple(_program_notes(predicted, measured, figures)),
+        )
+    for other in missing:
+        note = f"no figures: {other.reason}"
+        comparisons[other.rank] = Comparison(case=f"rank {other.rank}", device="", peak=(), notes=(note,))
+    return [comparisons[number] for number in sorted(comparisons)]
 
 
 def _program_notes(predicted: Predicted, measured: MeasuredProgram, rank: MeasuredRank) -> Iterator[str]:
-    yield from differing_torch(predicted, rank.software.get("torch", ""))
+    yield from _differing_torch(predicted, rank.software.get("torch", ""))
     if isinstance(predicted, ProgramStatement) and not _is_called(rank.gpu, predicted.gpu):
         yield f"predicted for {predicted.gpu}, measured on {rank.gpu}"
     if measured.exit_code:
@@ -276,43 +266,35 @@ def run_compare(
             f"{measured} is no measured program, beside which a run of a program could stand",
             allowed="a file that planner measure -- COMMAND wrote, or a snapshot",
         )
-    found = [
-        each
-        for each in measurement_lines.read(measured)
-        if (not case or each.case == case) and (rank is None or each.rank == rank) and not each.error and each.job
+    measurements = [
+        one
+        for one in measurement_lines.read(measured)
+        if (not case or one.case == case) and (rank is None or one.rank == rank) and not one.error and one.job
     ]
-    if not found:
+    if not measurements:
         wanted = f"no measurement of {case!r}" if case else "no measurement of a step"
         raise PlannerError(f"{measured} has {wanted}", allowed="a file that planner measure wrote, or a snapshot")
-    return [with_measurement(plan, each, events=events_of(each.rank)) for each in found]
+    return [with_measurement(plan, one, events=events_of(one.rank)) for one in measurements]
 
 
 def target_of(measured: Path) -> str:
     """Whose kernels a job has to be traced with to stand beside this file: `cpu`, or empty for the job's own GPU."""
-    if measured.name.endswith(_SNAPSHOTS):
+    if measured.name.endswith(_SNAPSHOTS) or _measured_program(measured) is not None:
         return ""
-    if _measured_program(measured) is not None:
-        return ""
-    kinds = {each.device.kind for each in measurement_lines.read(measured) if not each.error}
+    kinds = {measurement.device.kind for measurement in measurement_lines.read(measured) if not measurement.error}
     return "cpu" if kinds == {"cpu"} else ""
 
 
 def _measured_program(measured: Path) -> MeasuredProgram | None:
-    """None for any other file, which its own reader tells from what is broken."""
-    try:
-        document = read_json(file_text(measured, str(measured)), str(measured))
-    except SpecError:
-        return None
-    if not isinstance(document, dict) or not is_measured_program(document):
-        return None
-    return from_json(document)
+    document = _read_object(measured)
+    return measured_program.from_json(document) if document.get("schema") == measured_program.SCHEMA else None
 
 
 def format_comparisons(comparisons: Sequence[Comparison], *, as_json: bool) -> str:
     """The comparisons as they are printed; as JSON one object: the comparison, or all of them."""
     if not as_json:
-        return "\n".join(render(each) for each in comparisons)
-    documents = [to_json(each) for each in comparisons]
+        return "\n".join(map(render, comparisons))
+    documents = [to_json(comparison) for comparison in comparisons]
     whole = documents[0] if len(documents) == 1 else {"schema": "planner.comparisons/1", "comparisons": documents}
     return json.dumps(whole, indent=2) + "\n"
 
@@ -322,13 +304,18 @@ def read_stored_plan(path: Path) -> Predicted | None:
 
     Raises PlannerError for a plan that lacks something.
     """
+    document = _read_object(path)
+    if document.get("schema") == statement.SCHEMA:
+        return statement.from_json(document)
+    if document.get("schema") == program_statement.SCHEMA:
+        return program_statement.from_json(document)
+    return None
+
+
+def _read_object(path: Path) -> Mapping[str, Any]:
+    """Empty for any file that is no JSON object: its own reader tells what is broken."""
     try:
         document = read_json(file_text(path, str(path)), str(path))
     except SpecError:
-        return None
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema == statement.SCHEMA:
-        return statement.from_json(document)
-    if schema == program_statement.SCHEMA:
-        return program_statement.from_json(document)
-    return None
+        return {}
+    return document if isinstance(document, dict) else {}

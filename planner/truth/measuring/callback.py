@@ -55,7 +55,7 @@ class _NullHooks:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_") or name in ("setup", "teardown"):
-            return _nothing
+            return lambda *_, **__: None
         raise AttributeError(name)
 
 
@@ -133,17 +133,13 @@ _BASES = {
 def _class_for(framework: str) -> type[_Hooks]:
     """The hooks on top of the framework's own base class, where that can be imported: it may look at the type."""
     hooks, paths = _BASES[framework]
-    found = []
+    bases = []
     for path in paths:
         module, _, name = path.partition(":")
         with suppress(Exception):  # not installed, or broken: the hooks are all that is needed
-            found.append(getattr(import_module(module), name))
-    return type("MemoryCallback", (hooks, *(found or [_NullHooks])), {})
+            bases.append(getattr(import_module(module), name))
+    return type("MemoryCallback", (hooks, *(bases or [_NullHooks])), {})
 
 
 def _make_callback(framework: str, settings: Settings) -> Any:
     return _class_for(framework)(settings)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None

@@ -32,16 +32,16 @@ def job_of(environment: Mapping[str, str] = os.environ) -> tuple[str, str] | Non
 
     The innermost is asked first: a Ray job runs inside a Slurm allocation, and torchrun inside either.
     """
-    say = environment.get
-    found = (
-        (say("PLANNER_JOB_SYSTEM", "other"), say("PLANNER_JOB_ID")),
-        ("ray", say("RAY_SUBMISSION_ID") or _ray_metadata(environment).get("job_submission_id") or say("RAY_JOB_ID")),
-        ("slurm", say("SLURM_JOB_ID")),
+    get = environment.get
+    candidates = (
+        (get("PLANNER_JOB_SYSTEM", "other"), get("PLANNER_JOB_ID")),
+        ("ray", get("RAY_SUBMISSION_ID") or _ray_metadata(environment).get("job_submission_id") or get("RAY_JOB_ID")),
+        ("slurm", get("SLURM_JOB_ID")),
         # Jenkins sets JOB_NAME too.
-        ("kubernetes", say("JOB_NAME") if say("KUBERNETES_SERVICE_HOST") else None),
-        ("torchelastic", None if say("TORCHELASTIC_RUN_ID", "") in _NO_RUN else say("TORCHELASTIC_RUN_ID")),
+        ("kubernetes", get("JOB_NAME") if get("KUBERNETES_SERVICE_HOST") else None),
+        ("torchelastic", None if get("TORCHELASTIC_RUN_ID", "") in _NO_RUN else get("TORCHELASTIC_RUN_ID")),
     )
-    return next(((system, job) for system, job in found if job), None)
+    return next(((system, job) for system, job in candidates if job), None)
 
 
 def plan_of(environment: Mapping[str, str] = os.environ) -> str:
@@ -55,10 +55,10 @@ def _ray_metadata(environment: Mapping[str, str]) -> Mapping[str, Any]:
     RAY_JOB_ID is another job's there: that of the agent which started it.
     """
     try:
-        found = json.loads(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")["metadata"]
+        metadata = json.loads(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")["metadata"]
     except (ValueError, TypeError, KeyError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def to_file(path: Path) -> Destination:
@@ -90,20 +90,20 @@ def to_service(server: str, token: str = "", *, seconds: float = TIMEOUT_SECONDS
             headers=headers,
             method="PUT",
         )
+
+        def send() -> None:
+            with urllib.request.urlopen(request, timeout=seconds):
+                pass
+
         try:
-            _send(request, seconds)
+            send()
         except OSError as error:
             if isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code != 429:
                 raise
             time.sleep(_PAUSE_SECONDS)
-            _send(request, seconds)
+            send()
 
     return deliver
-
-
-def _send(request: urllib.request.Request, seconds: float) -> None:
-    with urllib.request.urlopen(request, timeout=seconds):
-        pass
 
 
 class ReportSender:
@@ -135,7 +135,7 @@ class ReportSender:
             self._changed.notify()
             left = self._waiting if self._thread is None else None
         if left is not None:  # no thread can be started in a process that ends
-            self._deliver_all(left)
+            self._deliver(left)
         if self._thread is not None:
             self._thread.join(seconds)
             if self._thread.is_alive():
@@ -148,16 +148,13 @@ class ReportSender:
                 report, self._waiting = self._waiting, None
             if report is None:
                 return
-            self._deliver_all(report)
+            self._deliver(report)
 
-    def _deliver_all(self, report: Report) -> None:
+    def _deliver(self, report: Report) -> None:
         for index, destination in enumerate(self._destinations):
-            self._deliver(index, destination, report)
-
-    def _deliver(self, index: int, destination: Destination, report: Report) -> None:
-        try:
-            destination(report)
-        except Exception as error:
-            if index not in self._complained:
-                self._complained.add(index)
-                _log.warning("planner: a memory report was not delivered, training goes on: %s", error)
+            try:
+                destination(report)
+            except Exception as error:
+                if index not in self._complained:
+                    self._complained.add(index)
+                    _log.warning("planner: a memory report was not delivered, training goes on: %s", error)

@@ -27,6 +27,12 @@ class Levels:
     active_bytes: int = 0
     reserved_bytes: int = 0
 
+    @classmethod
+    def of(cls, stats: Mapping[str, int], which: str) -> Levels:
+        """The `peak` or the `current` figures of `torch.cuda.memory_stats`; 0 for one that this torch or this backend
+        of the allocator does not know."""
+        return cls(**{name: stats.get(f"{name}.all.{which}", 0) for name in FIGURES})
+
     def highest(self, other: Levels) -> Levels:
         """The higher of each figure."""
         return Levels(**{name: max(getattr(self, name), getattr(other, name)) for name in FIGURES})

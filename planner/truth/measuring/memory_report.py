@@ -18,14 +18,12 @@ from typing import Any, Concatenate, ParamSpec, cast
 import torch
 
 from planner.truth.measuring import nvml
-from planner.truth.measuring.job_reports import Destination, ReportSender, job_of, plan_of, to_file, to_service
+from planner.truth.measuring.job_reports import ReportSender, job_of, plan_of, to_file, to_service
 from planner.truth.measuring.measurement_lines import FIGURES, Levels
 from planner.truth.measuring.software import allocator_conf, software
 
 FINE_ITERATIONS = 2
 """Iterations told one by one: optimizer state is born in the first, the second is the usual peak, later ones alike."""
-
-NOTHING = Levels()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,11 @@ class Reading:
     peak: Levels
     current: Levels
     device_bytes: int = 0
+
+    @classmethod
+    def of(cls, stats: Mapping[str, int], device_bytes: int = 0) -> Reading:
+        """From `torch.cuda.memory_stats`."""
+        return cls(Levels.of(stats, "peak"), Levels.of(stats, "current"), device_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,45 +63,42 @@ class Peaks:
     def __init__(self, first: Reading, phase: str = "load") -> None:
         """`first` ends the first stretch, which began with the process."""
         self._before = first
-        self._found: dict[tuple[str, int], PhasePeaks] = {}
+        self._stretches: dict[tuple[str, int], PhasePeaks] = {}
         self.resets_seen = 0
         self._add(phase, 0, first, first.peak, first.peak)
 
     @property
     def highest(self) -> Levels:
         """The highest ever read, each figure at its own moment."""
-        highest = Levels()
-        for each in self._found.values():
-            highest = highest.highest(each.at_least)
-        return highest
+        return functools.reduce(Levels.highest, (stretch.at_least for stretch in self._stretches.values()))
 
     @property
     def device_bytes(self) -> int:
-        return max(each.device_bytes for each in self._found.values())
+        return max(stretch.device_bytes for stretch in self._stretches.values())
 
     def stretches(self) -> tuple[PhasePeaks, ...]:
-        return tuple(self._found.values())
+        return tuple(self._stretches.values())
 
     def close(self, phase: str, iteration: int, now: Reading) -> None:
         """What ran since the last reading was this phase of this iteration."""
         before, self._before = self._before, now
         ends = before.current.highest(now.current)
-        if _each(min, now.peak, before.peak) != before.peak:
+        rose = {name: getattr(now.peak, name) - getattr(before.peak, name) for name in FIGURES}
+        if min(rose.values()) < 0:
             self.resets_seen += 1
             self._add(phase, iteration, now, ends.highest(now.peak), None)
             return
-        rose = {name: getattr(now.peak, name) > getattr(before.peak, name) for name in FIGURES}
         least = Levels(**{name: getattr(now.peak if rose[name] else ends, name) for name in FIGURES})
         self._add(phase, iteration, now, least, now.peak)
 
     def _add(self, phase: str, iteration: int, now: Reading, least: Levels, most: Levels | None) -> None:
         first = min(iteration, FINE_ITERATIONS + 1)
         device_bytes = now.device_bytes
-        known = self._found.get((phase, first))
+        known = self._stretches.get((phase, first))
         if known is not None:
             least, device_bytes = known.at_least.highest(least), max(known.device_bytes, device_bytes)
             most = None if most is None or known.at_most is None else known.at_most.highest(most)
-        self._found[(phase, first)] = PhasePeaks(
+        self._stretches[(phase, first)] = PhasePeaks(
             phase=phase,
             first_iteration=first,
             last_iteration=iteration,
@@ -107,19 +107,6 @@ class Peaks:
             end=now.current,
             device_bytes=device_bytes,
         )
-
-
-def reading_of(stats: Mapping[str, int], device_bytes: int = 0) -> Reading:
-    """From `torch.cuda.memory_stats`; a figure that this torch or this allocator backend does not know is 0."""
-    return Reading(_levels(stats, "peak"), _levels(stats, "current"), device_bytes)
-
-
-def _levels(stats: Mapping[str, int], which: str) -> Levels:
-    return Levels(**{name: stats.get(f"{name}.all.{which}", 0) for name in FIGURES})
-
-
-def _each(choose: Callable[[int, int], int], one: Levels, other: Levels) -> Levels:
-    return Levels(**{name: choose(getattr(one, name), getattr(other, name)) for name in FIGURES})
 
 
 SCHEMA = "planner.job/1"
@@ -158,7 +145,7 @@ class Settings:
 
     def resolve(self, name: str, *variables: str) -> str:
         """The setting, or the first of these variables that is set."""
-        return str(getattr(self, name)) or next((os.environ[each] for each in variables if os.environ.get(each)), "")
+        return str(getattr(self, name)) or next((os.environ[name] for name in variables if os.environ.get(name)), "")
 
 
 def _quiet(
@@ -191,7 +178,7 @@ class MemoryReport:
         self._counted_by = ""
         self._stats: Mapping[str, int] = {}
         self._process = os.getpid()
-        self._told: set[str] = set()
+        self._warnings: set[str] = set()
 
     @_quiet
     def begin(self) -> None:
@@ -201,11 +188,19 @@ class MemoryReport:
         self._started, self._ended, self._process = _now(), "", os.getpid()
         self.iteration, self._peaks, self._facts, self._out_of_memory = 0, None, {}, ""
         atexit.register(self._at_exit)
-        given = self._settings
-        self._job = (
-            (given.resolve("system", "PLANNER_JOB_SYSTEM") or "other", given.id) if given.id else job_of(os.environ)
-        )
-        self._outbox = ReportSender(self._destinations())
+        settings = self._settings
+        self._job = job_of(os.environ)
+        if settings.id:
+            self._job = (settings.resolve("system", "PLANNER_JOB_SYSTEM") or "other", settings.id)
+        file, server = settings.resolve("file", "PLANNER_REPORT_FILE"), settings.resolve("server", "PLANNER_SERVER")
+        destinations = [to_file(Path(file))] if file else []
+        if server and self._job:
+            destinations.append(to_service(server, os.environ.get("PLANNER_TOKEN", "")))
+        elif server:
+            self._tell_once("nothing says which job this is, so the service is not told: set PLANNER_JOB_ID")
+        if not destinations:
+            self._tell_once("memory is reported to nobody: give a file or a server")
+        self._outbox = ReportSender(tuple(destinations))
         self._close("load", 0, with_device=True)
 
     @_quiet
@@ -270,7 +265,7 @@ class MemoryReport:
 
     def document(self) -> dict[str, Any]:
         """What is known now, as it is reported; empty where no CUDA memory was seen."""
-        peaks, given = self._peaks, self._settings
+        peaks, settings = self._peaks, self._settings
         if peaks is None:
             return {}
         system, job = self._job or ("", "")
@@ -289,9 +284,9 @@ class MemoryReport:
             "schema": SCHEMA,
             "system": system,
             "id": job,
-            "plan_id": given.plan or plan_of(os.environ),
-            "team": given.resolve("team", "PLANNER_TEAM", "SLURM_JOB_ACCOUNT"),
-            "queue": given.resolve("queue", "PLANNER_QUEUE", "SLURM_JOB_PARTITION"),
+            "plan_id": settings.plan or plan_of(os.environ),
+            "team": settings.resolve("team", "PLANNER_TEAM", "SLURM_JOB_ACCOUNT"),
+            "queue": settings.resolve("queue", "PLANNER_QUEUE", "SLURM_JOB_PARTITION"),
             "hosts": [self._facts["host"]],
             "gpu_uuids": [self._facts["gpu"]["uuid"]] if self._facts["gpu"]["uuid"] else [],
             "started_at": self._started,
@@ -303,32 +298,22 @@ class MemoryReport:
         """The process ends and nobody said so: the Trainer, for one, tells its callbacks of no exception."""
         self.end(getattr(sys, "last_value", None))
 
-    def _destinations(self) -> tuple[Destination, ...]:
-        file = self._settings.resolve("file", "PLANNER_REPORT_FILE")
-        server = self._settings.resolve("server", "PLANNER_SERVER")
-        found = [to_file(Path(file))] if file else []
-        if server and self._job:
-            found.append(to_service(server, os.environ.get("PLANNER_TOKEN", "")))
-        elif server:
-            self._tell_once("nothing says which job this is, so the service is not told: set PLANNER_JOB_ID")
-        if not found:
-            self._tell_once("memory is reported to nobody: give a file or a server")
-        return tuple(found)
-
     def _close(self, phase: str, iteration: int, *, with_device: bool = False) -> None:
-        stats = (self._settings.read or _memory_stats)()
+        # Never makes a CUDA context: a process that has none has no CUDA memory.
+        read = self._settings.read or (torch.cuda.memory_stats if torch.cuda.is_initialized() else dict)
+        stats: Mapping[str, int] = read()
         if not stats:
             if iteration:
                 self._tell_once("this process uses no CUDA memory: nothing is reported")
             return
         self._stats = stats
-        now = reading_of(stats, self._device_bytes() if with_device else 0)
+        now = Reading.of(stats, self._device_bytes() if with_device else 0)
         if self._peaks is None:
             self._facts = _facts()
             if phase == "load":
                 self._peaks = Peaks(now)
                 return
-            self._peaks = Peaks(Reading(NOTHING, NOTHING))  # CUDA was not in use when the training began
+            self._peaks = Peaks(Reading(Levels(), Levels()))  # CUDA was not in use when the training began
         self._peaks.close(phase, iteration, now)
 
     def _device_bytes(self) -> int:
@@ -351,8 +336,8 @@ class MemoryReport:
             self._outbox.offer(document)
 
     def _tell_once(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._warnings:
+            self._warnings.add(message)
             _log.warning("planner: %s", message)
 
 
@@ -371,16 +356,11 @@ def _out_of_memory_words(error: BaseException | None) -> str:
         return f"MemoryError: {lines[0]}"
     if not isinstance(error, RuntimeError):
         return ""
-    return next((each for each in lines if any(words in each for words in _RAN_OUT)), "")
+    return next((line for line in lines if any(words in line for words in _RAN_OUT)), "")
 
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-
-
-def _memory_stats() -> Mapping[str, int]:
-    """Never makes a CUDA context: a process that has none has no CUDA memory."""
-    return torch.cuda.memory_stats() if torch.cuda.is_initialized() else {}
 
 
 def _facts() -> dict[str, Any]:

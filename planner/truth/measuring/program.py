@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import os
@@ -12,9 +11,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -81,16 +80,16 @@ class MeasuredProgram:
     without_figures: tuple[RankWithoutFigures, ...] = ()
 
 
-def write(path: Path, found: MeasuredProgram) -> None:
+def write(path: Path, program: MeasuredProgram) -> None:
     """One JSON object. Raises MeasureError where it cannot be written."""
-    document = {"schema": SCHEMA, **to_plain(found)}
+    document = {"schema": SCHEMA, **to_plain(program)}
     try:
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise _unwritable(path, error) from None
 
 
-def unwritable(path: Path, error: OSError) -> MeasureError:
+def _unwritable(path: Path, error: OSError) -> MeasureError:
     """The error for a place where nothing can be written."""
     return MeasureError(
         f"{path} cannot be written: {error.strerror}",
@@ -98,11 +97,6 @@ def unwritable(path: Path, error: OSError) -> MeasureError:
         remedy="--output FILE.json",
         place="--output",
     )
-
-
-def is_measured_program(document: Mapping[str, Any]) -> bool:
-    """Whether :func:`write` wrote it."""
-    return document.get("schema") == SCHEMA
 
 
 def from_json(document: Mapping[str, Any]) -> MeasuredProgram:
@@ -131,71 +125,50 @@ class World:
     def rank_of(self, process: Mapping[str, Any]) -> int | None:
         """None for a process that is no rank, as the launcher's own."""
         variables = process["variables"]
-        said = variables.get("RANK") or variables.get(self.variable, "")
-        if said.isdecimal():
-            return int(said)
+        rank = variables.get("RANK") or variables.get(self.variable, "")
+        if rank.isdecimal():
+            return int(rank)
         return 0 if self.size == 1 else None
 
 
-def read_processes(folder: Path) -> list[Mapping[str, Any]]:
-    """What each process has left."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-
-
-def ranks_of(
+def _ranks_of(
     processes: Sequence[Mapping[str, Any]], world: World
 ) -> tuple[tuple[MeasuredRank, ...], tuple[RankWithoutFigures, ...]]:
     """The ranks with figures, and those of the world without, by their number."""
-    found: list[MeasuredRank] = []
+    measured: list[MeasuredRank] = []
     missing: list[RankWithoutFigures] = []
     by_rank: dict[int, list[Mapping[str, Any]]] = {rank: [] for rank in range(world.size)}
     for process in processes:
-        rank = world.rank_of(process)
-        if rank is not None:
-            by_rank.setdefault(rank, []).append(process)
+        number = world.rank_of(process)
+        if number is not None:
+            by_rank.setdefault(number, []).append(process)
     for rank, of_rank in sorted(by_rank.items()):
-        own = _without_helpers(of_rank)
-        measured = [process for process in own if process.get("devices")]
-        if measured:
-            found.append(_rank(rank, measured))
-        else:
-            missing.append(RankWithoutFigures(rank=rank, reason=_reason(own)))
-    return tuple(found), tuple(missing)
+        # What a rank starts itself (workers that compile or load) inherits its RANK, and is not the rank.
+        ranks = {(process["host"], process["pid"]) for process in of_rank if "RANK" in process["variables"]}
+        own = [process for process in of_rank if (process["host"], process["parent"]) not in ranks]
+        with_figures = [process for process in own if process.get("devices")]
+        if with_figures:
+            measured.append(_fullest(rank, with_figures))
+            continue
+        reason = _WITHOUT_CUDA if all(process["has_ended"] for process in own) else _KILLED
+        missing.append(RankWithoutFigures(rank=rank, reason=reason if own else _NEVER_SEEN))
+    return tuple(measured), tuple(missing)
 
 
-def _without_helpers(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What a rank starts itself (workers that compile or load) inherits its RANK, and is not the rank."""
-    ranks = {(each["host"], each["pid"]) for each in processes if "RANK" in each["variables"]}
-    return [each for each in processes if (each["host"], each["parent"]) not in ranks]
-
-
-def _reason(processes: Iterable[Mapping[str, Any]]) -> str:
-    ended = [process["has_ended"] for process in processes]
-    if not ended:
-        return _NEVER_SEEN
-    return _WITHOUT_CUDA if all(ended) else _KILLED
-
-
-def _rank(rank: int, processes: Sequence[Mapping[str, Any]]) -> MeasuredRank:
+def _fullest(rank: int, processes: Sequence[Mapping[str, Any]]) -> MeasuredRank:
     pairs = [(device, process) for process in processes for device in process["devices"]]
     device, process = max(pairs, key=lambda pair: pair[0]["peak"]["reserved_bytes"])
+    of_device = {key: device[key] for key in ("uuid", "total_bytes", "device_bytes_at_end", "cache_releases")}
+    of_process = {key: process[key] for key in ("host", "resets", "ended_by", "snapshot", "software", "allocator_conf")}
     return MeasuredRank(
         rank=rank,
-        host=process["host"],
         gpu=device["name"],
-        uuid=device["uuid"],
-        total_bytes=device["total_bytes"],
         peak=Levels(**device["peak"]),
         end=Levels(**device["end"]),
-        device_bytes_at_end=device["device_bytes_at_end"],
-        cache_releases=device["cache_releases"],
-        resets=process["resets"],
         processes=len(processes),
         devices=len(process["devices"]),
-        ended_by=process["ended_by"],
-        snapshot=process["snapshot"],
-        software=process["software"],
-        allocator_conf=process["allocator_conf"],
+        **of_device,
+        **of_process,
     )
 
 
@@ -223,27 +196,7 @@ def measure_program(
     What the ranks leave is kept beside `output` until then, where all nodes of a job see it. `snapshots`: a folder for
     the allocator's history of each rank. Raises MeasureError if the command cannot be started, or nothing be written.
     """
-    _check_writable(output, snapshots)
-    assigned, words = _split_assignments(command)
-    folder = Path(tempfile.mkdtemp(prefix=".planner-measure-", dir=output.absolute().parent))
-    try:
-        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        began = time.perf_counter()
-        code = _run(words, {**os.environ, **assigned}, folder, with_snapshots=snapshots is not None)
-        seconds = round(time.perf_counter() - began, 3)
-        ranks, missing = ranks_of(read_processes(folder), world)
-        if snapshots is not None:
-            ranks = tuple(_keep_snapshot(each, folder, snapshots) for each in ranks)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return MeasuredProgram(
-        command=tuple(command), exit_code=code, date=date, seconds=seconds, world_size=world.size,
-        ranks=ranks, without_figures=missing,
-    )  # fmt: skip
-
-
-def _check_writable(output: Path, snapshots: Path | None) -> None:
-    """Before hours of training, not after them. Nothing is left behind."""
+    # Before hours of training, not after them. Nothing is left behind.
     try:
         was_there = output.exists()
         with output.open("a", encoding="utf-8"):
@@ -253,16 +206,28 @@ def _check_writable(output: Path, snapshots: Path | None) -> None:
         if snapshots is not None:
             snapshots.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise unwritable(Path(error.filename), error) from None
-
-
-def _split_assignments(command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Variables before the command, which a shell would have taken."""
-    assigned, words = {}, list(command)
+        raise _unwritable(Path(error.filename), error) from None
+    # Variables before the command, which a shell would have taken.
+    environment, words = dict(os.environ), list(command)
     while words and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL)):
-        assigned[match[1]] = match[2]
+        environment[match[1]] = match[2]
         words = words[1:]
-    return assigned, words
+    folder = Path(tempfile.mkdtemp(prefix=".planner-measure-", dir=output.absolute().parent))
+    try:
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        began = time.perf_counter()
+        code = _run(words, environment, folder, with_snapshots=snapshots is not None)
+        seconds = round(time.perf_counter() - began, 3)
+        processes = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+        ranks, missing = _ranks_of(processes, world)
+        if snapshots is not None:
+            ranks = tuple(_keep_snapshot(rank, folder, snapshots) for rank in ranks)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return MeasuredProgram(
+        command=tuple(command), exit_code=code, date=date, seconds=seconds, world_size=world.size,
+        ranks=ranks, without_figures=missing,
+    )  # fmt: skip
 
 
 def _run(words: Sequence[str], environment: Mapping[str, str], folder: Path, *, with_snapshots: bool) -> int:
@@ -306,4 +271,4 @@ def _keep_snapshot(rank: MeasuredRank, folder: Path, snapshots: Path) -> Measure
         return rank
     name = f"rank-{rank.rank}.pickle"
     shutil.move(folder / rank.snapshot, snapshots / name)
-    return dataclasses.replace(rank, snapshot=name)
+    return replace(rank, snapshot=name)

@@ -30,25 +30,23 @@ class CudaWatch:
         self._device = device
         self._device_bytes = device_bytes
         self._phases = Phases()
-        self._now: tuple[Phase, int] = (Phase.LOAD, 0)
+        self.now: tuple[Phase, int] = (Phase.LOAD, 0)
+        """The phase that is running, and its iteration."""
         self._named: dict[tuple[Category, str], tuple[int, int]] = {}
         self.marks: list[tuple[str, int, int]] = []
 
-    @property
-    def now(self) -> tuple[Phase, int]:
-        """The phase that is running, and its iteration."""
-        return self._now
-
     def mark(self, phase: Phase, iteration: int) -> None:
         if self.marks:
-            self._close()
+            self.end()
         torch.cuda.reset_peak_memory_stats(self._device)
         self.marks.append((phase.value, iteration, time.time_ns() // 1000))
-        self._now = (phase, iteration)
+        self.now = (phase, iteration)
 
     def end(self) -> None:
         """The last phase has ended, or memory ran out in it."""
-        self._close()
+        stats = torch.cuda.memory_stats(self._device)
+        peak, end = Levels.of(stats, "peak"), Levels.of(stats, "current")
+        self._phases.add(*self.now, peak, end, self._device_bytes())
 
     def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
         local = getattr(tensor, "_local_tensor", tensor)
@@ -68,21 +66,7 @@ class CudaWatch:
         storages: dict[Category, dict[int, int]] = {}
         for (category, _), (address, size) in self._named.items():
             storages.setdefault(category, {})[address] = size
-        return {category.value: sum(found.values()) for category, found in sorted(storages.items())}
-
-    def _close(self) -> None:
-        stats = torch.cuda.memory_stats(self._device)
-        peak, end = (_levels(stats, which) for which in ("peak", "current"))
-        self._phases.add(*self._now, peak, end, self._device_bytes())
-
-
-def _levels(stats: dict[str, int], which: str) -> Levels:
-    return Levels(
-        requested_bytes=stats[f"requested_bytes.all.{which}"],
-        allocated_bytes=stats[f"allocated_bytes.all.{which}"],
-        active_bytes=stats[f"active_bytes.all.{which}"],
-        reserved_bytes=stats[f"reserved_bytes.all.{which}"],
-    )
+        return {category.value: sum(sizes.values()) for category, sizes in sorted(storages.items())}
 
 
 COLLECTIVES = ("c10d.", "gloo.")
@@ -120,7 +104,7 @@ class HostRecorder:
     """An observer of a step on the CPU: run the step inside `profile()`, then ask for `build_recording()`."""
 
     def __init__(self) -> None:
-        self._words: list[Mark | _Assignment | _Region] = []
+        self._notes: list[Mark | _Assignment | _Region] = []
         self._alive: dict[int, int] = {}
         self._tree: list[Any] = []
 
@@ -133,34 +117,34 @@ class HostRecorder:
         self._tree = profiler.profiler.kineto_results.experimental_event_tree()
 
     def mark(self, phase: Phase, iteration: int) -> None:
-        self._say(Mark(phase, iteration))
+        self._note(Mark(phase, iteration))
 
     def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
         local = getattr(tensor, "_local_tensor", tensor)
         if local.device.type == "cpu":
-            self._say(_Assignment(local.untyped_storage().data_ptr(), category, name))
+            self._note(_Assignment(local.untyped_storage().data_ptr(), category, name))
 
     @contextmanager
     def region(self, category: Category, name: str = "") -> Iterator[None]:
-        self._say(_Region(category, name, begins=True))
+        self._note(_Region(category, name, begins=True))
         try:
             yield
         finally:
-            self._say(_Region(category, name, begins=False))
+            self._note(_Region(category, name, begins=False))
 
     def build_recording(self) -> HostRecording:
         """The run in planner's own events, a block born with the role that it was given first."""
         builder = _Builder()
         for item in _in_time(self._tree):
             if isinstance(item, int):
-                builder.word(self._words[item])
+                builder.note(self._notes[item])
             else:
                 builder.memory(*item)
         return builder.build(self._alive)
 
-    def _say(self, word: Mark | _Assignment | _Region) -> None:
-        with record_function(f"{_MARKER}{len(self._words)}"):
-            self._words.append(word)
+    def _note(self, note: Mark | _Assignment | _Region) -> None:
+        with record_function(f"{_MARKER}{len(self._notes)}"):
+            self._notes.append(note)
 
 
 class _Builder:
@@ -175,26 +159,25 @@ class _Builder:
         self._region_from = 0
 
     def memory(self, size: int, address: int, op: str) -> None:
+        if address in self._at:  # freed now, or before on a thread that is not profiled
+            self._events.append(Free(self._at.pop(address)[0]))
         if size > 0:
-            self._free(address)  # its end was on a thread that is not profiled
             self._at[address] = (self._blocks, size)
             self._events.append(Alloc(self._blocks, size, 0, Origin(op=op)))
             self._blocks += 1
-        else:
-            self._free(address)
 
-    def word(self, word: Mark | _Assignment | _Region) -> None:
-        if isinstance(word, Mark):
-            self._events.append(word)
-        elif isinstance(word, _Assignment):
-            if word.address in self._at:
-                self._assign(self._at[word.address][0], word.category, word.name)
-        elif word.begins:
+    def note(self, note: Mark | _Assignment | _Region) -> None:
+        if isinstance(note, Mark):
+            self._events.append(note)
+        elif isinstance(note, _Assignment):
+            if note.address in self._at:
+                self._assign(self._at[note.address][0], note.category, note.name)
+        elif note.begins:
             self._region_from = self._blocks
         else:
-            for block, _ in list(self._at.values()):
+            for block, _ in self._at.values():
                 if block >= self._region_from and block not in self._category:
-                    self._assign(block, word.category, word.name)
+                    self._assign(block, note.category, note.name)
 
     def build(self, alive: dict[int, int]) -> HostRecording:
         events: list[Event] = []
@@ -210,10 +193,6 @@ class _Builder:
         )
         return HostRecording(tuple(events), sum(size for _, size in self._at.values()), live)
 
-    def _free(self, address: int) -> None:
-        if address in self._at:
-            self._events.append(Free(self._at.pop(address)[0]))
-
     def _assign(self, block: int, category: Category, name: str) -> None:
         before = self._category.get(block)
         if before is category or (before is Category.BUCKET and category is Category.GRADIENT):
@@ -228,21 +207,21 @@ class _Builder:
 
 def _in_time(tree: list[Any]) -> list[int | tuple[int, int, str]]:
     """Markers as their numbers, allocations as (bytes, address, operator), in the order of their times."""
-    found: list[tuple[int, int, int | tuple[int, int, str]]] = []
-    waiting = [(each, "") for each in reversed(tree)]
+    items: list[tuple[int, int | tuple[int, int, str]]] = []
+    waiting = [(event, "") for event in reversed(tree)]
     while waiting:
         event, operator = waiting.pop()
         if event.tag.name == "Allocation":
             extra = event.extra_fields
             if extra.device.type == "cpu":
-                found.append((event.start_time_ns, len(found), (extra.alloc_size, extra.ptr, operator)))
+                items.append((event.start_time_ns, (extra.alloc_size, extra.ptr, operator)))
             continue
         name = event.name
         if name.startswith(_MARKER):
-            found.append((event.start_time_ns, len(found), int(name.removeprefix(_MARKER))))
+            items.append((event.start_time_ns, int(name.removeprefix(_MARKER))))
         inside = _operator(name, operator)
         waiting += [(child, inside) for child in reversed(event.children)]
-    return [item for _, _, item in sorted(found, key=lambda each: each[:2])]
+    return [item for _, item in sorted(items, key=lambda timed: timed[0])]
 
 
 def _operator(name: str, around: str) -> str:
@@ -257,19 +236,19 @@ def _operator(name: str, around: str) -> str:
 
 
 def _storages_of_live_tensors() -> dict[int, int]:
-    found: dict[int, int] = {}
-    for each in gc.get_objects():
+    sizes: dict[int, int] = {}
+    for candidate in gc.get_objects():
         # By type: isinstance asks an object for its class, and a lazily loaded module then imports itself.
-        if not issubclass(type(each), torch.Tensor) or issubclass(type(each), _WITHOUT_MEMORY):
+        if not issubclass(type(candidate), torch.Tensor) or issubclass(type(candidate), _WITHOUT_MEMORY):
             continue
-        if each.device.type != "cpu":
+        if candidate.device.type != "cpu":
             continue
-        for tensor in (each, each.grad if each.is_leaf else None):
+        for tensor in (candidate, candidate.grad if candidate.is_leaf else None):
             # A DTensor has no storage of its own; what it holds is found by itself.
             if tensor is not None and tensor.layout is torch.strided and not hasattr(tensor, "_local_tensor"):
                 storage = tensor.untyped_storage()
-                found[storage.data_ptr()] = storage.nbytes()
-    return found
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sizes
 
 
 _FRAMES = ("frames", "compile_context", "user_metadata")
@@ -291,14 +270,8 @@ def record_history(path: Path | None) -> Iterator[None]:
         path.write_bytes(lzma.compress(pickle.dumps(_without_frames(snapshot), protocol=4)))
 
 
-def _without_frames(snapshot: dict[str, Any]) -> dict[str, Any]:
+def _without_frames(recorded: Any) -> Any:
     """The same snapshot in which nobody's paths stand."""
-    traces = [[_bare(entry) for entry in trace] for trace in snapshot["device_traces"]]
-    segments = [
-        {**_bare(segment), "blocks": [_bare(block) for block in segment["blocks"]]} for segment in snapshot["segments"]
-    ]
-    return {**snapshot, "segments": segments, "device_traces": traces}
-
-
-def _bare(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key not in _FRAMES}
+    if isinstance(recorded, dict):
+        return {key: _without_frames(value) for key, value in recorded.items() if key not in _FRAMES}
+    return [_without_frames(item) for item in recorded] if isinstance(recorded, list) else recorded
