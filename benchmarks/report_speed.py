@@ -18,9 +18,9 @@ from typing import Any
 from planner.allocator.replay import replay
 from planner.allocator.timeline import Timeline
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
+from planner.report.attribution import state_rank_class
 from planner.report.html_pages import ClassTimeline, render_page
 from planner.report.plan_text import render
-from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, Provenance, RankClassStatement, to_json
 from planner.report.style import Style
 from planner.units import GIB, KIB

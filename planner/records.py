@@ -229,7 +229,7 @@ def _read_record(kind: Any, value: Any, strict: bool) -> Any:
         elif field.key in value and "read" in field.metadata:
             try:
                 given[field.name] = field.metadata["read"](value[field.key])
-            except (ValueError, KeyError, TypeError) as wrong:
+            except (PlannerError, ValueError, KeyError, TypeError) as wrong:
                 raise _FaultError(f"{field.key} cannot be read: {wrong}") from None
         elif field.key in value:
             given[field.name] = _read(field.hint, value[field.key], strict, f".{field.key}")

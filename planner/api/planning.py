@@ -17,9 +17,10 @@ from planner.job.loading import bundle
 from planner.job.schema import Job
 from planner.report import statement
 from planner.report.html_pages import render_card
-from planner.report.plan_text import bound_line, deciding, one_line, render
+from planner.report.plan_text import render
 from planner.report.statement import Advice, RankClassStatement, Verdict
 from planner.report.style import Style
+from planner.report.verdict_text import bound_line, deciding, one_line
 from planner.truth import plan_comparison
 from planner.truth.comparison import Comparison, to_json
 

@@ -9,7 +9,7 @@ from planner.planning import pipeline
 from planner.planning.child_processes import ChildProcesses, usable
 from planner.planning.pipeline import PlanningInputs, PlanningResult, plan_by
 from planner.planning.trace_source import TraceCache, TraceSource
-from planner.report.class_timeline import ClassTimeline
+from planner.report.class_timeline import timelines_of
 from planner.report.html_pages import render_page
 from planner.report.memory_viz import write_snapshot
 from planner.report.statement import Plan
@@ -34,12 +34,9 @@ def make_plan(job: Job, advice: bool) -> tuple[Plan, tuple[str, ...]]:
 
 def timeline_page(job: Job) -> str:
     """The page that `planner plan --timeline` writes."""
-    found = _with_traces(job)
-    classes = [
-        ClassTimeline(statement, each.trace.events, timeline)
-        for statement, each, timeline in zip(found.plan.rank_classes, found.traces, found.timelines, strict=True)
-    ]
-    return render_page(found.plan, classes)
+    result = _with_traces(job)
+    events = [rank_trace.trace.events for rank_trace in result.traces]
+    return render_page(result.plan, timelines_of(result.plan, events, result.timelines))
 
 
 def snapshot(job: Job, path: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.job_input import enter_for_job
-from planner.cli.options import DONE, common_options, style
+from planner.cli.options import DONE, add_command, add_format, style
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
@@ -27,15 +27,14 @@ _SNAPSHOTS = (".pickle", ".pkl", ".gz", ".xz")
 
 def add_explain(commands: Commands) -> None:
     """Adds the parser of `planner explain`."""
-    parser = commands.add_parser(
-        "explain",
-        parents=[common_options()],
+    parser = add_command(
+        commands, "explain", run_explain,
         help="say why a job ran out of memory, from its log or a snapshot",
         description="Reads what a job that ran out of memory left behind: a log (torch's, the driver's, NCCL's, the "
         "kernel's, Slurm's and Kubernetes' words), a snapshot of CUDA memory taken at the failure, or both; "
         "says who held "
         "what, what failed, and which setting would have helped, each replayed.",
-    )
+    )  # fmt: skip
     parser.add_argument("failures", nargs="+", metavar="LOG|SNAPSHOT", help="at most one of each; - is a log on stdin")
     parser.add_argument(
         "--plan", metavar="PLAN|RUN|JOB", help="what planner plan or planner run --format json wrote, or a spec to plan"
@@ -45,8 +44,7 @@ def add_explain(commands: Commands) -> None:
     parser.add_argument(
         "--server", default=os.environ.get("PLANNER_SERVER", ""), metavar="URL", help="with --job; PLANNER_SERVER"
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
-    parser.set_defaults(run=run_explain, name="explain")
+    add_format(parser)
 
 
 def run_explain(arguments: argparse.Namespace) -> int:
@@ -56,11 +54,14 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
     text, snapshot = _read(arguments.failures)
     plan = None if arguments.plan is None else _plan_beside(arguments, text if "-" in arguments.failures else "")
-    place = " and ".join("standard input" if each == "-" else Path(each).name for each in arguments.failures)
-    found = explain(text, snapshot, plan=plan, rank=arguments.rank, place=place)
+    place = " and ".join("standard input" if name == "-" else Path(name).name for name in arguments.failures)
+    explanation = explain(text, snapshot, plan=plan, rank=arguments.rank, place=place)
     if arguments.job is not None:
-        _tell(arguments.job, arguments.server, text)
-    print(json.dumps(to_json(found), indent=2) if arguments.format == "json" else render(place, found, style()), end="")
+        _tell_service(arguments.job, arguments.server, text)
+    if arguments.format == "json":
+        print(json.dumps(to_json(explanation), indent=2), end="")
+    else:
+        print(render(place, explanation, style()), end="")
     return DONE
 
 
@@ -81,7 +82,7 @@ def _plan_beside(arguments: argparse.Namespace, standard_input: str) -> Predicte
         return plan_with_traces(job, progress=progress).plan
 
 
-def _tell(job: str, server: str, text: str) -> None:
+def _tell_service(job: str, server: str, text: str) -> None:
     """`PUT /v1/jobs/{system}/{id}` with the words of its end. Raises PlannerError where that is not possible."""
     from planner.admission.client import Client
 
@@ -100,85 +101,69 @@ def _tell(job: str, server: str, text: str) -> None:
 
 
 def _read(failures: list[str]) -> tuple[str, bytes | None]:
-    snapshots = [each for each in failures if each != "-" and Path(each).name.endswith(_SNAPSHOTS)]
-    logs = [each for each in failures if each not in snapshots]
+    """The text of the log, and the bytes of the snapshot; of each there may be one."""
+    from planner.allocator.snapshot import read_packed
+    from planner.job.json_text import file_text
+
+    snapshots = [name for name in failures if name != "-" and Path(name).name.endswith(_SNAPSHOTS)]
+    logs = [name for name in failures if name not in snapshots]
     if len(snapshots) > 1 or len(logs) > 1:
         raise PlannerError(
             f"{len(logs)} logs and {len(snapshots)} snapshots",
             allowed="one log, one snapshot, or one of each, of the same failure",
             remedy="explain the failures one after the other",
         )
-    return (_text(logs[0]) if logs else ""), (_snapshot_bytes(Path(snapshots[0])) if snapshots else None)
-
-
-def _text(written: str) -> str:
-    if written == "-":
-        return sys.stdin.read(_MOST_CHARACTERS)
-    from planner.job.json_text import file_text
-
-    return file_text(Path(written), written)
-
-
-def _snapshot_bytes(path: Path) -> bytes:
-    from planner.allocator.snapshot import read_packed
-
-    return read_packed(path)
+    text = ""
+    if logs:
+        text = sys.stdin.read(_MOST_CHARACTERS) if logs[0] == "-" else file_text(Path(logs[0]), logs[0])
+    return text, read_packed(Path(snapshots[0])) if snapshots else None
 
 
 def add_replay(commands: Commands) -> None:
     """Adds the parser of `planner replay`."""
-    parser = commands.add_parser(
-        "replay",
-        parents=[common_options()],
+    parser = add_command(
+        commands, "replay", run_replay,
         help="replay a recorded snapshot of CUDA memory through the allocator's model",
         description="Replays a pickle of torch.cuda.memory._dump_snapshot (also .gz, .xz) and says how many addresses "
         "and segment decisions the model gets right, and what another allocator setting would have reserved; of a "
         "recorded failure also what planner explain says.",
-    )
+    )  # fmt: skip
     parser.add_argument("snapshot", type=Path, metavar="SNAPSHOT")
     parser.add_argument("--conf", help="what this PYTORCH_ALLOC_CONF would have reserved")
     parser.add_argument("--capacity", help="with --conf: on a device that has so much for segments (79.1GiB)")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
-    parser.set_defaults(run=run_replay)
+    add_format(parser)
 
 
 def run_replay(arguments: argparse.Namespace) -> int:
     """`planner replay`: 0, or SnapshotError or AllocatorConfError."""
-    from planner.allocator.snapshot import read_snapshot
+    from planner.allocator.snapshot import read_packed, read_snapshot
     from planner.allocator.verify import verify
     from planner.records import to_plain
     from planner.report.recorded_snapshot import render_replay
     from planner.truth.failures.explanation_text import snapshot_lines
+    from planner.truth.failures.snapshot_failure import explain_failures
+    from planner.units import parse_bytes
 
-    capacity = _size(arguments.capacity, "--capacity")
-    snapshot = read_snapshot(arguments.snapshot)
+    path, capacity = arguments.snapshot, None
+    if arguments.capacity is not None:
+        try:
+            capacity = parse_bytes(arguments.capacity)
+        except ValueError as error:
+            raise PlannerError(str(error), allowed="79.1GiB, 80GB, 1048576", place="--capacity") from None
+    snapshot = read_snapshot(path)
     report = verify(snapshot, arguments.conf, capacity).to_json()
-    failed = any(entry.action == "oom" for trace in snapshot.traces for entry in trace)
-    failures = _failures(arguments.snapshot) if failed else {}
+    # The requests that failed in the recording, explained, by device.
+    failures: dict[int, SnapshotFailure] = {}
+    if any(entry.action == "oom" for trace in snapshot.traces for entry in trace):
+        explained = explain_failures(read_packed(path), str(path))
+        failures = {failure.device: failure for failure in explained if failure.recorded}
     if arguments.format == "json":
         for device in report["devices"]:
             if device["device"] in failures:
                 device["out_of_memory"] = to_plain(failures[device["device"]])
         print(json.dumps(report, indent=2), end="")
         return DONE
-    print(render_replay(arguments.snapshot.name, report, style()), end="")
+    print(render_replay(path.name, report, style()), end="")
     for failure in failures.values():
         print("", *snapshot_lines(failure, style()), sep="\n")
     return DONE
-
-
-def _failures(path: Path) -> dict[int, SnapshotFailure]:
-    """The requests that failed in the recording, explained, by device."""
-    from planner.allocator.snapshot import read_packed
-    from planner.truth.failures.snapshot_failure import explain_failures
-
-    return {each.device: each for each in explain_failures(read_packed(path), str(path)) if each.recorded}
-
-
-def _size(written: str | None, place: str) -> int | None:
-    from planner.units import parse_bytes
-
-    try:
-        return None if written is None else parse_bytes(written)
-    except ValueError as error:
-        raise PlannerError(str(error), allowed="79.1GiB, 80GB, 1048576", place=place) from None

@@ -12,42 +12,35 @@ from typing import TYPE_CHECKING
 from planner.errors import PlannerError, SpecError
 
 if TYPE_CHECKING:
-    from planner.job.importers.job_import import GivenJob, ImportedJob, ImportSources
+    from planner.job.importers.job_import import GivenJob
     from planner.job.schema import Job
-    from planner.job.shorthand import Shorthand
     from planner.runtime.environments.interpreters import Interpreter
 
 
 def enter_for_command(arguments: argparse.Namespace) -> None:
     """Goes on in the Python that the command behind `--` names, or in that of `--torch`; returns where it is this one,
     or has no torch. Raises PlannerError where the torch that is asked for is not to be had."""
-    from planner.runtime.environments.handover import go_on_as, stays_here
-
-    if stays_here():
-        return
-    found = _python_of(arguments)
-    if found is not None and not found.is_this:
-        print(f"with the job's Python: {found}", file=sys.stderr)
-        go_on_as(found, arguments.everything)
-
-
-def _python_of(arguments: argparse.Namespace) -> Interpreter | None:
-    """That of the command if it has the torch that is asked for, else this one or one that planner makes."""
     from planner.progress import show_progress
+    from planner.runtime.environments.handover import go_on_as, stays_here
     from planner.runtime.environments.interpreters import this_interpreter
     from planner.runtime.environments.torch_environments import make_environment
     from planner.versions import minor_of
 
-    wanted, named = minor_of(arguments.torch), _named(arguments)
-    if named is not None and wanted in ("", named.minor):
-        return named
-    if wanted in ("", this_interpreter().minor):
-        return None
-    with show_progress() as progress:
-        return make_environment(wanted, progress)
+    if stays_here():
+        return
+    wanted, python = minor_of(arguments.torch), _python_of(arguments)
+    if python is None or wanted not in ("", python.minor):
+        # Its torch is not the one that is asked for: this Python, or one that planner makes.
+        if wanted in ("", this_interpreter().minor):
+            return
+        with show_progress() as progress:
+            python = make_environment(wanted, progress)
+    if not python.is_this:
+        print(f"with the job's Python: {python}", file=sys.stderr)
+        go_on_as(python, arguments.everything)
 
 
-def _named(arguments: argparse.Namespace) -> Interpreter | None:
+def _python_of(arguments: argparse.Namespace) -> Interpreter | None:
     """That of the command, if it has a torch at all."""
     from planner.runtime.environments.interpreters import read_interpreter, this_interpreter
     from planner.tracing.program.launch_line import find_python
@@ -58,14 +51,14 @@ def _named(arguments: argparse.Namespace) -> Interpreter | None:
     if os.path.dirname(python) == os.path.dirname(sys.executable) and os.path.samefile(python, sys.executable):
         return this_interpreter()
     try:
-        found = read_interpreter(python)
+        interpreter = read_interpreter(python)
     except PlannerError as error:
         print(
             f"note: not with the job's Python: {error.place} {error.problem}; planner needs {error.allowed}",
             file=sys.stderr,
         )
         return None
-    return found if found.torch else None
+    return interpreter if interpreter.torch else None
 
 
 def enter_for_job(job: Job, arguments: argparse.Namespace, standard_input: str = "") -> None:
@@ -78,10 +71,10 @@ def enter_for_job(job: Job, arguments: argparse.Namespace, standard_input: str =
     from planner.runtime.environments.handover import go_on_as, stays_here
     from planner.runtime.environments.torch_environments import find_environment
 
-    found = None if stays_here() else find_environment(job.software.torch)
-    if found is not None and not found.is_this:
-        print(f"with the job's torch: {found}", file=sys.stderr)
-        go_on_as(found, arguments.everything, standard_input)
+    python = None if stays_here() else find_environment(job.software.torch)
+    if python is not None and not python.is_this:
+        print(f"with the job's torch: {python}", file=sys.stderr)
+        go_on_as(python, arguments.everything, standard_input)
 
 
 _SOURCES = (
@@ -102,15 +95,22 @@ def job_of(arguments: argparse.Namespace, *, is_traced: bool = True) -> Job:
     from planner.job.importers.job_import import read
 
     given = _given(arguments)
-    found = read(given, Path())
+    imported = read(given, Path())
     if is_traced:
-        enter_for_job(found.job, arguments, given.standard_input)
-    _tell(found)
-    return found.job
+        enter_for_job(imported.job, arguments, given.standard_input)
+    for source, names in imported.ignored.items():
+        if names:
+            say(f"{source}: without effect on memory: {', '.join(names)}")
+    if imported.not_read:
+        say(f"the launch line: not read: {', '.join(imported.not_read)}")
+    for sentence in (*(f"taken: {text}" for text in imported.supposed), *(f"note: {text}" for text in imported.chosen)):
+        say(sentence)
+    return imported.job
 
 
 def _given(arguments: argparse.Namespace) -> GivenJob:
-    from planner.job.importers.job_import import STANDARD_INPUT, GivenJob
+    from planner.job.importers.job_import import STANDARD_INPUT, GivenJob, ImportSources
+    from planner.job.shorthand import Shorthand
 
     if getattr(arguments, "from_megatron", ""):
         raise SpecError(
@@ -119,10 +119,12 @@ def _given(arguments: argparse.Namespace) -> GivenJob:
             remedy="planner run --gpu NAME -- torchrun ... pretrain_gpt.py ... (docs/run.md)",
             place="--from-megatron",
         )
-    named = arguments.job or ""
-    sources = _sources(arguments)
-    model = getattr(arguments, "model", None)
-    if sources is None and model:
+    named, model = arguments.job or "", getattr(arguments, "model", None)
+    sources = None  # where no file of another program is given
+    if any(getattr(arguments, name, None) for name in _SOURCES):
+        files = {name.removeprefix("from_"): getattr(arguments, name) for name in _SOURCES}
+        sources = ImportSources(**files, model=model)
+    elif model:
         if named:
             raise SpecError(
                 f"--model {model} stands beside the job {named}",
@@ -136,64 +138,24 @@ def _given(arguments: argparse.Namespace) -> GivenJob:
             allowed="JOB (a spec, a bundle, a model's name, or -), or --from-...",
             remedy=f"planner {arguments.name} Qwen/Qwen3-8B --gpus 4xH100 --fsdp, for a model that planner knows",
         )
+    text = ""
+    if named == STANDARD_INPUT:
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError:
+            raise SpecError("standard input is no UTF-8 text", allowed="a job spec or a bundle") from None
     return GivenJob(
         named=named,
-        standard_input=_standard_input() if named == STANDARD_INPUT else "",
-        words=_words(arguments),
+        standard_input=text,
+        words=Shorthand.of_words(arguments) if hasattr(arguments, "gpus") else Shorthand(),
         settings=arguments.set,
         sources=sources,
     )
 
 
-def _standard_input() -> str:
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError:
-        raise SpecError("standard input is no UTF-8 text", allowed="a job spec or a bundle") from None
-
-
-def _words(arguments: argparse.Namespace) -> Shorthand:
-    from planner.job.shorthand import Shorthand
-
-    if not hasattr(arguments, "gpus"):
-        return Shorthand()
-    return Shorthand.of_words(arguments)
-
-
 def has_sources(arguments: argparse.Namespace) -> bool:
     """Whether files of other programs say the job."""
-    return any(getattr(arguments, name, None) for name in _SOURCES) or bool(getattr(arguments, "model", None))
-
-
-def _sources(arguments: argparse.Namespace) -> ImportSources | None:
-    """None where no file of another program is given."""
-    if not any(getattr(arguments, name, None) for name in _SOURCES):
-        return None
-    from planner.job.importers.job_import import ImportSources
-
-    return ImportSources(
-        training_arguments=arguments.from_training_arguments,
-        accelerate=arguments.from_accelerate,
-        deepspeed=arguments.from_deepspeed,
-        torchrun=arguments.from_torchrun,
-        peft=arguments.from_peft,
-        torchtitan=arguments.from_torchtitan,
-        axolotl=arguments.from_axolotl,
-        llama_factory=arguments.from_llama_factory,
-        model=arguments.model,
-    )
-
-
-def _tell(found: ImportedJob) -> None:
-    for source, names in found.ignored.items():
-        if names:
-            say(f"{source}: without effect on memory: {', '.join(names)}")
-    if found.not_read:
-        say(f"the launch line: not read: {', '.join(found.not_read)}")
-    for each in found.supposed:
-        say(f"taken: {each}")
-    for each in found.chosen:
-        say(f"note: {each}")
+    return any(getattr(arguments, name, None) for name in (*_SOURCES, "model"))
 
 
 def say(line: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.cli.job_input import job_of
-from planner.cli.options import DONE, OUR_FAULT, WRONG_INPUT, add_set, common_options, job_argument
+from planner.cli.options import DONE, OUR_FAULT, WRONG_INPUT, add_command, add_format, add_set, job_argument
 from planner.distribution import refuse_without
 from planner.errors import MeasureError, SpecError
 from planner.hardware.facts import VARIABLE
@@ -28,15 +28,14 @@ _STEPS, _PROGRAM = Path("measurements.jsonl"), Path("measured.json")
 
 def add_measure(commands: Commands) -> None:
     """Adds the parser of `planner measure`."""
-    parser = commands.add_parser(
-        "measure",
-        parents=[common_options(), job_argument(needed=False)],
+    parser = add_command(
+        commands, "measure", run_measure, job_argument(needed=False),
         help="run the very same step, or a program as it is, for real and write down what it took",
         usage="planner measure JOB --device DEVICE [options]\n       planner measure [options] -- COMMAND ...",
         description="With a job: runs one rank's training step on a real device, its peers absent, and appends one "
         "line of JSON to a file; running out of memory is a result. With a command (torchrun ... train.py): starts it "
         "as it stands on this machine's GPUs, writes down what every rank took, and ends with the command's exit code.",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--device", default="", help="cuda, cuda:1, or cpu; of a program cuda (default), or cpu: started without GPUs"
     )
@@ -49,7 +48,6 @@ def add_measure(commands: Commands) -> None:
         "--snapshot", type=Path, metavar="PATH",
         help="also the allocator's history (cuda): FILE.pickle.xz; of a program a folder, a file for each rank",
     )  # fmt: skip
-    parser.set_defaults(run=run_measure, name="measure")
 
 
 def run_measure(arguments: argparse.Namespace) -> int:
@@ -136,12 +134,11 @@ def _world_of(command: list[str]) -> World:
 
 def add_compare(commands: Commands) -> None:
     """Adds the parser of `planner compare`."""
-    parser = commands.add_parser(
-        "compare",
-        parents=[common_options()],
+    parser = add_command(
+        commands, "compare", run_compare,
         help="set a plan and a measurement, or a recorded snapshot, side by side",
         description="Sets what was predicted beside what was measured: peaks, phases, categories.",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "job",
         metavar="PLAN|RUN|JOB",
@@ -152,9 +149,8 @@ def add_compare(commands: Commands) -> None:
     )
     parser.add_argument("--case", default="", help="only measurements of this case")
     parser.add_argument("--rank", type=int, help="only measurements of this rank")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+    add_format(parser)
     add_set(parser)
-    parser.set_defaults(run=run_compare, name="compare")
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
@@ -186,13 +182,12 @@ def _plan_to_compare(arguments: argparse.Namespace, target: str) -> tuple[Predic
 
 def add_validate(commands: Commands) -> None:
     """Adds the parser of `planner validate`."""
-    parser = commands.add_parser(
-        "validate",
-        parents=[common_options(), job_argument()],
+    parser = add_command(
+        commands, "validate", run_validate, job_argument(),
         help="run a job's step on the GPUs of this machine, beside its plan",
         description="Predicts a job, runs its step through a Ray of its own (or the cluster at RAY_ADDRESS), and sets "
         "the two side by side: the same code as behind POST /v1/validations; nothing is stored.",
-    )
+    )  # fmt: skip
     parser.add_argument("--gpu", default="", help="the GPU of this machine, by its name in the catalog, for the job's")
     parser.add_argument("--mode", default="auto", help="auto, absent_peers or real_peers (default: %(default)s)")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
@@ -200,7 +195,6 @@ def add_validate(commands: Commands) -> None:
     parser.add_argument("--seconds", type=float, default=900.0, help="the longest that one step may take")
     parser.add_argument("--rehearse", action="store_true", help="pretend the GPUs, and run the step on the CPU")
     parser.add_argument("--format", default="text", choices=("text", "json"), help="json prints one object only")
-    parser.set_defaults(run=run_validate, name="validate")
 
 
 def run_validate(arguments: argparse.Namespace) -> int:
@@ -231,18 +225,16 @@ def _body(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def add_gpu_truth(commands: Commands) -> None:
     """Adds the parser of `planner gpu-truth`."""
-    parser = commands.add_parser(
-        "gpu-truth",
-        parents=[common_options()],
+    parser = add_command(
+        commands, "gpu-truth", run_gpu_truth,
         help="calibrate plans for the GPU of this machine",
         description="Measures ten usual steps on a GPU, each in a process of its own, plans the same, and writes what "
         "that teaches as facts into DIR. Plans for that GPU and torch are calibrated where PLANNER_FACTS names DIR. "
         "Nothing else is to run on the GPU meanwhile.",
-    )
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for the facts")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1 (default: %(default)s)")
     parser.add_argument("--only", default="", help="steps whose name has this text")
-    parser.set_defaults(run=run_gpu_truth)
 
 
 def run_gpu_truth(arguments: argparse.Namespace) -> int:

@@ -1,20 +1,26 @@
-"""What commands share: options, those that name a job, exit codes, and how text is drawn."""
+"""What commands share: options, those that name a job, exit codes, and how answers are printed."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.report.style import Style
 
-
-if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+DONE, OUR_FAULT, WRONG_INPUT, EXCEEDS = 0, 1, 2, 3
+INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13
+"""As shells report a process that SIGINT or SIGPIPE ended."""
 
 
 def common_options() -> argparse.ArgumentParser:
@@ -27,6 +33,55 @@ def common_options() -> argparse.ArgumentParser:
         help="show where an error comes from (also: PLANNER_DEBUG=1)",
     )
     return options
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *parents: argparse.ArgumentParser,
+    **described: str,
+) -> argparse.ArgumentParser:
+    """Adds the parser of a command: what it takes besides the common options is in `parents`; `described` are `help`,
+    `description` and `usage`."""
+    parser = commands.add_parser(name, parents=[common_options(), *parents], **described)  # type: ignore[arg-type]
+    parser.set_defaults(run=run, name=name)
+    return parser
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Adds --format."""
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+
+
+def print_answer(arguments: argparse.Namespace, document: Callable[[], Any], text: Callable[[], str]) -> None:
+    """The answer as --format asks for it."""
+    if arguments.format == "json":
+        print(json.dumps(document(), indent=2))
+    else:
+        print(text().rstrip("\n"))
+
+
+def exit_code(verdict: str) -> int:
+    """What a verdict ends with; a tight one is said on standard error."""
+    if verdict == "tight":
+        print("warning: it is tight", file=sys.stderr)
+    return EXCEEDS if verdict == "exceeds" else DONE
+
+
+def write_file(path: Path, write: Callable[[], object]) -> None:
+    """Calls `write`; raises PlannerError where the file cannot be written."""
+    try:
+        write()
+    except OSError as error:
+        raise PlannerError(f"cannot write: {error.strerror}", place=str(path)) from error
+
+
+def style() -> Style:
+    """Width, colours and characters of the terminal, or of a file."""
+    from planner.report.style import style_of
+
+    return style_of(sys.stdout, os.environ, shutil.get_terminal_size((100, 24)).columns)
 
 
 def tracing_options() -> argparse.ArgumentParser:
@@ -117,15 +172,3 @@ def _add_sources(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--from-axolotl", type=Path, metavar="CONFIG.yaml", help="Axolotl's config")
     group.add_argument("--from-llama-factory", type=Path, metavar="CONFIG.yaml", help="of llamafactory-cli train")
     group.add_argument("--model", metavar="NAME", help="the model's name, or its config.json, of transformers")
-
-
-DONE, OUR_FAULT, WRONG_INPUT, EXCEEDS = 0, 1, 2, 3
-INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13
-"""As shells report a process that SIGINT or SIGPIPE ended."""
-
-
-def style() -> Style:
-    """Width, colours and characters of the terminal, or of a file."""
-    from planner.report.style import style_of
-
-    return style_of(sys.stdout, os.environ, shutil.get_terminal_size((100, 24)).columns)

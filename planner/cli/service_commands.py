@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.cli.options import DONE, common_options
+from planner.cli.options import DONE, add_command, add_format, print_answer
 from planner.distribution import refuse_without
 
 if TYPE_CHECKING:
@@ -17,17 +16,15 @@ if TYPE_CHECKING:
 
 def add_serve(commands: Commands) -> None:
     """Adds the parser of `planner serve`."""
-    parser = commands.add_parser(
-        "serve",
-        parents=[common_options()],
+    parser = add_command(
+        commands, "serve", run_serve,
         help="answer plans and checks over HTTP",
         description="Runs in the foreground until it is told to end (SIGTERM, Ctrl-C) and prints one line with the "
         "address when it is ready. Other settings are PLANNER_... variables.",
-    )
+    )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 answers other machines too (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8642, help="(default: %(default)s)")
     parser.add_argument("--database", default="", metavar="URL", help="sqlite:///FILE, postgresql://USER@HOST/NAME")
-    parser.set_defaults(run=run_serve)
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
@@ -40,20 +37,18 @@ def run_serve(arguments: argparse.Namespace) -> int:
 
 def add_capacity(commands: Commands) -> None:
     """Adds the parser of `planner capacity`."""
-    parser = commands.add_parser(
-        "capacity",
-        parents=[common_options()],
+    parser = add_command(
+        commands, "capacity", run_capacity,
         help="say what GPU memory jobs asked for, will take and took, and what would be on other GPUs",
         description="Asks a planner service for capacity by team, queue and GPU. PyTorch is not needed.",
-    )
+    )  # fmt: skip
     parser.add_argument("--server", default=os.environ.get("PLANNER_SERVER", ""), metavar="URL", help="PLANNER_SERVER")
     parser.add_argument("--since", default="", metavar="TIME", help="ended jobs too: 30d, 12h, 2026-01-31T12:00:00Z")
     parser.add_argument("--on", action="append", default=[], metavar="GPU", help="what would be on it; several times")
     parser.add_argument("--add-nodes", type=int, metavar="N", help="what new nodes with the first of --on change")
     parser.add_argument("--gpus-per-node", type=int, default=8, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="(default: %(default)s)")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
-    parser.set_defaults(run=run_capacity)
+    add_format(parser)
 
 
 def run_capacity(arguments: argparse.Namespace) -> int:
@@ -61,29 +56,27 @@ def run_capacity(arguments: argparse.Namespace) -> int:
     from planner.admission import client
     from planner.report.capacity_text import render_capacity
 
-    found = client.ask(
+    document = client.ask(
         arguments.server, token=os.environ.get("PLANNER_TOKEN", ""), since=arguments.since, on=arguments.on,
         add_nodes=arguments.add_nodes, gpus_per_node=arguments.gpus_per_node, seconds=arguments.timeout,
     )  # fmt: skip
-    print(json.dumps(found, indent=2) if arguments.format == "json" else render_capacity(found).rstrip("\n"))
+    print_answer(arguments, lambda: document, lambda: render_capacity(document))
     return DONE
 
 
 def add_webhook(commands: Commands) -> None:
     """Adds the parser of `planner webhook`."""
-    parser = commands.add_parser(
-        "webhook",
-        parents=[common_options()],
+    parser = add_command(
+        commands, "webhook", run_webhook,
         help="decide on jobs that are created in Kubernetes",
         description="Answers the reviews of Kubernetes' API server over TLS until it is told to end (SIGTERM). "
         "PLANNER_SERVER names the planner service.",
-    )
+    )  # fmt: skip
     parser.add_argument("--host", default="0.0.0.0", help="(default: %(default)s)")
     parser.add_argument("--port", type=int, default=8443, help="(default: %(default)s)")
     parser.add_argument("--certificate", type=Path, required=True, metavar="FILE.crt", help="PEM; read anew on change")
     parser.add_argument("--key", type=Path, required=True, metavar="FILE.key")
     parser.add_argument("--policy", type=Path, metavar="FILE.ini")
-    parser.set_defaults(run=run_webhook)
 
 
 def run_webhook(arguments: argparse.Namespace) -> int:
@@ -103,18 +96,16 @@ def run_webhook(arguments: argparse.Namespace) -> int:
 
 def add_kueue(commands: Commands) -> None:
     """Adds the parser of `planner kueue`."""
-    parser = commands.add_parser(
-        "kueue",
-        parents=[common_options()],
+    parser = add_command(
+        commands, "kueue", run_kueue,
         help="answer the admission checks of Kueue",
         description="Answers every AdmissionCheck of Kueue that is planner's until it is told to end (SIGTERM). "
         "PLANNER_SERVER names the planner service.",
-    )
+    )  # fmt: skip
     parser.add_argument("--policy", type=Path, metavar="FILE.ini")
     parser.add_argument("--host", default="0.0.0.0", help="where probes are answered (default: %(default)s)")
     parser.add_argument("--health-port", type=int, default=8081, help="of the probes (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=8, help="workloads answered at a time (default: %(default)s)")
-    parser.set_defaults(run=run_kueue)
 
 
 def run_kueue(arguments: argparse.Namespace) -> int:

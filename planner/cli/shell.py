@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from planner.cli import (
-    check_command,
-    completion_command,
     failure_commands,
     measure_commands,
-    plan_command,
+    plan_commands,
     run_command,
     search_commands,
     service_commands,
-    spec_command,
-    torch_command,
 )
-from planner.cli.options import INTERRUPTED, OUR_FAULT, PIPE_CLOSED, WRONG_INPUT, common_options
-from planner.distribution import version
+from planner.cli.options import DONE, INTERRUPTED, OUR_FAULT, PIPE_CLOSED, WRONG_INPUT, add_command, common_options
+from planner.distribution import refuse_without, version
 from planner.errors import PlannerError
 
 _COMMANDS = (
-    plan_command.add_plan, run_command.add_run, check_command.add_check, search_commands.add_search,
-    search_commands.add_extremes, search_commands.add_sweep, spec_command.add_spec, failure_commands.add_replay,
+    plan_commands.add_plan, run_command.add_run, plan_commands.add_check, search_commands.add_search,
+    search_commands.add_extremes, search_commands.add_sweep, plan_commands.add_spec, failure_commands.add_replay,
     failure_commands.add_explain, measure_commands.add_measure, measure_commands.add_compare,
     measure_commands.add_validate, measure_commands.add_gpu_truth, service_commands.add_serve,
-    service_commands.add_capacity, service_commands.add_webhook, service_commands.add_kueue, torch_command.add_torch,
+    service_commands.add_capacity, service_commands.add_webhook, service_commands.add_kueue, run_command.add_torch,
 )  # fmt: skip
 """In the order in which `planner --help` lists them."""
 
@@ -38,7 +35,11 @@ _COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code; no exception leaves it."""
     everything = list(sys.argv[1:] if argv is None else argv)
-    written, command = _split(everything)
+    written, command = everything, []
+    if next((word for word in everything if not word.startswith("-")), "") in ("check", "measure", "run"):
+        # What is planner's, and the command behind `--` that these are put in front of.
+        end = everything.index("--") if "--" in everything else len(everything)
+        written, command = everything[:end], everything[end + 1 :]
     try:
         arguments = _parse(written)
     except SystemExit as stop:  # argparse has said why: 0 after --help and --version, 2 for a usage error
@@ -67,19 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OUR_FAULT
 
 
-def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """What is planner's, and the command behind `--` that `check`, `measure` and `run` are put in front of."""
-    end = next((index for index, each in enumerate(argv) if each == "--"), len(argv))
-    if next((each for each in argv if not each.startswith("-")), "") not in ("check", "measure", "run"):
-        return argv, ()
-    return argv[:end], argv[end + 1 :]
-
-
 def _parse(written: Sequence[str]) -> argparse.Namespace:
     """Axes of a search may stand behind options too, where argparse takes no further words. Raises SystemExit."""
     parser = _parser()
     arguments, more = parser.parse_known_args(written)
-    if more and (not hasattr(arguments, "axes") or any(each.startswith("-") for each in more)):
+    if more and (not hasattr(arguments, "axes") or any(word.startswith("-") for word in more)):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if more:
         arguments.axes += more
@@ -95,10 +88,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(debug=False)
     parser.add_argument("--version", action="version", version=f"planner {version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add_command in _COMMANDS:
-        add_command(commands)
-    completion_command.add(commands, _parser)
+    for add in _COMMANDS:
+        add(commands)
+    completion = add_command(
+        commands, "completion", run_completion,
+        help="print a script that lets a shell complete commands and options",
+        description="Prints a script for the shell, for ~/.local/share/bash-completion/completions/planner under bash"
+        " and a file _planner in a folder of $fpath under zsh.",
+    )  # fmt: skip
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     return parser
+
+
+def run_completion(arguments: argparse.Namespace) -> int:
+    """`planner completion`: 0, or PlannerError without shtab."""
+    refuse_without(("shtab",), extra="completion", user="shell completion")
+    shtab: Any = importlib.import_module("shtab")
+    print(shtab.complete(_parser(), shell=arguments.shell))
+    return DONE
 
 
 def _say(message: str, debug: bool) -> None:

@@ -6,6 +6,8 @@ bring to an end is done here.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import pickle
 from collections.abc import Sequence
@@ -16,7 +18,6 @@ from planner.allocator.replay import replay
 from planner.job.layout import Mesh, RankClass, rank_classes
 from planner.planning import pipeline
 from planner.planning.pipeline import PlannedClass, PlanningInputs, Progress
-from planner.planning.preload import PRELOAD
 from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
@@ -26,6 +27,40 @@ FEWEST = 4
 """Rank classes of a job that is worth a second process: one takes as long to start as to plan one or two of them."""
 MOST = 8
 _NO_TIMELINE = replay(())
+PRELOAD = "planner.planning.child_processes:load"
+_MODULES = (
+    "torch._dynamo",
+    "torch._inductor.utils",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "torch.distributed._tools.mem_tracker",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.debug",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.utils",
+    "torch.testing._internal.distributed.fake_pg",
+    "torch.utils.flop_counter",
+    "transformers",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+)
+"""Of other projects, loaded by most traces besides what planner imports; a job's own are loaded by its child."""
+
+
+def load() -> None:
+    """Import what every plan needs, and register the paper GPU's kernels, in a process that then forks for each piece
+    of work. No step is run: autograd's threads do not survive a fork."""
+    from planner import paper  # before torch
+    from planner.tracing.spec import step_trace  # noqa: F401
+    from planner.training import folding, pipelined_loop  # noqa: F401
+    from planner.training.models import transformers_models  # noqa: F401
+
+    for name in _MODULES:
+        with contextlib.suppress(ImportError):  # not in every supported torch, or not installed
+            importlib.import_module(name)
+    with paper.gpu("sm_90"):
+        return
 
 
 def usable() -> int:
@@ -43,14 +78,16 @@ class ChildProcesses:
         self, work: PlanningInputs, classes: Sequence[RankClass], progress: Progress
     ) -> Sequence[PlannedClass]:
         several = min(self.most, len(classes) // 2)
-        known = work.source.knows(work.job, [each.representative for each in classes])
+        known = work.source.knows(work.job, [rank_class.representative for rank_class in classes])
         if several < 2 or len(classes) < FEWEST or known:
             return pipeline.plan_here(work, classes, progress)
         progress(f"planning {len(classes)} rank classes in {several} processes")
-        found = _plan_in_children(work, [range(len(classes))[first::several] for first in range(several)])
+        planned = _plan_in_children(work, [range(len(classes))[first::several] for first in range(several)])
         return [
-            found[number] if number in found else _without_unwanted(work, pipeline.plan_class(work, each, progress))
-            for number, each in enumerate(classes)
+            planned[number]
+            if number in planned
+            else _without_unwanted(work, pipeline.plan_class(work, rank_class, progress))
+            for number, rank_class in enumerate(classes)
         ]
 
 
@@ -66,7 +103,7 @@ def _plan_in_children(work: PlanningInputs, shares: Sequence[range]) -> dict[int
 
     try:
         with ThreadPoolExecutor(len(shares)) as pool:
-            return {number: each for found in pool.map(ask, shares) for number, each in found.items()}
+            return {number: planned for part in pool.map(ask, shares) for number, planned in part.items()}
     finally:
         server.close()
 
@@ -76,13 +113,19 @@ def plan_share(argument: tuple[PlanningInputs, range], answer: AnswerWriter) -> 
     work, share = argument
     classes = rank_classes(Mesh.of(work.job.parallel))
     for number in share:
-        found = _without_unwanted(work, pipeline.plan_class(work, classes[number]))
-        answer.write(str(number), pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
+        planned = _without_unwanted(work, pipeline.plan_class(work, classes[number]))
+        answer.write(str(number), pickle.dumps(planned, pickle.HIGHEST_PROTOCOL))
 
 
-def _without_unwanted(work: PlanningInputs, found: PlannedClass) -> PlannedClass:
+def _without_unwanted(work: PlanningInputs, planned: PlannedClass) -> PlannedClass:
     if work.keep_traces:
-        return found
-    traces = tuple(replace(each, trace=replace(each.trace, events=())) for each in found.traces)
-    judgements = tuple((each, _NO_TIMELINE) for each, _ in found.judgements)
-    return replace(found, traces=traces, judgements=judgements, whole=False)
+        return planned
+    parts = tuple(
+        replace(
+            part,
+            rank_trace=replace(part.rank_trace, trace=replace(part.rank_trace.trace, events=())),
+            timeline=_NO_TIMELINE,
+        )
+        for part in planned.parts
+    )
+    return replace(planned, parts=parts, whole=False)

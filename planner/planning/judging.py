@@ -7,19 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from planner.allocator.long_runs.growth import End, Growth, find_end, growth_of
+from planner.allocator.long_runs.growth import find_end, growth_of
 from planner.allocator.long_runs.replayed_run import ComposedRun, ReplayedRun, compose
 from planner.allocator.replay import SettledReplay, replay_until_settled
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
 from planner.events import Event, Mark, Phase, Repeat
 from planner.job.layout import Mesh, RankClass, axis_degrees
-from planner.job.overhead import OutsideEstimate, communicators_of, outside_of
+from planner.job.overhead import OutsideEstimate, outside_of
 from planner.job.sampled_runs import longest_batch, steps_for_the_longest
 from planner.job.schema import Gpu, Job
-from planner.planning import identity, post_training
-from planner.report.rank_class import state_rank_class
-from planner.report.statement import NamedMoment, OutsideAllocator, PhaseStatement, RankClassStatement, Verdict
+from planner.planning import identity
+from planner.planning.post_training import SharedGpuJudge
+from planner.report.attribution import state_rank_class
+from planner.report.statement import NamedMoment, OutsideAllocator, RankClassStatement
 from planner.report.style import size
 from planner.tracing import garbage_collection
 from planner.tracing.rank_trace import EngineFigures, Trace
@@ -31,214 +32,8 @@ from planner.truth.calibration.correction import (
 )
 from planner.truth.calibration.interval import Calibration, interval
 from planner.upstream.torch_releases import largest_difference
+from planner.verdict import Verdict, decide, worst
 from planner.versions import minor_of
-
-
-def evaluation_moments(job: Job, found: SettledReplay, statement: RankClassStatement) -> tuple[NamedMoment, ...]:
-    """One for what is gathered and one for what is generated, in the highest of the evaluations."""
-    evaluation = job.train.eval
-    if evaluation is None:
-        return ()
-    moments = []
-    if evaluation.gather and (phase := _highest(statement, Phase.EVAL)) is not None:
-        ranks = Mesh.of(job.parallel).world_size
-        of_ranks = f" of {ranks} ranks" if ranks > 1 else ""
-        per_step = _more_with_each(found, Phase.EVAL)
-        until = f"after every {evaluation.accumulation_steps} steps" if evaluation.accumulation_steps else "at its end"
-        sentence = (
-            f"An evaluation of {evaluation.batches} steps gathers the {evaluation.gather}{of_ranks} on the GPU, and"
-            f" takes them to the host {until}: {size(per_step)} more with each step, there twice while they are joined."
-        )
-        moments.append(_moment("gathered evaluation", phase, statement, sentence))
-    if evaluation.generate is not None and (phase := _highest(statement, Phase.GENERATE)) is not None:
-        generate = evaluation.generate
-        per_token = _more_with_each(found, Phase.GENERATE)
-        prompt = generate.prompt_tokens or job.train.sequence_length
-        keeps = "keys and values" if generate.use_cache else "what is kept"
-        sentence = (
-            f"{generate.max_new_tokens} tokens are generated for {generate.batch} prompts of {prompt}: {keeps} grow by"
-            f" {size(per_token)} with each token."
-        )
-        moments.append(_moment("generation", phase, statement, sentence))
-    return tuple(moments)
-
-
-def _highest(statement: RankClassStatement, phase: Phase) -> PhaseStatement | None:
-    found = [each for each in statement.phases if each.phase is phase]
-    return max(found, key=lambda each: each.peak_allocated_bytes, default=None)
-
-
-def _moment(name: str, phase: PhaseStatement, statement: RankClassStatement, sentence: str) -> NamedMoment:
-    return NamedMoment(
-        name=name,
-        phase=phase.phase,
-        iteration=phase.iteration,
-        allocated_bytes=phase.peak_allocated_bytes,
-        reserved_bytes=phase.peak_reserved_bytes,
-        device_bytes=phase.peak_reserved_bytes + statement.outside_allocator.total_bytes,
-        sentence=sentence,
-    )
-
-
-def _more_with_each(found: SettledReplay, phase: Phase) -> int:
-    """By how many allocated bytes the parts of a phase differ in the middle of it, from one beginning to the next."""
-    allocated = found.timeline.allocated_bytes
-    at = [allocated[index] for index in _marks(found.events, phase) if index < len(allocated)]
-    more = sorted(after - before for before, after in pairwise(at))
-    return more[len(more) // 2] if more else 0
-
-
-def _marks(events: Sequence[Event], phase: Phase) -> list[int]:
-    return [index for index, event in enumerate(events) if isinstance(event, Mark) and event.phase is phase]
-
-
-def growth_moments(
-    events: Sequence[Event], repeats: Sequence[Repeat], statement: RankClassStatement, rules: Rules
-) -> tuple[NamedMoment, ...]:
-    """The moment at which the memory is full of what steps keep; none for a run that is steady, as one is of which
-    iterations repeat."""
-    growth = None if any(each.iterations for each in repeats) else growth_of(events, rules)
-    if growth is None:
-        return ()
-    outside = statement.outside_allocator.total_bytes
-    room = max(statement.capacity_bytes - outside, 0)
-    end = find_end(events, growth, rules, room)
-    return (
-        NamedMoment(
-            name="kept with every step",
-            phase=(end.phase if end else None) or statement.peak.phase,
-            iteration=end.step if end else statement.peak.iteration,
-            allocated_bytes=statement.peak.allocated_bytes,
-            reserved_bytes=statement.peak.reserved_bytes,
-            device_bytes=statement.peak.device_bytes,
-            sentence=_sentence(growth, end, room),
-        ),
-    )
-
-
-def _sentence(growth: Growth, end: End | None, room: int) -> str:
-    origin = growth.origin
-    maker = " of ".join(each for each in (origin.op, origin.module) if each)
-    shape = f" ({' × '.join(map(str, origin.shape))} {origin.dtype})" if origin.shape else ""
-    made = f", most of it by {maker}{shape}" if maker else ""
-    kept = f"Each step keeps {size(growth.bytes_per_step)} that it never gives up"
-    told = f"{kept}{made}, in the last {growth.steps} seen"
-    if end is None:
-        return f"{told}."
-    how = "replayed" if end.exact else "reckoned from what is left"
-    return f"{told}: the {size(room)} there are for the allocator are full in step {end.step} ({how})."
-
-
-_DATA_AXES = ("dp_replicate", "dp_shard", "ep")
-"""Axes along which each rank has batches of its own."""
-_MOST_SAID = 8
-"""Steps with a new maximum that a sentence names."""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedRun:
-    """A run replayed as the job would run, within the room that there is, and the trace of its worst step alone."""
-
-    job: Job
-    composed: ComposedRun
-    capped: ReplayedRun
-    unlimited: ReplayedRun
-    """What it would have taken; the same, where the memory does not run out."""
-    worst_step: Trace
-
-    def judge(self, alone: RankClassStatement, interval: Callable[[int], tuple[int, int]]) -> RankClassStatement:
-        """The statement on the worst step alone, as it is after all the steps before it."""
-        peak, run = alone.peak, self.unlimited
-        reserved = max(peak.reserved_bytes, run.peak_reserved_bytes)
-        device = reserved + alone.outside_allocator.total_bytes
-        between = interval(device)
-        return replace(
-            alone,
-            peak=replace(peak, reserved_bytes=reserved, device_bytes=device, interval_bytes=between),
-            verdict=self._verdict(alone, between[1]),
-            cache_releases=max(alone.cache_releases, self.capped.cache_releases),
-            moments=(self._longest_batch(alone), self._many_lengths(alone)),
-        )
-
-    def _verdict(self, alone: RankClassStatement, highest: int) -> Verdict:
-        if alone.verdict is Verdict.EXCEEDS or self.capped.out_of_memory_step:
-            return Verdict.EXCEEDS
-        if self.capped.cache_releases or highest > alone.capacity_bytes:
-            return Verdict.TIGHT
-        return alone.verdict
-
-    def _longest_batch(self, alone: RankClassStatement) -> NamedMoment:
-        run, train = self.unlimited, self.job.train
-        step, longest = run.worst_step, longest_batch(train)
-        index = run.allocated_bytes.index(max(run.allocated_bytes))
-        until = [each.reserved_bytes for each in run.growths if each.step <= step]
-        reserved = max(until, default=alone.peak.reserved_bytes)
-        once = _once_in(steps_for_the_longest(train))
-        ranks = _ranks_with_own_batches(self.job)
-        any_rank = f", on one of {ranks} ranks {_once_in(steps_for_the_longest(train, ranks))}" if ranks > 1 else ""
-        added = "" if step <= self.composed.drawn else f"; none of the {self.composed.drawn} steps drawn has one"
-        return NamedMoment(
-            name="longest batch",
-            phase=run.phases[index],
-            iteration=step,
-            allocated_bytes=run.allocated_bytes[index],
-            reserved_bytes=reserved,
-            device_bytes=reserved + alone.outside_allocator.total_bytes,
-            sentence=f"The longest batch of {longest} tokens, expected {once}{any_rank}{added}.",
-        )
-
-    def _many_lengths(self, alone: RankClassStatement) -> NamedMoment:
-        run, composed = self.unlimited, self.composed
-        last = run.growths[-1]
-        index = min(last.step, len(run.allocated_bytes)) - 1
-        more = run.peak_reserved_bytes - alone.peak.reserved_bytes
-        by = f"{size(more)} more than the longest batch alone" if more > 0 else "no more than the longest batch alone"
-        lengths = len({length for step in composed.steps for length in step})
-        told = f"After {len(composed.steps)} steps of {lengths} lengths {size(last.reserved_bytes)} are reserved, {by};"
-        parts = [f"{told} new maxima came in {_steps_said([each.step for each in run.growths])}"]
-        if composed.rounding:
-            parts.append(composed.rounding)
-        if run.left_out:
-            parts.append(f"{run.left_out} of the steps were not replayed, which would take too long")
-        if self.capped.out_of_memory_step:
-            phase = self.capped.out_of_memory_phase.value.replace("_", " ")
-            parts.append(f"the memory runs out in step {self.capped.out_of_memory_step}, {phase}")
-        return NamedMoment(
-            name="after many lengths",
-            phase=last.phase,
-            iteration=last.step,
-            allocated_bytes=run.allocated_bytes[index],
-            reserved_bytes=last.reserved_bytes,
-            device_bytes=last.reserved_bytes + alone.outside_allocator.total_bytes,
-            sentence="; ".join(parts) + ".",
-        )
-
-
-def replay_run(job: Job, trace: Trace, room_bytes: int) -> JudgedRun:
-    """The run of a job with `train.lengths`, of whose steps this is the trace, in so much room."""
-    rules = Rules.from_conf(job.allocator.conf)
-    composed = compose(job, trace.written_out())
-    capped = composed.replay(rules, room_bytes, device_bytes=job.cluster.gpu.total_bytes)
-    unlimited = composed.replay(rules) if capped.out_of_memory_step else capped
-    worst = replace(trace, events=composed.worst_step_alone(unlimited.worst_step), repeats=())
-    return JudgedRun(job, composed, capped, unlimited, worst)
-
-
-def _ranks_with_own_batches(job: Job) -> int:
-    degrees = axis_degrees(job.parallel)
-    return math.prod(degrees[axis] for axis in _DATA_AXES)
-
-
-def _once_in(steps: float) -> str:
-    if steps == float("inf"):
-        return "never"
-    return "in every step" if round(steps) <= 1 else f"once in {round(steps)} steps"
-
-
-def _steps_said(steps: list[int]) -> str:
-    shown = ", ".join(map(str, steps[-_MOST_SAID:]))
-    left = len(steps) - _MOST_SAID
-    return f"steps {shown}" + (f" (and in {left} before)" if left > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,35 +131,34 @@ def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> Ju
 
 
 def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
-    trace = rank_trace.trace
-    run = replay_run(job, trace, judge.room_bytes) if job.train.lengths is not None else None
-    trace = run.worst_step if run is not None else trace
-    found, capped = judge.replay(trace)
-    statement = judge.state(rank_trace.rank_class, found.events, (found.timeline, capped.timeline), trace)
+    trace, run = rank_trace.trace, None
+    if job.train.lengths is not None:
+        run = _LengthsRun.replay(job, trace, judge)
+        events = run.composed.worst_step_alone(run.unlimited.worst_step)
+        trace = replace(trace, events=events, repeats=())
+    unlimited, capped = judge.replay(trace)
+    statement = judge.state(rank_trace.rank_class, unlimited.events, (unlimited.timeline, capped.timeline), trace)
     if run is not None:
         statement = run.judge(statement, judge.interval_of(trace))
-    moments = growth_moments(found.events, found.repeats, statement, judge.rules)
-    statement = replace(statement, moments=(*statement.moments, *evaluation_moments(job, found, statement), *moments))
+    growth = growth_moments(unlimited.events, unlimited.repeats, statement, judge.rules)
+    moments = (*statement.moments, *_evaluation_moments(job, unlimited, statement), *growth)
+    statement = replace(statement, moments=moments)
     if is_planned_as_eager(job) and statement.verdict is Verdict.EXCEEDS:
-        statement = replace(statement, verdict=Verdict.TIGHT)
-    settled = replace(trace, events=found.events, repeats=found.repeats)
-    return JudgedTrace(replace(rank_trace, trace=settled), statement, found.timeline)
+        statement = replace(statement, verdict=Verdict.TIGHT)  # what it takes compiled is not known
+    settled = replace(trace, events=unlimited.events, repeats=unlimited.repeats)
+    return JudgedTrace(replace(rank_trace, trace=settled), statement, unlimited.timeline)
 
 
 def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, judge: Judge) -> JudgedTrace:
     """As `_judge`, of a trainer that shares its GPU with an engine."""
     trace, events = rank_trace.trace, rank_trace.trace.written_out()
-    said = judge.interval_of(trace)
-    found = post_training.SharedGpuJudge.of(job, events, engine, judge.held, communicators_of(job), said).judge()
-    alone = judge.state(rank_trace.rank_class, events, (found.timeline, found.timeline), trace)
-    rows = found.shared.phases
-    together = (max(row.interval_bytes[0] for row in rows), max(row.interval_bytes[1] for row in rows))
-    peak = replace(alone.peak, device_bytes=found.shared.fullest().total_bytes, interval_bytes=together)
-    statement = replace(
-        alone, peak=peak, verdict=found.verdict, cache_releases=found.cache_releases, shared=found.shared
-    )
+    both = SharedGpuJudge(job, events, engine, judge.held, judge.interval_of(trace)).judge()
+    alone = judge.state(rank_trace.rank_class, events, (both.timeline, both.timeline), trace)
+    low, high = zip(*(row.interval_bytes for row in both.shared.phases), strict=True)
+    peak = replace(alone.peak, device_bytes=both.shared.fullest().total_bytes, interval_bytes=(max(low), max(high)))
+    statement = replace(alone, peak=peak, verdict=both.verdict, cache_releases=both.cache_releases, shared=both.shared)
     written = replace(rank_trace, trace=replace(trace, events=events, repeats=()))
-    return JudgedTrace(written, statement, found.timeline)
+    return JudgedTrace(written, statement, both.timeline)
 
 
 def torch_difference(asked: str) -> float:
@@ -380,3 +174,196 @@ def is_planned_as_eager(job: Job) -> bool:
 def calibration_of(job: Job, calibration: Calibration) -> AppliedCorrection:
     """What was learnt from measurements on the GPU and torch of the job."""
     return calibration.applied_to(job.cluster.gpu.name, job.software.torch)
+
+
+def growth_moments(
+    events: Sequence[Event], repeats: Sequence[Repeat], statement: RankClassStatement, rules: Rules
+) -> tuple[NamedMoment, ...]:
+    """The moment at which the memory is full of what steps keep; none for a run that is steady, as one is of which
+    iterations repeat."""
+    growth = None if any(repeat.iterations for repeat in repeats) else growth_of(events, rules)
+    if growth is None:
+        return ()
+    room = max(statement.capacity_bytes - statement.outside_allocator.total_bytes, 0)
+    end, origin, peak = find_end(events, growth, rules, room), growth.origin, statement.peak
+    maker = " of ".join(name for name in (origin.op, origin.module) if name)
+    shape = f" ({' × '.join(map(str, origin.shape))} {origin.dtype})" if origin.shape else ""
+    sentence = f"Each step keeps {size(growth.bytes_per_step)} that it never gives up"
+    sentence += f", most of it by {maker}{shape}" if maker else ""
+    sentence += f", in the last {growth.steps} seen"
+    if end is not None:
+        how = "replayed" if end.exact else "reckoned from what is left"
+        sentence += f": the {size(room)} there are for the allocator are full in step {end.step} ({how})"
+    return (
+        NamedMoment(
+            name="kept with every step",
+            phase=(end.phase if end else None) or peak.phase,
+            iteration=end.step if end else peak.iteration,
+            allocated_bytes=peak.allocated_bytes,
+            reserved_bytes=peak.reserved_bytes,
+            device_bytes=peak.device_bytes,
+            sentence=f"{sentence}.",
+        ),
+    )
+
+
+def _evaluation_moments(job: Job, unlimited: SettledReplay, statement: RankClassStatement) -> list[NamedMoment]:
+    """One for what is gathered and one for what is generated, in the highest of the evaluations."""
+    moments: list[NamedMoment] = []
+    evaluation = job.train.eval
+    if evaluation is None:
+        return moments
+
+    def add(name: str, phase: Phase, sentence: str) -> None:
+        stated = [each for each in statement.phases if each.phase is phase]
+        if stated:
+            highest = max(stated, key=lambda each: each.peak_allocated_bytes)
+            moments.append(
+                NamedMoment(
+                    name=name,
+                    phase=phase,
+                    iteration=highest.iteration,
+                    allocated_bytes=highest.peak_allocated_bytes,
+                    reserved_bytes=highest.peak_reserved_bytes,
+                    device_bytes=highest.peak_reserved_bytes + statement.outside_allocator.total_bytes,
+                    sentence=sentence,
+                )
+            )
+
+    if evaluation.gather:
+        ranks = Mesh.of(job.parallel).world_size
+        of_ranks = f" of {ranks} ranks" if ranks > 1 else ""
+        until = f"after every {evaluation.accumulation_steps} steps" if evaluation.accumulation_steps else "at its end"
+        add(
+            "gathered evaluation",
+            Phase.EVAL,
+            f"An evaluation of {evaluation.batches} steps gathers the {evaluation.gather}{of_ranks} on the GPU, and"
+            f" takes them to the host {until}: {size(_more_with_each(unlimited, Phase.EVAL))} more with each step,"
+            " there twice while they are joined.",
+        )
+    if (generate := evaluation.generate) is not None:
+        prompt = generate.prompt_tokens or job.train.sequence_length
+        keeps = "keys and values" if generate.use_cache else "what is kept"
+        add(
+            "generation",
+            Phase.GENERATE,
+            f"{generate.max_new_tokens} tokens are generated for {generate.batch} prompts of {prompt}: {keeps} grow by"
+            f" {size(_more_with_each(unlimited, Phase.GENERATE))} with each token.",
+        )
+    return moments
+
+
+def _more_with_each(replayed: SettledReplay, phase: Phase) -> int:
+    """By how many allocated bytes the parts of a phase differ in the middle of it, from one beginning to the next."""
+    allocated = replayed.timeline.allocated_bytes
+    at = [
+        allocated[index]
+        for index, event in enumerate(replayed.events[: len(allocated)])
+        if isinstance(event, Mark) and event.phase is phase
+    ]
+    more = sorted(after - before for before, after in pairwise(at))
+    return more[len(more) // 2] if more else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _LengthsRun:
+    """A run of batches of different lengths, replayed as the job would run within the room that there is."""
+
+    job: Job
+    composed: ComposedRun
+    capped: ReplayedRun
+    unlimited: ReplayedRun
+    """What it would have taken; the same, where the memory does not run out."""
+
+    @classmethod
+    def replay(cls, job: Job, trace: Trace, judge: Judge) -> _LengthsRun:
+        """The run of a job with `train.lengths`, of whose steps this is the trace."""
+        composed = compose(job, trace.written_out())
+        capped = composed.replay(judge.rules, judge.room_bytes, device_bytes=judge.gpu.total_bytes)
+        return cls(job, composed, capped, composed.replay(judge.rules) if capped.out_of_memory_step else capped)
+
+    def judge(self, alone: RankClassStatement, interval: Callable[[int], tuple[int, int]]) -> RankClassStatement:
+        """The statement on the worst step alone, as it is after all the steps before it."""
+        peak, capped = alone.peak, self.capped
+        reserved = max(peak.reserved_bytes, self.unlimited.peak_reserved_bytes)
+        device = reserved + alone.outside_allocator.total_bytes
+        between = interval(device)
+        together = decide(
+            runs_out=bool(capped.out_of_memory_step),
+            highest_bytes=between[1],
+            capacity_bytes=alone.capacity_bytes,
+            cache_releases=capped.cache_releases,
+        )
+        return replace(
+            alone,
+            peak=replace(peak, reserved_bytes=reserved, device_bytes=device, interval_bytes=between),
+            verdict=worst([alone.verdict, together]),
+            cache_releases=max(alone.cache_releases, capped.cache_releases),
+            moments=(self._longest_batch(alone), self._many_lengths(alone)),
+        )
+
+    def _longest_batch(self, alone: RankClassStatement) -> NamedMoment:
+        run, train = self.unlimited, self.job.train
+        index = run.allocated_bytes.index(max(run.allocated_bytes))
+        reserved = max(
+            (growth.reserved_bytes for growth in run.growths if growth.step <= run.worst_step),
+            default=alone.peak.reserved_bytes,
+        )
+        degrees = axis_degrees(self.job.parallel)
+        ranks = math.prod(degrees[axis] for axis in ("dp_replicate", "dp_shard", "ep"))  # with batches of their own
+        sentence = (
+            f"The longest batch of {longest_batch(train)} tokens, expected {_once_in(steps_for_the_longest(train))}"
+        )
+        if ranks > 1:
+            sentence += f", on one of {ranks} ranks {_once_in(steps_for_the_longest(train, ranks))}"
+        if run.worst_step > self.composed.drawn:
+            sentence += f"; none of the {self.composed.drawn} steps drawn has one"
+        return NamedMoment(
+            name="longest batch",
+            phase=run.phases[index],
+            iteration=run.worst_step,
+            allocated_bytes=run.allocated_bytes[index],
+            reserved_bytes=reserved,
+            device_bytes=reserved + alone.outside_allocator.total_bytes,
+            sentence=f"{sentence}.",
+        )
+
+    def _many_lengths(self, alone: RankClassStatement) -> NamedMoment:
+        run, composed = self.unlimited, self.composed
+        last = run.growths[-1]
+        more = run.peak_reserved_bytes - alone.peak.reserved_bytes
+        by = f"{size(more)} more than the longest batch alone" if more > 0 else "no more than the longest batch alone"
+        lengths = len({length for step in composed.steps for length in step})
+        grew = [growth.step for growth in run.growths]
+        shown = f"steps {', '.join(map(str, grew[-_MOST_STEPS:]))}"
+        shown += f" (and in {len(grew) - _MOST_STEPS} before)" if len(grew) > _MOST_STEPS else ""
+        parts = [
+            f"After {len(composed.steps)} steps of {lengths} lengths {size(last.reserved_bytes)} are reserved, {by}",
+            f"new maxima came in {shown}",
+        ]
+        if composed.rounding:
+            parts.append(composed.rounding)
+        if run.left_out:
+            parts.append(f"{run.left_out} of the steps were not replayed, which would take too long")
+        if self.capped.out_of_memory_step:
+            phase = self.capped.out_of_memory_phase.value.replace("_", " ")
+            parts.append(f"the memory runs out in step {self.capped.out_of_memory_step}, {phase}")
+        return NamedMoment(
+            name="after many lengths",
+            phase=last.phase,
+            iteration=last.step,
+            allocated_bytes=run.allocated_bytes[min(last.step, len(run.allocated_bytes)) - 1],
+            reserved_bytes=last.reserved_bytes,
+            device_bytes=last.reserved_bytes + alone.outside_allocator.total_bytes,
+            sentence="; ".join(parts) + ".",
+        )
+
+
+_MOST_STEPS = 8
+"""Steps with a new maximum that a sentence names."""
+
+
+def _once_in(steps: float) -> str:
+    if steps == float("inf"):
+        return "never"
+    return "in every step" if round(steps) <= 1 else f"once in {round(steps)} steps"

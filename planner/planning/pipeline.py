@@ -1,4 +1,4 @@
-"""Plans a job step by step, the whole chain; and says what it would take without torch.compile."""
+"""Plans a job: traces its rank classes, judges them, and states the plan; also what it takes without torch.compile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planner.job import loading
 from planner.job.layout import Mesh, RankClass, first_rank_differs, parts_of, rank_classes, set_first_apart
 from planner.job.schema import Job
 from planner.planning import identity
-from planner.planning.judging import RankTrace, calibration_of, is_planned_as_eager, judge_trace
+from planner.planning.judging import JudgedTrace, RankTrace, calibration_of, is_planned_as_eager, judge_trace
 from planner.planning.notes import another_torch_than, notes_of
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import Plan, RankClassStatement, Seconds, WithoutCompile
@@ -60,8 +60,7 @@ class PlanningInputs:
 class PlannedClass:
     """A rank class that was traced and judged: each of its parts."""
 
-    traces: tuple[RankTrace, ...]
-    judgements: tuple[tuple[RankClassStatement, Timeline], ...]
+    parts: tuple[JudgedTrace, ...]
     replay_seconds: float
     whole: bool = True
     """Whether traces and timelines are there; only then does the plan have them."""
@@ -93,35 +92,27 @@ def plan_by(executor: Executor, work: PlanningInputs, progress: Progress = lambd
     refuse_unplannable(work.job)
     began = time.perf_counter()
     classes = executor(work, rank_classes(Mesh.of(work.job.parallel)), progress)
-    rank_traces = [trace for each in classes for trace in each.traces]
+    judged = [part for planned in classes for part in planned.parts]
     # Trace and replay add up the seconds of all processes; the total is by the clock.
-    seconds = Seconds(
-        trace=sum(each.trace.seconds for each in rank_traces),
-        replay=sum(each.replay_seconds for each in classes),
-        total=time.perf_counter() - began,
-    )
-    judgements = [judgement for each in classes for judgement in each.judgements]
-    found = assemble_plan(work.job, rank_traces, judgements, work.calibration, seconds)
-    return found if all(each.whole for each in classes) else replace(found, traces=(), timelines=())
+    replay_seconds = sum(planned.replay_seconds for planned in classes)
+    result = _assemble(work.job, judged, work.calibration, replay_seconds, time.perf_counter() - began)
+    return result if all(planned.whole for planned in classes) else replace(result, traces=(), timelines=())
 
 
 def plan_here(work: PlanningInputs, classes: Sequence[RankClass], progress: Progress) -> Sequence[PlannedClass]:
     """The executor that plans one class after the other in this process."""
-    return [plan_class(work, each, progress) for each in classes]
+    return [plan_class(work, rank_class, progress) for rank_class in classes]
 
 
 def plan_class(work: PlanningInputs, rank_class: RankClass, progress: Progress = lambda _: None) -> PlannedClass:
     """Trace and judge the representative of a class, and that of each further part of it."""
-    rank_traces: list[RankTrace] = []
-    judgements: list[tuple[RankClassStatement, Timeline]] = []
+    parts: list[JudgedTrace] = []
     replay_seconds = 0.0
-    for each in trace_class(work.job, rank_class, progress, work.source, work.target):
+    for rank_trace in trace_class(work.job, rank_class, progress, work.source, work.target):
         began = time.perf_counter()
-        judged = judge_trace(work.job, each, work.calibration)
+        parts.append(judge_trace(work.job, rank_trace, work.calibration))
         replay_seconds += time.perf_counter() - began
-        judgements.append((judged.statement, judged.timeline))
-        rank_traces.append(judged.rank_trace)
-    return PlannedClass(tuple(rank_traces), tuple(judgements), replay_seconds)
+    return PlannedClass(tuple(parts), replay_seconds)
 
 
 def refuse_unplannable(job: Job) -> None:
@@ -135,12 +126,10 @@ def refuse_unplannable(job: Job) -> None:
     Rules.from_conf(job.allocator.conf)
 
 
-def trace_job(
-    job: Job, progress: Progress = lambda _: None, source: TraceSource = USUAL_SOURCE, target: str = ""
-) -> tuple[RankTrace, ...]:
+def trace_job(job: Job) -> tuple[RankTrace, ...]:
     """One trace for each rank class; where shards do not divide, one for each part of the class besides."""
     classes = rank_classes(Mesh.of(job.parallel))
-    return tuple(trace for each in classes for trace in trace_class(job, each, progress, source, target))
+    return tuple(rank_trace for rank_class in classes for rank_trace in trace_class(job, rank_class))
 
 
 def trace_class(
@@ -172,59 +161,56 @@ def assign_ranks(job: Job, by_representative: Mapping[int, Trace]) -> tuple[Rank
     """Traces already made, with the ranks for which each speaks. Raises KeyError if one is missing."""
     return tuple(
         RankTrace(part, by_representative[part.representative])
-        for each in rank_classes(Mesh.of(job.parallel))
-        for part in parts_of_class(job, each, by_representative[each.representative])
+        for rank_class in rank_classes(Mesh.of(job.parallel))
+        for part in parts_of_class(job, rank_class, by_representative[rank_class.representative])
     )
 
 
-def judge_traces(
-    job: Job,
-    rank_traces: Sequence[RankTrace],
-    calibration: Calibration | None = None,
-) -> PlanningResult:
+def judge_traces(job: Job, rank_traces: Sequence[RankTrace], calibration: Calibration | None = None) -> PlanningResult:
     """The plan that follows from traces already made: replay, verdict, identity."""
     began = time.perf_counter()
     known = measured_calibration() if calibration is None else calibration
-    judged = [judge_trace(job, each, known) for each in rank_traces]
+    judged = [judge_trace(job, rank_trace, known) for rank_trace in rank_traces]
     replayed = time.perf_counter() - began
-    traced = sum(each.trace.seconds for each in rank_traces)
-    seconds = Seconds(trace=traced, replay=replayed, total=traced + replayed)
-    pairs = [(each.statement, each.timeline) for each in judged]
-    return assemble_plan(job, [each.rank_trace for each in judged], pairs, known, seconds)
+    traced = sum(rank_trace.trace.seconds for rank_trace in rank_traces)
+    return _assemble(job, judged, known, replayed, traced + replayed)
 
 
-def assemble_plan(
-    job: Job,
-    rank_traces: Sequence[RankTrace],
-    judgements: Sequence[tuple[RankClassStatement, Timeline]],
-    calibration: Calibration,
-    seconds: Seconds,
+def _assemble(
+    job: Job, judged: Sequence[JudgedTrace], calibration: Calibration, replay_seconds: float, total_seconds: float
 ) -> PlanningResult:
-    """The plan that consists of these judgements, one for each trace."""
+    rank_traces = tuple(part.rank_trace for part in judged)
     provenance = identity.provenance_of(calibration)
     trace_id = identity.trace_id_of(job)
-    finished = Plan(
+    host = state_hosts(job, [traced_host(job, rank_trace) for rank_trace in rank_traces])
+    applied = calibration_of(job, calibration)
+    whole = Plan(
         plan_id=identity.plan_id(trace_id, provenance),
         trace_id=trace_id,
-        calibrated=calibration_of(job, calibration).calibrated,
+        calibrated=applied.calibrated,
         job=loading.bundle(job),
-        rank_classes=tuple(statement for statement, _ in judgements),
+        rank_classes=tuple(part.statement for part in judged),
         another_torch=another_torch_than(job.software.torch),
-        host=state_hosts(job, [traced_host(job, each) for each in rank_traces]),
+        host=host,
         provenance=provenance,
-        seconds=Seconds(trace=round(seconds.trace, 3), replay=round(seconds.replay, 3), total=round(seconds.total, 3)),
+        seconds=Seconds(
+            trace=round(sum(rank_trace.trace.seconds for rank_trace in rank_traces), 3),
+            replay=round(replay_seconds, 3),
+            total=round(total_seconds, 3),
+        ),
     )
-    host = finished.host.assumptions if finished.host is not None and job.cluster.host_memory else ()
-    notes = (*notes_of(job, rank_traces), *host, *calibration_of(job, calibration).sentences)
-    return PlanningResult(finished, tuple(rank_traces), tuple(timeline for _, timeline in judgements), notes)
+    of_hosts = host.assumptions if job.cluster.host_memory else ()
+    notes = (*notes_of(job, [each.trace for each in rank_traces]), *of_hosts, *applied.sentences)
+    return PlanningResult(whole, rank_traces, tuple(part.timeline for part in judged), notes)
 
 
-def traced_host(job: Job, each: RankTrace) -> TracedHost:
+def traced_host(job: Job, rank_trace: RankTrace) -> TracedHost:
     """What a trace says of the host."""
-    events, engine = each.trace.host, each.trace.engine
-    if engine is not None and job.post_training is not None:
-        events = with_sleeping_weights(events, engine, job.post_training.rollout)
-    return TracedHost(each.rank_class.representative, each.rank_class.ranks, events, each.trace.host_assumed)
+    rank_class, trace = rank_trace.rank_class, rank_trace.trace
+    events = trace.host
+    if trace.engine is not None and job.post_training is not None:
+        events = with_sleeping_weights(events, trace.engine, job.post_training.rollout)
+    return TracedHost(rank_class.representative, rank_class.ranks, events, trace.host_assumed)
 
 
 _SHOWN_SHARE = 0.005
@@ -233,56 +219,48 @@ _WORDS = {Category.ACTIVATION: "saved activations", Category.TEMPORARY: "tempora
 
 
 def add_eager(
-    found: PlanningResult,
+    result: PlanningResult,
     job: Job,
     calibration: Calibration,
     source: TraceSource,
     progress: Progress = lambda _: None,
 ) -> PlanningResult:
     """The plan of a compiled job with what the eager one takes, of the ranks that take most; others as they are."""
-    if job.train.compile is None or job.train.compile.planned_as == "eager":
-        return found
-    compiled = max(found.plan.rank_classes, key=lambda each: each.peak.device_bytes)
+    if job.train.compile is None or is_planned_as_eager(job):
+        return result
+    compiled = max(result.plan.rank_classes, key=lambda rank_class: rank_class.peak.device_bytes)
     progress(f"tracing ranks {compiled.ranks} without torch.compile")
+    eager_job = replace(job, train=replace(job.train, compile=None))
+    rank = compiled.representative
+    rank_class = next(known for known in rank_classes(Mesh.of(job.parallel)) if rank in known.ranks)
     try:
-        eager = _plan_eager(job, compiled, calibration, source)
+        trace = source.trace_rank(eager_job, rank)
+        eager = judge_trace(eager_job, RankTrace(rank_class, trace), calibration).statement
     except PlannerError as error:
         sentence = f"Without torch.compile the step cannot be traced: {error.problem}."
-        said = WithoutCompile(ranks=compiled.ranks, device_bytes=None, more_at_peak={}, sentence=sentence)
+        without = WithoutCompile(ranks=compiled.ranks, device_bytes=None, more_at_peak={}, sentence=sentence)
     else:
-        said = _compare(compiled, eager)
-    return replace(found, plan=replace(found.plan, without_compile=said), notes=(*found.notes, said.sentence))
-
-
-def _plan_eager(
-    job: Job, compiled: RankClassStatement, calibration: Calibration, source: TraceSource
-) -> RankClassStatement:
-    eager = replace(job, train=replace(job.train, compile=None))
-    rank = compiled.representative
-    trace = source.trace_rank(eager, rank)
-    mine = next(each for each in rank_classes(Mesh.of(job.parallel)) if rank in each.ranks)
-    return judge_trace(eager, RankTrace(mine, trace), calibration).statement
+        without = _compare(compiled, eager)
+    notes = (*result.notes, without.sentence)
+    return replace(result, plan=replace(result.plan, without_compile=without), notes=notes)
 
 
 def _compare(compiled: RankClassStatement, eager: RankClassStatement) -> WithoutCompile:
-    differences = {each: eager.at_peak.get(each, 0) - compiled.at_peak.get(each, 0) for each in Category}
-    more = {category: size for category, size in differences.items() if size}
+    differences = {name: eager.at_peak.get(name, 0) - compiled.at_peak.get(name, 0) for name in Category}
+    differences = {category: size for category, size in differences.items() if size}
+    more = eager.peak.device_bytes - compiled.peak.device_bytes
+    sentence = (
+        f"Without torch.compile ranks {compiled.ranks} would take {show_bytes(eager.peak.device_bytes)}, "
+        f"{show_bytes(abs(more))} {'more' if more >= 0 else 'less'}"
+    )
+    parts = ", ".join(
+        f"{_WORDS.get(category, category.value.replace('_', ' '))} {'+' if size > 0 else '-'}{show_bytes(abs(size))}"
+        for category, size in sorted(differences.items(), key=lambda pair: -abs(pair[1]))
+        if abs(size) >= eager.peak.allocated_bytes * _SHOWN_SHARE
+    )
     return WithoutCompile(
         ranks=compiled.ranks,
         device_bytes=eager.peak.device_bytes,
-        more_at_peak=more,
-        sentence=_sentence(compiled, eager, more),
+        more_at_peak=differences,
+        sentence=f"{sentence}; at the peak: {parts}." if parts else f"{sentence}.",
     )
-
-
-def _sentence(compiled: RankClassStatement, eager: RankClassStatement, differences: Mapping[Category, int]) -> str:
-    more = eager.peak.device_bytes - compiled.peak.device_bytes
-    said = f"Without torch.compile ranks {compiled.ranks} would take {show_bytes(eager.peak.device_bytes)}, "
-    said += f"{show_bytes(abs(more))} {'more' if more >= 0 else 'less'}"
-    least = eager.peak.allocated_bytes * _SHOWN_SHARE
-    parts = ", ".join(
-        f"{_WORDS.get(category, category.value.replace('_', ' '))} {'+' if size > 0 else '-'}{show_bytes(abs(size))}"
-        for category, size in sorted(differences.items(), key=lambda each: -abs(each[1]))
-        if abs(size) >= least
-    )
-    return f"{said}; at the peak: {parts}." if parts else f"{said}."

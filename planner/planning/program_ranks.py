@@ -33,32 +33,28 @@ class RankShare:
         return ranks_text(self.ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class Stages:
+class _Stages:
     """Along which strides of ranks single messages travel: (stride, count). Ranks at different places of one are
     different stages of a pipeline; what only collectives join does the same."""
 
-    axes: tuple[tuple[int, int], ...] = ()
-
-    @classmethod
-    def of(cls, talkers: Sequence[Sequence[int]]) -> Stages:
+    def __init__(self, talkers: Sequence[Sequence[int]]) -> None:
         """From the groups of rank 0 over which they travelled. Groups whose ranks are not evenly spaced say nothing."""
         axes = set()
         for ranks in talkers:
             stride = ranks[1] - ranks[0] if len(ranks) > 1 else 0
             if stride and list(ranks) == list(range(ranks[0], ranks[-1] + 1, stride)):
                 axes.add((stride, len(ranks)))
-        return cls(tuple(sorted(axes)))
+        self._axes = sorted(axes)
 
     def of_rank(self, rank: int) -> tuple[int, ...]:
         """Its place along each axis."""
-        return tuple(rank // stride % count for stride, count in self.axes)
+        return tuple(rank // stride % count for stride, count in self._axes)
 
-    def representatives(self) -> list[int]:
+    def representatives(self) -> set[int]:
         """The lowest rank of every stage; none if there are more than are run unasked."""
-        places = [range(0, stride * count, stride) for stride, count in self.axes]
-        found = sorted({sum(each) for each in product(*places)})
-        return found if len(found) <= _MOST_STAGES else []
+        places = [range(0, stride * count, stride) for stride, count in self._axes]
+        lowest = {sum(place) for place in product(*places)}
+        return lowest if len(lowest) <= _MOST_STAGES else set()
 
 
 def choose_ranks(wanted: str, world_size: int) -> list[int]:
@@ -70,57 +66,53 @@ def choose_ranks(wanted: str, world_size: int) -> list[int]:
     if wanted == "auto":
         # The middle of an even number of nodes is the first rank of one, which may do what only such ranks do.
         middle = world_size // 2 + 1
-        return sorted({each for each in (0, 1, middle, world_size - 1) if each < world_size})
+        return sorted({rank for rank in (0, 1, middle, world_size - 1) if rank < world_size})
     if wanted == "all":
         return list(range(world_size))
     parts = wanted.split(",")
-    if not all(each.isascii() and each.isdigit() and len(each) < 10 for each in parts):
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
         raise SpecError(f"ranks {wanted[:80]!a}", allowed="auto, all, or numbers between commas (0,7)", place=PLACE)
-    found = sorted({int(each) for each in parts})
-    if found[-1] >= world_size:
+    ranks = sorted({int(part) for part in parts})
+    if ranks[-1] >= world_size:
         raise SpecError(
-            f"there is no rank {found[-1]} in a world of {world_size}", allowed=f"0 to {world_size - 1}", place=PLACE
+            f"there is no rank {ranks[-1]} in a world of {world_size}", allowed=f"0 to {world_size - 1}", place=PLACE
         )
-    return found
+    return ranks
 
 
 def more_ranks(wanted: str, world_size: int, first: RankRun) -> list[int]:
     """What is run after the first rank, ascending: with `auto` one rank of each stage that it talks with, too."""
     chosen = set(choose_ranks(wanted, world_size))
     if wanted == "auto":
-        chosen.update(each for each in Stages.of(first.talkers).representatives() if each < world_size)
+        chosen |= {rank for rank in _Stages(first.talkers).representatives() if rank < world_size}
     return sorted(chosen - {first.rank})
 
 
 def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
     """Runs whose events are equal speak together; a rank that was not run is taken to do as its speaker."""
-    heads: list[RankRun] = []
-    spoken: list[list[int]] = []
+    together: list[tuple[RankRun, list[int]]] = []
     for run, ranks in speakers(runs, world_size):
-        alike = next((at for at, each in enumerate(heads) if are_alike(each.trace, run.trace)), None)
+        alike = next((spoken for head, spoken in together if are_alike(head.trace, run.trace)), None)
         if alike is None:
-            heads.append(run)
-            spoken.append([*ranks])
+            together.append((run, [*ranks]))
         else:
-            spoken[alike] += ranks
-    ran = {each.rank for each in runs}
-    return [
-        RankShare(head, str(rank_set(each)), not ran.issuperset(each)) for head, each in zip(heads, spoken, strict=True)
-    ]
+            alike += ranks
+    ran = {run.rank for run in runs}
+    return [RankShare(head, str(rank_set(ranks)), not ran.issuperset(ranks)) for head, ranks in together]
 
 
 def speakers(runs: Sequence[RankRun], world_size: int) -> list[tuple[RankRun, list[int]]]:
     """Each run with the ranks for which it speaks. A rank that was not run is taken to do as the middle one of those of
     its stage that were: the first rank does what no other one does (it reads the loss, it gathers what is saved)."""
-    ran, stages = [each.rank for each in runs], Stages.of(runs[0].talkers)
+    ran, stages = [run.rank for run in runs], _Stages(runs[0].talkers)
     of_stage: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in ran:
         of_stage[stages.of_rank(rank)].append(rank)
-    found: dict[int, list[int]] = {rank: [rank] for rank in ran}
+    spoken: dict[int, list[int]] = {rank: [rank] for rank in ran}
     for rank in sorted(set(range(world_size)).difference(ran)):
         near = of_stage.get(stages.of_rank(rank)) or ran
-        found[near[len(near) // 2]].append(rank)
-    return [(run, found[run.rank]) for run in runs]
+        spoken[near[len(near) // 2]].append(rank)
+    return [(run, spoken[run.rank]) for run in runs]
 
 
 def rank_set(ranks: Iterable[int]) -> RankSet:

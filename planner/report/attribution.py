@@ -1,15 +1,16 @@
-"""Who holds bytes: the life of each block, holders and categories at the peak, and holders of each phase."""
+"""What a rank class holds, from its events and replays: the life of each block, the peak taken apart, each phase."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner.allocator.timeline import Timeline
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
-from planner.report.statement import Holder
+from planner.report.statement import Holder, OutsideAllocator, Peak, PhaseStatement, RankClassStatement
+from planner.verdict import decide
 
 NO_ORIGIN = Origin()
 
@@ -64,43 +65,33 @@ def lives(events: Sequence[Event]) -> dict[int, Life]:
     A block without a role is an activation if it is born in a forward phase and alive at its end, else temporary.
     A role that follows its block's birth with nothing but roles between them holds from birth.
     """
-    found: dict[int, Life] = {}
-    for stretch in phase_spans(events):
-        born = _read(events, stretch, found)
-        if stretch.phase is Phase.FORWARD:
+    known: dict[int, Life] = {}
+    for span in phase_spans(events):
+        born: list[Life] = []
+        moment = span.first  # of the latest event that was not a role
+        for index, event in enumerate(events[span.first : span.last], span.first):
+            # Exact types are the fastest question, and there may be a million events.
+            kind = type(event)
+            if kind is Role:
+                assert isinstance(event, Role)
+                if event.block in known:
+                    known[event.block].roles += ((moment, event),)
+                continue
+            moment = index
+            if kind is Alloc:
+                assert isinstance(event, Alloc)
+                life = Life(event.block, event.requested_bytes, event.origin or NO_ORIGIN, index, len(events))
+                known[event.block] = life
+                born.append(life)
+            elif kind is Free:
+                assert isinstance(event, Free)
+                if event.block in known:
+                    known[event.block].death = index
+        if span.phase is Phase.FORWARD:
             for life in born:
-                if life.death >= stretch.last:
+                if life.death >= span.last:
                     life.unnamed = Category.ACTIVATION
-    return found
-
-
-def _read(events: Sequence[Event], stretch: PhaseSpan, found: dict[int, Life]) -> list[Life]:
-    born: list[Life] = []
-    moment, end = stretch.first, len(events)  # of the latest event that was not a role
-    for index, event in enumerate(events[stretch.first : stretch.last], stretch.first):
-        # Exact types are the fastest question, and there may be a million events.
-        kind = type(event)
-        if kind is Role:
-            assert isinstance(event, Role)
-            if event.block in found:
-                found[event.block].roles += ((moment, event),)
-            continue
-        moment = index
-        if kind is Alloc:
-            assert isinstance(event, Alloc)
-            life = Life(event.block, event.requested_bytes, event.origin or NO_ORIGIN, index, end)
-            found[event.block] = life
-            born.append(life)
-        elif kind is Free:
-            assert isinstance(event, Free)
-            if event.block in found:
-                found[event.block].death = index
-    return born
-
-
-def alive(found: dict[int, Life], moment: int) -> Iterator[Life]:
-    """The blocks that are handed out after the event `moment`."""
-    return (life for life in found.values() if life.birth <= moment < life.death)
+    return known
 
 
 def alive_at(events: Sequence[Event], moment: int) -> list[Life]:
@@ -108,15 +99,15 @@ def alive_at(events: Sequence[Event], moment: int) -> list[Life]:
 
     They are those of `lives` that are alive then, found without the others: of a long sequence those are few.
     """
-    found: dict[int, Life] = {}
+    known: dict[int, Life] = {}
     began, in_forward = 0, False
     latest = 0  # of the events that are not roles
     for index, event in enumerate(events):
         kind = type(event)
         if kind is Role:
             assert isinstance(event, Role)
-            if event.block in found:
-                found[event.block].roles += ((latest, event),)
+            if event.block in known:
+                known[event.block].roles += ((latest, event),)
             continue
         if index > moment:
             break
@@ -126,54 +117,32 @@ def alive_at(events: Sequence[Event], moment: int) -> list[Life]:
             life = Life(event.block, event.requested_bytes, event.origin or NO_ORIGIN, index, len(events))
             if in_forward:
                 life.unnamed = Category.ACTIVATION
-            found[event.block] = life
+            known[event.block] = life
         elif kind is Free:
             assert isinstance(event, Free)
-            found.pop(event.block, None)
+            known.pop(event.block, None)
         elif kind is Mark:
             assert isinstance(event, Mark)
             began, in_forward = index, event.phase is Phase.FORWARD
-    if in_forward:
-        _are_temporary(found, began, events, moment + 1)
-    return list(found.values())
-
-
-def _are_temporary(found: dict[int, Life], began: int, events: Sequence[Event], after: int) -> None:
-    """Blocks of a forward that began at `began` and frees them between `after` and its end."""
-    for index in range(after, len(events)):
-        event = events[index]
-        if isinstance(event, Mark):
-            return
-        if isinstance(event, Free) and event.block in found and found[event.block].birth >= began:
-            found[event.block].unnamed = Category.TEMPORARY
+    if in_forward:  # what the rest of this forward frees is temporary
+        for index in range(moment + 1, len(events)):
+            event = events[index]
+            if isinstance(event, Mark):
+                break
+            if isinstance(event, Free) and event.block in known and known[event.block].birth >= began:
+                known[event.block].unnamed = Category.TEMPORARY
+    return list(known.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """The allocated peak taken apart.
-
-    `at_peak` sums block bytes, slack included, to the peak; `requested_at_peak` the bytes that were asked for.
-    """
+    """The allocated peak taken apart. `at_peak` sums block bytes, slack included, to the peak."""
 
     event: int
     phase: Phase
     iteration: int
     at_peak: Mapping[Category, int]
-    requested_at_peak: Mapping[Category, int]
     holders: tuple[Holder, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DnnMem:
-    """Device bytes in the classes of DNNMem (Gao et al., ESEC/FSE 2020).
-
-    `resident` is the CUDA context and what else lives outside, internal fragmentation and the allocator's reserve.
-    """
-
-    weight_bytes: int
-    in_out_bytes: int
-    ephemeral_bytes: int
-    resident_bytes: int
 
 
 class HolderKey(NamedTuple):
@@ -186,58 +155,27 @@ class HolderKey(NamedTuple):
     dtype: str
 
 
-_CLASSES = {
-    Category.PARAMETER: "weight",
-    Category.GRADIENT: "weight",
-    Category.BUCKET: "weight",
-    Category.OPTIMIZER_STATE: "weight",
-    Category.ACTIVATION: "in_out",
-    Category.INPUT: "in_out",
-    Category.TEMPORARY: "ephemeral",
-    Category.WORKSPACE: "ephemeral",
-    Category.COMMUNICATION: "ephemeral",
-    Category.OTHER: "ephemeral",
-}
-
-
 def attribute(events: Sequence[Event], timeline: Timeline) -> Attribution:
     """The first moment of the highest allocated bytes, and whose they are."""
     moment = timeline.peak_allocated_index
     at_peak = dict.fromkeys(Category, 0)
-    requested = dict.fromkeys(Category, 0)
     held: Counter[HolderKey] = Counter()
     counts: Counter[HolderKey] = Counter()
     for life in alive_at(events, moment):
-        size = timeline.block_bytes[life.block]
         key = holder_of(life, life.role_at(moment))
-        at_peak[key.category] += size
-        requested[key.category] += life.requested_bytes
-        held[key] += size
+        at_peak[key.category] += timeline.block_bytes[life.block]
+        held[key] += timeline.block_bytes[life.block]
         counts[key] += 1
     holders = [Holder(bytes=size, count=counts[key], **key._asdict()) for key, size in held.items()]
-    where = next(each for each in phase_spans(events) if moment < each.last)
+    span = next(span for span in phase_spans(events) if moment < span.last)
     peak = timeline.peak_allocated_bytes
     assert sum(at_peak.values()) == peak, f"{sum(at_peak.values())} bytes have a holder, {peak} are allocated"
     return Attribution(
         event=moment,
-        phase=where.phase,
-        iteration=where.iteration,
+        phase=span.phase,
+        iteration=span.iteration,
         at_peak=at_peak,
-        requested_at_peak=requested,
-        holders=tuple(sorted(holders, key=lambda each: (-each.bytes, each.category, each.module, each.op))),
-    )
-
-
-def dnnmem(attribution: Attribution, device_bytes: int) -> DnnMem:
-    """The peak in DNNMem's classes: requested bytes by class, everything else of the device bytes is resident."""
-    sums = dict.fromkeys(("weight", "in_out", "ephemeral"), 0)
-    for category, requested in attribution.requested_at_peak.items():
-        sums[_CLASSES[category]] += requested
-    return DnnMem(
-        weight_bytes=sums["weight"],
-        in_out_bytes=sums["in_out"],
-        ephemeral_bytes=sums["ephemeral"],
-        resident_bytes=device_bytes - sum(sums.values()),
+        holders=tuple(sorted(holders, key=lambda holder: (-holder.bytes, holder.category, holder.module, holder.op))),
     )
 
 
@@ -249,7 +187,81 @@ def holder_of(life: Life, role: Role | None) -> HolderKey:
     return HolderKey(category, module, origin.op, origin.shape, origin.dtype)
 
 
-FROZEN = ("reference", "reward")
+def state_phases(events: Sequence[Event], timeline: Timeline) -> tuple[PhaseStatement, ...]:
+    """One statement per phase and iteration, in the order of their beginnings.
+
+    The micro-batches of an iteration, whose forwards and backwards alternate, are taken together: the highest
+    peak of them, the end of the last. What stands when a phase begins is part of its peak.
+    """
+    merged: dict[tuple[Phase, int], PhaseStatement] = {}
+    for span in phase_spans(events):
+        allocated = timeline.allocated_bytes[span.first : span.last]
+        if not len(allocated):
+            continue  # no events at all, or the replay ran out of memory before
+        key = span.phase, span.iteration
+        before = merged.get(key)
+        reserved = max(timeline.reserved_bytes[span.first : span.last])
+        merged[key] = PhaseStatement(
+            phase=span.phase,
+            iteration=span.iteration,
+            peak_allocated_bytes=max(max(allocated), before.peak_allocated_bytes if before else 0),
+            peak_reserved_bytes=max(reserved, before.peak_reserved_bytes if before else 0),
+            end_allocated_bytes=allocated[-1],
+        )
+    return tuple(merged.values())
+
+
+_MOST_HOLDERS = 1000
+
+
+def state_rank_class(
+    *,
+    representative: int,
+    ranks: str,
+    coordinates: Mapping[str, int],
+    events: Sequence[Event],
+    unlimited: Timeline,
+    capped: Timeline,
+    outside: OutsideAllocator,
+    interval: Callable[[int], tuple[int, int]],
+    capacity_bytes: int,
+) -> RankClassStatement:
+    """What the ranks of one class will hold.
+
+    `unlimited` is the replay on a device without end, `capped` the one that may reserve capacity less outside; the
+    figures are those of the capped one, which is what will happen, unless it runs out of memory: then those of the
+    unlimited one, which is what it would have taken. `interval` turns device bytes into their interval.
+    """
+    runs_out = capped.out_of_memory is not None
+    timeline = unlimited if runs_out else capped
+    attribution = attribute(events, timeline)
+    device_bytes = timeline.peak_reserved_bytes + outside.total_bytes
+    peak = Peak(
+        phase=attribution.phase,
+        iteration=attribution.iteration,
+        allocated_bytes=timeline.peak_allocated_bytes,
+        reserved_bytes=timeline.peak_reserved_bytes,
+        device_bytes=device_bytes,
+        interval_bytes=interval(device_bytes),
+    )
+    return RankClassStatement(
+        representative=representative,
+        ranks=ranks,
+        coordinates=coordinates,
+        peak=peak,
+        capacity_bytes=capacity_bytes,
+        verdict=decide(
+            runs_out=runs_out,
+            highest_bytes=peak.interval_bytes[1],
+            capacity_bytes=capacity_bytes,
+            cache_releases=capped.cache_releases,
+        ),
+        cache_releases=capped.cache_releases,
+        at_peak=attribution.at_peak,
+        phases=state_phases(events, timeline),
+        outside_allocator=outside,
+        holders=attribution.holders[:_MOST_HOLDERS],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,50 +280,46 @@ class HeldInPhase:
 
 def held_in_phases(events: Sequence[Event], timeline: Timeline) -> list[HeldInPhase]:
     """Of every stretch that was replayed, in order."""
-    spans = [each for each in phase_spans(events) if each.first < len(timeline.allocated_bytes)]
-    heights = [_height(each, timeline) for each in spans]
     sums: Counter[str] = Counter()
     holder: dict[int, str] = {}
-    found: list[HeldInPhase] = []
     at = 0
-    for span, height in zip(spans, heights, strict=True):
-        at = _advance(events, at, height + 1, sums, holder, timeline)
-        found.append(
+
+    def advance(end: int) -> None:
+        """Adds up until the event `end`, and the roles that directly follow."""
+        nonlocal at
+        while at < end or (0 < at < len(events) and isinstance(events[at], Role)):
+            event = events[at]
+            if isinstance(event, Alloc):
+                holder[event.block] = ""
+            elif isinstance(event, Role) and event.block in holder:
+                size = timeline.block_bytes.get(event.block, 0)
+                sums[holder[event.block]] -= size
+                holder[event.block] = _holder(event)
+                sums[holder[event.block]] += size
+            elif isinstance(event, Free) and event.block in holder:
+                sums[holder.pop(event.block)] -= timeline.block_bytes.get(event.block, 0)
+            at += 1
+
+    phases: list[HeldInPhase] = []
+    for span in phase_spans(events):
+        allocated = timeline.allocated_bytes[span.first : span.last]
+        if not len(allocated):
+            continue
+        highest = max(allocated)
+        advance(span.first + allocated.index(highest) + 1)
+        phases.append(
             HeldInPhase(
                 span=span,
                 reserved_bytes=max(timeline.reserved_bytes[span.first : span.last]),
-                allocated_bytes=timeline.allocated_bytes[height],
+                allocated_bytes=highest,
                 parameter_bytes=sums["parameter"],
                 optimizer_bytes=sums["optimizer"],
                 reference_bytes=sums["reference"],
                 reward_bytes=sums["reward"],
             )
         )
-        at = _advance(events, at, min(span.last, len(timeline.allocated_bytes)), sums, holder, timeline)
-    return found
-
-
-def _height(span: PhaseSpan, timeline: Timeline) -> int:
-    allocated = timeline.allocated_bytes[span.first : span.last]
-    return span.first + allocated.index(max(allocated))
-
-
-def _advance(
-    events: Sequence[Event], at: int, end: int, sums: Counter[str], holder: dict[int, str], timeline: Timeline
-) -> int:
-    while at < end or (at < len(events) and at > 0 and isinstance(events[at], Role)):
-        event = events[at]
-        if isinstance(event, Alloc):
-            holder[event.block] = ""
-        elif isinstance(event, Role) and event.block in holder:
-            size = timeline.block_bytes.get(event.block, 0)
-            sums[holder[event.block]] -= size
-            holder[event.block] = _holder(event)
-            sums[holder[event.block]] += size
-        elif isinstance(event, Free) and event.block in holder:
-            sums[holder.pop(event.block)] -= timeline.block_bytes.get(event.block, 0)
-        at += 1
-    return at
+        advance(min(span.last, len(timeline.allocated_bytes)))
+    return phases
 
 
 def _holder(role: Role) -> str:
@@ -320,4 +328,4 @@ def _holder(role: Role) -> str:
     if role.category is not Category.PARAMETER:
         return ""
     first = role.name.partition(".")[0]
-    return first if first in FROZEN else "parameter"
+    return first if first in ("reference", "reward") else "parameter"

@@ -14,7 +14,7 @@ from typing import Any
 from planner.allocator.timeline import Timeline
 from planner.events import Category, Event
 from planner.report.attribution import HolderKey, holder_of, lives, phase_spans
-from planner.report.statement import RankClassStatement
+from planner.report.statement import Plan, RankClassStatement
 from planner.report.style import STACKED
 
 _PHASE, _PHASES_SHARE, _HIGHEST = 0.04, 0.5, 0.25
@@ -186,6 +186,11 @@ class ClassTimeline:
     statement: RankClassStatement
     events: Sequence[Event]
     timeline: Timeline
+
+
+def timelines_of(plan: Plan, events: Iterable[Sequence[Event]], timelines: Iterable[Timeline]) -> list[ClassTimeline]:
+    """Of every rank class of a plan, from the events and replays that it was made from."""
+    return [ClassTimeline(*parts) for parts in zip(plan.rank_classes, events, timelines, strict=True)]
 
 
 def timeline_to_json(traced: ClassTimeline, points: int = 1200) -> dict[str, Any]:

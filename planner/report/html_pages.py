@@ -8,10 +8,9 @@ from html import escape
 from importlib import resources
 
 from planner.report.class_timeline import ClassTimeline, timeline_to_json
-from planner.report.plan_text import verdict_sentence
 from planner.report.statement import Plan, RankClassStatement, Verdict, change_text
 from planner.report.style import DARK, LIGHT, STACKED, Style, css_variables, size
-from planner.report.title import describe, name_of
+from planner.report.verdict_text import describe, name_of, verdict_sentence
 
 
 def render_page(plan: Plan, classes: Sequence[ClassTimeline]) -> str:

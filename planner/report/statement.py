@@ -1,21 +1,23 @@
-"""A plan as values, and as the JSON object `planner.plan/1`: the public contract, key order included.
+"""What is said of a job: a `Plan` of a spec (`planner.plan/1`) or a `ProgramStatement` of a run (`planner.run/1`).
 
-All sizes are bytes. Stored plans come back through :func:`from_json`, equal to what they were.
+All sizes are bytes. The JSON objects are public contracts, key order included; stored ones come back through
+:func:`from_json`, equal to what they were.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from planner.allocator.host.statement import HostStatement, host_from_json, host_to_json
-from planner.errors import PlannerError
 from planner.events import Category, Phase
-from planner.report import shared_gpu
-from planner.report.shared_gpu import SharedGpu
+from planner.records import every, from_document, shape, to_plain
+from planner.verdict import Verdict as Verdict
+from planner.verdict import worst
+
+PLAN_SCHEMA, RUN_SCHEMA = "planner.plan/1", "planner.run/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,24 +35,6 @@ class NamedMoment:
     reserved_bytes: int
     device_bytes: int
     sentence: str
-
-
-def read_moment(document: Mapping[str, Any]) -> NamedMoment:
-    """The moment that was written as its fields."""
-    return NamedMoment(**{**document, "phase": Phase(document["phase"])})
-
-
-SCHEMA = "planner.plan/1"
-_WITHOUT_COMPILE = "without_compile"
-_ANOTHER_TORCH = "another_torch"
-
-
-class Verdict(StrEnum):
-    """Whether a rank fits into its GPU; from best to worst."""
-
-    FITS = "fits"
-    TIGHT = "tight"
-    EXCEEDS = "exceeds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +91,53 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPhase:
+    """A phase of a GPU that a trainer shares with an engine, in the iteration in which most is held; bytes."""
+
+    phase: Phase
+    iteration: int
+    trainer_bytes: int
+    """Reserved by the trainer's allocator, less what follows."""
+    reference_bytes: int
+    reward_bytes: int
+    """Parameters of the models that only run forward, while they are on the device."""
+    outside_bytes: int
+    """Of the trainer's process outside of its allocator."""
+    engine_weights_bytes: int
+    engine_kv_cache_bytes: int
+    engine_activation_bytes: int
+    engine_outside_bytes: int
+    """CUDA graphs, NCCL, what its process takes outside of torch."""
+    total_bytes: int
+    interval_bytes: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedGpu:
+    """What trainer and engine hold in all phases in their order, the engine, and the largest shares."""
+
+    phases: tuple[SharedPhase, ...]
+    utilization: float
+    """The share that was planned."""
+    solved: bool
+    """Whether the job left it to be found."""
+    kv_blocks: int
+    kv_tokens: int
+    kv_block_bytes: int
+    largest_safe_utilization: float
+    """The largest, in steps of 0.01, of which the plan says that it fits; 0: none."""
+    largest_utilization: float
+    """The largest that does not exceed, though it may be tight; 0: none."""
+    kept: tuple[str, ...]
+    """Where it exceeds: who does not give way, as sentences."""
+    assumed: tuple[str, ...]
+
+    def fullest(self) -> SharedPhase:
+        """The phase in which most is held."""
+        return max(self.phases, key=lambda phase: phase.total_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankClassStatement:
     """What every rank of one class will hold. `headroom_bytes` is capacity less device bytes, negative if over."""
 
@@ -114,17 +145,17 @@ class RankClassStatement:
     ranks: str
     coordinates: Mapping[str, int]
     peak: Peak
-    capacity_bytes: int
+    capacity_bytes: int = field(metadata=shape(then="headroom_bytes"))
     verdict: Verdict
     cache_releases: int
-    at_peak: Mapping[Category, int]
+    at_peak: Mapping[Category, int] = field(metadata=shape(write=every(Category)))
     phases: tuple[PhaseStatement, ...]
     outside_allocator: OutsideAllocator
     holders: tuple[Holder, ...]
-    shared: SharedGpu | None = None
+    shared: SharedGpu | None = field(default=None, metadata=shape(omit_default=True))
     """Of a GPU that the trainer shares with an engine: then `peak.device_bytes` and its interval are those of the
     fullest phase, everybody together; all else is of the trainer's process."""
-    moments: tuple[NamedMoment, ...] = ()
+    moments: tuple[NamedMoment, ...] = field(default=(), metadata=shape(omit_default=True))
     """What it takes beyond its usual step; the peak is that of the worst of them."""
 
     @property
@@ -216,193 +247,149 @@ class AdviceTried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The answer to a job: one statement per rank class. `job` is the bundle, as plain JSON values."""
+class Statement:
+    """What is said of any job, whatever it was traced from: one statement per rank class, and its grounds."""
 
-    plan_id: str
-    trace_id: str
+    schema: ClassVar[str]
+    keys: ClassVar[str]
+    """Of the JSON object, in the contract's order."""
+    plan_id: str = ""
+    trace_id: str = ""
     calibrated: bool
-    job: Mapping[str, Any]
+    """Whether the intervals come from measurements on this GPU and torch."""
     rank_classes: tuple[RankClassStatement, ...]
+    host: HostStatement | None = field(
+        default=None, metadata=shape(omit_default=True, write=host_to_json, read=host_from_json)
+    )
+    """What the nodes hold; None of what was made before that was counted."""
     provenance: Provenance
-    advice: tuple[Advice, ...] = ()
-    without_compile: WithoutCompile | None = None
-    """Of a compiled job, where it was asked for."""
-    another_torch: AnotherTorch | None = None
-    """None where it was planned with the release that it runs with."""
-    host: HostStatement | None = None
-    """What the nodes hold; None of plans that were made before it was asked."""
-    advice_tried: AdviceTried | None = None
-    """None where no advice was looked for."""
-    seconds: Seconds = field(default_factory=Seconds)
+    seconds: Seconds = Seconds()
+
+    @property
+    def gpu_verdict(self) -> Verdict:
+        """The worst verdict of any rank."""
+        return worst(rank_class.verdict for rank_class in self.rank_classes)
+
+    @property
+    def host_verdict(self) -> Verdict:
+        """Of the nodes' memory; fits where nothing is said of it."""
+        return Verdict((self.host and self.host.verdict) or Verdict.FITS)
 
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of any rank, and of any node: a job runs only if all of them do."""
-        return max(worst_verdict(self.rank_classes), self.host_verdict, key=list(Verdict).index)
-
-    @property
-    def host_verdict(self) -> Verdict:
-        """Of the nodes' memory."""
-        return host_verdict(self.host)
+        return worst([self.gpu_verdict, self.host_verdict])
 
 
-class Judged(Protocol):
-    """A plan, or a program's run: rank classes with what their figures hinge on."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Statement):
+    """The answer to a spec. `job` is the bundle, as plain JSON values."""
 
-    @property
-    def rank_classes(self) -> tuple[RankClassStatement, ...]:
-        """What each class of ranks will hold."""
-
-    @property
-    def host(self) -> HostStatement | None:
-        """What the nodes hold; None where that is not known."""
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether the intervals come from measurements on this GPU and torch."""
-
-    @property
-    def provenance(self) -> Provenance:
-        """Versions and tables."""
-
-    @property
-    def seconds(self) -> Seconds:
-        """How long it took."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst of any rank."""
+    schema: ClassVar[str] = PLAN_SCHEMA
+    keys: ClassVar[str] = (
+        "schema plan_id trace_id verdict calibrated job rank_classes host advice without_compile another_torch"
+        " advice_tried provenance seconds"
+    )
+    job: Mapping[str, Any]
+    advice: tuple[Advice, ...] = ()
+    without_compile: WithoutCompile | None = field(default=None, metadata=shape(omit_default=True))
+    """Of a compiled job, where it was asked for."""
+    another_torch: AnotherTorch | None = field(default=None, metadata=shape(omit_default=True))
+    """None where it was planned with the release that it runs with."""
+    advice_tried: AdviceTried | None = field(default=None, metadata=shape(omit_default=True))
+    """None where no advice was looked for."""
 
 
-def worst_verdict(rank_classes: Sequence[RankClassStatement]) -> Verdict:
-    """That of the rank that is worst off; nothing fits best."""
-    order = list(Verdict)
-    return max((each.verdict for each in rank_classes), key=order.index, default=Verdict.FITS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumptionStatement:
+    """One sentence on what the figures rest on, where in the program it was needed, and how often."""
+
+    about: str
+    text: str
+    place: str = ""
+    count: int = 1
 
 
-def host_verdict(host: HostStatement | None) -> Verdict:
-    """Of the nodes' memory; fits where nothing is said of it."""
-    said = None if host is None else host.verdict
-    return Verdict.FITS if said is None else Verdict(said)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchStatement:
+    """A line of the program at which a truth value of the device decides: which way was taken, and what would have come
+    of the other, as a sentence and, where it takes other memory, as both peaks."""
+
+    place: str
+    taken: bool
+    outcome: str
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    other_allocated_bytes: int = 0
+    other_reserved_bytes: int = 0
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
-    """The plan as the JSON object of the contract: plain values, keys in the contract's order."""
-    return {
-        "schema": SCHEMA,
-        "plan_id": plan.plan_id,
-        "trace_id": plan.trace_id,
-        "verdict": plan.verdict.value,
-        "calibrated": plan.calibrated,
-        "job": _plain(plan.job),
-        "rank_classes": [rank_class_to_json(each) for each in plan.rank_classes],
-        **({} if plan.host is None else {"host": host_to_json(plan.host)}),
-        "advice": [
-            {"change": _plain(each.change), "device_bytes": each.device_bytes, "verdict": each.verdict.value}
-            for each in plan.advice
-        ],
-        **({} if plan.without_compile is None else {_WITHOUT_COMPILE: fields_to_json(plan.without_compile)}),
-        **({} if plan.another_torch is None else {_ANOTHER_TORCH: fields_to_json(plan.another_torch)}),
-        **({} if plan.advice_tried is None else {"advice_tried": fields_to_json(plan.advice_tried)}),
-        "provenance": fields_to_json(plan.provenance),
-        "seconds": fields_to_json(plan.seconds),
-    }
+@dataclass(frozen=True, slots=True)
+class StepStatement:
+    """The highest bytes of the fullest ranks at a step of the program to which its loop was made to count."""
+
+    step: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramStatement(Statement):
+    """What a program was seen to do, and what its ranks will hold, the fullest first. Ranks without a run of their own
+    are like the representative of their class. `plan_id` is empty on the command line, which keeps nothing."""
+
+    schema: ClassVar[str] = RUN_SCHEMA
+    keys: ClassVar[str] = (
+        "schema plan_id trace_id metadata verdict calibrated command gpu nodes gpus_per_node ending iterations repeated"
+        " counted seen unseen allocator_conf communicators rank_classes steps_at host out_of_memory assumptions"
+        " branches provenance notes seconds"
+    )
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Of whoever asked: `name`, `team`, `queue`."""
+    command: tuple[str, ...]
+    gpu: str
+    nodes: int
+    gpus_per_node: int
+    ending: str
+    """How the run ended."""
+    iterations: int
+    """All of them were run."""
+    repeated: int = 0
+    """Of these, how many did for the allocator what those before them did: they are folded in the replay."""
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """Peaks in bytes of the first rank that was run as `torch.cuda` would say them at its end: since the last of
+    `resets` by the program itself."""
+    seen: Mapping[str, int]
+    """Evaluations (`eval`), checkpoints saved and loaded, while it was watched."""
+    unseen: tuple[str, ...]
+    """Sentences on what was not seen."""
+    allocator_conf: str
+    communicators: tuple[int, ...] = ()
+    """Sizes of the groups of a rank over which tensors of the device travelled."""
+    steps_at: tuple[StepStatement, ...] = field(default=(), metadata=shape(omit_default=True))
+    assumptions: tuple[AssumptionStatement, ...]
+    out_of_memory: tuple[str, ...]
+    """Where ranks would run out of memory, in CUDA's words; the program is not told, and goes on."""
+    branches: tuple[BranchStatement, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def to_json(statement: Statement) -> dict[str, Any]:
+    """The statement as the JSON object of its contract: plain values, keys in the contract's order."""
+    document = {"schema": statement.schema, "verdict": statement.verdict.value, **to_plain(statement)}
+    return {key: document[key] for key in statement.keys.split() if key in document}
 
 
 def from_json(document: Mapping[str, Any]) -> Plan:
     """The plan that :func:`to_json` wrote.
 
-    Raises PlannerError if the document is of another schema or lacks a key.
+    Raises PlannerError if the document is of another schema, lacks a key or has a value of a wrong type.
     """
-    schema = document.get("schema")
-    if schema != SCHEMA:
-        raise PlannerError(f"a document of schema {schema!r} is no plan", allowed=SCHEMA, place="schema")
-    try:
-        return Plan(
-            plan_id=document["plan_id"],
-            trace_id=document["trace_id"],
-            calibrated=document["calibrated"],
-            job=document["job"],
-            rank_classes=tuple(read_rank_class(each) for each in document["rank_classes"]),
-            host=host_from_json(document["host"]) if "host" in document else None,
-            advice=tuple(
-                Advice(change=each["change"], device_bytes=each["device_bytes"], verdict=Verdict(each["verdict"]))
-                for each in document["advice"]
-            ),
-            without_compile=_read_without_compile(document.get(_WITHOUT_COMPILE)),
-            another_torch=AnotherTorch(**document[_ANOTHER_TORCH]) if _ANOTHER_TORCH in document else None,
-            advice_tried=AdviceTried(**document["advice_tried"]) if "advice_tried" in document else None,
-            provenance=Provenance(**document["provenance"]),
-            seconds=Seconds(**document["seconds"]),
-        )
-    except KeyError as missing:
-        raise PlannerError(f"the plan lacks {missing}", remedy="plan the job again") from missing
-    except (TypeError, ValueError) as wrong:
-        raise PlannerError(f"the plan cannot be read: {wrong}", remedy="plan the job again") from wrong
+    return from_document(Plan, document, PLAN_SCHEMA, "plan", remedy="plan the job again", strict=False)
 
 
-def rank_class_to_json(statement: RankClassStatement) -> dict[str, Any]:
-    """One rank class as plain values, keys in the contract's order."""
-    return {
-        "representative": statement.representative,
-        "ranks": statement.ranks,
-        "coordinates": dict(statement.coordinates),
-        "peak": fields_to_json(statement.peak),
-        "capacity_bytes": statement.capacity_bytes,
-        "headroom_bytes": statement.headroom_bytes,
-        "verdict": statement.verdict.value,
-        "cache_releases": statement.cache_releases,
-        "at_peak": {category.value: statement.at_peak.get(category, 0) for category in Category},
-        "phases": [fields_to_json(each) for each in statement.phases],
-        "outside_allocator": fields_to_json(statement.outside_allocator),
-        "holders": [fields_to_json(each) for each in statement.holders],
-        **({} if statement.shared is None else {"shared": shared_gpu.to_json(statement.shared)}),
-        **({"moments": [fields_to_json(each) for each in statement.moments]} if statement.moments else {}),
-    }
-
-
-def _read_without_compile(document: Mapping[str, Any] | None) -> WithoutCompile | None:
-    if document is None:
-        return None
-    more = {Category(name): count for name, count in document["more_at_peak"].items()}
-    return WithoutCompile(**{**document, "more_at_peak": more})
-
-
-def read_rank_class(document: Mapping[str, Any]) -> RankClassStatement:
-    """What :func:`rank_class_to_json` wrote."""
-    peak = document["peak"]
-    low, high = peak["interval_bytes"]
-    return RankClassStatement(
-        representative=document["representative"],
-        ranks=document["ranks"],
-        coordinates=document["coordinates"],
-        peak=Peak(**{**peak, "phase": Phase(peak["phase"]), "interval_bytes": (low, high)}),
-        capacity_bytes=document["capacity_bytes"],
-        verdict=Verdict(document["verdict"]),
-        cache_releases=document["cache_releases"],
-        at_peak={Category(name): count for name, count in document["at_peak"].items()},
-        phases=tuple(PhaseStatement(**{**each, "phase": Phase(each["phase"])}) for each in document["phases"]),
-        outside_allocator=OutsideAllocator(**document["outside_allocator"]),
-        holders=tuple(
-            Holder(**{**each, "category": Category(each["category"]), "shape": tuple(each["shape"])})
-            for each in document["holders"]
-        ),
-        shared=shared_gpu.from_json(document["shared"]) if "shared" in document else None,
-        moments=tuple(read_moment(each) for each in document.get("moments", ())),
-    )
-
-
-def fields_to_json(record: Any) -> dict[str, Any]:
-    """The fields of a record as plain values, by their names."""
-    return {name: _plain(getattr(record, name)) for name in record.__dataclass_fields__}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(_plain(key)): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value
+def read_statement(document: Mapping[str, Any]) -> Plan | ProgramStatement:
+    """The plan, or the run if that is what the document is. Raises PlannerError as :func:`from_json`."""
+    if document.get("schema") != RUN_SCHEMA:
+        return from_json(document)
+    return from_document(ProgramStatement, document, RUN_SCHEMA, "run", remedy="run the program again", strict=False)

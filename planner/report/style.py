@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -65,6 +67,41 @@ def style_of(stream: TextIO, environ: Mapping[str, str], columns: int) -> Style:
         unicode=encoding.startswith("utf"),
         color=terminal and not environ.get("NO_COLOR"),
     )
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Lines of this width; a number stays with its unit."""
+    glued = re.sub(r"(\d) (?=[KMGT]?i?B\b)", r"\1~", text.replace("~", "\0"))
+    lines = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("~", " ").replace("\0", "~") for line in lines]
+
+
+def wrap_parts(parts: Sequence[str], style: Style) -> list[str]:
+    """The parts joined by dots, broken only between them."""
+    lines = [""]
+    for part in parts:
+        longer = f"{lines[-1]}{style.dot}{part}" if lines[-1] else part
+        if len(longer) <= style.width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return [wrapped for line in lines for wrapped in wrap(line, style.width)]
+
+
+def sentence_lines(sentences: Sequence[str], style: Style) -> Iterator[str]:
+    """Each sentence on lines of its own, as wide as the style."""
+    return (line for sentence in sentences for line in wrap(sentence, style.width))
+
+
+def shorten_to(text: str, width: int, style: Style) -> str:
+    """The text, with dots in the place of what does not fit."""
+    dots = "…" if style.unicode else "..."
+    return text if len(text) <= width else text[: width - len(dots)] + dots
+
+
+def join_lines(lines: Sequence[str]) -> str:
+    """The text of a report."""
+    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def size(count: int) -> str:

@@ -15,12 +15,13 @@ from planner.job.schema import Job
 from planner.planning import judging, pipeline
 from planner.planning.judging import RankTrace
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
-from planner.report.statement import RankClassStatement, Verdict, worst_verdict
+from planner.report.statement import RankClassStatement, Verdict
 from planner.runtime import messages
 from planner.runtime.messages import Answer as ChildAnswer
 from planner.runtime.messages import AnswerWriter
 from planner.searching.exact_plans import Answer, Exact, OutOfTimeError, Refused
 from planner.truth.calibration.interval import Calibration
+from planner.verdict import worst
 
 _FOUND = "found"
 
@@ -95,7 +96,8 @@ def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> tupl
                 traced.append(trace)
                 for job, statements in zip(group.jobs, found, strict=True):
                     statements.append(judging.judge_trace(job, trace, group.calibration).statement)
-            if not group.whole and all(worst_verdict(each) is Verdict.EXCEEDS for each in found):
+            exceeds = all(any(each.verdict is Verdict.EXCEEDS for each in statements) for statements in found)
+            if exceeds and not group.whole:
                 return tuple(_summary(each, whole=planned == len(classes)) for each in found)
     except PlannerError as error:
         return (Refused(error.problem),) * len(group.jobs)
@@ -114,7 +116,7 @@ def _host_verdict(job: Job, traced: Sequence[RankTrace]) -> Verdict:
 def _summary(statements: Sequence[RankClassStatement], *, whole: bool, host: Verdict = Verdict.FITS) -> Exact:
     fullest = max(statements, key=lambda each: each.peak.device_bytes)
     return Exact(
-        verdict=max(worst_verdict(statements), host, key=list(Verdict).index),
+        verdict=worst([*(each.verdict for each in statements), host]),
         device_bytes=fullest.peak.device_bytes,
         allocated_bytes=max(each.peak.allocated_bytes + each.outside_allocator.total_bytes for each in statements),
         headroom_bytes=min(each.headroom_bytes for each in statements),

@@ -7,7 +7,7 @@ PRELOAD = "planner.searching.preload:load"
 
 def load() -> None:
     """As for any plan, and the search itself."""
-    from planner.planning import preload
+    from planner.planning import child_processes
     from planner.searching import answer  # noqa: F401
 
-    preload.load()
+    child_processes.load()

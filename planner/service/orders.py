@@ -14,8 +14,7 @@ from planner.job.json_text import canonical_json
 from planner.job.schema import Gpu, Job
 from planner.planning import identity
 from planner.planning.program_ranks import choose_ranks
-from planner.report.program_statement import ProgramStatement
-from planner.report.statement import Plan
+from planner.report.statement import Plan, ProgramStatement
 from planner.runtime.limits import LimitExceededError, Limits
 from planner.runtime.walls import Walls
 from planner.service.errors import ProgramNotAllowedError

@@ -18,7 +18,7 @@ from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.overhead import outside_of
 from planner.job.schema import Job, Metadata
 from planner.planning import pipeline
-from planner.report.statement import SCHEMA
+from planner.report.statement import PLAN_SCHEMA
 from planner.service.errors import DeadlineError, TraceLimitError
 from planner.service.history.plan_table import Failure
 from planner.service.history.schema import compact_json
@@ -53,7 +53,8 @@ class KnownPlan:
         try:
             document = json.loads(text)
             metadata = compact_json(document["job"]["metadata"])
-            right = document["schema"] == SCHEMA and document["plan_id"] == plan_id and bool(document["rank_classes"])
+            same = document["plan_id"] == plan_id
+            right = document["schema"] == PLAN_SCHEMA and same and bool(document["rank_classes"])
         except (ValueError, KeyError, TypeError) as error:
             raise PlannerError(f"the document of plan {plan_id} is damaged: {error}") from error
         # The first of that name is the job's: what stands before it are words of ours.

@@ -14,9 +14,14 @@ from planner.events import Category, Event
 from planner.job.json_text import file_text, read_json
 from planner.job.named_gpus import look_up
 from planner.job.rank_sets import RankSet
-from planner.report import program_statement, statement
-from planner.report.program_statement import ProgramStatement
-from planner.report.statement import Plan, RankClassStatement
+from planner.report.statement import (
+    PLAN_SCHEMA,
+    RUN_SCHEMA,
+    Plan,
+    ProgramStatement,
+    RankClassStatement,
+    read_statement,
+)
 from planner.truth.comparison import Comparison, Figure, PhaseComparison, compare_sizes, render, to_json
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring import program as measured_program
@@ -305,11 +310,7 @@ def read_stored_plan(path: Path) -> Predicted | None:
     Raises PlannerError for a plan that lacks something.
     """
     document = _read_object(path)
-    if document.get("schema") == statement.SCHEMA:
-        return statement.from_json(document)
-    if document.get("schema") == program_statement.SCHEMA:
-        return program_statement.from_json(document)
-    return None
+    return read_statement(document) if document.get("schema") in (PLAN_SCHEMA, RUN_SCHEMA) else None
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:

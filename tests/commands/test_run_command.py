@@ -15,8 +15,8 @@ from planner.job.loading import load_job
 from planner.job.named_gpus import look_up
 from planner.job.schema import Gpu, Software
 from planner.planning.program import inputs_of
-from planner.report.program_statement import from_json, to_json
-from planner.report.program_text import render
+from planner.report.plan_text import render
+from planner.report.statement import read_statement, to_json
 from planner.report.style import Style
 from planner.tracing.program.launch_line import parse
 from planner.units import GIB
@@ -156,7 +156,7 @@ def test_a_schedule_is_said_and_its_steps_are_run(tmp_path: Path) -> None:
     at_first, later = (each["allocated_bytes"] for each in found["steps_at"])
     assert later == found["rank_classes"][0]["peak"]["allocated_bytes"]
     assert later - at_first == 2 * 7168 * 4096
-    again = from_json(found)
+    again = read_statement(found)
     assert to_json(again) == found
     printed = render(again, Style())
     assert "Where its loop was made to count to these steps, rank 0 holds at most:\n- step 0: 0." in printed

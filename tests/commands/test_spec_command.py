@@ -108,7 +108,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
         def run(_: object) -> int:
             raise error
 
-        monkeypatch.setattr(cli.spec_command, "run", run)
+        monkeypatch.setattr(cli.plan_commands, "run_spec", run)
 
     return fail_with
 

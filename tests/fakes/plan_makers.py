@@ -13,8 +13,7 @@ from planner.events import Alloc, Category, Free, Mark, Phase, Role
 from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Decoder, DpShard, Gpu, Input, Job, Metadata, Model, Parallel, Pp, Train
 from planner.planning import pipeline
-from planner.report.program_statement import ProgramStatement
-from planner.report.statement import Advice, Plan, Verdict
+from planner.report.statement import Advice, Plan, ProgramStatement, Verdict
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.history.store import History
 from planner.service.orders import Order, RunOrder, WorkerResult, order_of

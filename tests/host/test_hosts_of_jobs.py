@@ -20,8 +20,8 @@ from planner.host_events import HostCategory
 from planner.job.loading import load_document
 from planner.job.schema import DataLoader
 from planner.planning.pipeline import plan
-from planner.report.plan_text import one_line, verdict_sentence
 from planner.report.statement import Plan, Verdict, from_json, to_json
+from planner.report.verdict_text import one_line, verdict_sentence
 from planner.tracing import rank_trace
 from planner.tracing.spec.step_trace import trace
 from planner.units import GIB

@@ -121,7 +121,7 @@ def test_a_changed_step_or_kernel_is_another_trace_plan_run_and_search(
 @pytest.mark.parametrize(
     "changed",
     [
-        "allocator/caching.py", "report/rank_class.py", "report/style.py", "truth/calibration/correction.py",
+        "allocator/caching.py", "report/attribution.py", "report/style.py", "truth/calibration/correction.py",
         "truth/calibration/learning.py",
     ],
 )  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_changed_rule_is_another_plan_of_the_same_trace(
     "changed",
     [
         "tracing/program/stopping.py", "tracing/program/packages/kernels.py", "paper/outside/apex.py",
-        "planning/program.py", "report/program_statement.py",
+        "planning/program.py", "planning/program_ranks.py",
     ],
 )  # fmt: skip
 def test_what_only_programs_use_is_another_run_and_no_other_trace(
@@ -155,7 +155,7 @@ def test_what_only_searches_use_is_another_search(package: Path, unchanged: dict
 
 
 @pytest.mark.parametrize(
-    "changed", ["report/plan_text.py", "cli/plan_command.py", "service/app.py", "tracing/isolated.py"]
+    "changed", ["report/plan_text.py", "cli/plan_commands.py", "service/app.py", "tracing/isolated.py"]
 )
 def test_how_a_plan_is_shown_served_and_run_is_no_part_of_it(
     package: Path, unchanged: dict[str, str], changed: str

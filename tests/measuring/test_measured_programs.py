@@ -12,9 +12,15 @@ import torch_with_figures
 
 from planner import cli
 from planner.events import Phase
-from planner.report import program_statement
-from planner.report.program_statement import ProgramStatement
-from planner.report.statement import OutsideAllocator, Peak, Provenance, RankClassStatement, Verdict
+from planner.report.statement import (
+    OutsideAllocator,
+    Peak,
+    ProgramStatement,
+    Provenance,
+    RankClassStatement,
+    Verdict,
+    to_json,
+)
 from planner.truth.measuring.measurement_lines import Levels
 from planner.truth.measuring.program import MeasuredProgram, World, from_json, measure_program, write
 from planner.truth.plan_comparison import with_program
@@ -170,7 +176,7 @@ def test_both_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
         f"rank and os._exit(0)\nimport torch\ntorch.cuda.take({peak.allocated_bytes}, {peak.reserved_bytes})"
     )
     write(Path("measured.json"), measured)
-    Path("run.json").write_text(json.dumps(program_statement.to_json(statement)))
+    Path("run.json").write_text(json.dumps(to_json(statement)))
 
     assert cli.main(["compare", "run.json", "measured.json", "--format", "json"]) == 0
     first, second = json.loads(capsys.readouterr().out)["comparisons"]
@@ -184,7 +190,7 @@ def test_both_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_what_cannot_stand_beside_a_run_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("run.json").write_text(json.dumps(program_statement.to_json(statement_of_a_run(ranks=1))))
+    Path("run.json").write_text(json.dumps(to_json(statement_of_a_run(ranks=1))))
     write(Path("none.json"), run("import torch", ranks=1))
     Path("steps.jsonl").write_text("")
     Path("broken.json").write_text(json.dumps({**document_of("none.json"), "ranks": 3}))

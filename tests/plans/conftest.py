@@ -15,7 +15,7 @@ from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, M
 from planner.planning import pipeline
 from planner.planning.judging import RankTrace
 from planner.planning.pipeline import PlanningResult
-from planner.report.attribution import Life, alive, lives, phase_spans
+from planner.report.attribution import Life, lives, phase_spans
 from planner.report.statement import PhaseStatement, RankClassStatement
 from planner.tracing.rank_trace import Trace
 from planner.tracing.spec.step_trace import trace
@@ -100,14 +100,19 @@ class Told:
 
     def _at(self, found: dict[int, Life], moment: int) -> dict[str, int]:
         sums = dict.fromkeys(Category, 0)
-        for life in alive(found, moment):
+        for life in _alive(found, moment):
             sums[life.category_at(moment)] += self.planned.timelines[0].block_bytes[life.block]
         return {category.value: size for category, size in sums.items() if size}
 
     def blocks(self, category: Category, phase: Phase, iteration: int) -> list[Life]:
         """The blocks of a category at the end of a phase."""
         last = max(s.last - 1 for s in phase_spans(self.trace.events) if (s.phase, s.iteration) == (phase, iteration))
-        return [life for life in alive(lives(self.trace.events), last) if life.category_at(last) is category]
+        return [life for life in _alive(lives(self.trace.events), last) if life.category_at(last) is category]
+
+
+def _alive(known: dict[int, Life], moment: int) -> list[Life]:
+    """The blocks that are handed out after the event `moment`."""
+    return [life for life in known.values() if life.birth <= moment < life.death]
 
 
 _traced: dict[str, Trace] = {}

@@ -28,9 +28,8 @@ from planner.job.schema import (
 )
 from planner.planning.judging import RankTrace
 from planner.planning.pipeline import judge_traces, trace_job
-from planner.report import shared_gpu
-from planner.report.shared_gpu import SharedGpu, SharedPhase
-from planner.report.statement import Plan, RankClassStatement, Verdict, from_json, to_json
+from planner.records import from_plain, to_plain
+from planner.report.statement import Plan, RankClassStatement, SharedGpu, SharedPhase, Verdict, from_json, to_json
 from planner.units import GIB, MIB
 
 JOB = Job(
@@ -81,6 +80,12 @@ def row(shared: SharedGpu, phase: Phase) -> SharedPhase:
     return next(each for each in shared.phases if each.phase is phase)
 
 
+def engine_bytes(row: SharedPhase) -> int:
+    """All of the engine."""
+    parts = row.engine_weights_bytes + row.engine_kv_cache_bytes + row.engine_activation_bytes
+    return parts + row.engine_outside_bytes
+
+
 def test_every_phase_says_who_holds_what(traced: tuple[RankTrace, ...]) -> None:
     statement, shared = judged(with_rollout(gpu_memory_utilization=0.5), traced)
 
@@ -95,7 +100,7 @@ def test_every_phase_says_who_holds_what(traced: tuple[RankTrace, ...]) -> None:
     ]
     for each in shared.phases:
         own = each.trainer_bytes + each.reference_bytes + each.reward_bytes + each.outside_bytes
-        assert each.total_bytes == own + each.engine_bytes
+        assert each.total_bytes == own + engine_bytes(each)
         assert each.interval_bytes[0] <= each.total_bytes <= each.interval_bytes[1]
     assert statement.peak.device_bytes == max(each.total_bytes for each in shared.phases)
 
@@ -107,14 +112,14 @@ def test_the_engine_is_awake_where_it_is_needed_and_only_there(traced: tuple[Ran
     assert awake.pop(Phase.WEIGHT_SYNC) == (True, False)
     assert awake.pop(Phase.ROLLOUT) == (True, True)
     assert set(awake.values()) == {(False, False)}
-    assert row(shared, Phase.LOAD).engine_bytes == 0
+    assert engine_bytes(row(shared, Phase.LOAD)) == 0
 
 
 def test_running_the_engine_holds_its_share(traced: tuple[RankTrace, ...]) -> None:
     _, shared = judged(with_rollout(gpu_memory_utilization=0.5), traced)
 
     running = row(shared, Phase.ROLLOUT)
-    without_nccl = running.engine_bytes - running.engine_outside_bytes + 164 * MIB
+    without_nccl = engine_bytes(running) - running.engine_outside_bytes + 164 * MIB
     assert without_nccl == pytest.approx(4 * GIB, abs=24 * MIB)
 
 
@@ -229,7 +234,7 @@ def test_a_plan_comes_back_from_its_document(traced: tuple[RankTrace, ...]) -> N
     (statement,) = found.rank_classes
     assert statement.shared is not None
 
-    assert shared_gpu.from_json(shared_gpu.to_json(statement.shared)) == statement.shared
+    assert from_plain(SharedGpu, to_plain(statement.shared)) == statement.shared
     assert from_json(to_json(found)).rank_classes == found.rank_classes
 
 

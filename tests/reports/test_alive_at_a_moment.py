@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
-from planner.report.attribution import Life, alive, alive_at, lives
+from planner.report.attribution import Life, alive_at, lives
 
 
 @st.composite
@@ -33,7 +33,7 @@ def histories(draw: st.DrawFn) -> list[Event]:
 def test_they_are_those_of_all_lives(events: list[Event], data: st.DataObject) -> None:
     moment = data.draw(st.integers(-1, max(len(events) - 1, 0)))
 
-    expected = alive(lives(events), moment)
+    expected = [life for life in lives(events).values() if life.birth <= moment < life.death]
 
     assert [_seen(life, moment) for life in alive_at(events, moment)] == [_seen(life, moment) for life in expected]
 

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.events import Alloc, Category, EmptyCache, Event, Free, Mark, Phase, Role, Synchronize, Use
-from planner.report.attribution import attribute, dnnmem
+from planner.report.attribution import attribute, state_phases
 from planner.report.class_timeline import thin
 from planner.report.memory_viz import snapshot
-from planner.report.rank_class import state_phases
 
 _SIZES = st.sampled_from([1, 512, 1000, 1 << 20, (1 << 20) + 1, 7 << 20, 25 << 20])
 
@@ -52,9 +51,6 @@ def test_every_byte_is_accounted_for(events: list[Event], conf: str) -> None:
     found = attribute(events, timeline)
     assert sum(found.at_peak.values()) == timeline.peak_allocated_bytes
     assert sum(holder.bytes for holder in found.holders) == timeline.peak_allocated_bytes
-
-    classes = dnnmem(found, device_bytes=1 << 30)
-    assert classes.weight_bytes + classes.in_out_bytes + classes.ephemeral_bytes + classes.resident_bytes == 1 << 30
 
     phases = state_phases(events, timeline)
     assert max((each.peak_allocated_bytes for each in phases), default=0) == timeline.peak_allocated_bytes

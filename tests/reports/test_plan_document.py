@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ import pytest
 from planner.allocator.replay import replay
 from planner.errors import PlannerError
 from planner.events import Category, Event, Phase
-from planner.report.rank_class import decide, state_rank_class
+from planner.report.attribution import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan, Verdict, from_json, to_json
+from planner.verdict import decide
 
 KEYS = {
     "": "schema plan_id trace_id verdict calibrated job rank_classes advice provenance seconds",
@@ -95,18 +95,19 @@ def test_a_plan_that_lacks_a_key_is_refused(plan: Callable[..., Plan]) -> None:
     document = to_json(plan())
     del document["rank_classes"][0]["peak"]
 
-    with pytest.raises(PlannerError, match="the plan lacks 'peak'"):
+    with pytest.raises(PlannerError, match=r"plan.rank_classes\[0\]: peak is missing"):
         from_json(document)
 
 
 def test_a_rank_that_runs_out_of_memory_even_after_cache_releases_exceeds(training: list[Event]) -> None:
-    assert decide(replay(training, capacity_bytes=1), (0, 10), 100) is Verdict.EXCEEDS
+    runs_out = replay(training, capacity_bytes=1).out_of_memory is not None
+    assert decide(runs_out=runs_out, highest_bytes=10, capacity_bytes=100) is Verdict.EXCEEDS
 
 
 def test_a_rank_is_tight_if_it_needs_cache_releases_or_the_interval_reaches_beyond() -> None:
-    assert decide(replace(replay([]), cache_releases=1), (0, 10), 100) is Verdict.TIGHT
-    assert decide(replay([]), (0, 101), 100) is Verdict.TIGHT
-    assert decide(replay([]), (0, 100), 100) is Verdict.FITS
+    assert decide(runs_out=False, highest_bytes=10, capacity_bytes=100, cache_releases=1) is Verdict.TIGHT
+    assert decide(runs_out=False, highest_bytes=101, capacity_bytes=100) is Verdict.TIGHT
+    assert decide(runs_out=False, highest_bytes=100, capacity_bytes=100) is Verdict.FITS
 
 
 def _state(training: list[Event], unlimited: Any, capped: Any) -> Any:

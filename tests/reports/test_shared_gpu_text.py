@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.events import Phase
 from planner.report.plan_text import share_sentences, table_lines
-from planner.report.shared_gpu import SharedGpu, SharedPhase
+from planner.report.statement import SharedGpu, SharedPhase
 from planner.report.style import Style
 from planner.units import GIB, MIB
 

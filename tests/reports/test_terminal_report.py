@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from planner.events import Phase
-from planner.report.plan_text import one_line, render
+from planner.report.plan_text import render
 from planner.report.statement import NamedMoment, Plan, Verdict
 from planner.report.style import Style, size, style_of
+from planner.report.verdict_text import one_line
 from planner.units import GIB, KIB
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -15,9 +15,9 @@ import pytest
 
 from planner.allocator.replay import replay
 from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
+from planner.report.attribution import state_rank_class
 from planner.report.class_timeline import ClassTimeline, Places, thin
 from planner.report.html_pages import render_page
-from planner.report.rank_class import state_rank_class
 from planner.report.statement import OutsideAllocator, Plan
 from planner.report.style import STACKED
 

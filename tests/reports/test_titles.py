@@ -9,7 +9,7 @@ import pytest
 from planner.job.loading import bundle
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Parallel, Tp, Train
 from planner.report.style import Style
-from planner.report.title import describe, gpu_of, name_of
+from planner.report.verdict_text import describe, gpu_of, name_of
 
 DECODER = Decoder(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256)
 H100 = Gpu(name="H100-SXM-80GB", total_bytes=79 << 30, arch="sm_90")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from planner.allocator.replay import replay
 from planner.events import Category, Origin, Phase, Role
-from planner.report.attribution import DnnMem, attribute, dnnmem
-from planner.report.rank_class import state_phases
+from planner.report.attribution import attribute, state_phases
 from planner.report.statement import Holder, PhaseStatement
 
 
@@ -21,7 +20,6 @@ def test_every_byte_of_the_peak_has_a_category_slack_included(training) -> None:
     # The second forward: two parameters, two states, one saved activation, the next with its scratch.
     assert (found.phase, found.iteration) == (Phase.FORWARD, 2)
     assert found.at_peak == _only(parameter=2048, optimizer_state=2048, activation=4096, temporary=3072)
-    assert found.requested_at_peak == _only(parameter=2000, optimizer_state=2000, activation=4000, temporary=3000)
     assert sum(found.at_peak.values()) == max(timeline.allocated_bytes)
 
 
@@ -135,11 +133,3 @@ def test_events_before_the_first_mark_belong_to_the_loading(script) -> None:
         (Phase.LOAD, 0),
         (Phase.FORWARD, 1),
     ]
-
-
-def test_dnnmem_classes_sum_to_the_device_bytes(training) -> None:
-    found = attribute(training, replay(training))
-
-    assert dnnmem(found, device_bytes=20_000) == DnnMem(
-        weight_bytes=4000, in_out_bytes=4000, ephemeral_bytes=3000, resident_bytes=9000
-    )

@@ -9,7 +9,7 @@ import pytest
 
 from planner.job.named_gpus import look_up
 from planner.planning.program import inputs_of, judge_program
-from planner.report.program_text import render
+from planner.report.plan_text import render
 from planner.report.style import Style
 from planner.tracing.program.launch_line import parse
 

@@ -15,8 +15,8 @@ from planner.errors import FactoryNotAllowedError, TraceError
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.loading import bundle, load_document
 from planner.job.named_gpus import look_up
-from planner.report.plan_text import one_line
 from planner.report.statement import Plan, Verdict
+from planner.report.verdict_text import one_line
 from planner.service.errors import (
     BusyError,
     DeadlineError,

@@ -19,7 +19,7 @@ from plan_makers import ServiceStack, StackRunner, when
 from starlette.testclient import TestClient
 
 from planner.errors import PlannerError, ProgramError
-from planner.report.program_statement import from_json
+from planner.report.statement import read_statement
 from planner.service.errors import BusyError, ProgramCrashedError
 from planner.service.http.problems import RequestError
 from planner.service.http.run_requests import read_run
@@ -294,7 +294,7 @@ def test_a_run_of_which_too_much_is_to_be_said_is_not_kept(run_stack: StackRunne
     async def story(stack: ServiceStack) -> None:
         answer = await stack.plan_provider.run(request(tarball({"t.py": b"1"})), seconds=5, keep=False)
         assert isinstance(answer, PlanAnswer)
-        found = from_json(json.loads(answer.text))
+        found = read_statement(json.loads(answer.text))
         plan_tasks.refuse_large(found)
 
         with pytest.raises(ProgramError, match=r"takes 2\.\d\d MiB, which is more than is kept"):

@@ -15,8 +15,7 @@ from planner.job.overhead import outside_of
 from planner.job.schema import Allocator, Job
 from planner.planning import pipeline
 from planner.planning.judging import RankTrace
-from planner.report.program_statement import ProgramStatement
-from planner.report.statement import Plan
+from planner.report.statement import Plan, ProgramStatement
 from planner.service.history.job_changes import JobChange, MeasuredRank
 from planner.service.history.records import Validation, ValidationState
 from planner.service.history.store import History

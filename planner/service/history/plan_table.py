@@ -15,9 +15,7 @@ from sqlalchemy import Connection, Row, Select, delete, func, insert, select, up
 from planner.allocator.host.statement import HostStatement
 from planner.events import Category
 from planner.job.rank_sets import RankSet
-from planner.report import program_statement
-from planner.report.program_statement import ProgramStatement
-from planner.report.statement import Plan, RankClassStatement, Verdict, from_json, to_json
+from planner.report.statement import Plan, ProgramStatement, RankClassStatement, Verdict, from_json, to_json
 from planner.service.history.database import Database, put, put_if_absent
 from planner.service.history.errors import HistoryError, HistoryUnavailableError, label
 from planner.service.history.schema import FAILURES, PLAN_DOCUMENTS, PLANS, RANK_CLASSES, TRACES, compact_json
@@ -224,8 +222,7 @@ def gpu_type(job: Mapping[str, Any]) -> str:
 
 def document_text(plan: Plan | ProgramStatement) -> str:
     """As it is stored and answered: `planner.plan/1`, or `planner.run/1`."""
-    found = to_json(plan) if isinstance(plan, Plan) else program_statement.to_json(plan)
-    return compact_json(found)
+    return compact_json(to_json(plan))
 
 
 def _replace(connection: Connection, row: Mapping[str, Any]) -> bool:

@@ -20,14 +20,13 @@ from pydantic import (
 )
 
 from planner.errors import PlannerError
-from planner.report import program_statement, statement
+from planner.report.statement import read_statement
 from planner.service.history.job_changes import LONGEST_FAILURE, BoundJob, JobChange, MeasuredRank, Outcome, memory_of
 from planner.service.history.store import History
 from planner.service.http.body_readers import error_of_body
 from planner.service.http.problems import RequestError
 from planner.truth.failures.explanation import explain
 from planner.truth.failures.messages import Cause, find_host_failures, find_messages
-from planner.truth.plan_comparison import Predicted
 
 LONGEST_TEXT = 2**18
 """Characters of what may be told of an end: the last lines of a log."""
@@ -74,12 +73,7 @@ def beside_plan(history: History, job: BoundJob) -> list[str]:
     if document is None:
         return []
     try:
-        plan: Predicted = (
-            program_statement.from_json(document)
-            if document.get("schema") == program_statement.SCHEMA
-            else statement.from_json(document)
-        )
-        return [each.sentence for each in explain(job.failure, plan=plan).partings]
+        return [each.sentence for each in explain(job.failure, plan=read_statement(document)).partings]
     except PlannerError:
         return []  # a plan of an earlier version, or words that this version does not know
 

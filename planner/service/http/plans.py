@@ -17,9 +17,8 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from planner.job.bound.lower_bound import Bound
 from planner.job.loading import bundle
 from planner.job.schema import Job
-from planner.report.plan_text import bound_line, deciding, one_line
-from planner.report.program_statement import SCHEMA
-from planner.report.statement import Plan, Verdict, from_json
+from planner.report.statement import RUN_SCHEMA, Plan, Verdict, from_json
+from planner.report.verdict_text import bound_line, deciding, one_line
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.records import Check
 from planner.service.http import openapi
@@ -217,7 +216,7 @@ def _remember(deps: Dependencies, job: Job, check_id: str, plan_id: str, verdict
 
 
 run_router = APIRouter(tags=["runs"])
-_HEAD = f'{{"schema":"{SCHEMA}",'
+_HEAD = f'{{"schema":"{RUN_SCHEMA}",'
 
 
 @run_router.post("/v1/runs", summary="Run a program on paper", **openapi.run_a_program)

@@ -15,8 +15,7 @@ from planner.planning import pipeline
 from planner.planning.pipeline import PlanningResult, add_eager
 from planner.planning.program import inputs_of, judge_program
 from planner.planning.trace_source import TraceSource
-from planner.report.program_statement import ProgramStatement, to_json
-from planner.report.statement import Verdict
+from planner.report.statement import ProgramStatement, Verdict, to_json
 from planner.runtime.messages import AnswerWriter
 from planner.searching.answer import add_advice
 from planner.service.orders import Order, RunOrder

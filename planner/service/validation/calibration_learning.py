@@ -17,8 +17,7 @@ from planner.job.loading import load_bundle
 from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Software
-from planner.report import program_statement, statement
-from planner.report.statement import RankClassStatement, Verdict
+from planner.report.statement import ProgramStatement, RankClassStatement, Verdict, read_statement
 from planner.service.history.job_changes import BoundJob
 from planner.service.history.store import History
 from planner.service.validation.rank_comparison import ALIKE
@@ -121,18 +120,17 @@ class _Predicted:
 
 def _predicted_of(document: Mapping[str, Any]) -> _Predicted:
     """Of a `planner.plan/1` or a `planner.run/1`. Raises PlannerError for a document that cannot be read."""
-    if document.get("schema") == program_statement.SCHEMA:
-        run = program_statement.from_json(document)
-        known = catalog.by_name(run.gpu)
+    plan = read_statement(document)
+    if isinstance(plan, ProgramStatement):
+        known = catalog.by_name(plan.gpu)
         return _Predicted(
-            gpu=Gpu(name=known.name, total_bytes=known.total_bytes, arch=known.arch) if known else Gpu(name=run.gpu),
-            software=Software(torch=minor_of(run.provenance.torch)),
-            allocator_conf=run.allocator_conf,
-            world_size=run.nodes * run.gpus_per_node,
-            communicators=run.communicators,
-            rank_classes=run.rank_classes,
+            gpu=Gpu(name=known.name, total_bytes=known.total_bytes, arch=known.arch) if known else Gpu(name=plan.gpu),
+            software=Software(torch=minor_of(plan.provenance.torch)),
+            allocator_conf=plan.allocator_conf,
+            world_size=plan.nodes * plan.gpus_per_node,
+            communicators=plan.communicators,
+            rank_classes=plan.rank_classes,
         )
-    plan = statement.from_json(document)
     job = load_bundle(plan.job)
     mesh = Mesh.of(job.parallel)
     return _Predicted(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from planner.report.plan_text import join_lines, sentence_lines
 from planner.report.recorded_snapshot import short_path
-from planner.report.style import Style, size
+from planner.report.style import Style, join_lines, sentence_lines, size
 from planner.truth.failures.causes import Judgement
 from planner.truth.failures.explanation import Explanation
 from planner.truth.failures.messages import Cause, Form, GpuFailure, HostFailure, innermost_own

@@ -1,0 +1,160 @@
+"""A plan in words: what its job is called, read from the bundle in it, and the verdict in one line or sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.allocator.host.statement import HostStatement, NodeStatement
+from planner.events import Phase
+from planner.job.bound.lower_bound import Bound
+from planner.report.statement import Plan, RankClassStatement, Statement, Verdict, ranks_text
+from planner.report.style import Style, size
+
+
+def name_of(job: Mapping[str, Any]) -> str:
+    return str(_part(job, "metadata").get("name") or "unnamed job")
+
+
+def gpu_of(job: Mapping[str, Any]) -> str:
+    gpu = _part(job, "cluster").get("gpu")
+    if isinstance(gpu, Mapping):
+        return str(gpu.get("name") or gpu.get("arch") or "GPU")
+    return str(gpu or "GPU")
+
+
+def describe(job: Mapping[str, Any], style: Style) -> list[str]:
+    """Model, step, layout and GPUs."""
+    model, train, parallel, cluster = (_part(job, key) for key in ("model", "train", "parallel", "cluster"))
+    if config := _part(model, "hf_config"):
+        model_name = str((config.get("architectures") or [config.get("model_type") or "transformers model"])[0])
+    elif decoder := _part(model, "decoder"):
+        model_name = f"decoder {decoder.get('layers')} {style.times} {decoder.get('hidden')}"
+    else:
+        model_name = str(model.get("factory") or "")
+    step = f"micro-batch {train.get('micro_batch_size', 1)}"
+    if length := train.get("sequence_length"):
+        step += f" {style.times} {length}"
+    if (precision := train.get("precision", "none")) != "none":
+        step += f", {precision}"
+    axes = []
+    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
+        settings = parallel.get(axis, 1)
+        degree = settings.get("degree", 1) if isinstance(settings, Mapping) else settings
+        kind = settings.get("kind") if isinstance(settings, Mapping) else None
+        if axis == "dp_replicate" and _part(parallel, "dp_shard").get("degree", 1) != 1:
+            kind = None  # replicas of shards are fully_shard's own (HSDP): there is no DDP
+        if degree != 1:
+            axes.append(f"{axis} {degree}" + (f" ({kind})" if kind else ""))
+    nodes = cluster.get("nodes", 1)
+    count = nodes * cluster.get("gpus_per_node", 1)
+    gpus = gpu_of(job) if count == 1 else f"{count} {style.times} {gpu_of(job)}"
+    if nodes > 1:
+        gpus += f" on {nodes} nodes"
+    return [part for part in (model_name, step, ", ".join(axes) or "one process", gpus) if part]
+
+
+def _part(job: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = job.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def moment_of(phase: Phase, iteration: int) -> str:
+    """`optimizer step of iteration 2`, or `load`."""
+    name = phase.value.replace("_", " ")
+    return f"{name} of iteration {iteration}" if iteration else name
+
+
+def deciding(statement: Statement) -> RankClassStatement:
+    """The rank class that decides: the worst verdict, and of those the one with the least headroom."""
+    order = list(Verdict)
+    return max(
+        statement.rank_classes,
+        key=lambda rank_class: (order.index(rank_class.verdict), -rank_class.headroom_bytes),
+    )
+
+
+def host_decides(statement: Statement) -> bool:
+    """Whether the nodes' main memory is what makes the verdict worse than that of the GPUs."""
+    return statement.verdict is not statement.gpu_verdict
+
+
+def one_line(plan: Plan) -> str:
+    """The verdict in one line, for `planner check`."""
+    begin = f"{plan.verdict.value}: {name_of(plan.job)} takes"
+    if plan.host is not None and host_decides(plan):
+        node = plan.host.fullest
+        needs = f"{size(node.peak.bytes)} of {size(plan.host.capacity_bytes)} of main memory"
+        return f"{begin} {needs} on {nodes_of(node)}, {moment_of(node.peak.phase, node.peak.iteration)}"
+    worst = deciding(plan)
+    at = worst.peak if worst.shared is None else worst.shared.fullest()
+    calibrated = "" if plan.calibrated else ", uncalibrated"
+    return (
+        f"{begin} {size(worst.peak.device_bytes)} of {size(worst.capacity_bytes)} on {gpu_of(plan.job)} "
+        f"({ranks_text(worst.ranks)}, {moment_of(at.phase, at.iteration)}{calibrated})"
+    )
+
+
+def bound_line(job: Mapping[str, Any], bound: Bound) -> str:
+    """The verdict on a job (its bundle) by its lower bound alone, in one line."""
+    needs = f"at least {size(bound.least_bytes)} of {size(bound.capacity_bytes)}"
+    return (
+        f"{Verdict.EXCEEDS.value}: {name_of(job)} takes {needs} on {gpu_of(job)} "
+        "(parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
+    )
+
+
+def verdict_sentence(statement: Statement) -> str:
+    """Whether it fits and by how much: on the GPUs in one sentence, on the host in another where that is judged."""
+    gpus = _gpu_sentence(statement)
+    host = "" if statement.host is None else _host_sentence(statement.host)
+    if not host:
+        return gpus
+    return f"{host} On the GPUs i{gpus[1:]}" if host_decides(statement) else f"{gpus} {host}"
+
+
+def _gpu_sentence(statement: Statement) -> str:
+    worst, verdict = deciding(statement), statement.gpu_verdict
+    ranks, one = ranks_text(worst.ranks), worst.ranks.isdigit()
+    capacity, device, high = worst.capacity_bytes, worst.peak.device_bytes, worst.peak.interval_bytes[1]
+    if verdict is Verdict.FITS:
+        return f"It fits: {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}."
+    if verdict is Verdict.EXCEEDS and device > capacity:
+        return (
+            f"It does not fit: {ranks} would take {size(device - capacity)} more than the {size(capacity)} there are."
+        )
+    if verdict is Verdict.EXCEEDS:
+        run = "runs" if one else "run"
+        return f"It does not fit: {ranks} {run} out of memory, since what is free of the {size(capacity)} is in pieces."
+    if worst.cache_releases:
+        times = "once" if worst.cache_releases == 1 else f"{worst.cache_releases} times"
+        fit = "fits" if one else "fit"
+        return f"It is tight: {ranks} {fit} only because the allocator gives its cache back {times}, which takes time."
+    return (
+        f"It is tight: {size(device)} fit into {size(capacity)} on {ranks}, "
+        f"but the upper end of the interval, {size(high)}, does not."
+    )
+
+
+def _host_sentence(host: HostStatement) -> str:
+    """Whether the fullest node has the memory; empty where nothing is judged."""
+    node, capacity = host.fullest, host.capacity_bytes
+    if host.verdict is None:
+        return ""
+    if host.verdict == Verdict.FITS:
+        return f"On the host {size(host.headroom_bytes)} of {size(capacity)} stay free on {nodes_of(node)}."
+    if host.verdict == Verdict.EXCEEDS:
+        return (
+            f"It does not fit on the host: {nodes_of(node)} would take {size(-host.headroom_bytes)} more main memory "
+            f"than the {size(capacity)} there are."
+        )
+    return (
+        f"It is tight on the host: {size(node.peak.bytes)} fit into {size(capacity)} on {nodes_of(node)}, but not "
+        f"{size(max(node.peak.interval_bytes[1], node.peak.bytes + node.file_bytes))}, which it may take."
+    )
+
+
+def nodes_of(node: NodeStatement) -> str:
+    """The nodes and their ranks, in words."""
+    nodes = f"node {node.nodes}" if node.nodes.isdigit() else f"each of nodes {node.nodes}"
+    return f"{nodes} ({ranks_text(node.ranks)})"
