@@ -120,7 +120,7 @@ def ours(case: Case) -> list[int]:
 
 def theirs(case: Case, folder: str) -> list[int]:
     """The same of rank 0 of torchtitan's Trainer."""
-    from planner.tracing import garbage_collection
+    from planner.tracing.rank_trace import pause_collection
     from planner.tracing.spec import host_work
     from planner.training import absent_peers
 
@@ -128,7 +128,7 @@ def theirs(case: Case, folder: str) -> list[int]:
     world = case.dp * case.tp
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world), MASTER_ADDR="localhost", MASTER_PORT="1")
     with (
-        garbage_collection.pause_collection(),
+        pause_collection(),
         paper.gpu(ARCH, 8, cuda=CUDA) as gpu,
         absent_peers.join(0, world),
         host_work.left_out(),

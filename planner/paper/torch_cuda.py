@@ -28,11 +28,11 @@ class DeviceProperties:
         vars(self).update(properties)
 
     def __repr__(self) -> str:
-        known = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
-        return f"_CudaDeviceProperties({known})"
+        return f"_CudaDeviceProperties({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
 _TOTAL_BYTES = 1 << 46
+_NOTHING_TAKEN = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 _GENERATOR_STATE_BYTES = 16
 """Of CUDA's generator: a seed and an offset (torch 2.13, aten/src/ATen/cuda/CUDAGeneratorImpl.cpp)."""
 
@@ -51,46 +51,38 @@ class Clock(Protocol):
         """What was given up before then has passed."""
 
 
-class Stream(torch.Stream):
-    """`torch.cuda.Stream` on the generic stream of the device guard."""
-
-    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
-        if kwargs:
-            return super().__new__(cls, **kwargs)
-        return super().__new__(cls, device=_device_of(device), priority=priority)
-
-    @property
-    def cuda_stream(self) -> int:
-        return int(self.stream_id)
-
-
-class Event(torch.Event):
-    """`torch.cuda.Event`; nothing runs, so it has always passed."""
-
-    def __new__(cls, enable_timing: bool = False, **_unused: Any) -> Event:
-        return super().__new__(cls, device=_device_of(None), enable_timing=enable_timing)
-
-    def elapsed_time(self, end_event: Any) -> float:  # noqa: ARG002
-        return 0.0
-
-
 def _device_of(device: Any) -> torch.device:
     """A device with its number; the current one if none is named."""
     named = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
     return named if named.index is not None else torch.device("cuda", torch.accelerator.current_device_index())
 
 
-def _waiting(clock: Clock) -> dict[str, Any]:
-    """Streams and events of a device that, while the clock says so, is never done before it is waited for: the host is
-    as far ahead of it as the program lets it be."""
+def _streams(clock: Clock) -> dict[str, Any]:
+    """Streams and events on the generic ones of the device guard, of a device that, while the clock says so, is never
+    done before it is waited for: the host is as far ahead of it as the program lets it be."""
 
-    class WaitingStream(Stream):
+    class Stream(torch.Stream):
+        def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+            if kwargs:
+                return super().__new__(cls, **kwargs)
+            return super().__new__(cls, device=_device_of(device), priority=priority)
+
+        @property
+        def cuda_stream(self) -> int:
+            return int(self.stream_id)
+
         def synchronize(self) -> None:
             if clock.waits:
                 clock.complete_frees(clock.now())
 
-    class WaitingEvent(Event):
+    class Event(torch.Event):
         _at = 0
+
+        def __new__(cls, enable_timing: bool = False, **_unused: Any) -> Event:
+            return super().__new__(cls, device=_device_of(None), enable_timing=enable_timing)
+
+        def elapsed_time(self, end_event: Any) -> float:  # noqa: ARG002
+            return 0.0
 
         def record(self, stream: Any = None) -> None:  # noqa: ARG002
             self._at = clock.now()
@@ -102,7 +94,14 @@ def _waiting(clock: Clock) -> dict[str, Any]:
             if clock.waits:
                 clock.complete_frees(self._at)
 
-    return {"Stream": WaitingStream, "Event": WaitingEvent, **_streams(WaitingStream)}
+    def current_stream(device: Any = None) -> Stream:
+        stream = torch.accelerator.current_stream(device)
+        return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+    def default_stream(device: Any = None) -> Stream:
+        return Stream(stream_id=0, device_index=_device_of(device).index, device_type=1)
+
+    return {"Stream": Stream, "Event": Event, "current_stream": current_stream, "default_stream": default_stream}
 
 
 class _StreamContext:
@@ -119,25 +118,12 @@ class _StreamContext:
             torch.accelerator.set_stream(self._before)
 
 
-def _streams(kind: type[Stream]) -> dict[str, Any]:
-    """Who answers which stream is meant, as streams of this kind."""
-
-    def current_stream(device: Any = None) -> Stream:
-        stream = torch.accelerator.current_stream(device)
-        return kind(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
-
-    def default_stream(device: Any = None) -> Stream:
-        return kind(stream_id=0, device_index=_device_of(device).index, device_type=1)
-
-    return {"current_stream": current_stream, "default_stream": default_stream}
-
-
 def _resizing(on_host: Any) -> Any:
     def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        if storage.device.type != "cuda":
+        if storage.device.type == "cuda":
+            library.load().paper_resize_storage(ctypes.c_void_p(storage._cdata), int(size))
+        else:
             on_host(storage, size)
-            return storage
-        library.load().paper_resize_storage(ctypes.c_void_p(storage._cdata), int(size))
         return storage
 
     return resize
@@ -145,11 +131,11 @@ def _resizing(on_host: Any) -> Any:
 
 def _copying(on_host: Any) -> Any:
     def copy(storage: torch.UntypedStorage, source: torch.UntypedStorage, non_blocking: bool = False) -> Any:
-        """A storage has no dtype: whole bytes go to the host, as zeros, and nobody reads them as numbers."""
-        if source.device.type == "cuda" and storage.device.type == "cpu":
-            library.load().paper_write_zeros(storage._cdata)
-            return storage
-        return on_host(storage, source, non_blocking)
+        if source.device.type != "cuda" or storage.device.type != "cpu":
+            return on_host(storage, source, non_blocking)
+        # A storage has no dtype: whole bytes go to the host, as zeros, and nobody reads them as numbers.
+        library.load().paper_write_zeros(storage._cdata)
+        return storage
 
     return copy
 
@@ -204,10 +190,7 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
         "get_rng_state": lambda _device="cuda": torch.zeros(state_bytes, dtype=torch.uint8),
         "set_rng_state": lambda _state, _device="cuda": None,
         "mem_get_info": lambda _device=None: (_TOTAL_BYTES, _TOTAL_BYTES),
-        "memory_allocated": lambda _device=None: 0,
-        "max_memory_allocated": lambda _device=None: 0,
-        "memory_reserved": lambda _device=None: 0,
-        "max_memory_reserved": lambda _device=None: 0,
+        **{name: lambda _device=None: 0 for name in _NOTHING_TAKEN},
         "reset_peak_memory_stats": lambda _device=None: None,
         "memory_stats": lambda _device=None: {},
     }
@@ -221,7 +204,6 @@ def _by_any_name(answer: Any) -> Any:
 
 
 def _rnn_mode(name: str) -> int:
-    """As torch.backends.cudnn.rnn.get_cudnn_mode. Raises ValueError for a network that cuDNN does not have."""
     mode = int(library.load().paper_rnn_mode(name.encode()))
     if mode < 0:
         raise ValueError(f"cuDNN has no recurrent network {name!r}")
@@ -234,7 +216,7 @@ def answering(target: Target, gpus: int, clock: Clock) -> Iterator[None]:
 
     `clock` is told of every wait for the device, if it wants to be.
     """
-    answers = {**_cuda_answers(target, gpus), **_waiting(clock)}
+    answers = {**_cuda_answers(target, gpus), **_streams(clock)}
     version = int(library.load().paper_cudnn_version())
     replaced = {
         **{f"torch.cuda:{name}": _by_any_name(answer) for name, answer in answers.items()},

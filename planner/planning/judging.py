@@ -22,8 +22,7 @@ from planner.planning.post_training import SharedGpuJudge
 from planner.report.attribution import state_rank_class
 from planner.report.statement import NamedMoment, OutsideAllocator, RankClassStatement
 from planner.report.style import size
-from planner.tracing import garbage_collection
-from planner.tracing.rank_trace import EngineFigures, Trace
+from planner.tracing.rank_trace import EngineFigures, Trace, pause_collection
 from planner.truth.calibration.correction import (
     AppliedCorrection,
     Approximation,
@@ -124,7 +123,7 @@ def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> Ju
         calibration=calibration,
         approximations=approximations_of_spec(job),
     )
-    with garbage_collection.pause_collection():
+    with pause_collection():
         if rank_trace.trace.engine is not None:
             return _judge_shared(job, rank_trace, rank_trace.trace.engine, judge)
         return _judge(job, rank_trace, judge)

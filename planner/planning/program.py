@@ -44,14 +44,13 @@ from planner.report.statement import (
 )
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
-from planner.tracing import garbage_collection
 from planner.tracing.program import rank_process
 from planner.tracing.program.assumptions import About
 from planner.tracing.program.launch_line import LaunchLine
 from planner.tracing.program.rank_orders import Gpu as FoundGpu
 from planner.tracing.program.rank_orders import ProgramOrder, RankRun
 from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
-from planner.tracing.rank_trace import Trace
+from planner.tracing.rank_trace import Trace, pause_collection
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration
 from planner.units import show_bytes
@@ -121,7 +120,7 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     runs = _run_ranks(work, progress)
     progress("replaying")
     replayed = time.perf_counter()
-    with garbage_collection.pause_collection():
+    with pause_collection():
         judged = [judge_run(work, share) for share in share_ranks(runs, work.line.world_size)]
     judged.sort(key=lambda each: -each.statement.peak.device_bytes)
     replay_seconds = time.perf_counter() - replayed

@@ -31,6 +31,7 @@ USUAL_ISOLATION = Isolation()
 
 
 _TRACE = "trace"
+_MODULE = "a callable that returns an nn.Module"
 
 
 def trace_isolated(
@@ -89,36 +90,35 @@ def exceeded_limit(answer: Answer, limits: Limits) -> LimitExceededError | None:
 
 
 def _limit_error(exceeded: LimitExceededError, subject: str, *, compiles: bool) -> SpecError:
-    limits = exceeded.limits
-    match exceeded.limit:
-        case Limit.SECONDS:
-            return _error(
-                f"{subject} was not traced within {limits.seconds:g} s",
-                allowed=f"at most {limits.seconds:g} s from its start to the end of its step",
-                remedy="it is compiled, which takes long for large graphs: compile the blocks instead of the model, of"
-                " which equal ones are compiled once; else see whether the factory loops or loads data"
-                if compiles
-                else "see whether the factory loops or loads data; it has to return the module only",
-            )
-        case Limit.TASKS:
-            return _error(
-                f"{subject} starts more than {limits.tasks} processes and threads",
-                remedy="start no processes in the factory",
-            )
-        case Limit.ANSWER:
-            return _error(
-                f"the trace of {subject} is larger than {show_bytes(limits.answer_bytes)}",
-                allowed="a step of some millions of allocations",
-                remedy="fewer layers, micro-batches or iterations",
-            )
-        case Limit.MEMORY:
-            return _error(
-                f"{subject} takes more than {show_bytes(limits.memory_bytes)} of the host's memory",
-                allowed=f"at most {show_bytes(limits.memory_bytes)} resident",
-                remedy="load no data in the factory, and build a large module under `with torch.device('cuda')`: "
-                "on paper it takes no memory",
-            )
+    limits, memory = exceeded.limits, show_bytes(exceeded.limits.memory_bytes)
+    problem, allowed, remedy = {
+        Limit.SECONDS: (
+            f"{subject} was not traced within {limits.seconds:g} s",
+            f"at most {limits.seconds:g} s from its start to the end of its step",
+            "it is compiled, which takes long for large graphs: compile the blocks instead of the model, of which equal"
+            " ones are compiled once; else see whether the factory loops or loads data"
+            if compiles
+            else "see whether the factory loops or loads data; it has to return the module only",
+        ),
+        Limit.TASKS: (
+            f"{subject} starts more than {limits.tasks} processes and threads",
+            _MODULE,
+            "start no processes in the factory",
+        ),
+        Limit.ANSWER: (
+            f"the trace of {subject} is larger than {show_bytes(limits.answer_bytes)}",
+            "a step of some millions of allocations",
+            "fewer layers, micro-batches or iterations",
+        ),
+        Limit.MEMORY: (
+            f"{subject} takes more than {memory} of the host's memory",
+            f"at most {memory} resident",
+            "load no data in the factory, and build a large module under `with torch.device('cuda')`: on paper it takes"
+            " no memory",
+        ),
+    }[exceeded.limit]
+    return _error(problem, allowed=allowed, remedy=remedy)
 
 
-def _error(problem: str, *, allowed: str = "a callable that returns an nn.Module", remedy: str = "") -> SpecError:
+def _error(problem: str, *, allowed: str = _MODULE, remedy: str = "") -> SpecError:
     return SpecError(problem, allowed=allowed, remedy=remedy, place="model.factory")

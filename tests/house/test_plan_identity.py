@@ -168,7 +168,7 @@ def test_how_a_plan_is_shown_served_and_run_is_no_part_of_it(
 @pytest.mark.parametrize(
     ("importer", "other"),
     [
-        ("tracing/garbage_collection.py", {"trace_code", "run_code", "search_code"}),
+        ("tracing/rank_trace.py", {"trace_code", "run_code", "search_code"}),
         ("truth/calibration/correction.py", {"allocator_rules", "run_code", "search_code"}),
         ("tracing/program/stopping.py", {"run_code"}),
     ],

@@ -68,7 +68,7 @@ def test_what_follows_the_last_iteration_until_the_next_forward_belongs_to_it() 
     found = seen("fb1fb1esfb1")
 
     assert found.log[found.moment_after(2) or 0].position == 8
-    assert (found.seen(Kind.EVAL, 8), found.seen(Kind.SAVE, 8), found.seen(Kind.SAVE, 6)) == (1, 1, 0)
+    assert (found.count(Kind.EVAL, 8), found.count(Kind.SAVE, 8), found.count(Kind.SAVE, 6)) == (1, 1, 0)
 
 
 def test_a_program_that_goes_no_further_has_no_end() -> None:
@@ -90,7 +90,7 @@ def test_forwards_beside_training_are_evaluations_unless_every_iteration_has_the
 
 
 def test_a_checkpoint_in_parts_is_one() -> None:
-    assert seen("fb1sssfb1ss").seen(Kind.SAVE) == 2
+    assert seen("fb1sssfb1ss").count(Kind.SAVE) == 2
 
 
 def test_a_program_is_cut_where_its_forwards_begin() -> None:

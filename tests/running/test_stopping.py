@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.tracing.program.stopping import MOST, Seen, Stopping
+from planner.tracing.program.stopping import MOST, Progress, Stopping
 
 
 class Clock:
@@ -28,7 +28,7 @@ def over(stopping: Stopping, peaks: list[tuple[int, int]]) -> list[int]:
     return [
         number
         for number, each in enumerate(peaks, 1)
-        if stopping.is_over(Seen(iterations=number), lambda each=each: each)  # type: ignore[misc]
+        if stopping.is_over(Progress(iterations=number), lambda each=each: each)  # type: ignore[misc]
     ]
 
 
@@ -47,7 +47,7 @@ def test_it_is_steady_when_an_iteration_changes_no_peak(peaks: list[tuple[int, i
 def test_each_iteration_is_looked_at_once() -> None:
     stopping = impatient()
 
-    ends = [stopping.is_over(Seen(iterations=number), lambda: (1, 1)) for number in (1, 1, 2, 2, 3)]
+    ends = [stopping.is_over(Progress(iterations=number), lambda: (1, 1)) for number in (1, 1, 2, 2, 3)]
 
     assert ends == [False] * 4 + [True]
 
@@ -73,26 +73,26 @@ def steady(worked: Clock, patience: float | None, seconds: float = 1e9) -> Stopp
     stopping = Stopping(patience_seconds=patience, seconds=seconds, worked=worked, passed=worked)
     for number in (1, 2, 3):
         worked.now = 8.0 if number == 3 else 1.0
-        assert not stopping.is_over(Seen(iterations=number), lambda: (1, 1))
+        assert not stopping.is_over(Progress(iterations=number), lambda: (1, 1))
     return stopping
 
 
 @pytest.mark.parametrize(
     ("seen", "enough"),
     [
-        (Seen(iterations=4, evaluations=2, checkpoints=1), True),
-        (Seen(iterations=4, evaluations=1, checkpoints=1), False),
-        (Seen(iterations=4, evaluations=2), False),
-        (Seen(iterations=4, evaluations=2, checkpoints=1, idle=1), False),
+        (Progress(iterations=4, evaluations=2, checkpoints=1), True),
+        (Progress(iterations=4, evaluations=1, checkpoints=1), False),
+        (Progress(iterations=4, evaluations=2), False),
+        (Progress(iterations=4, evaluations=2, checkpoints=1, idle=1), False),
     ],
 )
 def test_two_evaluations_a_checkpoint_and_every_optimizer_are_waited_for(
-    worked: Clock, seen: Seen, *, enough: bool
+    worked: Clock, seen: Progress, *, enough: bool
 ) -> None:
     assert steady(worked, 10.0).is_over(seen, lambda: (1, 1)) == enough
 
 
-def ends_after(stopping: Stopping, worked: Clock, seen: Seen, *, evaluates: bool = False) -> float:
+def ends_after(stopping: Stopping, worked: Clock, seen: Progress, *, evaluates: bool = False) -> float:
     """For how many seconds it goes on without anything new."""
     stopping.is_over(seen, lambda: (1, 1))
     began = worked.now
@@ -101,7 +101,7 @@ def ends_after(stopping: Stopping, worked: Clock, seen: Seen, *, evaluates: bool
     return worked.now - began
 
 
-def iterations_after(stopping: Stopping, seen: Seen, worked: Clock, seconds: float = 0.0) -> int:
+def iterations_after(stopping: Stopping, seen: Progress, worked: Clock, seconds: float = 0.0) -> int:
     """How many more iterations of so many seconds it does after this one without anything new."""
     now = seen
     while not stopping.is_over(now, lambda: (1, 1)):
@@ -124,13 +124,13 @@ def test_a_steady_program_is_watched_for_twice_the_iterations_that_it_took(
 
 
 def test_iterations_that_take_long_are_watched_for_a_minute(worked: Clock) -> None:
-    assert iterations_after(steady(worked, None), Seen(iterations=3), worked, seconds=25.0) == 3
+    assert iterations_after(steady(worked, None), Progress(iterations=3), worked, seconds=25.0) == 3
 
 
 def test_patience_that_was_asked_for_is_kept_whatever_the_iterations(worked: Clock) -> None:
     stopping = steady(worked, 20.0)
 
-    assert iterations_after(stopping, Seen(iterations=4), worked, seconds=0.1) == 200
+    assert iterations_after(stopping, Progress(iterations=4), worked, seconds=0.1) == 200
     assert stopping.reason.endswith("training is steady since iteration 3, and nothing new came in 20 s")
 
 
@@ -138,22 +138,24 @@ def test_who_evaluated_at_its_start_is_not_waited_for_longer(worked: Clock) -> N
     stopping = Stopping(worked=worked)
 
     ends = [
-        number for number in range(1, 30) if stopping.is_over(Seen(iterations=number, evaluations=1), lambda: (1, 1))
+        number
+        for number in range(1, 30)
+        if stopping.is_over(Progress(iterations=number, evaluations=1), lambda: (1, 1))
     ]
 
     assert ends[0] == 3 + 2 * 3
 
 
 def test_an_evaluation_at_work_is_waited_for(worked: Clock) -> None:
-    assert ends_after(steady(worked, None), worked, Seen(iterations=4), evaluates=True) == 15 * 8
+    assert ends_after(steady(worked, None), worked, Progress(iterations=4), evaluates=True) == 15 * 8
 
 
 def test_what_is_new_makes_it_worth_to_wait_again(worked: Clock) -> None:
     stopping = steady(worked, None)
-    assert not stopping.is_over(Seen(iterations=8), lambda: (1, 1))
-    assert not stopping.is_over(Seen(iterations=9, checkpoints=1), lambda: (1, 1))
+    assert not stopping.is_over(Progress(iterations=8), lambda: (1, 1))
+    assert not stopping.is_over(Progress(iterations=9, checkpoints=1), lambda: (1, 1))
 
-    assert iterations_after(stopping, Seen(iterations=9, checkpoints=1), worked) == 6
+    assert iterations_after(stopping, Progress(iterations=9, checkpoints=1), worked) == 6
 
 
 def test_what_was_seen_before_is_not_new(worked: Clock) -> None:
@@ -163,11 +165,13 @@ def test_what_was_seen_before_is_not_new(worked: Clock) -> None:
     ends = [
         number
         for number in range(4, 40)
-        if stopping.is_over(Seen(iterations=number, checkpoints=number, idle=number % 2), lambda: (1, 1))
+        if stopping.is_over(Progress(iterations=number, checkpoints=number, idle=number % 2), lambda: (1, 1))
     ]
 
     assert ends[0] == 4 + 6
 
 
 def test_a_rank_has_time_left_to_write_down_what_it_did(worked: Clock) -> None:
-    assert ends_after(steady(worked, None, seconds=20.0), worked, Seen(iterations=4), evaluates=True) == 0.7 * 20 - 8
+    assert (
+        ends_after(steady(worked, None, seconds=20.0), worked, Progress(iterations=4), evaluates=True) == 0.7 * 20 - 8
+    )

@@ -188,13 +188,10 @@ def _torch_cuda(gpu: Gpu, gpus: int, memory: LiveMemory, management: ManagementL
 
 
 class _CudaError(int):
-    """`cudaError`: a number, of which 0 is named."""
-
     success = 0
 
 
 def _bindings(gpu: Gpu, cuda: str, torch_version: str, memory: LiveMemory) -> dict[str, Any]:
-    """What stands below `torch.cuda`, by its name in `torch._C`."""
     native = library.load()
     workspace = target_of(gpu.arch, torch_version).workspace_bytes
     major, _, minor = cuda.partition(".")

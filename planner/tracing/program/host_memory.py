@@ -148,7 +148,6 @@ class HostMemory:
 
 @cache
 def _block(size: int, category: HostCategory, pinned: bool) -> HostBlock:
-    """Many are alike."""
     return HostBlock(bytes=size, category=category, pinned=pinned)
 
 

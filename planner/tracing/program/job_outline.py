@@ -58,7 +58,7 @@ class JobOutline:
             for handle in handles:
                 handle.remove()
 
-    def found(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """What was noted, as values of JSON; empty if no module was trained."""
         root = self._root() if self._root is not None else None
         if root is None:
@@ -153,7 +153,6 @@ class JobOutline:
 
 
 def _inner(root: nn.Module) -> nn.Module:
-    """Without what wraps a whole model."""
     module: Any = root
     while True:
         inner = getattr(module, "_orig_mod", None)
@@ -236,7 +235,6 @@ def _fsdp(model: nn.Module) -> dict[str, Any] | None:
 
 
 def _meshes(parameters: Iterable[nn.Parameter]) -> list[list[Any]]:
-    """Names and sizes of the meshes over which parameters are split."""
     meshes = {
         (tuple(parameter.device_mesh.mesh_dim_names or ()), tuple(parameter.device_mesh.shape))
         for parameter in parameters

@@ -42,10 +42,10 @@ from planner.tracing.program.host_memory import HostMemory, HostWatcher
 from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.launch_line import Launcher, extra_arguments
 from planner.tracing.program.packages import libraries
-from planner.tracing.program.packages.install import Surroundings
+from planner.tracing.program.packages.libraries import Surroundings
 from planner.tracing.program.peers import Clock, World, seconds_of_products
 from planner.tracing.program.rank_orders import ProgramOrder, RankRun
-from planner.tracing.program.stopping import FORWARDS, Kind, Seen, Stopping
+from planner.tracing.program.stopping import FORWARDS, Kind, Progress, Stopping
 from planner.tracing.program.training_steps import StepsAt, counted_anew, counting, run_changed
 from planner.tracing.program.value_answers import AnswersByTable, BroadcastNumbers, PipelineNeighbours
 from planner.tracing.program.watching import WHOLE_EVERY, Watcher
@@ -127,7 +127,7 @@ class ProgramRun:
         if self._order.steps_at:
             self.steps_at.check()
         moments = self.watcher.moments
-        if not moments.ends() and moments.seen(Kind.BACKWARD):
+        if not moments.ends() and moments.count(Kind.BACKWARD):
             self.assumptions.add(
                 About.HOST,
                 "No optimizer of torch.optim steps, and no step by hand was seen: the program was followed to its end,"
@@ -150,13 +150,13 @@ class ProgramRun:
             if self._stopping.is_late():
                 self._report("ended because its time is over (--seconds)", None)
             return
-        seen = self._seen()
-        if seen.iterations and self._stopping.is_over(seen, self.memory.highest):
-            self._report(self._stopping.reason, self.watcher.moments.moment_after(seen.iterations))
+        progress = self._progress()
+        if progress.iterations and self._stopping.is_over(progress, self.memory.highest):
+            self._report(self._stopping.reason, self.watcher.moments.moment_after(progress.iterations))
 
     def _look_at_the_time(self) -> None:
         """An evaluation is at work, and may be a long one."""
-        if not self._order.steps_at and self._stopping.is_out_of_patience(self._seen(), evaluates=True):
+        if not self._order.steps_at and self._stopping.is_out_of_patience(self._progress(), evaluates=True):
             self._report(f"{self._stopping.reason}, within an evaluation", None)
 
     def _look_at_forwards(self) -> None:
@@ -168,7 +168,6 @@ class ProgramRun:
             self._report_forwards(self._stopping.reason)
 
     def _report_forwards(self, ending: str, *, is_whole: bool = False) -> NoReturn:
-        """The program only infers."""
         self.watcher.moments.infers = True
         after = self.watcher.moments.moment_after(self._order.steps)
         if after is not None:
@@ -183,12 +182,12 @@ class ProgramRun:
         self.watcher.notice_step_by_hand()
         return self.watcher.moments.rounds
 
-    def _seen(self) -> Seen:
+    def _progress(self) -> Progress:
         moments = self.watcher.moments
-        return Seen(
+        return Progress(
             iterations=moments.iterations,
             evaluations=moments.evaluations(),
-            checkpoints=moments.seen(Kind.SAVE),
+            checkpoints=moments.count(Kind.SAVE),
             idle=self.watcher.idle_optimizers(),
         )
 
@@ -240,7 +239,7 @@ class ProgramRun:
                 infers=moments.infers,
                 seen={
                     "eval": moments.evaluations(last),
-                    **{kind.value: moments.seen(kind, last) for kind in (Kind.SAVE, Kind.LOAD)},
+                    **{kind.value: moments.count(kind, last) for kind in (Kind.SAVE, Kind.LOAD)},
                 },
                 idle_optimizers=self.watcher.idle_optimizers(),
                 counted=self.memory.counted(),
@@ -251,10 +250,10 @@ class ProgramRun:
                 allocator_conf=self.memory.conf,
                 memory_fraction=self.memory.fraction,
                 announced=self.neighbours.announced(),
-                numbers=self.numbers.said(),
+                numbers=self.numbers.sent(),
                 schedules=schedules,
-                steps_at=self.steps_at.found(),
-                outline=self.outline.found(),
+                steps_at=self.steps_at.peaks(),
+                outline=self.outline.document(),
                 libraries=tuple(name for name in _LIBRARIES if name in sys.modules),
             ),
             lambda: recorder.later_events(last),

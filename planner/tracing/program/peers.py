@@ -82,8 +82,6 @@ def seconds_of_products(gpu: str) -> Callable[[], float]:
 
 @dataclass(slots=True)
 class _Shelf:
-    """The tensors of one collective, and when it was issued."""
-
     tensors: list[Tensor]
     iteration: int
     host_waits: int
@@ -144,7 +142,6 @@ class Work(dist.Work):
 
 
 def _device_tensors(*given: Any) -> Iterator[Tensor]:
-    """All on a GPU, in lists of lists too."""
     for value in given:
         if isinstance(value, list | tuple):
             yield from _device_tensors(*value)
@@ -424,7 +421,6 @@ def _split(
 
 
 def _meet(url: str, rank: int = -1, world_size: int = -1, **_named: Any) -> Iterator[tuple[OwnStore, int, int]]:
-    """As torch's rendezvous, without meeting anybody."""
     rank = int(os.environ["RANK"]) if rank < 0 else rank
     world_size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
     if not 0 <= rank < world_size:

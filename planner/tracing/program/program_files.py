@@ -217,7 +217,6 @@ def _goes_backward(call: ast.Call) -> bool:
 
 
 def _reaching(names: Collection[str], functions: Mapping[str, list[ast.Call]]) -> set[str]:
-    """Functions of these names, and all that call one of them."""
     reaching = set(names)
     while (
         more := {name for name, calls in functions.items() if any(called(call) in reaching for call in calls)}

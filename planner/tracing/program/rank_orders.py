@@ -197,7 +197,6 @@ _Report = TypeVar("_Report", RankRun, Crash)
 
 
 def _read(kind: type[_Report], content: bytes) -> _Report:
-    """Raises ValueError for what is no such report, or one beyond its limits."""
     if len(content) > _MOST_BYTES:
         raise ValueError(f"a report of {len(content)} bytes")
     try:

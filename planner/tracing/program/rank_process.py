@@ -280,32 +280,26 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
 
 
 def _limit_error(exceeded: LimitExceededError, order: ProgramOrder) -> ProgramError:
-    limits, place = exceeded.limits, order.line.program
-    match exceeded.limit:
-        case Limit.SECONDS:
-            return ProgramError(
-                f"the program was not done with its first iterations within {limits.seconds:g} s",
-                allowed=f"at most {limits.seconds:g} s from its start (--seconds)",
-                remedy="see whether it waits for something, take less data or --steps, or allow it more time",
-                place=place,
-            )
-        case Limit.TASKS:
-            return ProgramError(
-                f"the program starts more than {limits.tasks} processes and threads", remedy="start fewer", place=place
-            )
-        case Limit.ANSWER:
-            return ProgramError(
-                f"the trace of the program is larger than {show_bytes(limits.answer_bytes)}",
-                remedy="fewer iterations (--steps), or a shorter evaluation",
-                place=place,
-            )
-        case Limit.MEMORY:
-            return ProgramError(
-                f"the program takes more than {show_bytes(limits.memory_bytes)} of the host's memory",
-                allowed=f"at most {show_bytes(limits.memory_bytes)} resident",
-                remedy="load less data, or build the model under `with torch.device('cuda')`, where it takes no memory",
-                place=place,
-            )
+    limits, memory = exceeded.limits, show_bytes(exceeded.limits.memory_bytes)
+    problem, allowed, remedy = {
+        Limit.SECONDS: (
+            f"the program was not done with its first iterations within {limits.seconds:g} s",
+            f"at most {limits.seconds:g} s from its start (--seconds)",
+            "see whether it waits for something, take less data or --steps, or allow it more time",
+        ),
+        Limit.TASKS: (f"the program starts more than {limits.tasks} processes and threads", "", "start fewer"),
+        Limit.ANSWER: (
+            f"the trace of the program is larger than {show_bytes(limits.answer_bytes)}",
+            "",
+            "fewer iterations (--steps), or a shorter evaluation",
+        ),
+        Limit.MEMORY: (
+            f"the program takes more than {memory} of the host's memory",
+            f"at most {memory} resident",
+            "load less data, or build the model under `with torch.device('cuda')`, where it takes no memory",
+        ),
+    }[exceeded.limit]
+    return ProgramError(problem, allowed=allowed, remedy=remedy, place=order.line.program)
 
 
 def preload() -> None:

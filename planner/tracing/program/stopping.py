@@ -1,4 +1,4 @@
-"""What a program was seen to do, moment by moment, and when enough of it was seen."""
+"""What a program was seen to do, moment by moment, and when enough of it was progress."""
 
 from __future__ import annotations
 
@@ -127,12 +127,11 @@ class Moments:
         perhaps = self._episodes(Kind.ASIDE, until)
         return len(surely | {episode for episode in perhaps if not {episode - 1, episode + 1} & perhaps})
 
-    def seen(self, kind: Kind, until: int | None = None) -> int:
+    def count(self, kind: Kind, until: int | None = None) -> int:
         """How often this was done, up to a position: what is done in parts between two trainings counts once."""
         return len(self._episodes(kind, until))
 
     def _episodes(self, kind: Kind, until: int | None) -> set[int]:
-        """After how many iterations this began."""
         ends = self.ends()
         return {
             bisect(ends, index) for index in self._begun[kind] if until is None or self.log[index].position <= until
@@ -189,7 +188,7 @@ _OF_ALL_TIME = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Progress:
     """What a program has done. Evaluations and checkpoints are over; `idle` optimizers have not stepped twice."""
 
     iterations: int
@@ -240,17 +239,19 @@ class Stopping:
         shortest, longest = _PATIENCE_SECONDS
         return min(max(self._took, shortest), longest)
 
-    def is_over(self, seen: Seen, highest: Callable[[], tuple[int, int]]) -> bool:
+    def is_over(self, progress: Progress, highest: Callable[[], tuple[int, int]]) -> bool:
         """Whether the program is ended; `highest` tells its peaks so far, (allocated, reserved)."""
         if self.steps:
-            self.reason = f"ended after {count(self.steps)}, as asked for"
-            return seen.iterations >= self.steps
-        if not self._steady and not self._settles(seen.iterations, highest):
-            return seen.iterations >= MOST
-        if seen.is_whole:
-            self.reason = f"ended after {count(seen.iterations)}: {self._since()}, and everything was seen"
+            self.reason = f"ended after {iterations_text(self.steps)}, as asked for"
+            return progress.iterations >= self.steps
+        if not self._steady and not self._settles(progress.iterations, highest):
+            return progress.iterations >= MOST
+        if progress.is_whole:
+            self.reason = (
+                f"ended after {iterations_text(progress.iterations)}: {self._since()}, and everything was seen"
+            )
             return True
-        return self.is_out_of_patience(seen)
+        return self.is_out_of_patience(progress)
 
     def has_inferred_enough(self, forwards: int, highest: Callable[[], tuple[int, int]]) -> bool:
         """Whether a program that has done so many forwards and trained nothing is ended: a while has passed in which
@@ -271,18 +272,18 @@ class Stopping:
     @property
     def asked(self) -> str:
         """Why forwards of a program that only infers are left out, where it was asked for fewer."""
-        return f"ended after {count(self.steps)}, as asked for: it only infers"
+        return f"ended after {iterations_text(self.steps)}, as asked for: it only infers"
 
-    def is_out_of_patience(self, seen: Seen, *, evaluates: bool = False) -> bool:
+    def is_out_of_patience(self, progress: Progress, *, evaluates: bool = False) -> bool:
         """Whether a steady program was watched long enough, whatever it lacks; longer if it `evaluates` just now."""
         if not self._steady:
             return False
         # What is new makes it worth to wait for more.
-        news = (min(seen.evaluations, EVALUATIONS), min(seen.checkpoints, 1), -seen.idle)
+        news = (min(progress.evaluations, EVALUATIONS), min(progress.checkpoints, 1), -progress.idle)
         if not self._news or any(now > before for now, before in zip(news, self._news, strict=True)):
             self._news = tuple(map(max, news, self._news or news))
-            self._waits_since, self._waits_from = self.worked(), seen.iterations
-        waited, iterations = self.worked() - self._waits_since, seen.iterations - self._waits_from
+            self._waits_since, self._waits_from = self.worked(), progress.iterations
+        waited, iterations = self.worked() - self._waits_since, progress.iterations - self._waits_from
         if evaluates:
             is_over = waited >= max(self.patience, min(_EVALUATING * self.patience, _EVALUATING_SECONDS))
         elif self.patience_seconds is not None:
@@ -291,14 +292,14 @@ class Stopping:
             is_over = iterations >= _PATIENCE * self._steady or waited >= _PATIENCE_SECONDS[1]
         if not is_over and not self.is_late():
             return False
-        how = f"nothing new came in {count(iterations)} (--patience watches longer)"
+        how = f"nothing new came in {iterations_text(iterations)} (--patience watches longer)"
         if self.patience_seconds is not None:
             how = f"nothing new came in {waited:.0f} s"
-        self.reason = f"ended after {count(seen.iterations)}: {self._since()}, and {how}"
+        self.reason = f"ended after {iterations_text(progress.iterations)}: {self._since()}, and {how}"
         return True
 
     def is_late(self) -> bool:
-        """Whether what is left of the time is for writing down what was seen."""
+        """Whether what is left of the time is for writing down what was progress."""
         return self.passed() - self._began >= _OF_ALL_TIME * self.seconds
 
     def _settles(self, iterations: int, highest: Callable[[], tuple[int, int]]) -> bool:
@@ -306,7 +307,7 @@ class Stopping:
         if iterations <= len(self._peaks):
             return False
         self._peaks.append(highest())
-        self.reason = f"ended after {count(iterations)}, although its peak still rises"
+        self.reason = f"ended after {iterations_text(iterations)}, although its peak still rises"
         if iterations < FEWEST or self._peaks[-1] != self._peaks[-2]:
             return False
         self._steady, self._waits_since = iterations, self.worked()
@@ -317,6 +318,6 @@ class Stopping:
         return f"training is steady since iteration {self._steady}"
 
 
-def count(iterations: int) -> str:
+def iterations_text(iterations: int) -> str:
     """`3 iterations`."""
     return "1 iteration" if iterations == 1 else f"{iterations} iterations"

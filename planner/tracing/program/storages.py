@@ -122,7 +122,6 @@ def _real(name: str) -> Callable[..., Tensor]:
 
 
 def _copy_kernel() -> Callable[..., Tensor]:
-    """Of a copy within the host."""
     real = _real("copy_")
 
     def copy(keys: Any, tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:

@@ -64,7 +64,7 @@ class StepsAt:
         self.drivers = 0
         """Places that may set the counter."""
 
-    def found(self) -> tuple[PeaksAt, ...]:
+    def peaks(self) -> tuple[PeaksAt, ...]:
         """The steps that were run so far."""
         return (*self._peaks_at, *([] if self._at is None else [PeaksAt(self._at, *self._peaks())]))
 
@@ -201,8 +201,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Changes(ast.NodeTransformer):
-    """What is to be changed, by the ids of nodes."""
-
     def __init__(self) -> None:
         self.paths: dict[Path, None] = {}
         self.drivers = 0
@@ -325,14 +323,14 @@ def sizes_by_step(files: Mapping[Path, ast.Module]) -> list[SizeByStep]:
     """Every such line of these files, in their order; none if no loop of theirs trains."""
     flow = _Flow(files)
     for _ in range(_ROUNDS):
-        before = flow.size()
+        before = flow.extent()
         for path, tree in files.items():
             flow.follow(path, tree)
-        if flow.size() == before:
+        if flow.extent() == before:
             break
     kinds, order = [*_SIZES], [*files]
-    lines = sorted(flow.found, key=lambda line: (kinds.index(line[2]), order.index(line[0]), line[1]))
-    return [flow.found[line] for line in lines]
+    lines = sorted(flow.sizes, key=lambda line: (kinds.index(line[2]), order.index(line[0]), line[1]))
+    return [flow.sizes[line] for line in lines]
 
 
 def say_schedules(files: Mapping[Path, ast.Module]) -> tuple[str, ...]:
@@ -350,7 +348,7 @@ class _Flow:
     """What depends on the step: variables by scope, attributes, parameters and results of functions by their names."""
 
     def __init__(self, files: Mapping[Path, ast.Module]) -> None:
-        self.found: dict[tuple[Path, int, str], SizeByStep] = {}
+        self.sizes: dict[tuple[Path, int, str], SizeByStep] = {}
         self._lines: dict[Path, list[str]] = {}
         self._scopes: dict[int, _Scope] = {}
         self._attributes: set[str] = set(_ELSEWHERE)
@@ -366,7 +364,7 @@ class _Flow:
                 elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute) and adds_one(node):
                     self._attributes.update({node.target.attr} if COUNTER.search(node.target.attr) else ())
 
-    def size(self) -> int:
+    def extent(self) -> int:
         """How much is known to depend: it only grows."""
         scopes = sum(len(scope.depending) for scope in self._scopes.values())
         return scopes + len(self._attributes) + len(self._results) + sum(map(len, self._parameters.values()))
@@ -501,7 +499,7 @@ class _Flow:
 
     def _note(self, name: str, node: ast.stmt | ast.expr) -> None:
         what = _what(name)
-        if not what or (self._path, node.lineno, what) in self.found:
+        if not what or (self._path, node.lineno, what) in self.sizes:
             return
         if self._path not in self._lines:
             try:
@@ -511,7 +509,7 @@ class _Flow:
             self._lines[self._path] = text.splitlines()
         lines = self._lines[self._path]
         line = lines[node.lineno - 1].strip() if node.lineno <= len(lines) else ast.unparse(node)
-        self.found[self._path, node.lineno, what] = SizeByStep(what, _place(self._path, node), line[:_MOST_CHARACTERS])
+        self.sizes[self._path, node.lineno, what] = SizeByStep(what, _place(self._path, node), line[:_MOST_CHARACTERS])
 
 
 def _what(name: str) -> str:

@@ -137,7 +137,7 @@ class BroadcastNumbers:
             self._alike.setdefault(_placed(*key), values)
         self._counts: Counter[tuple[int, ...]] = Counter()
 
-    def said(self) -> tuple[BroadcastNumber, ...]:
+    def sent(self) -> tuple[BroadcastNumber, ...]:
         """By this rank and those before it."""
         return tuple(BroadcastNumber(*key, values) for key, values in sorted(self._sent.items()))
 

@@ -47,7 +47,6 @@ def _module(frames: Sequence[FrameType]) -> str:
 
 
 def _line_of_error(error: Exception) -> str:
-    """The last line of the program itself, neither torch's nor planner's."""
     lines = [
         f" at {Path(frame.f_code.co_filename).name}:{line}"
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -136,8 +136,6 @@ class AbsentHost:
 
 @dataclass(frozen=True, eq=False)
 class _Saved:
-    """What autograd keeps in place of a tensor."""
-
     device: torch.device
     shape: torch.Size
     dtype: torch.dtype

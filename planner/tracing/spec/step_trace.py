@@ -27,8 +27,7 @@ from planner.paper.host_memory import UntouchedHost
 from planner.paper.recorder import Recorder
 from planner.paper.repetition import DoesNotFoldError
 from planner.paper.targets import target_of
-from planner.tracing import garbage_collection
-from planner.tracing.rank_trace import Trace
+from planner.tracing.rank_trace import Trace, pause_collection
 from planner.tracing.spec import engine, failures, host_work
 from planner.tracing.spec.host_work import AbsentHost
 from planner.training import absent_peers, dtensor_speed, step
@@ -50,7 +49,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
         job = replace(job, train=replace(job.train, compile=None))
     if job.train.lengths is not None:
         job = as_traced(job)
-    with garbage_collection.pause_collection(), _quiet_libraries():
+    with pause_collection(), _quiet_libraries():
         try:
             result = _trace(job, rank, target, folded=folded)
         except (DoesNotFoldError, NoExampleError, UnlikePartsError):

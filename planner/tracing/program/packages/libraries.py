@@ -1,24 +1,116 @@
-"""Installed packages whose compiled libraries cannot run here: bitsandbytes, TransformerEngine, torchvision."""
+"""What a program finds of other packages: stand-ins, kernels of a user's own, and installed packages whose compiled
+libraries cannot run here (bitsandbytes, TransformerEngine, torchvision)."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import mmap
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._triton import has_triton_package
 
 from planner import upstream
+from planner.errors import PlannerError
 from planner.paper.compiled.switch import variable_set
+from planner.paper.recorder import Recorder
+from planner.tracing.program.assumptions import About, Assumptions
+from planner.tracing.program.gpu_statistics import ManagementLibrary
+from planner.tracing.program.packages import kernels, package_table, stand_ins, triton_package
+from planner.tracing.program.rank_orders import ProgramOrder
+from planner.training.wraps import deepspeed_engine
+
+
+class Surroundings:
+    """Of one program. `properties` are those of its GPU (`torch.cuda.get_device_properties`)."""
+
+    def __init__(
+        self,
+        order: ProgramOrder,
+        properties: Any,
+        library: ManagementLibrary,
+        assumptions: Assumptions,
+        recorder: Recorder,
+    ) -> None:
+        self._order, self._library, self._assumptions, self._recorder = order, library, assumptions, recorder
+        self._launches = triton_package.Launches(properties, assumptions)
+        self._stack = ExitStack()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Inside, packages are found, nothing is built, and kernels of Triton are launched as nothing."""
+        own = kernels.read(self._order.kernels)
+        kernels.tell(partial(self._assumptions.add, About.PACKAGES))
+        here, line = Path.cwd(), self._order.line
+        folders = dict.fromkeys((here if line.is_module else Path(line.program).resolve().parent, here))
+        listed = package_table.listed(folders)
+        provided = stand_ins.provided_by(self._order.packages, listed)
+        has_triton = has_triton_package()  # torch remembers the answer, also when a stand-in is there
+        stands = {} if has_triton else triton_package.modules(self._launches)
+        with (
+            self._stack,
+            stand_ins.providing(provided, {"pynvml": self._library.module(), **own.modules}, stands, self._assumptions),
+            kernels.not_built(own.built),
+            _without_libraries(),
+            _followed(self._patches(own.built, has_triton=has_triton)),
+        ):
+            try:
+                yield
+            except PlannerError:
+                raise
+            except Exception as error:
+                lacking = package_table.error_of(error, line, own.modules.keys(), listed)
+                if lacking is None:
+                    raise
+                raise lacking from error
+
+    def compiling_begins(self) -> None:
+        """The program compiles, for which torch looks for Triton: it finds no stand-in, whose launches are refused from
+        here on. Whoever has imported it keeps it."""
+        self._launches.compiles = True
+        if isinstance(sys.modules.get("triton"), triton_package.Package):
+            for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
+                del sys.modules[name]
+
+    def _patches(self, built: Mapping[str, ModuleType], *, has_triton: bool) -> dict[str, Callable[[], None]]:
+        def deepspeed_begins() -> None:
+            # It frees on one stream what another uses, and waits for events: its cache depends on when those pass.
+            self._recorder.waits = True
+
+        def builders() -> AbstractContextManager[None]:
+            wrapped = {"deepspeed.ops.op_builder.builder:OpBuilder.load": kernels.deepspeed_builder(built)}
+            return upstream.patch_targets("deepspeed builds", wrapped=wrapped)
+
+        patches: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+            "bitsandbytes.cuda_setup.main": _patched_search,
+            "bitsandbytes.cextension": _bitsandbytes_patched,
+            "kernels": kernels.hub_patched,
+            "transformer_engine.common": _transformer_engine_patched,
+            "deepspeed": lambda: deepspeed_engine.in_a_program(deepspeed_begins),
+            "deepspeed.ops.op_builder.builder": builders,
+        }
+        if has_triton:
+            patches["triton"] = self._launches.patched
+        entering = {name: partial(self._enter, patch) for name, patch in patches.items()}
+        without_triton = partial(
+            self._assumptions.add,
+            About.PACKAGES,
+            "triton is not installed here, and torch for CUDA always brings it: a stand-in launches nothing",
+        )
+        return {"triton": without_triton, **entering}
+
+    def _enter(self, patch: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._stack.enter_context(patch())
+
 
 # Everything that its kernels write to is allocated by the package's own Python code with torch (bitsandbytes 0.50,
 # backends/cuda/ops.py; 0.42, functional.py), which runs as it is. Kernels for the host are the package's own. Unified
@@ -36,7 +128,7 @@ class Library:
     def __init__(self, of_host: Any) -> None:
         self._of_host = of_host
         self._unified: list[mmap.mmap] = []
-        self.cget_managed_ptr = functools.partial(self._unified_memory)  # 0.42 sets `restype` on it
+        self.cget_managed_ptr = partial(self._unified_memory)  # 0.42 sets `restype` on it
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -49,7 +141,7 @@ class Library:
         return ctypes.addressof(ctypes.c_char.from_buffer(self._unified[-1]))
 
 
-def bitsandbytes_patched() -> Any:
+def _bitsandbytes_patched() -> Any:
     """Inside, the package's compiled part is this one; `bitsandbytes.cextension` has just been imported."""
     extension: Any = importlib.import_module("bitsandbytes.cextension")
     suffix = getattr(extension, "DYNAMIC_LIBRARY_SUFFIX", ".so")
@@ -59,14 +151,14 @@ def bitsandbytes_patched() -> Any:
     return upstream.patch_targets("program's bitsandbytes", replaced=replaced)
 
 
-def patched_search() -> Any:
+def _patched_search() -> Any:
     """Inside, the package up to 0.42 looks for no CUDA on this machine, where it would stop: it has this library."""
 
-    def found(setup: Any) -> None:
+    def use_none(setup: Any) -> None:
         setup.initialized, setup.lib = True, Library(None)
 
     target = "bitsandbytes.cuda_setup.main:CUDASetup.run_cuda_setup"
-    return upstream.patch_targets("program's early bitsandbytes", replaced={target: found})
+    return upstream.patch_targets("program's early bitsandbytes", replaced={target: use_none})
 
 
 # Source, TransformerEngine 2.11: transformer_engine/common/__init__.py. The wheel `transformer-engine` alone has its
@@ -77,7 +169,7 @@ _BUILDING = "NVTE_PROJECT_BUILDING"
 
 
 @contextmanager
-def no_libraries() -> Iterator[None]:
+def _without_libraries() -> Iterator[None]:
     """Inside, the package looks for no libraries of CUDA when it is imported."""
     if importlib.machinery.PathFinder.find_spec(MODULE) is None:
         yield
@@ -86,7 +178,7 @@ def no_libraries() -> Iterator[None]:
         yield
 
 
-def transformer_engine_patched() -> Any:
+def _transformer_engine_patched() -> Any:
     """Inside, the extension is imported as any module is; `transformer_engine.common` has just been imported."""
 
     def load(framework: str) -> None:
@@ -123,8 +215,6 @@ def declared() -> Iterator[None]:
 
 
 class _Loader(importlib.abc.Loader):
-    """The module's own loader, and what follows."""
-
     def __init__(self, real: Any, then: Callable[[], None]) -> None:
         self._real, self._then = real, then
 
@@ -157,7 +247,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 @contextmanager
-def followed(then: Mapping[str, Callable[[], None]]) -> Iterator[None]:
+def _followed(then: Mapping[str, Callable[[], None]]) -> Iterator[None]:
     """Inside, each function is called when the module of its name has been imported."""
     finder = _Finder(then)
     for name in then.keys() & sys.modules.keys():

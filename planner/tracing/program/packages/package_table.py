@@ -398,7 +398,6 @@ def _is_missing(name: str, own: Collection[str]) -> bool:
 
 
 def _packages(modules: Sequence[str], listed: Mapping[str, str]) -> list[str]:
-    """What pip calls them, each once."""
     packages: dict[str, None] = {}
     for module in modules:
         name = canonical(module)

@@ -64,8 +64,6 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Ready(importlib.abc.Loader):
-    """For a module that is there already."""
-
     def __init__(self, module: ModuleType) -> None:
         self._module = module
 
@@ -187,8 +185,6 @@ class Last(importlib.abc.MetaPathFinder):
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """The metadata of a package that is not installed."""
-
     def __init__(self, package: Package) -> None:
         self._texts = {
             "METADATA": f"Metadata-Version: 2.1\nName: {package.name}\nVersion: {package.version}\n",
@@ -227,7 +223,7 @@ def provided_by(named: Sequence[str], listed: Mapping[str, str]) -> dict[str, st
 
 
 @contextmanager
-def found(
+def providing(
     provided: Mapping[str, str],
     own: Mapping[str, ModuleType],
     ready: Mapping[str, ModuleType],

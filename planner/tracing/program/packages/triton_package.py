@@ -44,7 +44,7 @@ class Launches:
     """Launches of one program, by Triton's own classes or by those of its stand-in."""
 
     def __init__(self, properties: Any, assumptions: Assumptions) -> None:
-        self.driver = Driver(properties, self.timed)
+        self.driver = _driver(properties, self.timed)
         self._assumptions = assumptions
         self._scratch = False
         self.compiles = False
@@ -91,60 +91,39 @@ class Launches:
         return upstream.patch_targets("program launches triton", replaced=replaced)
 
 
-class Driver:
+def _driver(properties: Any, benchmarker: Callable[..., Any]) -> SimpleNamespace:
     """What Triton and programs ask of the active driver (triton/backends/nvidia/driver.py)."""
+    capability = properties.major, properties.minor
+    known = {
+        "max_shared_mem": properties.shared_memory_per_block_optin,
+        "max_num_regs": properties.regs_per_multiprocessor,
+        "multiprocessor_count": properties.multi_processor_count,
+        "warpSize": properties.warp_size,
+    }
 
-    def __init__(self, properties: Any, benchmarker: Callable[..., Any]) -> None:
-        self._properties, self._benchmarker = properties, benchmarker
-        known = {
-            "max_shared_mem": properties.shared_memory_per_block_optin,
-            "max_num_regs": properties.regs_per_multiprocessor,
-            "multiprocessor_count": properties.multi_processor_count,
-            "warpSize": properties.warp_size,
-        }
-        self.utils = SimpleNamespace(
-            get_device_properties=lambda _device=0: dict(known), set_printf_fifo_size=lambda _bytes: None
-        )
-
-    def get_current_target(self) -> Any:
-        """As Triton's own class where that is there."""
-        capability = self._properties.major * 10 + self._properties.minor
-        values = {"backend": "cuda", "arch": capability, "warp_size": self._properties.warp_size}
-        try:
+    def current_target() -> Any:
+        values = {"backend": "cuda", "arch": capability[0] * 10 + capability[1], "warp_size": properties.warp_size}
+        try:  # Triton's own class, where that is there
             return importlib.import_module("triton.backends.compiler").GPUTarget(**values)
         except (ImportError, TraceError):
             return SimpleNamespace(**values)
 
-    def get_current_device(self) -> int:
-        return int(torch.cuda.current_device())
-
-    def set_current_device(self, device: int) -> None:
-        torch.cuda.set_device(device)
-
-    def get_current_stream(self, _device: Any = None) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cuda", self.get_current_device())
-
-    def get_device_interface(self) -> Any:
-        return torch.cuda
-
-    def get_benchmarker(self) -> Callable[..., Any]:
-        return self._benchmarker
-
-    def get_device_capability(self) -> tuple[int, int]:
-        return self._properties.major, self._properties.minor
-
-    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
-        return torch.empty(TIMING_BYTES // 4, dtype=torch.int32, device="cuda")
-
-    def clear_cache(self, cache: torch.Tensor) -> None:
-        cache.zero_()
-
-    @staticmethod
-    def is_active() -> bool:
-        return True
+    return SimpleNamespace(
+        utils=SimpleNamespace(
+            get_device_properties=lambda _device=0: dict(known), set_printf_fifo_size=lambda _bytes: None
+        ),
+        get_current_target=current_target,
+        get_current_device=lambda: int(torch.cuda.current_device()),
+        set_current_device=lambda device: torch.cuda.set_device(device),
+        get_current_stream=lambda _device=None: 0,
+        get_active_torch_device=lambda: torch.device("cuda", torch.cuda.current_device()),
+        get_device_interface=lambda: torch.cuda,
+        get_benchmarker=lambda: benchmarker,
+        get_device_capability=lambda: capability,
+        get_empty_cache_for_benchmark=lambda: torch.empty(TIMING_BYTES // 4, dtype=torch.int32, device="cuda"),
+        clear_cache=lambda cache: cache.zero_(),
+        is_active=lambda: True,
+    )
 
 
 # Kernels are objects whose launch does nothing; their bodies are never read. Names are those of Triton 3.9. Programs
