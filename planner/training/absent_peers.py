@@ -24,7 +24,11 @@ from planner.upstream import checking
 # autograd/python_variable.cpp). The next world of the process may have an equal mesh with groups of other names, or be
 # another rank of it.
 def forget() -> None:
-    """DTensor starts anew, in this thread and in the one in which autograd runs for a GPU."""
+    """Meshes and DTensor start anew, in this thread and in the one in which autograd runs for a GPU."""
+    # Up to 2.9 torch keeps flattened meshes by meshes that are equal, whichever rank they were made for.
+    meshes = getattr(sys.modules["torch.distributed.device_mesh"], "_mesh_resources", None)
+    for name in ("root_to_flatten_mapping", "flatten_name_to_root_dims", "child_to_root_mapping"):
+        getattr(meshes, name, {}).clear()
     tensors: Any = sys.modules.get("torch.distributed.tensor")
     if tensors is None:
         return
