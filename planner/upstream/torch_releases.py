@@ -48,6 +48,11 @@ _FEATURES = (
         "fully_shard cannot be told to sum their gradients (distributed/fsdp/_fully_shard/_fully_shard.py)",
     ),
     Feature(
+        "frozen parameters of a dtype of their own in fully_shard",
+        (2, 8),
+        "its groups take one dtype (distributed/fsdp/_fully_shard/_fsdp_param_group.py)",
+    ),
+    Feature(
         "context parallelism over cuDNN's attention", (2, 6),
         "it cannot merge the logsumexp that cuDNN returns (distributed/tensor/experimental/_attention.py, _SDPAMerger)",
         broken_in=(2, 9),

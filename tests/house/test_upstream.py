@@ -276,6 +276,7 @@ def test_no_more_gpus_are_seen_than_torch_can_count() -> None:
                 "tensor parallelism by transformers' plans",
                 "expert parallelism",
                 "experts that several ranks hold",
+                "frozen parameters of a dtype of their own in fully_shard",
                 "Muon",
                 "checkpoints saved in the background",
                 "pipelines of a program",

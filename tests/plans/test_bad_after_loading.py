@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import transformers
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, TorchVersionError
 from planner.job.loading import load_job
 from planner.planning import trace_source
 from planner.planning.pipeline import plan_with_traces
 from planner.tracing.spec.step_trace import trace
+from planner.upstream import torch_releases
 from tests.fakes.bad_jobs import BadJob, read_bad_jobs
 
 BAD_JOBS = read_bad_jobs("seen_after_loading.yaml")
@@ -32,8 +33,12 @@ def message_of(job: BadJob, folder: Path) -> str:
     """Without what changes from one transformers, or torch, to the next."""
     with pytest.raises(PlannerError) as caught:
         plan_with_traces(load_job(job.write(folder)))
+    if isinstance(caught.value, TorchVersionError):
+        raise caught.value  # what this torch lacks is refused before the fault is seen
     said = str(caught.value).replace(transformers.__version__, "VERSION")
     said = said.replace("addmm: mat1", "mat1")  # so a CUDA build says it
+    if not torch_releases.has("Muon"):
+        said = said.replace(", Adamax, NAdam", ", Adamax, Muon, NAdam")
     return job.shown(said.replace(str(len(transformers.CONFIG_MAPPING.keys())), "NUMBER"), folder)
 
 

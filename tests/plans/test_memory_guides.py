@@ -13,6 +13,7 @@ import pytest
 
 from planner.events import Category, Phase
 from planner.job.schema import CheckpointLoad, Eval, Loss, Optimizer, Recompute
+from planner.upstream import torch_releases
 
 Planned = Callable[..., Any]
 P = 4 * (2 * 512 * 128 + 2 * (4 * 128 * 128 + 3 * 128 * 256 + 2 * 128) + 128)
@@ -158,7 +159,8 @@ def test_pure_bfloat16_halves_everything(planned: Planned) -> None:
     held = pure.after("backward", 2)
     assert (held["parameter"], held["gradient"], held["optimizer_state"]) == (half, half, 2 * half)
     activations = pure.after("forward", 2)["activation"] / full.after("forward", 2)["activation"]
-    assert activations == pytest.approx(0.5, rel=0.01)
+    if torch_releases.since(2, 9):  # before there is no fused RMS norm: its input is kept in float32
+        assert activations == pytest.approx(0.5, rel=0.01)
 
 
 def test_recompute_trades_activations_for_a_second_forward(planned: Planned) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,7 +90,8 @@ def test_selective_computes_every_second_matmul_again_and_no_attention() -> None
             return op(*args, **(kwargs or {}))
 
     def again(mode: Recompute) -> tuple[int, int]:
-        model = DecoderModel(FOUR_LAYERS["decoder"])
+        # As many heads for keys as for queries: torch 2.6 has no flash attention of groups on the CPU.
+        model = DecoderModel(replace(FOUR_LAYERS["decoder"], kv_heads=4))
         blocks.apply_recompute(model, mode)
         loss = model(torch.zeros(1, 8, dtype=torch.int64)).sum()
         with Counting() as backward:

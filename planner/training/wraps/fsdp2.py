@@ -49,6 +49,10 @@ def shard(
     for part in parts:
         reshard = spec.reshard_after_forward and not (spec.keep_last and part is parts[-1])
         after = spec.reshard_after_forward if reshard else False
+        if len({parameter.dtype for parameter in part.parameters()}) > 1:
+            torch_releases.require(
+                "frozen parameters of a dtype of their own in fully_shard", place="parallel.dp_shard"
+            )
         fully_shard(part, mesh=mesh, mp_policy=policy_of_parts, offload_policy=offload, reshard_after_forward=after)
     # The root's own parameters are needed again at once when the backward begins: fully_shard keeps them unless told.
     # Since torch 2.8 that is what None stands for, before it is so whatever the root is told.
