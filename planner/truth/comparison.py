@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from planner.events import Alloc, Event, Phase
+from planner.records import to_plain
 from planner.units import show_bytes
 
 SCHEMA = "planner.comparison/1"
@@ -57,38 +58,26 @@ class Comparison:
     allocations: Figure | None = None
     """How many allocations there were."""
     sizes: tuple[SizeComparison, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
     """Plain values, keys in this order."""
     return {
         "schema": SCHEMA,
-        "case": comparison.case,
-        "device": comparison.device,
-        "peak": [_figure(each) for each in comparison.peak],
+        **to_plain(comparison),
+        "peak": [_figure(figure) for figure in comparison.peak],
         "phases": [
-            {"phase": each.phase.value, "iteration": each.iteration, "figures": [_figure(f) for f in each.figures]}
-            for each in comparison.phases
+            {**to_plain(phase), "figures": [_figure(figure) for figure in phase.figures]} for phase in comparison.phases
         ],
-        "categories": [_figure(each) for each in comparison.categories],
+        "categories": [_figure(figure) for figure in comparison.categories],
         "allocations": _figure(comparison.allocations) if comparison.allocations else None,
-        "sizes": [{"bytes": each.bytes, "count": each.count, "ops": list(each.ops)} for each in comparison.sizes],
-        "notes": list(comparison.notes),
     }
 
 
 def _figure(figure: Figure) -> Mapping[str, Any]:
     error = figure.error_percent
-    return {
-        "name": figure.name,
-        "predicted": figure.predicted,
-        "measured": figure.measured,
-        "error_percent": None if error is None else round(error, 4),
-    }
-
-
-_COLUMNS = f"{'':30} {'predicted':>14} {'measured':>14} {'error':>9}"
+    return {**to_plain(figure), "error_percent": None if error is None else round(error, 4)}
 
 
 def render(comparison: Comparison, *, most_sizes: int = 12) -> str:
@@ -98,30 +87,30 @@ def render(comparison: Comparison, *, most_sizes: int = 12) -> str:
 
 def _lines(comparison: Comparison, most_sizes: int) -> Iterator[str]:
     yield f"{comparison.case or 'job'}{f' on {comparison.device}' if comparison.device else ''}"
-    yield _COLUMNS
-    yield from (_row(each.name, each) for each in comparison.peak)
+    yield f"{'':30} {'predicted':>14} {'measured':>14} {'error':>9}"
+    yield from _rows(comparison.peak)
     for phase in comparison.phases:
         yield f"{phase.phase.value} {phase.iteration}"
-        yield from (_row(f"  {each.name}", each) for each in phase.figures)
+        yield from _rows(phase.figures, indent="  ")
     if comparison.categories:
         yield "by category"
-        yield from (_row(f"  {each.name}", each) for each in comparison.categories)
+        yield from _rows(comparison.categories, indent="  ")
     if comparison.allocations is not None:
         whole = comparison.allocations
         yield f"{'allocations':30} {whole.predicted:>14} {whole.measured:>14}"
-    for each in comparison.sizes[:most_sizes]:
-        side = "predicted" if each.count > 0 else "measured"
-        yield f"  {abs(each.count)} x {each.bytes} B more {side}  {', '.join(each.ops)}".rstrip()
+    for size in comparison.sizes[:most_sizes]:
+        side = "predicted" if size.count > 0 else "measured"
+        yield f"  {abs(size.count)} x {size.bytes} B more {side}  {', '.join(size.ops)}".rstrip()
     if len(comparison.sizes) > most_sizes:
         yield f"  and {len(comparison.sizes) - most_sizes} other sizes"
     yield from (f"note: {note}" for note in comparison.notes)
 
 
-def _row(name: str, figure: Figure) -> str:
-    error = figure.error_percent
-    shown = "" if error is None else f"{error:.3f} %"
-    name = name.replace("_", " ")
-    return f"{name:30} {show_bytes(figure.predicted):>14} {show_bytes(figure.measured):>14} {shown:>9}"
+def _rows(figures: Iterable[Figure], *, indent: str = "") -> Iterator[str]:
+    for figure in figures:
+        error = "" if figure.error_percent is None else f"{figure.error_percent:.3f} %"
+        name = indent + figure.name.replace("_", " ")
+        yield f"{name:30} {show_bytes(figure.predicted):>14} {show_bytes(figure.measured):>14} {error:>9}"
 
 
 _HOST_SCALARS_BYTES = 8
@@ -130,31 +119,20 @@ _HOST_SCALARS_BYTES = 8
 
 def compare_sizes(predicted: Sequence[Event], measured: Sequence[Event]) -> tuple[Figure, tuple[SizeComparison, ...]]:
     """How many allocations there are, and the sizes whose counts differ, the most bytes first."""
-    here, there = _sizes(predicted), _sizes(measured)
-    counts = {size: sum(here[size].values()) - sum(there[size].values()) for size in here.keys() | there.keys()}
-    differing = tuple(
-        SizeComparison(bytes=size, count=count, ops=_ops(here[size] if count > 0 else there[size]))
-        for size, count in sorted(counts.items(), key=lambda each: (-abs(each[0] * each[1]), each[0]))
-        if count
-    )
-    whole = Figure(name="allocations", predicted=_number(here), measured=_number(there))
-    return whole, differing
+    here, there = _operators_by_size(predicted), _operators_by_size(measured)
+    differing = []
+    for size in here.keys() | there.keys():
+        if count := here[size].total() - there[size].total():
+            operators = (here if count > 0 else there)[size].most_common(4)
+            differing.append(SizeComparison(bytes=size, count=count, ops=tuple(op for op, _ in operators if op)))
+    differing.sort(key=lambda size: (-abs(size.bytes * size.count), size.bytes))
+    counts = [sum(operators.total() for operators in side.values()) for side in (here, there)]
+    return Figure(name="allocations", predicted=counts[0], measured=counts[1]), tuple(differing)
 
 
-def _in_order(events: Sequence[Event]) -> list[Alloc]:
-    return [e for e in events if isinstance(e, Alloc) and e.requested_bytes > _HOST_SCALARS_BYTES]
-
-
-def _sizes(events: Sequence[Event]) -> defaultdict[int, Counter[str]]:
-    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for event in _in_order(events):
-        found[event.requested_bytes][event.origin.op if event.origin else ""] += 1
-    return found
-
-
-def _number(sizes: defaultdict[int, Counter[str]]) -> int:
-    return sum(sum(ops.values()) for ops in sizes.values())
-
-
-def _ops(ops: Counter[str]) -> tuple[str, ...]:
-    return tuple(op for op, _ in ops.most_common(4) if op)
+def _operators_by_size(events: Sequence[Event]) -> defaultdict[int, Counter[str]]:
+    operators: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for event in events:
+        if isinstance(event, Alloc) and event.requested_bytes > _HOST_SCALARS_BYTES:
+            operators[event.requested_bytes][event.origin.op if event.origin else ""] += 1
+    return operators

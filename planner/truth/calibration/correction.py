@@ -54,7 +54,7 @@ def estimate(residuals: Sequence[float], prior: float = 0.0) -> Estimate:
     return Estimate(
         residual=prior + weight * (median - prior),
         median=median,
-        spread=_spread([abs(each - median) for each in residuals]),
+        spread=_spread([abs(residual - median) for residual in residuals]),
         measurements=len(residuals),
     )
 
@@ -124,19 +124,25 @@ class AppliedCorrection:
         process has.
         """
         known = self.correction
-        if known is None or outside.calibrated or (known.context is None and known.nccl is None):
+        if known is None or outside.calibrated:
             return outside
         parts = [(outside.cuda_context_bytes, known.context)]
         if outside.nccl_bytes:
             parts.append((outside.nccl_bytes, known.nccl))
         if all(learnt is None for _, learnt in parts):
             return outside
-        context, *nccl = (_correct_bytes(predicted, learnt) for predicted, learnt in parts)
+        context, *nccl = (
+            predicted if learnt is None else max(round(predicted * (1 + learnt.residual)), 0)
+            for predicted, learnt in parts
+        )
         total = context + sum(nccl)
         weight = min(0.0 if learnt is None else learnt.weight for _, learnt in parts)
         spread = sum(predicted * learnt.margin(0.0) for predicted, learnt in parts if learnt is not None)
-        below = _towards(outside.total_bytes - outside.low_bytes, spread, weight)
-        above = _towards(outside.high_bytes - outside.total_bytes, spread, weight)
+        # As `Estimate.margin`: what the table's margin has on top of the learnt one is given up with the weight.
+        below, above = (
+            round(spread + (1 - weight) * max(margin - spread, 0.0))
+            for margin in (outside.total_bytes - outside.low_bytes, outside.high_bytes - outside.total_bytes)
+        )
         return replace(
             outside,
             cuda_context_bytes=context,
@@ -147,15 +153,6 @@ class AppliedCorrection:
         )
 
 
-def _correct_bytes(predicted: int, learnt: Estimate | None) -> int:
-    return predicted if learnt is None else max(round(predicted * (1 + learnt.residual)), 0)
-
-
-def _towards(prior: float, learnt: float, weight: float) -> int:
-    """As `Estimate.margin`: what the prior has on top of the learnt margin is given up with the weight."""
-    return round(learnt + (1 - weight) * max(prior - learnt, 0.0))
-
-
 def apply_correction(
     correction: Correction | None, *, calibration: str, gpu: str, torch: str, prior_error: float, quarantined: int
 ) -> AppliedCorrection:
@@ -163,33 +160,36 @@ def apply_correction(
 
     `calibration` is its name, `quarantined` how many measurements of this GPU and torch it set aside.
     """
-    if correction is None:
-        sentences = (_set_aside(quarantined, gpu, torch),) if quarantined else ()
-        return AppliedCorrection(
-            gpu=gpu,
-            torch=torch,
-            reserved_residual=0.0,
-            reserved_error=prior_error,
-            quarantined=quarantined,
-            sentences=sentences,
-        )
-    error = correction.reserved.margin(prior_error)
-    return AppliedCorrection(
+    sentences = []
+    if quarantined:
+        are = "is" if quarantined == 1 else "are"
+        count = _format_measurements(quarantined)
+        sentences.append(f"{count} on {gpu} with torch {torch} {are} quarantined and taught nothing.")
+    applied = AppliedCorrection(
         gpu=gpu,
         torch=torch,
-        reserved_residual=correction.reserved.residual,
+        reserved_residual=0.0,
+        reserved_error=prior_error,
+        quarantined=quarantined,
+        sentences=tuple(sentences),
+    )
+    if correction is None:
+        return applied
+    reserved, error = correction.reserved, correction.reserved.margin(prior_error)
+    return replace(
+        applied,
+        reserved_residual=reserved.residual,
         reserved_error=error,
-        reserved_measurements=correction.reserved.measurements,
+        reserved_measurements=reserved.measurements,
         context_measurements=correction.context.measurements if correction.context else 0,
         nccl_measurements=correction.nccl.measurements if correction.nccl else 0,
-        quarantined=quarantined,
         correction=correction,
         sentences=(
             f"Calibration {calibration}, {gpu} with torch {torch}: the interval of reserved bytes lies "
-            f"{correction.reserved.residual:+.1%} from the prediction, {error:.1%} to either side, "
-            f"from {_format_measurements(correction.reserved.measurements)}.",
+            f"{reserved.residual:+.1%} from the prediction, {error:.1%} to either side, "
+            f"from {_format_measurements(reserved.measurements)}.",
             f"{_describe_estimate('CUDA context', correction.context)}; {_describe_estimate('NCCL', correction.nccl)}.",
-            *((_set_aside(quarantined, gpu, torch),) if quarantined else ()),
+            *sentences,
         ),
     )
 
@@ -198,11 +198,6 @@ def _describe_estimate(name: str, learnt: Estimate | None) -> str:
     if learnt is None:
         return f"{name} not measured there and not corrected"
     return f"{name} corrected by {learnt.residual:+.1%}, from {_format_measurements(learnt.measurements)}"
-
-
-def _set_aside(count: int, gpu: str, torch: str) -> str:
-    are = "is" if count == 1 else "are"
-    return f"{_format_measurements(count)} on {gpu} with torch {torch} {are} quarantined and taught nothing."
 
 
 def _format_measurements(measurements: int) -> str:
@@ -260,22 +255,17 @@ EVERY_APPROXIMATION = (CONVOLUTIONS, FOUR_BITS, HELD_COLLECTIVES, ANOTHER_IMPLEM
 
 def approximations_of_kernels(unknown_workspaces: Sequence[str]) -> tuple[Approximation, ...]:
     """Those of a trace, of a spec or of a program, with these kernels whose scratch memory nobody knows."""
-    found = any(name.startswith("cuDNN") and "convolution" in name for name in unknown_workspaces)
-    return (CONVOLUTIONS,) if found else ()
+    unknown = any(name.startswith("cuDNN") and "convolution" in name for name in unknown_workspaces)
+    return (CONVOLUTIONS,) if unknown else ()
 
 
 def approximations_of_spec(job: Job) -> tuple[Approximation, ...]:
     """Those of a job as it is described, which a program that is run does not have."""
-    found = []
     adapter = job.model.adapter
-    if adapter is not None and adapter.kind == "qlora" and adapter.load == "layers":
-        found.append(FOUR_BITS)
-    if job.parallel.tp.degree > 1 and _version(job.software.torch) < _HOLDS_COLLECTIVES_UNTIL:
-        found.append(HELD_COLLECTIVES)
-    if job.software.step != "torch":
-        found.append(ANOTHER_IMPLEMENTATION)
-    return tuple(found)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in re.findall(r"\d+", text)[:2])
+    torch = tuple(int(part) for part in re.findall(r"\d+", job.software.torch)[:2])
+    holds = {
+        FOUR_BITS: adapter is not None and adapter.kind == "qlora" and adapter.load == "layers",
+        HELD_COLLECTIVES: job.parallel.tp.degree > 1 and torch < _HOLDS_COLLECTIVES_UNTIL,
+        ANOTHER_IMPLEMENTATION: job.software.step != "torch",
+    }
+    return tuple(approximation for approximation, has_it in holds.items() if has_it)

@@ -62,14 +62,14 @@ class Calibration:
     def applied_to(self, gpu: str, torch: str) -> AppliedCorrection:
         """What applies to jobs on this GPU (catalog name) with this torch; its patch version does not matter."""
         group = gpu, minor_of(torch)
-        found = next((each for each in self.corrections if (each.gpu, each.torch) == group), None)
+        correction = next((known for known in self.corrections if (known.gpu, known.torch) == group), None)
         return apply_correction(
-            found,
+            correction,
             calibration=self.id,
             gpu=group[0],
             torch=group[1],
             prior_error=self.reserved_error,
-            quarantined=sum(each.observation.group == group for each in self.quarantined),
+            quarantined=sum(broken.observation.group == group for broken in self.quarantined),
         )
 
 
@@ -108,8 +108,8 @@ def interval(
 def reserved_band(residual: float, error: float, approximations: Sequence[Approximation] = ()) -> tuple[float, float]:
     """Where measured / predicted - 1 lies with 95 % probability: around `residual`, or as far as a feature says."""
     bands = [(residual - error, residual + error)]
-    for each in approximations:
-        learnt = each.estimate
+    for approximation in approximations:
+        learnt = approximation.estimate
         margin = learnt.margin(PRIOR_RESERVED_ERROR)
         bands.append((learnt.residual - margin, learnt.residual + margin))
     return min(low for low, _ in bands), max(high for _, high in bands)

@@ -22,7 +22,6 @@ from planner.truth.calibration.observation import (
     ratio_fault,
 )
 
-_Group = tuple[str, str]
 _Residual = Callable[[Observation], float | None]
 """Relative to predicted; None where it was not measured."""
 
@@ -34,124 +33,110 @@ def learn(observations: Iterable[Observation], prior: Calibration | None = None)
     equal ones count once. What the prior knows of other groups is kept.
     """
     start = Calibration.none() if prior is None else prior
-    before = {(each.gpu, each.torch): each for each in start.corrections}
+    learnt = {(correction.gpu, correction.torch): correction for correction in start.corrections}
     quarantined = set(start.quarantined)
-    groups: dict[_Group, list[Observation]] = defaultdict(list)
-    for seen in sorted(set(observations), key=repr):
-        fault = fault_of(seen)
-        if fault:
-            quarantined.add(QuarantinedObservation(observation=seen, reason=fault))
+    groups: dict[tuple[str, str], list[Observation]] = defaultdict(list)
+    for observation in sorted(set(observations), key=repr):
+        if fault := fault_of(observation):
+            quarantined.add(QuarantinedObservation(observation=observation, reason=fault))
         else:
-            groups[seen.group].append(seen)
-    learnt = dict(before)
+            groups[observation.group].append(observation)
     for group, members in groups.items():
-        correction, set_aside = _learn_group(members, group, before.get(group))
+        correction, set_aside = _learn_group(members, group, learnt.get(group))
         quarantined |= set_aside
         if correction is not None:
             learnt[group] = correction
-    found = dataclasses.replace(
+    calibration = dataclasses.replace(
         start,
         corrections=tuple(learnt[group] for group in sorted(learnt)),
         quarantined=tuple(sorted(quarantined, key=repr)),
     )
-    return dataclasses.replace(found, id=digest(found)) if found.corrections else found
+    return dataclasses.replace(calibration, id=digest(calibration)) if calibration.corrections else calibration
 
 
 def _learn_group(
-    members: Sequence[Observation], group: _Group, before: Correction | None
+    members: Sequence[Observation], group: tuple[str, str], before: Correction | None
 ) -> tuple[Correction | None, set[QuarantinedObservation]]:
     """The correction of one group, and what had to be set aside for it."""
-    by_reserved, far = _without_outliers(members, _reserved_residual, "reserved", OUTLIER_RESERVED)
-    kept, far_context = _without_outliers(by_reserved, _context_residual, "context", OUTLIER_OUTSIDE)
-    context = _estimate_residual(kept, _context_residual, before.context if before else None)
-    kept, broken = _with_sound_nccl(kept, context)
-    kept, far_nccl = _without_outliers(kept, _nccl_beside(context), "NCCL", OUTLIER_OUTSIDE)
+    set_aside: set[QuarantinedObservation] = set()
+    kept = _without_outliers(members, _reserved_residual, "reserved", OUTLIER_RESERVED, set_aside)
+    kept = _without_outliers(kept, _context_residual, "context", OUTLIER_OUTSIDE, set_aside)
+    prior_context = before.context if before else None
+    context = _estimate_residual(kept, _context_residual, prior_context)
+    # What is left for NCCL once the context is taken off may not be possible.
+    for observation in kept:
+        measured = _nccl_bytes(observation, context)
+        predicted = observation.predicted_nccl_bytes
+        if measured is not None and (fault := ratio_fault("NCCL", predicted, measured, MOST_OUTSIDE_RATIO)):
+            set_aside.add(QuarantinedObservation(observation=observation, reason=fault))
+    gone = {quarantined.observation for quarantined in set_aside}
+    kept = [observation for observation in kept if observation not in gone]
+    kept = _without_outliers(kept, _nccl_beside(context), "NCCL", OUTLIER_OUTSIDE, set_aside)
     reserved = _estimate_residual(kept, _reserved_residual, before.reserved if before else None)
-    set_aside = far | far_context | broken | far_nccl
     if reserved is None:
         return None, set_aside
     # Once more: of what was set aside for its NCCL, nothing else is believed either.
-    context = _estimate_residual(kept, _context_residual, before.context if before else None)
+    context = _estimate_residual(kept, _context_residual, prior_context)
     nccl = _estimate_residual(kept, _nccl_beside(context), before.nccl if before else None)
     gpu, torch = group
     return Correction(gpu=gpu, torch=torch, reserved=reserved, context=context, nccl=nccl), set_aside
 
 
 def _without_outliers(
-    members: Sequence[Observation], residual: _Residual, name: str, furthest: float
-) -> tuple[list[Observation], set[QuarantinedObservation]]:
-    measured = [(each, far) for each in members if (far := residual(each)) is not None]
-    places = outliers([each for _, each in measured], furthest)
-    set_aside = {
-        QuarantinedObservation(
-            observation=measured[place][0],
-            reason=f"outlier: {name} bytes {measured[place][1]:+.0%} from predicted, unlike the others of "
-            f"{' with torch '.join(measured[place][0].group)}",
+    members: Sequence[Observation],
+    residual: _Residual,
+    name: str,
+    furthest: float,
+    set_aside: set[QuarantinedObservation],
+) -> list[Observation]:
+    """Those that are kept; the others are put into `set_aside`."""
+    measured = [(observation, far) for observation in members if (far := residual(observation)) is not None]
+    gone = set()
+    for place in outliers([far for _, far in measured], furthest):
+        observation, far = measured[place]
+        reason = (
+            f"outlier: {name} bytes {far:+.0%} from predicted, unlike the others of "
+            f"{' with torch '.join(observation.group)}"
         )
-        for place in places
-    }
-    gone = {each.observation for each in set_aside}
-    return [each for each in members if each not in gone], set_aside
-
-
-def _with_sound_nccl(
-    members: Sequence[Observation], context: Estimate | None
-) -> tuple[list[Observation], set[QuarantinedObservation]]:
-    """Without those in which what is left for NCCL, once the context is taken off, cannot be."""
-    set_aside = set()
-    for seen in members:
-        measured = _nccl_bytes(seen, context)
-        fault = measured is not None and ratio_fault("NCCL", seen.predicted_nccl_bytes, measured, MOST_OUTSIDE_RATIO)
-        if fault:
-            set_aside.add(QuarantinedObservation(observation=seen, reason=fault))
-    gone = {each.observation for each in set_aside}
-    return [each for each in members if each not in gone], set_aside
+        set_aside.add(QuarantinedObservation(observation=observation, reason=reason))
+        gone.add(observation)
+    return [observation for observation in members if observation not in gone]
 
 
 def _estimate_residual(members: Sequence[Observation], residual: _Residual, before: Estimate | None) -> Estimate | None:
-    residuals = [far for each in members if (far := residual(each)) is not None]
-    if not residuals:
-        return before
-    return estimate(residuals, before.residual if before else 0.0)
+    residuals = [far for observation in members if (far := residual(observation)) is not None]
+    return estimate(residuals, before.residual if before else 0.0) if residuals else before
 
 
-def _reserved_residual(seen: Observation) -> float | None:
-    return _relative(seen.predicted_reserved_bytes, seen.measured_reserved_bytes)
+def _reserved_residual(observation: Observation) -> float | None:
+    return _relative(observation.predicted_reserved_bytes, observation.measured_reserved_bytes)
 
 
-def _context_residual(seen: Observation) -> float | None:
-    if seen.measured_context_bytes is None:
-        return None
-    return _relative(seen.predicted_context_bytes, seen.measured_context_bytes)
+def _context_residual(observation: Observation) -> float | None:
+    return _relative(observation.predicted_context_bytes, observation.measured_context_bytes)
 
 
 def _nccl_beside(context: Estimate | None) -> _Residual:
-    def residual(seen: Observation) -> float | None:
-        measured = _nccl_bytes(seen, context)
-        return None if measured is None else _relative(seen.predicted_nccl_bytes, measured)
-
-    return residual
+    return lambda observation: _relative(observation.predicted_nccl_bytes, _nccl_bytes(observation, context))
 
 
-def _nccl_bytes(seen: Observation, context: Estimate | None) -> int | None:
+def _relative(predicted: int, measured: int | None) -> float | None:
+    return None if measured is None else (measured - predicted) / predicted
+
+
+def _nccl_bytes(observation: Observation, context: Estimate | None) -> int | None:
     """NCCL's bytes: as measured, or what the process holds outside the allocator less its context.
 
     The context is that of this process if it was measured, else the predicted one as others of its group correct it.
     """
-    if seen.measured_nccl_bytes is not None:
-        return seen.measured_nccl_bytes
-    if seen.measured_outside_bytes is None or not seen.predicted_nccl_bytes:
+    measured, outside = observation.measured_nccl_bytes, observation.measured_outside_bytes
+    if measured is not None or outside is None or not observation.predicted_nccl_bytes:
+        return measured
+    if observation.measured_context_bytes is not None:
+        return outside - observation.measured_context_bytes
+    if not observation.predicted_context_bytes:
         return None
-    if seen.measured_context_bytes is not None:
-        return seen.measured_outside_bytes - seen.measured_context_bytes
-    if not seen.predicted_context_bytes:
-        return None
-    corrected = 1 + (context.residual if context else 0.0)
-    return seen.measured_outside_bytes - round(seen.predicted_context_bytes * corrected)
-
-
-def _relative(predicted: int, measured: int) -> float:
-    return (measured - predicted) / predicted
+    return outside - round(observation.predicted_context_bytes * (1 + (context.residual if context else 0.0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,16 +150,14 @@ class Coverage:
 
 def cover_left_out(observations: Sequence[Observation]) -> Coverage:
     """Measured reserved bytes beside the interval around the predicted ones; broken observations are not asked."""
-    sound = [each for each in observations if not fault_of(each)]
-    outside = [each.case for each in sound if not _is_covered(each, [other for other in sound if other is not each])]
+    sound = [observation for observation in observations if not fault_of(observation)]
+    outside = []
+    for left_out in sound:
+        known = learn(other for other in sound if other is not left_out).applied_to(*left_out.group)
+        low, high = reserved_band(known.reserved_residual, known.reserved_error)
+        if not low <= left_out.measured_reserved_bytes / left_out.predicted_reserved_bytes - 1 <= high:
+            outside.append(left_out.case)
     return Coverage(observations=len(sound), covered=len(sound) - len(outside), outside=tuple(outside))
-
-
-def _is_covered(left_out: Observation, others: Sequence[Observation]) -> bool:
-    known = learn(others).applied_to(*left_out.group)
-    low, high = reserved_band(known.reserved_residual, known.reserved_error)
-    far = left_out.measured_reserved_bytes / left_out.predicted_reserved_bytes - 1
-    return low <= far <= high
 
 
 def measured_calibration() -> Calibration:

@@ -123,17 +123,35 @@ class QuarantinedObservation:
     reason: str
 
 
-def fault_of(seen: Observation) -> str:
+def fault_of(observation: Observation) -> str:
     """Why a measurement is broken by itself; empty if it is not."""
-    if not seen.gpu:
+    if not observation.gpu:
         return "it names no GPU"
-    if not seen.group[1]:
-        return f"{seen.torch!r} is no version of torch"
-    if seen.measured_out_of_memory:
+    if not observation.group[1]:
+        return f"{observation.torch!r} is no version of torch"
+    if observation.measured_out_of_memory:
         return "the measured step ran out of memory"
-    if seen.predicted_out_of_memory:
+    if observation.predicted_out_of_memory:
         return "the predicted step ran out of memory, so its figures are those of a larger device"
-    return _reserved_fault(seen) or _device_fault(seen) or _outside_fault(seen)
+    reserved, total = observation.measured_reserved_bytes, observation.device_total_bytes
+    if fault := ratio_fault("reserved", observation.predicted_reserved_bytes, reserved, MOST_RESERVED_RATIO):
+        return fault
+    if total < 0:
+        return f"the device's size is {total}"
+    for name, held in (("reserved", reserved), ("device", observation.measured_device_bytes or 0)):
+        if total and held > total:
+            return f"measured {name} bytes, {show_bytes(held)}, are more than the device has, {show_bytes(total)}"
+    if observation.measured_outside_bytes is not None and observation.measured_outside_bytes <= 0:
+        return "measured device bytes are no more than the reserved bytes"
+    for name, predicted, measured in (
+        ("context", observation.predicted_context_bytes, observation.measured_context_bytes),
+        ("NCCL", observation.predicted_nccl_bytes, observation.measured_nccl_bytes),
+    ):
+        if measured is not None and (fault := ratio_fault(name, predicted, measured, MOST_OUTSIDE_RATIO)):
+            return fault
+    if observation.predicted_context_bytes < 0 or observation.predicted_nccl_bytes < 0:
+        return "predicted bytes outside the allocator are negative"
+    return ""
 
 
 def outliers(residuals: Sequence[float], furthest: float) -> frozenset[int]:
@@ -141,7 +159,7 @@ def outliers(residuals: Sequence[float], furthest: float) -> frozenset[int]:
     if len(residuals) < FEWEST_FOR_OUTLIERS:
         return frozenset()
     median = statistics.median(residuals)
-    far = frozenset(place for place, each in enumerate(residuals) if abs(each - median) > furthest)
+    far = frozenset(place for place, residual in enumerate(residuals) if abs(residual - median) > furthest)
     return far if len(far) <= MOST_OUTLIERS * len(residuals) else frozenset()
 
 
@@ -156,34 +174,4 @@ def ratio_fault(name: str, predicted: int, measured: int, most: int) -> str:
             f"measured {name} bytes, {show_bytes(measured)}, are more than {most} times away from those predicted, "
             f"{show_bytes(predicted)}"
         )
-    return ""
-
-
-def _reserved_fault(seen: Observation) -> str:
-    predicted, measured = seen.predicted_reserved_bytes, seen.measured_reserved_bytes
-    return ratio_fault("reserved", predicted, measured, MOST_RESERVED_RATIO)
-
-
-def _device_fault(seen: Observation) -> str:
-    total = seen.device_total_bytes
-    if total < 0:
-        return f"the device's size is {total}"
-    for name, held in (("reserved", seen.measured_reserved_bytes), ("device", seen.measured_device_bytes or 0)):
-        if total and held > total:
-            return f"measured {name} bytes, {show_bytes(held)}, are more than the device has, {show_bytes(total)}"
-    if seen.measured_outside_bytes is not None and seen.measured_outside_bytes <= 0:
-        return "measured device bytes are no more than the reserved bytes"
-    return ""
-
-
-def _outside_fault(seen: Observation) -> str:
-    for name, predicted, measured in (
-        ("context", seen.predicted_context_bytes, seen.measured_context_bytes),
-        ("NCCL", seen.predicted_nccl_bytes, seen.measured_nccl_bytes),
-    ):
-        fault = "" if measured is None else ratio_fault(name, predicted, measured, MOST_OUTSIDE_RATIO)
-        if fault:
-            return fault
-    if seen.predicted_context_bytes < 0 or seen.predicted_nccl_bytes < 0:
-        return "predicted bytes outside the allocator are negative"
     return ""
