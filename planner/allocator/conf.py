@@ -53,13 +53,18 @@ def read_conf(conf: str) -> Conf:
     for option, value in read_options(conf):
         if option in _WITHOUT_EFFECT:
             without_effect.append(option)
-        elif option == "backend":
-            _check_backend(value)
         elif option in _READERS:
             name, read = _READERS[option]
             changes[name] = read(option, value)
-        else:
-            raise _make_unknown_option_error(option)
+        elif option != "backend":
+            known = sorted({*_READERS, *_WITHOUT_EFFECT, "backend"})
+            near = difflib.get_close_matches(option, known, n=2) if len(option) <= _LONGEST_OPTION else []
+            remedy = f"did you mean {' or '.join(near)}?" if near else ""
+            raise _fault(f"{option!r} is no option of the allocator", ", ".join(sorted([*_READERS, "backend"])), remedy)
+        elif value != "native":
+            state = "not modelled" if value == "cudaMallocAsync" else "unknown"
+            remedy = "leave backend out; CUDA's own pool allocator follows rules that are not public"
+            raise _fault(f"backend: {value!r} is {state}", "native", remedy)
     return Conf(changes, tuple(without_effect))
 
 
@@ -121,15 +126,13 @@ def _share(option: str, value: str) -> float:
 
 
 def _threshold(option: str, value: str) -> float:
-    share = _share(option, value)
-    if not 0.0 < share < 1.0:
+    if not 0.0 < (share := _share(option, value)) < 1.0:
         raise _fault(f"{option}: {value} is not between 0 and 1", "a number above 0 and below 1")
     return share
 
 
 def _fraction(option: str, value: str) -> float:
-    share = _share(option, value)
-    if not 0.0 <= share <= 1.0:
+    if not 0.0 <= (share := _share(option, value)) <= 1.0:
         raise _fault(f"{option}: {value} is no share of the device", "a number from 0 to 1")
     return share
 
@@ -179,20 +182,6 @@ _READERS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
     "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
 }
-
-
-def _check_backend(value: str) -> None:
-    if value == "native":
-        return
-    problem = f"backend: {value!r} is not modelled" if value == "cudaMallocAsync" else f"backend: {value!r} is unknown"
-    raise _fault(problem, "native", "leave backend out; CUDA's own pool allocator follows rules that are not public")
-
-
-def _make_unknown_option_error(option: str) -> AllocatorConfError:
-    known = sorted({*_READERS, *_WITHOUT_EFFECT, "backend"})
-    near = difflib.get_close_matches(option, known, n=2) if len(option) <= _LONGEST_OPTION else []
-    remedy = f"did you mean {' or '.join(near)}?" if near else ""
-    return _fault(f"{option!r} is no option of the allocator", ", ".join(sorted([*_READERS, "backend"])), remedy)
 
 
 def _fault(problem: str, allowed: str, remedy: str = "") -> AllocatorConfError:

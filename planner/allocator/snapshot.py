@@ -24,8 +24,20 @@ from planner.errors import SnapshotError
 from planner.units import MIB
 
 # The opcodes are those of Python 3.11 (pickletools.opcodes).
-_NAMES = {each.name: each.code.encode("latin-1") for each in pickletools.opcodes}
+_NAMES = {opcode.name: opcode.code.encode("latin-1") for opcode in pickletools.opcodes}
 _MEMO = {_NAMES["PUT"], _NAMES["LONG_BINPUT"]}
+_WIDTHS = {
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+}
+_COUNTED = {
+    opcode.code.encode("latin-1"): _WIDTHS[opcode.arg.n]
+    for opcode in pickletools.opcodes
+    if opcode.arg is not None and opcode.arg.n in _WIDTHS
+}
+"""Opcodes that say how many bytes follow, each with the width of that number."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -33,25 +45,23 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
-def plain_data(raw: bytes, place: str, allowed: str) -> Any:
-    """The data of a pickle. Raises SnapshotError, which says what would have been `allowed`."""
-    _check_memo(raw, place, allowed)
+def _unpickle(raw: bytes, place: str) -> Any:
+    """The data of a pickle, if it is plain."""
+    _check_memo(raw, place)
     try:
         return _PlainUnpickler(io.BytesIO(raw)).load()
     except EOFError:
-        raise SnapshotError("the pickle is truncated", allowed=allowed, place=place) from None
+        problem = "the pickle is truncated"
     except pickle.UnpicklingError as fault:
-        if str(fault).startswith("it asks for "):
-            raise SnapshotError(
-                f"not plain data: {fault}; nothing was executed", allowed=allowed, place=place
-            ) from None
         problem = "the pickle is truncated" if "truncated" in str(fault) else f"not a pickle ({fault})"
-        raise SnapshotError(problem, allowed=allowed, place=place) from None
+        if str(fault).startswith("it asks for "):
+            problem = f"not plain data: {fault}; nothing was executed"
     except Exception as fault:  # a damaged pickle fails in any way it likes
-        raise SnapshotError(f"not a pickle ({type(fault).__name__})", allowed=allowed, place=place) from None
+        problem = f"not a pickle ({type(fault).__name__})"
+    raise SnapshotError(problem, allowed=_ALLOWED, place=place)
 
 
-def _check_memo(raw: bytes, place: str, allowed: str) -> None:
+def _check_memo(raw: bytes, place: str) -> None:
     """Refuses a pickle that remembers something under a number far above the count of what it has: the unpickler makes
     a table of twice that number (Modules/_pickle.c, _Unpickler_MemoPut), and ten bytes would take 64 GiB.
 
@@ -64,25 +74,21 @@ def _check_memo(raw: bytes, place: str, allowed: str) -> None:
         assert match is not None  # an empty run is one
         position = match.end()
         opcode = raw[position : position + 1]
-        if opcode in _MEMO:
-            index, position = _memo_index(raw, position)
-            if index > end:
-                raise SnapshotError(f"not a pickle (it has no {index} values)", allowed=allowed, place=place)
-        elif opcode in _COUNTED:
+        if opcode in _COUNTED:
             width = _COUNTED[opcode]
             position += 1 + width + int.from_bytes(raw[position + 1 : position + 1 + width], "little")
+            continue
+        if opcode == _NAMES["LONG_BINPUT"]:
+            index, position = int.from_bytes(raw[position + 1 : position + 5], "little"), position + 5
+        elif opcode == _NAMES["PUT"]:
+            after = raw.find(b"\n", position)
+            digits = raw[position + 1 : after].strip()[:20] if after > 0 else b""
+            # What is no number the unpickler refuses; one of 20 digits is larger than any index.
+            index, position = int(digits) if digits.isdigit() else 0, after + 1 if after > 0 else end
         else:
             return
-
-
-def _memo_index(raw: bytes, position: int) -> tuple[int, int]:
-    """The number under which an opcode remembers, and where the next one stands."""
-    if raw[position : position + 1] == _NAMES["LONG_BINPUT"]:
-        return int.from_bytes(raw[position + 1 : position + 5], "little"), position + 5
-    after = raw.find(b"\n", position)
-    digits = raw[position + 1 : after].strip() if after > 0 else b""
-    # What is no number the unpickler refuses; one of 20 digits is larger than any index.
-    return (int(digits[:20]) if digits[:20].isdigit() else 0), (after + 1 if after > 0 else len(raw))
+        if index > end:
+            raise SnapshotError(f"not a pickle (it has no {index} values)", allowed=_ALLOWED, place=place)
 
 
 @functools.cache
@@ -91,9 +97,9 @@ def _runs(third_byte: int) -> re.Pattern[bytes]:
     such as do it under a small number, or one whose third byte is at most this and whose fourth is 0."""
     by_length: dict[int, bytes] = {}
     lines = b""
-    for each in pickletools.opcodes:
-        code = each.code.encode("latin-1")
-        length = 0 if each.arg is None else each.arg.n
+    for opcode in pickletools.opcodes:
+        code = opcode.code.encode("latin-1")
+        length = 0 if opcode.arg is None else opcode.arg.n
         if code in _MEMO or code == _NAMES["STOP"]:
             continue
         if length >= 0:
@@ -103,24 +109,6 @@ def _runs(third_byte: int) -> re.Pattern[bytes]:
     fixed = [b"[%s].{%d}" % (re.escape(codes), length) for length, codes in sorted(by_length.items())]
     memo = [rb"r..[\x00-%s]\x00" % re.escape(bytes([third_byte])), rb"p[0-9]{1,5}\n"]
     return re.compile(b"(?:%s|[%s][^\\n]*\\n)*+" % (b"|".join([*fixed, *memo]), re.escape(lines)), re.DOTALL)
-
-
-def _find_length_widths() -> dict[bytes, int]:
-    """Opcodes that say how many bytes follow, each with the width of that number."""
-    widths = {
-        pickletools.TAKEN_FROM_ARGUMENT1: 1,
-        pickletools.TAKEN_FROM_ARGUMENT4: 4,
-        pickletools.TAKEN_FROM_ARGUMENT4U: 4,
-        pickletools.TAKEN_FROM_ARGUMENT8U: 8,
-    }
-    return {
-        each.code.encode("latin-1"): widths[each.arg.n]
-        for each in pickletools.opcodes
-        if each.arg is not None and each.arg.n in widths
-    }
-
-
-_COUNTED = _find_length_widths()
 
 
 _ALLOWED = "a pickle written by torch.cuda.memory._dump_snapshot, also compressed as .gz or .xz"
@@ -135,8 +123,6 @@ _HIGHEST_ADDRESS = 2**63
 """Half of what 64 bits hold: a block that begins below it ends within 64 bits."""
 _MOST_DEVICES, _MOST_STREAMS = 1024, 4096
 """Of one process, far above what there is. What a replay does for each stream it does again and again."""
-_FREE_STATES = frozenset({"inactive"})
-_WAITING_STATES = frozenset({"active_pending_free", "active_awaiting_free"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +136,12 @@ class SnapshotBlock:
 
     @property
     def free(self) -> bool:
-        return self.state in _FREE_STATES
+        return self.state == "inactive"
 
     @property
     def waiting(self) -> bool:
         """Given up by the program, still in use on another stream."""
-        return self.state in _WAITING_STATES
+        return self.state in ("active_pending_free", "active_awaiting_free")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +183,7 @@ class Snapshot:
 
 def read_snapshot(path: Path) -> Snapshot:
     """Reads a snapshot. Raises SnapshotError if it cannot be read, is not plain data, or holds no trace."""
-    return _snapshot_of(_read(path, str(path)), str(path))[0]
+    return snapshot_of_bytes(read_packed(path), str(path))[0]
 
 
 def snapshot_of_bytes(packed: bytes, place: str, *, traced: bool = True) -> tuple[Snapshot, Mapping[str, Any]]:
@@ -205,17 +191,13 @@ def snapshot_of_bytes(packed: bytes, place: str, *, traced: bool = True) -> tupl
 
     Raises SnapshotError as :func:`read_snapshot` does; without `traced`, one that has segments needs no trace.
     """
-    return _snapshot_of(_unpack(packed, place), place, traced)
-
-
-def _snapshot_of(raw: bytes, place: str, traced: bool = True) -> tuple[Snapshot, Mapping[str, Any]]:
-    content = plain_data(raw, place, _ALLOWED)
+    raw = _unpack(packed, place)
+    content = _unpickle(raw, place)
     try:
         snapshot = _snapshot(content, len(raw))
     except (KeyError, TypeError, ValueError, AttributeError) as fault:
-        raise SnapshotError(
-            f"not a snapshot of CUDA memory ({type(fault).__name__}: {fault})", allowed=_ALLOWED, place=place
-        ) from None
+        problem = f"not a snapshot of CUDA memory ({type(fault).__name__}: {fault})"
+        raise SnapshotError(problem, allowed=_ALLOWED, place=place) from None
     if not any(snapshot.traces) and (traced or not snapshot.segments):
         raise SnapshotError(
             "the snapshot holds no trace" + ("" if snapshot.segments else ", and no segment"),
@@ -227,51 +209,43 @@ def _snapshot_of(raw: bytes, place: str, traced: bool = True) -> tuple[Snapshot,
 
 
 def read_packed(path: Path) -> bytes:
-    """The bytes of a snapshot's file, as they are before unpickling. Raises SnapshotError where it cannot be read."""
-    return _read(path, str(path))
-
-
-def _read(path: Path, place: str) -> bytes:
+    """The bytes of a snapshot's file, compressed or not. Raises SnapshotError where it cannot be read."""
+    place = str(path)
     try:
         status = path.stat()
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-            raise SnapshotError(
-                "it is a device or a pipe, which may never end",
-                allowed="a file",
-                remedy="save it to a file",
-                place=place,
-            )
+            problem = "it is a device or a pipe, which may never end"
+            raise SnapshotError(problem, allowed="a file", remedy="save it to a file", place=place)
         with path.open("rb") as opened:
-            raw = opened.read(min(status.st_size, _LARGEST_BYTES) + 1)
+            packed = opened.read(min(status.st_size, _LARGEST_BYTES) + 1)
     except OSError as fault:
         raise SnapshotError(f"cannot be read: {fault.strerror or fault}", place=place) from None
     except ValueError as fault:  # a NUL in the path
         raise SnapshotError(f"cannot be read: {fault}", place=place) from None
-    if len(raw) > _LARGEST_BYTES:
+    if len(packed) > _LARGEST_BYTES:
         raise SnapshotError(f"it is larger than {_LARGEST_BYTES >> 30} GiB", allowed=_ALLOWED, place=place)
-    return _unpack(raw, place)
+    return packed
 
 
-def _unpack(raw: bytes, place: str) -> bytes:
-    if not raw:
+def _unpack(packed: bytes, place: str) -> bytes:
+    if not packed:
         raise SnapshotError("the file is empty", allowed=_ALLOWED, place=place)
+    most = min(_LARGEST_BYTES, max(_ALWAYS_UNPACKED_BYTES, _MOST_UNPACKED * len(packed)))
+    opened = io.BytesIO(packed)
     try:
-        with io.BytesIO(raw) as file:
-            if raw.startswith(b"\x1f\x8b"):
-                return _unpack_within_limits(gzip.GzipFile(fileobj=file), len(raw), place)
-            if raw.startswith(b"\xfd7zXZ\x00"):
-                return _unpack_within_limits(lzma.LZMAFile(file), len(raw), place)
+        if packed.startswith(b"\x1f\x8b"):
+            with gzip.GzipFile(fileobj=opened) as file:
+                content = file.read(most + 1)
+        elif packed.startswith(b"\xfd7zXZ\x00"):
+            with lzma.LZMAFile(opened) as xz_file:
+                content = xz_file.read(most + 1)
+        else:
+            return packed
     except (EOFError, OSError, lzma.LZMAError, zlib.error):
         raise SnapshotError("the compressed file is truncated or damaged", allowed=_ALLOWED, place=place) from None
-    return raw
-
-
-def _unpack_within_limits(file: gzip.GzipFile | lzma.LZMAFile, packed: int, place: str) -> bytes:
-    most = min(_LARGEST_BYTES, max(_ALWAYS_UNPACKED_BYTES, _MOST_UNPACKED * packed))
-    content = file.read(most + 1)
     if len(content) > most:
         raise SnapshotError(
-            f"its {packed} bytes unpack to more than {most >> 20} MiB",
+            f"its {len(packed)} bytes unpack to more than {most >> 20} MiB",
             allowed=f"at most {_MOST_UNPACKED} times as much, and {_LARGEST_BYTES >> 30} GiB",
             remedy="give the uncompressed file",
             place=place,
@@ -287,15 +261,16 @@ def _snapshot(content: Mapping[str, Any], raw_bytes: int) -> Snapshot:
     # A pickle can name one list again and again: a small file would stand for more than any machine holds.
     if listed > raw_bytes or len(traces) > _MOST_DEVICES:
         raise ValueError(f"{listed} entries and blocks of {len(traces)} devices in {raw_bytes} bytes")
-    found = Snapshot(
+    snapshot = Snapshot(
         traces=tuple(tuple(map(_entry, trace)) for trace in traces),
         segments=tuple(map(_segment, segments)),
         conf=_text(settings, "PYTORCH_ALLOC_CONF") or _text(settings, "PYTORCH_CUDA_ALLOC_CONF"),
     )
-    streams = {entry.stream for trace in found.traces for entry in trace} | {each.stream for each in found.segments}
+    streams = {segment.stream for segment in snapshot.segments}
+    streams.update(entry.stream for trace in snapshot.traces for entry in trace)
     if len(streams) > _MOST_STREAMS:
         raise ValueError(f"{len(streams)} streams, and no process has more than {_MOST_STREAMS}")
-    return found
+    return snapshot
 
 
 def _entry(entry: Mapping[str, Any]) -> TraceEntry:
@@ -310,8 +285,18 @@ def _entry(entry: Mapping[str, Any]) -> TraceEntry:
 
 
 def _segment(segment: Mapping[str, Any]) -> SnapshotSegment:
-    pool = segment.get("segment_pool_id", (0, 0))
-    address = _whole(segment, "address", _HIGHEST_ADDRESS)
+    address = end = _whole(segment, "address", _HIGHEST_ADDRESS)
+    blocks = []
+    for block in segment["blocks"]:  # addresses of blocks are written since torch 2.1 only
+        size = _whole(block, "size", _MOST_BYTES)
+        requested = _whole(block, "requested_size", _MOST_BYTES) if "requested_size" in block else size
+        state = block["state"]
+        if not isinstance(state, str):
+            raise ValueError("state is no text")
+        blocks.append(SnapshotBlock(end, size, requested, state))
+        end += size
+    if end > 2 * _HIGHEST_ADDRESS:
+        raise ValueError("the blocks of a segment end beyond 64 bits")
     return SnapshotSegment(
         device=_whole(segment, "device", _MOST_DEVICES),
         address=address,
@@ -319,24 +304,9 @@ def _segment(segment: Mapping[str, Any]) -> SnapshotSegment:
         stream=_whole(segment, "stream", 2**64, -(2**64)),
         small=segment["segment_type"] == "small",
         expandable=segment.get("is_expandable", False) is True,
-        blocks=tuple(_blocks(address, segment["blocks"])),
-        private=tuple(_list(pool, "segment_pool_id")) != (0, 0),
+        blocks=tuple(blocks),
+        private=tuple(_list(segment.get("segment_pool_id", (0, 0)), "segment_pool_id")) != (0, 0),
     )
-
-
-def _blocks(address: int, blocks: Sequence[Mapping[str, Any]]) -> list[SnapshotBlock]:
-    found = []
-    for block in blocks:  # addresses of blocks are written since torch 2.1 only
-        size = _whole(block, "size", _MOST_BYTES)
-        requested = _whole(block, "requested_size", _MOST_BYTES) if "requested_size" in block else size
-        state = block["state"]
-        if not isinstance(state, str):
-            raise ValueError("state is no text")
-        found.append(SnapshotBlock(address, size, requested, state))
-        address += size
-    if address > 2 * _HIGHEST_ADDRESS:
-        raise ValueError("the blocks of a segment end beyond 64 bits")
-    return found
 
 
 def _whole(entry: Mapping[str, Any], key: str, most: int, least: int = 0) -> int:

@@ -84,14 +84,6 @@ class Timeline:
         """The first event after which the allocated bytes are at their peak; -1 for no events."""
         return self.allocated_bytes.index(self.peak_allocated_bytes) if self.allocated_bytes else -1
 
-    def internal_fragmentation_bytes(self, index: int) -> int:
-        """Lost to rounding inside blocks after event `index`."""
-        return self.active_bytes[index] - self.requested_bytes[index]
-
-    def external_fragmentation_bytes(self, index: int) -> int:
-        """Reserved but in no block that is used after event `index`."""
-        return self.reserved_bytes[index] - self.active_bytes[index]
-
 
 def torch_size(count: int) -> str:
     """Bytes as torch prints them in its messages (format_size)."""

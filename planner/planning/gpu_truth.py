@@ -30,8 +30,7 @@ from planner.truth.calibration.interval import Calibration, observation_from_jso
 from planner.truth.calibration.learning import Coverage, cover_left_out
 from planner.truth.calibration.observation import Observation, make_observation
 from planner.truth.measuring import measurement_lines
-from planner.truth.measuring.measured_phases import phases_of
-from planner.truth.measuring.measurement_lines import DeviceFacts, Levels, MeasuredPhase, Measurement
+from planner.truth.measuring.measurement_lines import DeviceFacts, Levels, MeasuredPhase, Measurement, phases_of
 from planner.units import GIB
 from planner.versions import minor_of
 

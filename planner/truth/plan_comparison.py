@@ -25,8 +25,7 @@ from planner.report.statement import (
 from planner.truth.comparison import Comparison, Figure, PhaseComparison, compare_sizes, render, to_json
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring import program as measured_program
-from planner.truth.measuring.measured_phases import most_by_category, phases_of
-from planner.truth.measuring.measurement_lines import MeasuredPhase, Measurement
+from planner.truth.measuring.measurement_lines import MeasuredPhase, Measurement, most_by_category, phases_of
 from planner.truth.measuring.program import MeasuredProgram, MeasuredRank
 
 Predicted = Plan | ProgramStatement

@@ -16,7 +16,7 @@ from planner.allocator.long_runs.replayed_run import ReplayedRun, compose
 from planner.allocator.rules import Rules
 from planner.job.loading import load_yaml
 from planner.tracing.spec.step_trace import trace
-from planner.truth.measuring.measured_phases import phases_of
+from planner.truth.measuring.measurement_lines import phases_of
 
 TOLERANCE = 0.005
 """Attention on a CPU takes scratch memory that no GPU takes."""

@@ -11,8 +11,15 @@ import pytest
 from planner.errors import MeasureError
 from planner.events import Phase
 from planner.truth.measuring import measurement_lines
-from planner.truth.measuring.measured_phases import Phases
-from planner.truth.measuring.measurement_lines import Levels, Measurement, OutOfMemory, Truth, from_json, to_json
+from planner.truth.measuring.measurement_lines import (
+    Levels,
+    Measurement,
+    OutOfMemory,
+    Phases,
+    Truth,
+    from_json,
+    to_json,
+)
 
 Build = Callable[..., Measurement]
 

@@ -10,7 +10,7 @@ import yaml
 
 from planner.job.schema import Cluster, DpShard, Gpu, Input, Job, Model, Parallel, Train
 from planner.tracing.spec.step_trace import trace
-from planner.truth.measuring.measured_phases import most_by_category
+from planner.truth.measuring.measurement_lines import most_by_category
 from planner.units import GIB
 
 TESTS = Path(__file__).parents[1]

@@ -28,7 +28,7 @@ from planner.job.schema import (
 )
 from planner.tracing.rank_trace import Trace
 from planner.tracing.spec.step_trace import trace
-from planner.truth.measuring.measured_phases import most_by_category, phases_of
+from planner.truth.measuring.measurement_lines import most_by_category, phases_of
 
 DECODER = Decoder(layers=2, hidden=64, heads=2, kv_heads=2, ffn=128, vocab=256)
 UNEVEN = Decoder(layers=1, hidden=72, heads=2, kv_heads=2, ffn=130, vocab=257)

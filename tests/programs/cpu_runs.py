@@ -16,8 +16,7 @@ import recorded_cpu_runs
 
 from planner.events import Alloc, Category, Event, Role
 from planner.host_events import HostEvent
-from planner.truth.measuring.measured_phases import most_by_category, phases_of
-from planner.truth.measuring.measurement_lines import Measurement
+from planner.truth.measuring.measurement_lines import Measurement, most_by_category, phases_of
 from planner.truth.measuring.recorders import COLLECTIVES
 
 _HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ import torch
 
 from planner.job.loading import load_yaml
 from planner.training import step
-from planner.truth.measuring.measured_phases import phases_of
+from planner.truth.measuring.measurement_lines import phases_of
 from planner.truth.measuring.recorders import HostRecorder
 
 

@@ -101,8 +101,8 @@ def test_reserved_holds_active_holds_allocated_and_requested(conf: str, events: 
 
     for index in range(len(events)):
         assert timeline.reserved_bytes[index] >= timeline.active_bytes[index] >= timeline.allocated_bytes[index] >= 0
-        assert timeline.internal_fragmentation_bytes(index) >= 0
-        assert timeline.external_fragmentation_bytes(index) >= 0
+        assert timeline.active_bytes[index] >= timeline.requested_bytes[index]
+        assert timeline.reserved_bytes[index] >= timeline.active_bytes[index]
 
 
 @pytest.mark.parametrize("conf", CONFS)

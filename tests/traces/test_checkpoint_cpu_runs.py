@@ -11,7 +11,7 @@ from cpu_runs import Both, Run, assert_alike, assert_exact, both_ways, peaks_tha
 from planner.events import Alloc, Event, Free, Mark, Phase, Role
 from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
 from planner.tracing.host_ledger import SMALLEST_BYTES
-from planner.truth.measuring.measured_phases import MeasuredPhase, phases_of
+from planner.truth.measuring.measurement_lines import MeasuredPhase, phases_of
 
 WORLDS = ((cases.PAIRS, 2),)
 BY_WAY_OF_THE_HOST = [("full-offloaded", 0), ("dcp-async", 0), ("dcp-async", 1)]

@@ -17,7 +17,7 @@ from planner.job.schema import Cluster, Gpu, Job, Parallel
 from planner.planning import pipeline
 from planner.tracing.spec.step_trace import trace
 from planner.training.wraps.deepspeed_engine import Partitions
-from planner.truth.measuring.measured_phases import most_by_category
+from planner.truth.measuring.measurement_lines import most_by_category
 
 BOTH = [(job.metadata.name, rank) for job in PAIRS for rank in (0, 1)]
 

@@ -15,7 +15,7 @@ from deepspeed_jobs import ADAMW, BF16, OFFLOAD, PAIRS, divided
 
 from planner.job.schema import Job
 from planner.tracing.spec.step_trace import trace
-from planner.truth.measuring.measured_phases import most_by_category, phases_of
+from planner.truth.measuring.measurement_lines import most_by_category, phases_of
 
 FEW_BYTES = 12
 """Flags of infinite gradients and norms."""

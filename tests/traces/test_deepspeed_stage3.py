@@ -21,7 +21,7 @@ from planner.job.schema import DpReplicate, Gpu, Job, Model, Parallel
 from planner.paper import host_memory
 from planner.planning import identity
 from planner.tracing.spec.step_trace import trace
-from planner.truth.measuring.measured_phases import most_by_category, phases_of
+from planner.truth.measuring.measurement_lines import most_by_category, phases_of
 
 HOST = {"device": "cpu"}
 

@@ -9,7 +9,7 @@ import pytest
 from planner.job.layout import Mesh, rank_classes, split_by_shards
 from planner.job.schema import Cluster, DpShard, Ep, Gpu, Job, Model, Parallel, Train
 from planner.tracing.spec.step_trace import trace
-from planner.truth.measuring.measured_phases import phases_of
+from planner.truth.measuring.measurement_lines import phases_of
 
 MIXTRAL = {
     "model_type": "mixtral", "vocab_size": 200, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 1,

@@ -24,7 +24,7 @@ from planner.job.schema import (
     Train,
 )
 from planner.tracing.spec.step_trace import trace
-from planner.truth.measuring.measured_phases import most_by_category, phases_of
+from planner.truth.measuring.measurement_lines import most_by_category, phases_of
 
 _NAMES = ("bitsandbytes.AdamW8bit", "torchao.AdamW8bit", "torchao.AdamW4bit", "torchao.AdamWFp8")
 

@@ -16,7 +16,7 @@ import split_cases
 from cpu_runs import Run, for_real, runs_of
 
 from planner.job.schema import Job
-from planner.truth.measuring.measured_phases import phases_of
+from planner.truth.measuring.measurement_lines import phases_of
 
 RECORDED = {
     "plain": ((plain_cases.ALONE, 1), (plain_cases.REPLICATED, 2)),

@@ -21,8 +21,14 @@ from planner.job.schema import Job
 from planner.runtime.messages import AnswerWriter
 from planner.training import absent_peers, step
 from planner.truth.measuring import measurement_lines, nvml, recorders
-from planner.truth.measuring.measured_phases import most_by_category, phases_of
-from planner.truth.measuring.measurement_lines import MeasuredPhase, Measurement, OutOfMemory, Truth
+from planner.truth.measuring.measurement_lines import (
+    MeasuredPhase,
+    Measurement,
+    OutOfMemory,
+    Truth,
+    most_by_category,
+    phases_of,
+)
 from planner.truth.measuring.recorders import CudaWatch, HostRecorder, HostRecording
 from planner.truth.measuring.software import allocator_conf, device_facts, software
 

@@ -18,8 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
-from planner.truth.measuring.measured_phases import Phases
-from planner.truth.measuring.measurement_lines import Levels, MeasuredPhase
+from planner.truth.measuring.measurement_lines import Levels, MeasuredPhase, Phases
 
 
 class CudaWatch:
