@@ -91,7 +91,7 @@ def _advise(job: Any, clock: Clock) -> None:
 
     from planner.planning import pipeline
     from planner.searching.advice import advise
-    from planner.searching.exact_groups import PlansHere
+    from planner.searching.exact_plans import PlansHere
 
     traced = pipeline.trace_class
     pipeline.trace_class = timed(lambda *arguments, **named: list(traced(*arguments, **named)), "advice: traces")

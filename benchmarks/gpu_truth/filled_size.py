@@ -14,8 +14,7 @@ from planner.job.schema import Gpu, Job, Software
 from planner.planning import identity
 from planner.planning.gpu_truth import gpu_of
 from planner.runtime.messages import AnswerWriter
-from planner.searching.exact_groups import PlansHere
-from planner.searching.exact_plans import Exact, Refused
+from planner.searching.exact_plans import Exact, PlansHere, Refused
 from planner.searching.extremes import with_size
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement

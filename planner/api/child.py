@@ -11,7 +11,7 @@ from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.messages import AnswerWriter, Task
-from planner.searching.preload import PRELOAD
+from planner.searching.exact_processes import PRELOAD
 
 _RESULT = "result"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, 
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import AdviceTried, Verdict, change_text
 from planner.searching.advice import USUAL_SECONDS, Advised, advise
-from planner.searching.exact_groups import PlansHere
+from planner.searching.exact_plans import PlansHere
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration
@@ -34,7 +33,7 @@ class RememberedTraces(TraceSource):
         """The source, with these traces of the job; as it is, where there are none."""
         if not traces:
             return source
-        by_rank = {each.rank_class.representative: each.trace for each in traces}
+        by_rank = {traced.rank_class.representative: traced.trace for traced in traces}
         return cls(isolation=source.isolation, cache=source.cache, job=_traced_part(job), traces=by_rank)
 
     def trace_rank(self, job: Job, rank: int, target: str = "") -> Trace:
@@ -68,16 +67,16 @@ def plan_and_advise(
     """
     known = measured_calibration() if calibration is None else calibration
     work = PlanningInputs(job=job, calibration=known, source=source, keep_traces=keep_traces)
-    found = plan_by(executor, work, progress)
+    result = plan_by(executor, work, progress)
     if with_eager:
-        found = add_eager(found, job, known, source, progress)
+        result = add_eager(result, job, known, source, progress)
     if not with_advice:
-        return found
-    return add_advice(found, job, known, progress=progress, source=source, seconds=advice_seconds)
+        return result
+    return add_advice(result, job, known, progress=progress, source=source, seconds=advice_seconds)
 
 
 def add_advice(
-    found: PlanningResult,
+    result: PlanningResult,
     job: Job,
     calibration: Calibration | None = None,
     *,
@@ -89,25 +88,16 @@ def add_advice(
 
     No rank class of a change is traced after `seconds`; one that has begun is brought to its end.
     """
-    if found.plan.verdict is not Verdict.EXCEEDS:
-        return found
+    if result.plan.verdict is not Verdict.EXCEEDS:
+        return result
     began = time.monotonic()
     known = measured_calibration() if calibration is None else calibration
-    remembered = RememberedTraces.of(source, job, found.traces)
+    remembered = RememberedTraces.of(source, job, result.traces)
     plans = PlansHere(calibration=known, source=remembered, deadline=began + seconds)
     advised = advise(job, plans, progress=progress, seconds=seconds)
     took = time.monotonic() - began
-    notes = (*found.notes, what_was_tried(advised, took))
-    seconds_of_plan = dataclasses.replace(found.plan.seconds, total=round(found.plan.seconds.total + took, 3))
-    plan = dataclasses.replace(
-        found.plan, advice=advised.advice, advice_tried=_summary(advised), seconds=seconds_of_plan
-    )
-    return dataclasses.replace(found, plan=plan, notes=notes)
-
-
-def _summary(advised: Advised) -> AdviceTried:
     change, exact = advised.closest or ({}, None)
-    return AdviceTried(
+    tried = AdviceTried(
         planned=advised.planned,
         by_bound=advised.by_bound,
         layouts=advised.layouts,
@@ -115,26 +105,29 @@ def _summary(advised: Advised) -> AdviceTried:
         closest_change=change,
         closest_lacks_bytes=0 if exact is None else -exact.headroom_bytes,
     )
+    seconds_of_plan = replace(result.plan.seconds, total=round(result.plan.seconds.total + took, 3))
+    plan = replace(result.plan, advice=advised.advice, advice_tried=tried, seconds=seconds_of_plan)
+    return replace(result, plan=plan, notes=(*result.notes, what_was_tried(advised, took)))
 
 
 def what_was_tried(advised: Advised, seconds: float) -> str:
     """In sentences; where nothing was found, with each change and what it takes."""
-    said = f"Advice: {advised.planned} changes were planned in {seconds:.0f} s"
+    text = f"Advice: {advised.planned} changes were planned in {seconds:.0f} s"
     if advised.by_bound:
-        said += f", {advised.by_bound} excluded by their lower bound"
+        text += f", {advised.by_bound} excluded by their lower bound"
     if advised.layouts:
-        said += f", {advised.layouts:,} candidates with other layouts looked at"
+        text += f", {advised.layouts:,} candidates with other layouts looked at"
     if not advised.in_time:
-        said += "; then the time was over"
+        text += "; then the time was over"
     if advised.advice:
-        return f"{said}."
-    said += ". Nothing was found that makes it fit."
+        return f"{text}."
+    text += ". Nothing was found that makes it fit."
     if advised.closest is not None:
         change, exact = advised.closest
-        said += f" Closest came {change_text(change)}, which lacks {show_bytes(-exact.headroom_bytes)}."
+        text += f" Closest came {change_text(change)}, which lacks {show_bytes(-exact.headroom_bytes)}."
     if advised.tried:
-        said += f" Planned: {'; '.join(dict.fromkeys(advised.tried))}."
+        text += f" Planned: {'; '.join(dict.fromkeys(advised.tried))}."
     if advised.excluded:
         parts = [f"{change_text(change)} ({show_bytes(least)})" for change, least in advised.excluded]
-        said += f" Too large at least, by their lower bound: {'; '.join(parts)}."
-    return said
+        text += f" Too large at least, by their lower bound: {'; '.join(parts)}."
+    return text

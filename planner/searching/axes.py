@@ -67,7 +67,7 @@ def _put(value: Any, keys: list[str], new: Any) -> Any:
     if isinstance(value, Optimizer) and first != "name":
         return dataclasses.replace(value, arguments=_put(value.arguments, keys, new))
     if isinstance(value, Mapping):
-        left = {key: each for key, each in value.items() if key != first}
+        left = {key: kept for key, kept in value.items() if key != first}
         return left if new is None and not rest else {**left, first: _put(value.get(first, {}), rest, new)}
     if not hasattr(value, first):
         raise KeyError(first)
@@ -82,10 +82,10 @@ def _built(old: Any, new: Any) -> Any:
     if isinstance(old, Recompute):
         return Recompute(mode="every", every=new["every"]) if isinstance(new, dict) else Recompute(mode=new)
     if isinstance(old, Optimizer):
-        return Optimizer(name=new["name"], arguments={key: each for key, each in new.items() if key != "name"})
+        return Optimizer(name=new["name"], arguments={key: argument for key, argument in new.items() if key != "name"})
     if isinstance(new, dict) and {"kind", "r"} <= new.keys():
-        fields: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in new.items()}
-        return Adapter(**fields)
+        keys: dict[str, Any] = {key: tuple(field) if isinstance(field, list) else field for key, field in new.items()}
+        return Adapter(**keys)
     return tuple(new) if isinstance(old, tuple) else new
 
 
@@ -125,8 +125,7 @@ _PATHS = {
     **{axis: f"parallel.{axis}.degree" for axis in DEGREES},
 }
 """Names whose values are those of one key."""
-_OTHERS = ("optimizer", "lora")
-NAMES = (*_PATHS, *_OTHERS)
+NAMES = (*_PATHS, "optimizer", "lora")
 _ALIASES = {"batch": "micro_batch_size", "mbs": "micro_batch_size", "seq": "sequence_length",
             "accumulation": "gradient_accumulation_steps", "accumulate": "gradient_accumulation_steps",
             "sp": "sequence_parallel", "fsdp": "dp_shard", "ddp": "dp_replicate",
@@ -164,7 +163,7 @@ def parse(written: str) -> Axis:
         )
     name = known_name(word.strip())
     place = written[:80]
-    values = [value for each in split_values(text) for value in _values(name, each.strip(), place)]
+    values = [value for part in split_values(text) for value in _values(name, part.strip(), place)]
     if len(values) > MOST_VALUES:
         raise SpecError(
             f"{place} has {len(values)} values", allowed=f"at most {MOST_VALUES}", remedy="take larger steps"
@@ -180,7 +179,7 @@ def split_values(text: str) -> list[str]:
 def axis_of(name: str, values: list[Any], place: str = "") -> Axis:
     """The axis with these values as a person or a spec writes them. Raises SpecError for one that cannot be."""
     make = _MAKERS.get(name) or (lambda value, place: _plain(name, value, place))
-    return Axis(name, tuple(make(each, place) for each in values), tuple(_label(each) for each in values))
+    return Axis(name, tuple(make(value, place) for value in values), tuple(map(_label, values)))
 
 
 def path_of(name: str) -> str:
@@ -216,10 +215,7 @@ def _range(first: str, last: str, step: str | None, *, place: str) -> list[int]:
         return list(range(low, high + 1, by))
     if not low:
         raise SpecError(f"{place} doubles from 0", allowed="a range from 1", remedy="begin at 1, or say a step: 0..8:2")
-    found = [low]
-    while found[-1] * 2 <= high:
-        found.append(found[-1] * 2)
-    return found
+    return [low << doublings for doublings in range((high // low).bit_length())]
 
 
 def _count(text: str) -> int:
@@ -260,25 +256,6 @@ def _recompute(value: Any, place: str) -> Change:
     return {"train.recompute": value}
 
 
-def _reshard(value: Any, place: str) -> Change:
-    if not isinstance(value, bool | int):
-        raise SpecError(f"reshard_after_forward cannot be {value!a}", allowed="true, false, a number", place=place)
-    return {_PATHS["reshard_after_forward"]: value}
-
-
-def _gpu(value: Any, place: str) -> Change:
-    return {"cluster.gpu": read_gpu(str(value), place).written}
-
-
-def _offload(value: Any, place: str) -> Change:
-    return _plain("offload", {False: "", "none": ""}.get(value, value), place)
-
-
-def _allocator(value: Any, place: str) -> Change:
-    del place
-    return {"allocator.conf": {"default": "", "expandable": "expandable_segments:True"}.get(str(value), str(value))}
-
-
 def _optimizer(value: Any, place: str) -> Change:
     """A name, or `fused`, or `in_backward`."""
     if value == "fused":
@@ -297,16 +274,28 @@ def _lora(value: Any, place: str) -> Change:
     return {"model.adapter": {"kind": "lora", "r": int(value), "alpha": 2 * int(value)}}
 
 
-def _zero(value: Any, place: str) -> Change:
-    if value not in (0, 1, 2, 3):
-        raise SpecError(f"zero cannot be {value!a}", allowed="stages 0 to 3", place=place)
-    return {_PATHS["zero"]: value}
+def _one_of(name: str, is_one: Callable[[Any], bool], allowed: str) -> Callable[[Any, str], Change]:
+    def make(value: Any, place: str) -> Change:
+        if not is_one(value):
+            raise SpecError(f"{name} cannot be {value!a}", allowed=allowed, place=place)
+        return {_PATHS[name]: value}
+
+    return make
 
 
+_CONFS = {"default": "", "expandable": "expandable_segments:True"}
 _MAKERS: Mapping[str, Callable[[Any, str], Change]] = {
-    "recompute": _recompute, "reshard_after_forward": _reshard, "gpu": _gpu, "offload": _offload,
-    "allocator": _allocator, "optimizer": _optimizer, "lora": _lora, "zero": _zero,
-}  # fmt: skip
+    "recompute": _recompute,
+    "reshard_after_forward": _one_of(
+        "reshard_after_forward", lambda value: isinstance(value, bool | int), "true, false, a number"
+    ),
+    "gpu": lambda value, place: {"cluster.gpu": read_gpu(str(value), place).written},
+    "offload": lambda value, place: _plain("offload", {False: "", "none": ""}.get(value, value), place),
+    "allocator": lambda value, _: {"allocator.conf": _CONFS.get(str(value), str(value))},
+    "optimizer": _optimizer,
+    "lora": _lora,
+    "zero": _one_of("zero", lambda value: value in (0, 1, 2, 3), "stages 0 to 3"),
+}
 
 
 def _label(value: Any) -> str:

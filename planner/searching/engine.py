@@ -7,12 +7,11 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
-from planner.job.schema import Gpu
+from planner.job.schema import Gpu, Job
 from planner.report.statement import Verdict
-from planner.searching.exact_plans import Answer, Exact, OutOfTimeError, Plans, Refused
+from planner.searching.exact_plans import Answers, Exact, OutOfTimeError, Plans, Refused, plan_in_turn
 from planner.searching.space import Candidate, Space
 from planner.searching.weighing import MOST_LOOKED_AT, Cost, Objective, Progress, Scales, Weighed, weigh
 
@@ -28,30 +27,22 @@ class Exceeded:
     def add(self, space: Space, candidate: Candidate) -> None:
         """Remember one whose tensors exceed its GPU."""
         if candidate.job.parallel.pp.degree == 1:
-            self.sizes.setdefault(_others(space, candidate), []).append(_size(candidate))
+            others, size = _others_and_size(space, candidate)
+            self.sizes.setdefault(others, []).append(size)
 
     def covers(self, space: Space, number: int) -> bool:
         """Whether the candidate is at least as large as one of those, and the same in all else."""
-        if not self.sizes:
-            return False
-        candidate = space.candidate(number)
+        candidate = space.candidate(number) if self.sizes else ""
         if isinstance(candidate, str):
             return False
-        batch, tokens = _size(candidate)
-        known = self.sizes.get(_others(space, candidate), ())
-        return any(batch >= smaller and tokens >= shorter for smaller, shorter in known)
+        others, (batch, tokens) = _others_and_size(space, candidate)
+        return any(batch >= smaller and tokens >= shorter for smaller, shorter in self.sizes.get(others, ()))
 
 
-def _size(candidate: Candidate) -> tuple[int, int]:
-    return candidate.job.train.micro_batch_size, candidate.job.train.sequence_length
-
-
-def _others(space: Space, candidate: Candidate) -> tuple[object, ...]:
-    several = candidate.job.train.gradient_accumulation_steps > 1
-    return (
-        *(each for axis, each in zip(space.axes, candidate.choice, strict=True) if axis.name not in _SIZES),
-        several,
-    )
+def _others_and_size(space: Space, candidate: Candidate) -> tuple[tuple[object, ...], tuple[int, int]]:
+    train = candidate.job.train
+    others = (value for axis, value in zip(space.axes, candidate.choice, strict=True) if axis.name not in _SIZES)
+    return (*others, train.gradient_accumulation_steps > 1), (train.micro_batch_size, train.sequence_length)
 
 
 _USUAL_RATIO = 1.25
@@ -72,10 +63,9 @@ class Waiting:
 
     def __init__(self, groups: Sequence[list[Weighed]]) -> None:
         """A group is sorted by rank."""
-        self._entries: list[_Entry] = [(group[0].rank, group) for group in groups]
         self._ratios: deque[float] = deque([_USUAL_RATIO], maxlen=_LATEST)
         self._is_anything_found = False
-        self._sort()
+        self._sort([(group[0].rank, group) for group in groups])
 
     @property
     def count(self) -> int:
@@ -85,21 +75,19 @@ class Waiting:
         """The group to plan next; none where nothing that waits ranks before `last`. `enough`: as many were found as
         are wanted, so that only what could displace them counts."""
         for heap in (self._likely, self._doubtful):
-            if heap and (not enough or heap[0][0] < last):
-                return self._next(heap, last if enough else None)
+            if not heap or (enough and heap[0][0] >= last):
+                continue
+            # Of the best the most usual, and of those the quickest; before anything is found of all of them: that is an
+            # answer soon, and one that somebody asked for.
+            alike = heapq.nsmallest(_ALIKE, heap) if self._is_anything_found else heap
+            entry = min(
+                (entry for entry in alike if not enough or entry[0] < last),
+                key=lambda entry: (entry[1][0].unusual, entry[1][0].effort, entry[0]),
+            )
+            heap.remove(entry)
+            heapq.heapify(heap)
+            return entry[1]
         return []
-
-    def _next(self, heap: list[_Entry], last: Rank | None) -> list[Weighed]:
-        """Of the best the most usual, and of those the quickest; before anything is found of all of them: that is an
-        answer soon, and one that somebody asked for."""
-        alike = heap if not self._is_anything_found else heapq.nsmallest(_ALIKE, heap)
-        entry = min(
-            (each for each in alike if last is None or each[0] < last),
-            key=lambda each: (each[1][0].unusual, each[1][0].effort, each[0]),
-        )
-        heap.remove(entry)
-        heapq.heapify(heap)
-        return entry[1]
 
     def found(self) -> None:
         """Something fits: from now on rank comes first."""
@@ -108,23 +96,22 @@ class Waiting:
     def learn(self, least_bytes: int, planned_bytes: int) -> None:
         """What a plan said, beside its bound."""
         self._ratios.append(planned_bytes / max(least_bytes, 1))
-        self._entries = [*self._likely, *self._doubtful]
-        self._sort()
+        self._sort([*self._likely, *self._doubtful])
 
     def better_than(self, last: Rank) -> int:
         """Candidates that rank before `last`."""
-        return sum(each.rank < last for heap in (self._likely, self._doubtful) for _, group in heap for each in group)
+        entries = [*self._likely, *self._doubtful]
+        return sum(weighed.rank < last for _, group in entries for weighed in group)
 
-    def _sort(self) -> None:
+    def _sort(self, entries: Sequence[_Entry]) -> None:
         ratio = statistics.median(self._ratios)
-        self._likely = [each for each in self._entries if _fits(each[1], ratio)]
-        self._doubtful = [each for each in self._entries if not _fits(each[1], ratio)]
+        self._likely: list[_Entry] = []
+        self._doubtful: list[_Entry] = []
+        for entry in entries:
+            fits = any(weighed.least_bytes * ratio <= weighed.capacity_bytes for weighed in entry[1])
+            (self._likely if fits else self._doubtful).append(entry)
         heapq.heapify(self._likely)
         heapq.heapify(self._doubtful)
-
-
-def _fits(group: Sequence[Weighed], ratio: float) -> bool:
-    return any(each.least_bytes * ratio <= each.capacity_bytes for each in group)
 
 
 _WEIGHING_SHARE = 0.5
@@ -198,6 +185,7 @@ def search(
     objective: Objective = Objective.COST,
     top: int = 10,
     time_left: float = float("inf"),
+    until: float = float("inf"),
     most: int = MOST_LOOKED_AT,
     any_fit: bool = False,
     progress: Progress = lambda _: None,
@@ -205,8 +193,8 @@ def search(
     note: Progress = lambda _: None,
 ) -> SearchResult:
     """The best `top` candidates that fit; with `any_fit` the first that are found, whatever could be better. `note`
-    is told before the first plan where the time will not be enough. Raises SpecError for a space that its rules leave
-    empty."""
+    is told before the first plan where the time will not be enough. No plan is begun after `until`, by
+    time.monotonic(). Raises SpecError for a space that its rules leave empty."""
     began = time.monotonic()
     scales = Scales(space.size)
     result = SearchResult(space, objective, scales)
@@ -216,11 +204,19 @@ def search(
         progress(what)
         watch(result)
 
-    run = _Run(space, plans, objective, top, any_fit, tell, result, began)
+    def is_weighed_enough() -> bool:
+        now = time.monotonic()
+        return plans.is_over or now >= until or now - began >= time_left * _WEIGHING_SHARE
+
+    run = _Run(space, plans, objective, top, any_fit, tell, result, began, until)
     try:
-        weigh(space, objective, scales, tell, most, lambda: _is_weighed_enough(plans, began, time_left))
+        weigh(space, objective, scales, tell, most, is_weighed_enough)
         if (expected := len(scales.groups) * _TRACE_SECONDS / plans.processes) > time_left:
-            note(_not_all(scales, expected, time_left))
+            note(
+                f"{scales.left:,} candidates may fit, and their {len(scales.groups):,} plans would take"
+                f" {expected:,.0f} s at least; {time_left:.0f} s are for the most usual of them. Fix axes (tp=1 pp=1"
+                " cp=1) for fewer, or give more --time"
+            )
         run.decide(list(scales.groups.values()))
     except KeyboardInterrupt:
         result.stopped = "interrupted"
@@ -240,124 +236,97 @@ class _Run:
     tell: Progress
     result: SearchResult
     began: float
+    until: float
     exceeded: Exceeded = field(default_factory=Exceeded)
 
     def decide(self, groups: Sequence[list[Weighed]]) -> None:
         """Plan what is likely to fit, the best first, until enough is found; then what could still be better."""
         waiting = Waiting(groups)
-        flying: dict[Future[tuple[Answer, ...]], list[Weighed]] = {}
-        while True:
-            while len(flying) < self.plans.processes and (taken := waiting.take(self._last_rank(), self._is_full)):
-                group = self._still_open(taken)
+        result = self.result
+
+        def next_group() -> tuple[list[Weighed], list[Job]] | None:
+            while taken := waiting.take(self._last_rank(), len(result.rows) >= self.top):
+                if time.monotonic() >= self.until:
+                    raise OutOfTimeError
+                group = [weighed for weighed in taken if not self.exceeded.covers(self.space, weighed.number)]
+                result.left_out += len(taken) - len(group)
                 if group:
-                    flying[self.plans.submit([self._candidate(each).job for each in group])] = group
-            if not flying:
-                return
-            self.result.traces_left = waiting.count + len(flying)
-            self.tell(_planning(self.result, self.top))
-            done, _ = wait(flying, return_when=FIRST_COMPLETED)
-            for future in done:
-                self._take(flying.pop(future), future, waiting)
-            if self.result.stopped:
-                self.result.undecided = waiting.better_than(self._last_rank())
-                return
+                    return group, [self._candidate(weighed).job for weighed in group]
+            return None
 
-    @property
-    def _is_full(self) -> bool:
-        return len(self.result.rows) >= self.top
+        def tell(planned: int) -> None:
+            result.traces_left = waiting.count + planned
+            self._tell_progress()
 
-    def _last_rank(self) -> tuple[float, int]:
+        try:
+            for group, answers in plan_in_turn(self.plans, next_group, tell=tell):
+                self._take(group, answers, waiting)
+        except OutOfTimeError:
+            result.stopped = "time"
+            result.undecided = waiting.better_than(self._last_rank())
+
+    def _last_rank(self) -> Rank:
         """What a candidate has to be better than."""
-        if not self._is_full:
+        if len(self.result.rows) < self.top:
             return float("inf"), 0
         return (float("-inf"), 0) if self.any_fit else self.result.rows[-1].rank
 
-    def _still_open(self, group: list[Weighed]) -> list[Weighed]:
-        kept = [each for each in group if not self.exceeded.covers(self.space, each.number)]
-        self.result.left_out += len(group) - len(kept)
-        return kept
-
     def _candidate(self, weighed: Weighed) -> Candidate:
-        found = self.space.candidate(weighed.number)
-        assert isinstance(found, Candidate)
-        return found
+        candidate = self.space.candidate(weighed.number)
+        assert isinstance(candidate, Candidate)
+        return candidate
 
-    def _take(self, group: list[Weighed], future: Future[tuple[Answer, ...]], waiting: Waiting) -> None:
-        try:
-            answers = future.result()
-        except OutOfTimeError:
-            self.result.stopped = "time"
-            return
-        self.result.traced += 1
-        self.result.planned += len(group)
+    def _take(self, group: list[Weighed], answers: Answers, waiting: Waiting) -> None:
+        result = self.result
+        result.traced += 1
+        result.planned += len(group)
         fitting: dict[Gpu, Row] = {}
         for weighed, answer in zip(group, answers, strict=True):
             if isinstance(answer, Refused):
-                self.result.refused[answer.reason] = self.result.refused.get(answer.reason, 0) + 1
+                result.refused[answer.reason] = result.refused.get(answer.reason, 0) + 1
                 continue
-            row = self._row(weighed, answer)
+            value = self.objective.of(weighed.cost, answer)
+            row = Row(candidate=self._candidate(weighed), exact=answer, cost=weighed.cost, value=value)
             if answer.whole:
                 waiting.learn(weighed.least_bytes, answer.device_bytes)
-            if not answer.fits:
-                self._remember(row)
+            if answer.fits:
+                # Of candidates that differ in the allocator's settings alone one is shown: that which fits without
+                # being tight.
+                gpu = row.candidate.job.cluster.gpu
+                verdicts = list(Verdict)
+                fitting[gpu] = min(
+                    (row, fitting.get(gpu, row)), key=lambda row: (verdicts.index(row.exact.verdict), *row.rank)
+                )
                 continue
-            gpu = row.candidate.job.cluster.gpu
-            fitting[gpu] = min((row, fitting.get(gpu, row)), key=_preference)
+            if answer.surely_exceeds:
+                self.exceeded.add(self.space, row.candidate)
+            closest = result.closest
+            if answer.whole and (closest is None or answer.headroom_bytes > closest.exact.headroom_bytes):
+                result.closest = row
         for row in fitting.values():
             waiting.found()
-            self._keep(row)
+            result.rows.append(row)
+            result.rows.sort(key=lambda row: row.rank)
+            del result.rows[self.top :]
+            if row in result.rows:
+                if result.first_seconds is None:
+                    result.first_seconds = time.monotonic() - self.began
+                self._tell_progress()
 
-    def _row(self, weighed: Weighed, exact: Exact) -> Row:
-        value = self.objective.of(weighed.cost, exact)
-        return Row(candidate=self._candidate(weighed), exact=exact, cost=weighed.cost, value=value)
-
-    def _remember(self, row: Row) -> None:
-        """One that does not fit."""
-        if row.exact.surely_exceeds:
-            self.exceeded.add(self.space, row.candidate)
-        closest = self.result.closest
-        if row.exact.whole and (closest is None or row.exact.headroom_bytes > closest.exact.headroom_bytes):
-            self.result.closest = row
-
-    def _keep(self, row: Row) -> None:
-        rows = self.result.rows
-        rows.append(row)
-        rows.sort(key=lambda each: each.rank)
-        del rows[self.top :]
-        if row in rows:
-            if self.result.first_seconds is None:
-                self.result.first_seconds = time.monotonic() - self.began
-            self.tell(_planning(self.result, self.top))
-
-
-def _is_weighed_enough(plans: Plans, began: float, time_left: float) -> bool:
-    return plans.is_over or time.monotonic() - began >= time_left * _WEIGHING_SHARE
-
-
-def _not_all(scales: Scales, expected: float, time_left: float) -> str:
-    return (
-        f"{scales.left:,} candidates may fit, and their {len(scales.groups):,} plans would take {expected:,.0f} s at"
-        f" least; {time_left:.0f} s are for the most usual of them. Fix axes (tp=1 pp=1 cp=1) for fewer, or give more"
-        " --time"
-    )
-
-
-def _planning(result: SearchResult, top: int) -> str:
-    best = f", best so far: {describe(result.rows[0].candidate)}" if result.rows else ""
-    return (f"planned {result.planned} of {result.scales.left:,} candidates ({result.traces_left:,} traces left),"
-            f" {len(result.rows)} of {top} found{best}")  # fmt: skip
-
-
-def _preference(row: Row) -> tuple[int, float, int]:
-    """Of candidates that differ in the allocator's settings alone one is shown: that which fits without being tight."""
-    return list(Verdict).index(row.exact.verdict), *row.rank
+    def _tell_progress(self) -> None:
+        result = self.result
+        best = f", best so far: {describe(result.rows[0].candidate)}" if result.rows else ""
+        self.tell(
+            f"planned {result.planned} of {result.scales.left:,} candidates ({result.traces_left:,} traces left),"
+            f" {len(result.rows)} of {self.top} found{best}"
+        )
 
 
 def describe(candidate: Candidate) -> str:
     """What is different from the job, in a few words."""
-    return ", ".join(f"{_short(key)} {value}" for key, value in candidate.change.items()) or "the job itself"
 
+    def short(key: str) -> str:
+        *_, section, last = key.split(".")
+        return section if last == "degree" else last
 
-def _short(key: str) -> str:
-    *_, section, last = key.split(".")
-    return section if last == "degree" else last
+    return ", ".join(f"{short(key)} {value}" for key, value in candidate.change.items()) or "the job itself"

@@ -1,17 +1,30 @@
-"""What an exact plan says of a candidate, whatever makes such plans, and answers that are kept."""
+"""Exact plans of candidates that share a trace: what they say, whatever makes them, and answers that are kept."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from planner.allocator.host.nodes import state_hosts
+from planner.errors import PlannerError
 from planner.job.json_text import canonical_json
+from planner.job.layout import Mesh, rank_classes
 from planner.job.loading import bundle
 from planner.job.schema import Job
-from planner.report.statement import Verdict
+from planner.planning import judging, pipeline
+from planner.planning.judging import RankTrace
+from planner.planning.trace_source import USUAL_SOURCE, TraceSource
+from planner.report.statement import RankClassStatement, Verdict
+from planner.runtime import messages
+from planner.runtime.messages import Answer as ChildAnswer
+from planner.runtime.messages import AnswerWriter
+from planner.truth.calibration.interval import Calibration
+from planner.verdict import worst
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +59,8 @@ class Refused:
 
 
 Answer = Exact | Refused
+Answers = tuple[Answer, ...]
+"""Of the jobs of a group, in their order."""
 
 
 class Plans(Protocol):
@@ -59,7 +74,7 @@ class Plans(Protocol):
     def is_over(self) -> bool:
         """Whether no plan will be begun any more."""
 
-    def submit(self, jobs: Sequence[Job], *, whole: bool = False) -> Future[tuple[Answer, ...]]:
+    def submit(self, jobs: Sequence[Job], *, whole: bool = False) -> Future[Answers]:
         """The answers for jobs with one trace, in their order; the future raises OutOfTimeError. `whole`: every rank
         class is planned, even where one exceeds already."""
 
@@ -68,12 +83,40 @@ class OutOfTimeError(Exception):
     """The deadline came, or somebody stopped the search, before the plan was made."""
 
 
+_Key = TypeVar("_Key")
+
+
+def plan_in_turn(
+    plans: Plans,
+    next_group: Callable[[], tuple[_Key, Sequence[Job]] | None],
+    *,
+    whole: bool = False,
+    tell: Callable[[int], None] = lambda _: None,
+) -> Iterator[tuple[_Key, Answers]]:
+    """Groups with their answers, as they come; as many are planned at a time as `plans` has processes. `next_group` is
+    asked for the next one whenever there is room, `tell` told how many are being planned. Raises OutOfTimeError."""
+    planned: dict[Future[Answers], _Key] = {}
+    while True:
+        while len(planned) < plans.processes and (group := next_group()) is not None:
+            key, jobs = group
+            planned[plans.submit(jobs, whole=whole)] = key
+        if not planned:
+            return
+        tell(len(planned))
+        done, _ = wait(planned, return_when=FIRST_COMPLETED)
+        late = [future for future in done if isinstance(future.exception(), OutOfTimeError)]
+        for future in done.difference(late):
+            yield planned.pop(future), future.result()
+        if late:
+            raise OutOfTimeError
+
+
 @dataclass(slots=True)
 class KnownAnswers:
     """Plans that answers for groups that were planned before, and has others planned."""
 
     plans: Plans
-    known: dict[str, tuple[Answer, ...]] = field(default_factory=dict)
+    known: dict[str, Answers] = field(default_factory=dict)
     """By the jobs of a group."""
 
     @property
@@ -84,43 +127,139 @@ class KnownAnswers:
     def is_over(self) -> bool:
         return self.plans.is_over
 
-    def submit(self, jobs: Sequence[Job], *, whole: bool = False) -> Future[tuple[Answer, ...]]:
+    def submit(self, jobs: Sequence[Job], *, whole: bool = False) -> Future[Answers]:
         """As :class:`Plans` says; a whole answer serves where less is asked for."""
-        name = name_of(jobs)
+        # The same for the same jobs in any process; metadata are no part of it.
+        parts = [{key: value for key, value in bundle(job).items() if key != "metadata"} for job in jobs]
+        name = hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:32]
         known = self.known.get(name)
-        if known is not None and (not whole or all(isinstance(each, Refused) or each.whole for each in known)):
-            found: Future[tuple[Answer, ...]] = Future()
-            found.set_result(known)
-            return found
+        if known is not None and (not whole or all(isinstance(answer, Refused) or answer.whole for answer in known)):
+            future: Future[Answers] = Future()
+            future.set_result(known)
+            return future
+
+        def keep(done: Future[Answers]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                self.known[name] = done.result()
+
         future = self.plans.submit(jobs, whole=whole)
-        future.add_done_callback(lambda done: self._keep(name, done))
+        future.add_done_callback(keep)
         return future
-
-    def _keep(self, name: str, done: Future[tuple[Answer, ...]]) -> None:
-        if not done.cancelled() and done.exception() is None:
-            self.known[name] = done.result()
-
-
-def name_of(jobs: Sequence[Job]) -> str:
-    """The same for the same jobs in any process; metadata are no part of it."""
-    parts = [{key: value for key, value in bundle(job).items() if key != "metadata"} for job in jobs]
-    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:32]
 
 
 def to_json(known: Mapping[str, Sequence[Answer]]) -> dict[str, Any]:
     """As :func:`from_json` reads it."""
     return {
-        name: [{"refused": each.reason} if isinstance(each, Refused) else asdict(each) for each in answers]
+        name: [{"refused": answer.reason} if isinstance(answer, Refused) else asdict(answer) for answer in answers]
         for name, answers in dict(known).items()
     }
 
 
-def from_json(document: Mapping[str, Any]) -> dict[str, tuple[Answer, ...]]:
+def from_json(document: Mapping[str, Any]) -> dict[str, Answers]:
     """The answers by the names of their groups."""
-    return {name: tuple(_answer(each) for each in answers) for name, answers in document.items()}
+
+    def read(answer: Mapping[str, Any]) -> Answer:
+        if "refused" in answer:
+            return Refused(answer["refused"])
+        return Exact(**{**answer, "verdict": Verdict(answer["verdict"])})
+
+    return {name: tuple(map(read, answers)) for name, answers in document.items()}
 
 
-def _answer(said: Mapping[str, Any]) -> Answer:
-    if "refused" in said:
-        return Refused(said["refused"])
-    return Exact(**{**said, "verdict": Verdict(said["verdict"])})
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs with one trace: they differ in the allocator's settings, or in GPUs of one architecture."""
+
+    jobs: tuple[Job, ...]
+    calibration: Calibration
+    source: TraceSource = USUAL_SOURCE
+    whole: bool = False
+    """Plan every rank class even where one exceeds already."""
+
+
+@dataclass(slots=True)
+class PlansHere:
+    """Plans groups in this process, one after the other; the trace of a rank that has begun is brought to its end."""
+
+    calibration: Calibration = field(default_factory=Calibration.none)
+    source: TraceSource = USUAL_SOURCE
+    deadline: float = float("inf")
+    """By time.monotonic()."""
+    count: int = 0
+    """Groups planned so far."""
+    processes: int = 1
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+    def submit(self, jobs: Sequence[Job], *, whole: bool = False) -> Future[Answers]:
+        future: Future[Answers] = Future()
+        try:
+            if self.is_over:
+                raise OutOfTimeError
+            group = Group(tuple(jobs), self.calibration, self.source, whole)
+            future.set_result(plan_here(group, lambda: self.is_over))
+            self.count += 1
+        except OutOfTimeError as error:
+            future.set_exception(error)
+        return future
+
+
+_ANSWERS = "answers"
+
+
+def plan_group(group: Group, answer: AnswerWriter) -> None:
+    """The child's side of planning a group in a process of its own."""
+    answer.write(_ANSWERS, pickle.dumps(plan_here(group)))
+
+
+def answers_of(answer: ChildAnswer, jobs: int) -> Answers:
+    """What the child of :func:`plan_group` answered for so many jobs."""
+    if _ANSWERS not in answer.parts:
+        return (Refused(f"planning it ended with {messages.ending(answer)}"),) * jobs
+    answers: Answers = pickle.loads(answer.parts[_ANSWERS])
+    return answers
+
+
+def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> Answers:
+    """The answers for a group, in this process: what the plan of each job says. Raises OutOfTimeError where it is over
+    before the last rank class is traced."""
+    statements: list[list[RankClassStatement]] = [[] for _ in group.jobs]
+    traced: list[RankTrace] = []
+    classes = rank_classes(Mesh.of(group.jobs[0].parallel))
+    try:
+        for job in group.jobs:
+            pipeline.refuse_unplannable(job)
+        for planned, rank_class in enumerate(classes, start=1):
+            if is_over():
+                raise OutOfTimeError
+            for trace in pipeline.trace_class(group.jobs[0], rank_class, source=group.source):
+                traced.append(trace)
+                for job, of_job in zip(group.jobs, statements, strict=True):
+                    of_job.append(judging.judge_trace(job, trace, group.calibration).statement)
+            exceeds = all(any(one.verdict is Verdict.EXCEEDS for one in of_job) for of_job in statements)
+            if exceeds and not group.whole:
+                return tuple(_summarize(of_job, whole=planned == len(classes)) for of_job in statements)
+    except PlannerError as error:
+        return (Refused(error.problem),) * len(group.jobs)
+    answers = []
+    for job, of_job in zip(group.jobs, statements, strict=True):
+        # Of the nodes, where the job says what they have.
+        hosts = [pipeline.traced_host(job, trace) for trace in traced] if job.cluster.host_memory else []
+        verdict = state_hosts(job, hosts).verdict if hosts else None
+        answers.append(_summarize(of_job, whole=True, host=Verdict(verdict or Verdict.FITS)))
+    return tuple(answers)
+
+
+def _summarize(statements: Sequence[RankClassStatement], *, whole: bool, host: Verdict = Verdict.FITS) -> Exact:
+    fullest = max(statements, key=lambda one: one.peak.device_bytes)
+    return Exact(
+        verdict=worst([*(one.verdict for one in statements), host]),
+        device_bytes=fullest.peak.device_bytes,
+        allocated_bytes=max(one.peak.allocated_bytes + one.outside_allocator.total_bytes for one in statements),
+        headroom_bytes=min(one.headroom_bytes for one in statements),
+        capacity_bytes=fullest.capacity_bytes,
+        rank_classes=len(statements),
+        whole=whole,
+    )

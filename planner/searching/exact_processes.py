@@ -20,10 +20,18 @@ from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.messages import Task
 from planner.runtime.running import StoppedError
-from planner.searching.exact_groups import Group, answers_of
-from planner.searching.exact_plans import Answer, OutOfTimeError
-from planner.searching.preload import PRELOAD
+from planner.searching.exact_plans import Answers, Group, OutOfTimeError, answers_of
 from planner.truth.calibration.interval import Calibration
+
+PRELOAD = "planner.searching.exact_processes:load"
+
+
+def load() -> None:
+    """What the server has loaded before it forks: as for any plan, and the search itself."""
+    from planner.planning import child_processes
+    from planner.searching import answer  # noqa: F401
+
+    child_processes.load()
 
 
 @dataclass(slots=True)
@@ -64,14 +72,14 @@ class ExactPlans:
         """Whether the deadline has come."""
         return self._stopped.is_set() or time.monotonic() >= self.deadline
 
-    def submit(self, jobs: Sequence[Job], *, whole: bool = False) -> Future[tuple[Answer, ...]]:
+    def submit(self, jobs: Sequence[Job], *, whole: bool = False) -> Future[Answers]:
         assert self._pool is not None
         return self._pool.submit(self._plan, Group(tuple(jobs), self.calibration, self.source, whole))
 
-    def _plan(self, group: Group) -> tuple[Answer, ...]:
+    def _plan(self, group: Group) -> Answers:
         if self.is_over:
             raise OutOfTimeError
-        task = Task("planner.searching.exact_groups:plan_group", group)
+        task = Task("planner.searching.exact_plans:plan_group", group)
         answer = running.run(task, UNLIMITED, server=self._server, stopped=lambda: self.is_over)
         if isinstance(answer.exceeded, StoppedError):
             raise OutOfTimeError

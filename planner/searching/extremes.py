@@ -12,8 +12,8 @@ from planner.job.bound.lower_bound import lower_bound
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
 from planner.searching.axes import apply, fault_of, known_name, path_of
-from planner.searching.engine import Row, SearchResult, search
-from planner.searching.exact_plans import Answer, Exact, OutOfTimeError, Plans, Refused
+from planner.searching.engine import Row, search
+from planner.searching.exact_plans import Answers, Exact, OutOfTimeError, Plans, Refused
 from planner.searching.space import Space, least_axes
 from planner.searching.weighing import Objective
 
@@ -37,7 +37,6 @@ class Largest:
     """Of the next larger size, which does not fit."""
     planned: dict[int, Exact] = field(default_factory=dict)
     """Every size that a plan was made of."""
-    smallest: Exact | None = None
     stopped: str = ""
     """`time` or `interrupted`: then `value` is the largest that is known to fit, and larger ones may."""
 
@@ -93,46 +92,51 @@ def with_size(job: Job, name: str, size: int) -> Job:
 
 @dataclass(slots=True)
 class _Halving:
+    """Decides sizes, which are counted in steps."""
+
     job: Job
     name: str
     plans: Plans
     progress: Progress
     result: Largest
-    ahead: dict[int, Future[tuple[Answer, ...]]] = field(default_factory=dict)
+    ahead: dict[int, Future[Answers]] = field(default_factory=dict)
+    """Plans that are being made of counts that will be wanted."""
 
     def find(self, most: int) -> None:
-        """Sizes are counted in steps."""
-        bound = self._bounded(most // self.result.step)
+        """The largest that fits."""
+        bound = self._largest_in_bound(most // self.result.step)
         if not bound:
             self._decide(1)  # the bound says that it exceeds; a plan says by how much
             return
-        room = self._with_room(bound)
-        for count in range(room, 0, -1):
+        for count in range(self._largest_with_room(bound), 0, -1):
             if self._decide(count).fits:
                 return
             self._begin(count - 1)
 
     def finished(self) -> Largest:
-        found = self.result
-        fitting = [size for size, exact in found.planned.items() if exact.fits]
-        found.value = max(fitting, default=0)
-        found.exact = found.planned.get(found.value)
-        found.beyond = found.planned.get(found.value + found.step)
-        found.smallest = found.planned.get(min(found.planned, default=0))
-        return found
+        result = self.result
+        fitting = [size for size, exact in result.planned.items() if exact.fits]
+        result.value = max(fitting, default=0)
+        result.exact = result.planned.get(result.value)
+        result.beyond = result.planned.get(result.value + result.step)
+        return result
 
-    def _bounded(self, most: int) -> int:
+    def _largest_in_bound(self, most: int) -> int:
         """The largest count that the lower bound lets pass: it grows with the size."""
+
+        def exceeds(count: int) -> bool:
+            return lower_bound(self._job(count)).exceeds
+
         low, high = 0, 1
-        while high <= most and not self._bound_exceeds(high):
+        while high <= most and not exceeds(high):
             low, high = high, high * 2
         high = min(high, most + 1)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._bound_exceeds(middle) else (middle, high)
+            low, high = (low, middle) if exceeds(middle) else (middle, high)
         return low
 
-    def _with_room(self, bound: int) -> int:
+    def _largest_with_room(self, bound: int) -> int:
         """The largest count whose tensors there is room for. Planned are first the smallest and the job's own, then
         what a line through them says, and its neighbour."""
         low, high = 0, bound + 1
@@ -155,44 +159,35 @@ class _Halving:
 
     def _guess(self, low: int, high: int) -> int:
         """Between them, where tensors reach the capacity if they grow as they did between the two largest known."""
-        known = sorted(count for count in self._counts() if count <= low)
+        step, planned = self.result.step, self.result.planned
+        known = sorted(size // step for size in planned if size // step <= low)
         if len(known) < 2:
             return (low + high) // 2
         one, two = known[-2:]
-        exact = self._planned(two)
-        growth = (exact.allocated_bytes - self._planned(one).allocated_bytes) / (two - one)
+        exact = planned[two * step]
+        growth = (exact.allocated_bytes - planned[one * step].allocated_bytes) / (two - one)
         if growth <= 0:
             return (low + high) // 2
         reached = two + int((exact.capacity_bytes - exact.allocated_bytes) / growth)
         return max(min(reached, high - 1), low + 1)
 
-    def _counts(self) -> list[int]:
-        return [size // self.result.step for size in self.result.planned]
-
-    def _planned(self, count: int) -> Exact:
-        return self.result.planned[count * self.result.step]
-
     def _has_room(self, count: int) -> bool:
         return not self._decide(count).surely_exceeds
-
-    def _bound_exceeds(self, count: int) -> bool:
-        return lower_bound(self._job(count)).exceeds
 
     def _job(self, count: int) -> Job:
         return with_size(self.job, self.name, count * self.result.step)
 
     def _begin(self, count: int) -> None:
         """Where several plans are made at a time, the next one that will be wanted."""
-        if self.plans.processes > 1 and count > 0 and count not in self.ahead and not self._is_planned(count):
+        is_known = count in self.ahead or count * self.result.step in self.result.planned
+        if self.plans.processes > 1 and count > 0 and not is_known:
             self.ahead[count] = self.plans.submit([self._job(count)], whole=True)
 
-    def _is_planned(self, count: int) -> bool:
-        return count * self.result.step in self.result.planned
-
     def _decide(self, count: int) -> Exact:
-        if self._is_planned(count):
-            return self._planned(count)
-        job, size = self._job(count), count * self.result.step
+        size = count * self.result.step
+        if size in self.result.planned:
+            return self.result.planned[size]
+        job = self._job(count)
         fault = fault_of(job)
         if fault is not None:
             raise fault
@@ -234,22 +229,37 @@ def fewest(
     progress: Progress = lambda _: None,
 ) -> Fewest:
     """The fewest GPUs: numbers are tried in ascending order, and each is decided before the next."""
-    found = Fewest()
+    answer = Fewest()
     for gpus in gpu_counts(most, per_node):
+
+        def tell(what: str, gpus: int = gpus) -> None:
+            progress(f"{gpus} GPUs: {what}")
+
         try:
-            result = _search(job, plans, gpus, min(gpus, per_node), global_batch, deadline, progress)
+            axes = tuple(least_axes(job, gpus, min(gpus, per_node)))
+            result = search(
+                Space(base=job, axes=axes, global_batch=global_batch), plans, objective=Objective.MEMORY, top=1,
+                time_left=deadline - time.monotonic(), any_fit=True, progress=tell,
+            )  # fmt: skip
         except SpecError as error:
-            found.tried[gpus] = error.problem
+            answer.tried[gpus] = error.problem
             continue
-        found.stopped = result.stopped
+        answer.stopped = result.stopped
         if result.rows:
-            found.gpus, found.row = gpus, result.rows[0]
-            return found
-        found.closest = result.closest or found.closest
-        found.tried[gpus] = _why(result)
+            answer.gpus, answer.row = gpus, result.rows[0]
+            return answer
+        answer.closest = result.closest or answer.closest
+        left = result.scales.left
+        if not left:
+            why = "parameters, optimizer state and what a forward saves are too much in every layout"
+        elif result.stopped:
+            why = f"undecided: {result.planned} of {left} candidates were planned"
+        else:
+            why = f"none of {left} candidates fits"
+        answer.tried[gpus] = why
         if result.stopped:
             break
-    return found
+    return answer
 
 
 def gpu_counts(most: int, per_node: int) -> Iterator[int]:
@@ -264,23 +274,3 @@ def gpu_counts(most: int, per_node: int) -> Iterator[int]:
         yield nodes * per_node
         power = 1 << (nodes.bit_length() - 1)
         nodes += 1 if nodes < 8 else power // 2
-
-
-def _search(
-    job: Job, plans: Plans, gpus: int, per_node: int, global_batch: int, deadline: float, progress: Progress
-) -> SearchResult:
-    space = Space(base=job, axes=tuple(least_axes(job, gpus, per_node)), global_batch=global_batch)
-    left = deadline - time.monotonic()
-
-    def tell(what: str) -> None:
-        progress(f"{gpus} GPUs: {what}")
-
-    return search(space, plans, objective=Objective.MEMORY, top=1, time_left=left, any_fit=True, progress=tell)
-
-
-def _why(result: SearchResult) -> str:
-    if not result.scales.left:
-        return "parameters, optimizer state and what a forward saves are too much in every layout"
-    if result.stopped:
-        return f"undecided: {result.planned} of {result.scales.left} candidates were planned"
-    return f"none of {result.scales.left} candidates fits"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from planner.errors import SpecError
@@ -45,7 +45,6 @@ def space_of(
     return Space(base=job, axes=tuple(axes.values()), global_batch=batch)
 
 
-KEYS = ("job", "gpus", "gpu", "axes", "objective", "top", "global_batch", "seconds")
 USUAL_SECONDS = 120.0
 USUAL_TOP = 10
 MOST_TOP = 100
@@ -98,6 +97,9 @@ class SearchRequest:
         return "se-" + base64.b32encode(digest).decode().lower()[:26]
 
 
+KEYS = tuple(field.name for field in fields(SearchRequest))
+
+
 def read(body: Mapping[str, Any], most_seconds: float) -> SearchRequest:
     """The request of a body. Raises SpecError with the key that is wrong."""
     for key in body:
@@ -107,33 +109,42 @@ def read(body: Mapping[str, Any], most_seconds: float) -> SearchRequest:
                 place=str(key)[:80],
             )  # fmt: skip
     if "job" not in body:
-        raise SpecError("job is missing", allowed=f"a bundle ({BUNDLE_SCHEMA}), or a spec in JSON", place="job")
-    objective = body.get("objective", Objective.COST.value)
+        raise SpecError("job is missing", allowed=_A_JOB, place="job")
+    job, gpus, gpu = read_job_member(body["job"]), body.get("gpus", ""), body.get("gpu", ())
+    if isinstance(gpus, bool) or not isinstance(gpus, str | int):
+        raise SpecError(f"gpus is {_shown(gpus)}", allowed='a number, or a text such as "8x8xH100"', place="gpus")
+    names = gpu.split(",") if isinstance(gpu, str) else gpu
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise SpecError(f"gpu is {_shown(names)}", allowed="a text, or a list of texts", place="gpu")
+    axes, objective = written_axes(body.get("axes", ())), objective_of(str(body.get("objective", "cost")), "objective")
+    top = _whole(body.get("top", USUAL_TOP), "top", MOST_TOP)
+    global_batch = _whole(body["global_batch"], "global_batch", _LARGEST) if "global_batch" in body else 0
+    seconds = body.get("seconds", min(USUAL_SECONDS, most_seconds))
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= most_seconds:
+        raise SpecError(
+            f"seconds is {_shown(seconds)}", allowed=f"more than 0, at most {most_seconds:g}", place="seconds",
+            remedy="a search that was ended by its time goes on where it was when it is asked for again",
+        )  # fmt: skip
     return SearchRequest(
-        job=_job(body["job"]),
-        gpus=_gpus(body.get("gpus", "")),
-        gpu=_texts(body.get("gpu", ()), "gpu"),
-        axes=written_axes(body.get("axes", ())),
-        objective=objective_of(objective if isinstance(objective, str) else str(objective), "objective"),
-        top=_whole(body.get("top", USUAL_TOP), "top", MOST_TOP),
-        global_batch=_whole(body["global_batch"], "global_batch", _LARGEST) if "global_batch" in body else 0,
-        seconds=_seconds(body.get("seconds", min(USUAL_SECONDS, most_seconds)), most_seconds),
-    )
+        job=job, gpus=str(gpus), gpu=tuple(name.strip() for name in names if name.strip()), axes=axes,
+        objective=objective, top=top, global_batch=global_batch, seconds=float(seconds),
+    )  # fmt: skip
 
 
 def to_json(request: SearchRequest) -> dict[str, Any]:
     """As :func:`read` reads it."""
-    found: dict[str, Any] = {
-        "job": bundle(request.job), "gpus": request.gpus, "gpu": list(request.gpu), "axes": list(request.axes),
-        "objective": request.objective.value, "top": request.top, "global_batch": request.global_batch,
-        "seconds": request.seconds,
-    }  # fmt: skip
-    return {key: value for key, value in found.items() if value not in ("", [], 0)}
+    written = {name: getattr(request, name) for name in KEYS} | {"job": bundle(request.job)}
+    written |= {"gpu": list(request.gpu), "axes": list(request.axes), "objective": request.objective.value}
+    return {key: value for key, value in written.items() if value not in ("", [], 0)}
 
 
-def _job(given: Any) -> Job:
+_A_JOB = f"a bundle ({BUNDLE_SCHEMA}), or a spec in JSON"
+
+
+def read_job_member(given: Any) -> Job:
+    """The member `job` of a body. Raises SpecError."""
     if not isinstance(given, Mapping):
-        raise SpecError("the job is no object", allowed=f"a bundle ({BUNDLE_SCHEMA}), or a spec in JSON", place="job")
+        raise SpecError("the job is no object", allowed=_A_JOB, place="job")
     return load_bundle(given, "job") if "schema" in given else load_document(given, "job")
 
 
@@ -141,63 +152,39 @@ def _count(job: Job) -> int:
     return job.cluster.nodes * job.cluster.gpus_per_node
 
 
-def _gpus(given: Any) -> str:
-    if isinstance(given, bool) or not isinstance(given, str | int):
-        raise SpecError(f"gpus is {_shown(given)}", allowed='a number, or a text such as "8x8xH100"', place="gpus")
-    return str(given)
-
-
-def _texts(given: Any, place: str) -> tuple[str, ...]:
-    """A text with commas, or a list of texts."""
-    parts = given.split(",") if isinstance(given, str) else given
-    if not isinstance(parts, Sequence) or not all(isinstance(each, str) for each in parts):
-        raise SpecError(f"{place} is {_shown(given)}", allowed="a text, or a list of texts", place=place)
-    return tuple(each.strip() for each in parts if each.strip())
-
-
 def written_axes(given: Any) -> tuple[str, ...]:
     """A list of `name=values`, or an object of names with their values."""
     if isinstance(given, Mapping):
-        given = [f"{name}={_values(values, str(name))}" for name, values in given.items()]
-    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
+        given = [f"{name}={_written_values(values, str(name))}" for name, values in given.items()]
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(axis, str) for axis in given):
         raise SpecError(
             f"axes is {_shown(given)}", allowed='["recompute=none,full", "tp=1..8"], or {"tp": "1..8"}', place="axes"
         )
     return tuple(given)
 
 
-def _values(values: Any, name: str) -> str:
+def _written_values(values: Any, name: str) -> str:
     if isinstance(values, Mapping):
         raise SpecError(f"the values of {name[:80]} are an object", allowed="a value, or a list of them", place="axes")
     several = values if isinstance(values, list) else [values]
-    return ",".join(str(each).lower() if isinstance(each, bool) else str(each) for each in several)
+    return ",".join(str(value).lower() if isinstance(value, bool) else str(value) for value in several)
 
 
 def axes_of(written: Sequence[str]) -> list[Axis]:
     """The axes of `name=values`. Raises SpecError, also for one that is given twice."""
-    found: dict[str, Axis] = {}
-    for each in written:
-        axis = parse(each)
-        if axis.name in found:
+    axes: dict[str, Axis] = {}
+    for axis in map(parse, written):
+        if axis.name in axes:
             raise SpecError(f"{axis.name} is given twice", allowed="each axis once", remedy="write its values in one",
                             place="axes")  # fmt: skip
-        found[axis.name] = axis
-    return list(found.values())
+        axes[axis.name] = axis
+    return list(axes.values())
 
 
 def _whole(given: Any, place: str, most: int) -> int:
     if type(given) is not int or not 1 <= given <= most:
         raise SpecError(f"{place} is {_shown(given)}", allowed=f"a whole number from 1 to {most}", place=place)
     return given
-
-
-def _seconds(given: Any, most: float) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= most:
-        raise SpecError(
-            f"seconds is {_shown(given)}", allowed=f"more than 0, at most {most:g}", place="seconds",
-            remedy="a search that was ended by its time goes on where it was when it is asked for again",
-        )  # fmt: skip
-    return float(given)
 
 
 def _shown(value: Any) -> str:

@@ -9,28 +9,14 @@ from typing import Any
 
 from planner.errors import SpecError
 from planner.job import pipeline_schedules
-from planner.job.layout import AXES, axis_degrees
 from planner.job.layout import AXES as DEGREES
+from planner.job.layout import axis_degrees
 from planner.job.schema import Job
 from planner.searching.axes import Axis, Change, apply, axis_of, fault_of, only_new, value_at
 
 
-def layouts(gpus: int, fixed: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+def layouts(gpus: int, fixed: Mapping[str, Sequence[int]], axes: Sequence[str] = DEGREES) -> Iterator[dict[str, int]]:
     """Degrees of every axis whose product is `gpus`; of a `fixed` axis only the degrees that it allows."""
-    yield from _split(gpus, list(AXES), fixed)
-
-
-def divisors(number: int) -> list[int]:
-    """Ascending."""
-    return [each for each in range(1, number + 1) if number % each == 0] if number < 10_000 else _many(number)
-
-
-def _many(number: int) -> list[int]:
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
-
-
-def _split(gpus: int, axes: list[str], fixed: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
     if not axes:
         if gpus == 1:
             yield {}
@@ -38,7 +24,13 @@ def _split(gpus: int, axes: list[str], fixed: Mapping[str, Sequence[int]]) -> It
     axis, *others = axes
     for degree in divisors(gpus):
         if axis not in fixed or degree in fixed[axis]:
-            yield from ({axis: degree, **rest} for rest in _split(gpus // degree, others, fixed))
+            yield from ({axis: degree, **rest} for rest in layouts(gpus // degree, fixed, others))
+
+
+def divisors(number: int) -> list[int]:
+    """Ascending."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 LAYOUT = "layout"
@@ -93,23 +85,19 @@ class Space:
 
     def choice(self, number: int) -> tuple[int, ...]:
         """Which value of each axis the candidate has; the last axis turns fastest."""
-        found = []
+        choice = []
         for axis in reversed(self.axes):
-            number, each = divmod(number, len(axis.values))
-            found.append(each)
-        return tuple(reversed(found))
-
-    def number(self, choice: Sequence[int]) -> int:
-        """The candidate with these values."""
-        found = 0
-        for axis, each in zip(self.axes, choice, strict=True):
-            found = found * len(axis.values) + each
-        return found
+            number, value = divmod(number, len(axis.values))
+            choice.append(value)
+        return tuple(reversed(choice))
 
     def candidate(self, number: int) -> Candidate | str:
         """The candidate, or the name of the rule that keeps it from being one."""
         choice = self.choice(number)
-        written = self._written(choice)
+        written: dict[str, Any] = {}
+        for axis, value in zip(self.axes, choice, strict=True):
+            written.update(axis.values[value])
+        # Asked of what is written, since most candidates of a large space end here.
         if self._is_idle(written):
             return IDLE
         job = self._applied(choice)
@@ -121,22 +109,18 @@ class Space:
             written |= followed
         return Candidate(number, choice, written, job, self.base)
 
-    def _written(self, choice: Sequence[int]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for axis, each in zip(self.axes, choice, strict=True):
-            found.update(axis.values[each])
-        return found
+    def traced_key(self, candidate: Candidate) -> tuple[object, ...]:
+        """The same for candidates that share a trace."""
+        traced = (value for axis, value in zip(self.axes, candidate.choice, strict=True) if axis.name not in UNTRACED)
+        return (*traced, candidate.job.cluster.gpu.arch)
 
     def _is_idle(self, written: Mapping[str, Any]) -> bool:
-        """Whether a setting is varied that means nothing here: it would be the same candidate again. Asked of what is
-        written, since most candidates of a large space end here."""
+        """Whether a setting is varied that means nothing here: it would be the same candidate again."""
         for path, (usual, axis) in _MEANT_FOR.items():
             if path in written and written[path] != usual and written.get(axis, value_at(self.base, axis)) == 1:
-                return written[path] != value_at(self.base, path) or self._offers(path, usual)
+                is_offered = any(value.get(path, _NOTHING) == usual for axis in self.axes for value in axis.values)
+                return written[path] != value_at(self.base, path) or is_offered
         return False
-
-    def _offers(self, path: str, value: Any) -> bool:
-        return any(each.get(path, _NOTHING) == value for axis in self.axes for each in axis.values)
 
     def _applied(self, choice: tuple[int, ...]) -> Job:
         """The job with these values. Of neighbours all but the last axes are the same, so what they make is kept."""
@@ -146,20 +130,25 @@ class Space:
             depth += 1
         del kept[depth:]
         job = kept[-1][1] if kept else self.base
-        for axis, each in zip(self.axes[depth:], choice[depth:], strict=True):
-            job = apply(job, axis.values[each])
-            kept.append((each, job))
+        for axis, value in zip(self.axes[depth:], choice[depth:], strict=True):
+            job = apply(job, axis.values[value])
+            kept.append((value, job))
         return job
 
     def _following(self, job: Job) -> Change | str:
         """What follows from the axes: the accumulation that keeps the global batch, the precision's kind, stages."""
         change: dict[str, Any] = {}
         if self._varies(*DEGREES):
-            rest = self._rest(job)
-            if not rest:
+            # Data parallelism takes what the other axes leave.
+            replicates = job.parallel.dp_replicate.degree > 1 and job.parallel.dp_shard.degree == 1
+            axis = "dp_replicate" if replicates else "dp_shard"
+            degrees = axis_degrees(job.parallel)
+            others = math.prod(degrees.values()) // degrees[axis]
+            gpus = job.cluster.nodes * job.cluster.gpus_per_node
+            if not self._varies(axis) and gpus % others:
                 return DIVIDES
-            change |= rest
-            job = apply(job, rest)
+            change[f"parallel.{axis}.degree"] = degrees[axis] if self._varies(axis) else gpus // others
+            job = apply(job, change)
         if self.global_batch:
             at_once = job.train.micro_batch_size * data_ranks(job)
             if self.global_batch % at_once:
@@ -174,16 +163,6 @@ class Space:
         if job.parallel.pp.split and job.parallel.pp.degree != self.base.parallel.pp.degree:
             change["parallel.pp.split"] = []
         return change
-
-    def _rest(self, job: Job) -> dict[str, Any]:
-        """The degree of data parallelism that takes what the other axes leave; nothing if they do not divide."""
-        replicates = job.parallel.dp_replicate.degree > 1 and job.parallel.dp_shard.degree == 1
-        axis = "dp_replicate" if replicates else "dp_shard"
-        degrees = axis_degrees(job.parallel)
-        if self._varies(axis):
-            return {f"parallel.{axis}.degree": degrees[axis]}
-        gpus, others = job.cluster.nodes * job.cluster.gpus_per_node, math.prod(degrees.values()) // degrees[axis]
-        return {} if gpus % others else {f"parallel.{axis}.degree": gpus // others}
 
     def _varies(self, *names: str) -> bool:
         return any(axis.name in names for axis in self.axes)
@@ -218,50 +197,38 @@ def layout_axis(gpus: int, per_node: int, fixed: Mapping[str, Sequence[int]], ba
     """All layouts of so many GPUs. Raises SpecError if the fixed degrees leave none."""
     allowed = {**_only_possible(base), **fixed}
     allowed.setdefault("tp", range(1, per_node + 1))  # its traffic is for the links of a node
-    found = list(layouts(gpus, allowed))
-    if not found:
-        said = ", ".join(f"{axis} {_listed(degrees)}" for axis, degrees in fixed.items())
+    possible = list(layouts(gpus, allowed))
+    if not possible:
+        wanted = ", ".join(f"{axis} {'/'.join(map(str, degrees))}" for axis, degrees in fixed.items())
         raise SpecError(
-            f"no layout of {gpus} GPUs has {said or 'degrees that this job can have'}",
+            f"no layout of {gpus} GPUs has {wanted or 'degrees that this job can have'}",
             allowed=f"degrees whose product is {gpus}",
             remedy="change --gpus or the degrees",
         )
-    nodes = gpus // per_node
+    cluster = {"cluster.nodes": gpus // per_node, "cluster.gpus_per_node": per_node}
     changes: list[Change] = [
-        {
-            **{f"parallel.{axis}.degree": degree for axis, degree in each.items()},
-            "cluster.nodes": nodes,
-            "cluster.gpus_per_node": per_node,
-        }
-        for each in found
+        {f"parallel.{axis}.degree": degree for axis, degree in degrees.items()} | cluster for degrees in possible
     ]
-    return Axis(LAYOUT, tuple(changes), tuple(_describe(each) for each in found))
+    labels = (
+        " ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "one GPU"
+        for degrees in possible
+    )
+    return Axis(LAYOUT, tuple(changes), tuple(labels))
 
 
 def _only_possible(base: Job) -> dict[str, Sequence[int]]:
     """Axes that this job cannot have: no constraint would let any degree but 1 pass."""
-    found: dict[str, Sequence[int]] = {}
     if base.parallel.deepspeed is not None:
         return {axis: (1,) for axis in DEGREES if axis != "dp_replicate"}
-    if base.model.hf_config is None or not _has_experts(base.model.hf_config):
-        found["ep"] = (1,)
+    config = base.model.hf_config or {}
+    impossible: set[str] = set()
+    if not any(config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
+        impossible.add("ep")
     if not base.train.sequence_length:
-        found |= {"cp": (1,), "pp": (1,)}
+        impossible |= {"cp", "pp"}
     if base.model.factory:
-        found |= {"pp": (1,)} if base.parallel.tp.plan else {"pp": (1,), "tp": (1,)}
-    return found
-
-
-def _has_experts(config: Mapping[str, object]) -> bool:
-    return any(config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
-
-
-def _listed(degrees: Sequence[int]) -> str:
-    return "/".join(map(str, degrees))
-
-
-def _describe(degrees: Mapping[str, int]) -> str:
-    return " ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1) or "one GPU"
+        impossible |= {"pp"} if base.parallel.tp.plan else {"pp", "tp"}
+    return dict.fromkeys(impossible, (1,))
 
 
 def usual_axes(
@@ -269,50 +236,37 @@ def usual_axes(
 ) -> list[Axis]:
     """What a search varies if nobody says more: layouts, and settings that leave the training as it is. Raises
     SpecError for degrees that no layout has."""
-    found: list[Axis] = []
+    axes: list[Axis] = []
     if base.parallel.deepspeed is None:
-        found = [axis_of("recompute", ["none", "selective", "full"]),
-                 axis_of("reshard_after_forward", [True, False])]  # fmt: skip
+        axes = [axis_of("recompute", ["none", "selective", "full"]), axis_of("reshard_after_forward", [True, False])]
         if base.train.sequence_length:
-            found += [axis_of("sequence_parallel", [False, True]), axis_of("schedule", ["1F1B", "Interleaved1F1B"])]
-    sizes = [each for each in divisors(global_batch) if each & (each - 1) == 0 and each <= _LARGEST_MICRO_BATCH]
-    found += [axis_of("micro_batch_size", sizes), allocator_axis(base)]
-    return [layout_axis(gpus, per_node, fixed, base), *found]
+            axes += [axis_of("sequence_parallel", [False, True]), axis_of("schedule", ["1F1B", "Interleaved1F1B"])]
+    sizes = [size for size in divisors(global_batch) if size & (size - 1) == 0 and size <= _LARGEST_MICRO_BATCH]
+    return [layout_axis(gpus, per_node, fixed, base), *axes, axis_of("micro_batch_size", sizes), allocator_axis(base)]
 
 
 def least_axes(base: Job, gpus: int, per_node: int) -> list[Axis]:
     """What saves memory and leaves the training as it is: whether a job fits at all is decided among these."""
-    found: list[Axis] = []
-    own = value_at(base, "train.recompute")
+    axes: list[Axis] = []
     if base.parallel.deepspeed is None:
-        found = [
-            Axis(
-                "recompute",
-                tuple({"train.recompute": each} for each in _each_once(own, "full")),
-                ("own", "full")[: len(_each_once(own, "full"))],
-            )
-        ]
+        own = value_at(base, "train.recompute")
+        recompute = [own] if own == "full" else [own, "full"]
+        changes = tuple({"train.recompute": value} for value in recompute)
+        axes = [Axis("recompute", changes, ("own", "full")[: len(recompute)])]
         if base.train.sequence_length:
-            found.append(axis_of("sequence_parallel", [False, True]))
-    found += [axis_of("micro_batch_size", _each_once(1, base.train.micro_batch_size)), allocator_axis(base)]
-    return [layout_axis(gpus, per_node, {}, base), *found]
+            axes.append(axis_of("sequence_parallel", [False, True]))
+    sizes = axis_of("micro_batch_size", list(dict.fromkeys([1, base.train.micro_batch_size])))
+    return [layout_axis(gpus, per_node, {}, base), *axes, sizes, allocator_axis(base)]
 
 
 def allocator_axis(base: Job) -> Axis:
     """The job's own setting, and expandable segments beside it."""
-    return axis_of("allocator", _each_once(base.allocator.conf, _with_expandable(base.allocator.conf)))
-
-
-def _each_once(*values: Any) -> list[Any]:
-    return [each for order, each in enumerate(values) if each not in values[:order]]
+    conf = base.allocator.conf
+    with_segments = ",".join(filter(None, (conf, "expandable_segments:True")))
+    return axis_of("allocator", [conf] if "expandable_segments" in conf else [conf, with_segments])
 
 
 _LARGEST_MICRO_BATCH = 64
-
-
-def _with_expandable(conf: str) -> str:
-    return conf if "expandable_segments" in conf else ",".join(filter(None, (conf, "expandable_segments:True")))
-
 
 Rule = Callable[[Job], bool]
 """Whether the job keeps it."""
@@ -335,10 +289,7 @@ def _tp_in_node(job: Job) -> bool:
 
 
 def _world(job: Job) -> bool:
-    product = 1
-    for degree in axis_degrees(job.parallel).values():
-        product *= degree
-    return product == job.cluster.nodes * job.cluster.gpus_per_node
+    return math.prod(axis_degrees(job.parallel).values()) == job.cluster.nodes * job.cluster.gpus_per_node
 
 
 def _heads(job: Job) -> bool:

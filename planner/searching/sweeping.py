@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from planner.errors import SpecError
-from planner.job.bound.lower_bound import lower_bound
-from planner.searching.exact_plans import Answer, Exact, OutOfTimeError, Plans, Refused
-from planner.searching.space import UNTRACED, Candidate, Space, broken_rule
+from planner.job.schema import Job
+from planner.searching.exact_plans import Exact, OutOfTimeError, Plans, Refused, plan_in_turn
+from planner.searching.space import Space
+from planner.searching.weighing import look_at
 
 MOST_POINTS = 2_000
 """Of a sweep, every one of which is planned or excluded by its bound."""
@@ -20,7 +19,7 @@ Progress = Callable[[str], None]
 
 @dataclass(slots=True)
 class Point:
-    """One point of the grid; exactly one of the four is said, none where the sweep ended before it."""
+    """One point of the grid; exactly one of the three is said, none where the sweep ended before it."""
 
     number: int
     labels: tuple[str, ...]
@@ -45,7 +44,6 @@ class Sweep:
     points: list[Point]
     planned: int = 0
     stopped: str = ""
-    groups: dict[tuple[object, ...], list[tuple[Point, Candidate]]] = field(default_factory=dict)
 
 
 def sweep(space: Space, plans: Plans, progress: Progress = lambda _: None) -> Sweep:
@@ -56,60 +54,38 @@ def sweep(space: Space, plans: Plans, progress: Progress = lambda _: None) -> Sw
             allowed=f"at most {MOST_POINTS:,}",
             remedy="take fewer values; planner search finds the best of many without planning them all",
         )
-    found = Sweep(space, [_look_at(space, number) for number in range(space.size)])
-    for point in found.points:
-        candidate = space.candidate(point.number)
-        if not point.refused and not point.least_bytes and isinstance(candidate, Candidate):
-            found.groups.setdefault(_traced_key(space, candidate), []).append((point, candidate))
-    try:
-        _plan(found, plans, progress)
-    except KeyboardInterrupt:
-        found.stopped = "interrupted"
-    return found
-
-
-def _look_at(space: Space, number: int) -> Point:
-    labels = tuple(axis.labels[each] for axis, each in zip(space.axes, space.choice(number), strict=True))
-    candidate = space.candidate(number)
-    if isinstance(candidate, str):
-        return Point(number, labels, refused=candidate)
-    rule, said = broken_rule(candidate.job)
-    if rule:
-        return Point(number, labels, refused=said or rule)
-    bound = lower_bound(candidate.job)
-    return Point(number, labels, least_bytes=bound.least_bytes if bound.exceeds else 0)
-
-
-def _traced_key(space: Space, candidate: Candidate) -> tuple[object, ...]:
-    traced = (each for axis, each in zip(space.axes, candidate.choice, strict=True) if axis.name not in UNTRACED)
-    return (*traced, candidate.job.cluster.gpu.arch)
-
-
-def _plan(found: Sweep, plans: Plans, progress: Progress) -> None:
-    waiting = deque(found.groups.values())
-    total = sum(map(len, waiting))
-    futures: dict[Future[tuple[Answer, ...]], list[tuple[Point, Candidate]]] = {}
-    while waiting or futures:
-        while waiting and len(futures) < plans.processes:
-            group = waiting.popleft()
-            futures[plans.submit([candidate.job for _, candidate in group], whole=True)] = group
-        progress(f"planned {found.planned} of {total} points")
-        done, _ = wait(futures, return_when=FIRST_COMPLETED)
-        for future in done:
-            if not _take(found, futures.pop(future), future):
-                return
-
-
-def _take(found: Sweep, group: list[tuple[Point, Candidate]], future: Future[tuple[Answer, ...]]) -> bool:
-    try:
-        answers = future.result()
-    except OutOfTimeError:
-        found.stopped = "time"
-        return False
-    for (point, _), answer in zip(group, answers, strict=True):
-        found.planned += 1
-        if isinstance(answer, Refused):
-            point.refused = answer.reason
+    result = Sweep(space, [])
+    groups: dict[tuple[object, ...], list[tuple[Point, Job]]] = {}
+    for number in range(space.size):
+        labels = (axis.labels[value] for axis, value in zip(space.axes, space.choice(number), strict=True))
+        point = Point(number, tuple(labels))
+        result.points.append(point)
+        candidate, rule, explanation, bound = look_at(space, number)
+        if candidate is None or bound is None:
+            point.refused = explanation or rule
+        elif bound.exceeds:
+            point.least_bytes = bound.least_bytes
         else:
-            point.exact = answer
-    return True
+            groups.setdefault(space.traced_key(candidate), []).append((point, candidate.job))
+    total, waiting = sum(map(len, groups.values())), iter(groups.values())
+
+    def next_group() -> tuple[list[tuple[Point, Job]], list[Job]] | None:
+        group = next(waiting, None)
+        return None if group is None else (group, [job for _, job in group])
+
+    def tell(_: int) -> None:
+        progress(f"planned {result.planned} of {total} points")
+
+    try:
+        for group, answers in plan_in_turn(plans, next_group, whole=True, tell=tell):
+            for (point, _), answer in zip(group, answers, strict=True):
+                result.planned += 1
+                if isinstance(answer, Refused):
+                    point.refused = answer.reason
+                else:
+                    point.exact = answer
+    except OutOfTimeError:
+        result.stopped = "time"
+    except KeyboardInterrupt:
+        result.stopped = "interrupted"
+    return result

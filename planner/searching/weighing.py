@@ -17,7 +17,7 @@ from planner.job.layout import axis_degrees
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
 from planner.searching.exact_plans import Exact
-from planner.searching.space import UNTRACED, Candidate, Space, broken_rule
+from planner.searching.space import Candidate, Space, broken_rule
 
 ASSUMPTIONS = (
     "matrix products reach 60 % of the data sheet's dense peak, attention 30 %, memory and links 75 %",
@@ -386,49 +386,63 @@ class Scales:
     @property
     def left(self) -> int:
         """Candidates that plans decide about."""
-        return sum(len(each) for each in self.groups.values())
+        return sum(map(len, self.groups.values()))
 
 
 def weigh(
     space: Space,
     objective: Objective,
-    found: Scales,
+    scales: Scales,
     progress: Progress = lambda _: None,
     most: int = MOST_LOOKED_AT,
     is_over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Rules, bound and cost of each candidate, kept in `found`. Raises SpecError if rules leave none."""
+    """Rules, bound and cost of each candidate, kept in `scales`. Raises SpecError if rules leave none."""
     total = min(space.size, most)
     for number in space.numbers(most):
-        if found.looked_at % _TELL_EVERY == 0:
-            progress(f"looked at {found.looked_at:,} of {total:,} candidates, {found.left:,} may fit")
+        if scales.looked_at % _TELL_EVERY == 0:
+            progress(f"looked at {scales.looked_at:,} of {total:,} candidates, {scales.left:,} may fit")
             if is_over():
-                found.in_time = False
+                scales.in_time = False
                 break
-        found.looked_at += 1
-        _weigh_one(space, objective, number, found)
-    if not found.groups and not found.beyond_bound and found.in_time:
-        raise _emptied(found)
-    for group in found.groups.values():
-        group.sort(key=lambda each: each.rank)
+        scales.looked_at += 1
+        _weigh_one(space, objective, number, scales)
+    if not scales.groups and not scales.beyond_bound and scales.in_time:
+        # The constraint that emptied the space.
+        (worst, count), *others = scales.ruled_out.most_common(6)
+        rest = ", ".join(f"{rule} ({number:,})" for rule, number in others)
+        example = f": {scales.example[worst]}" if scales.example.get(worst) else ""
+        raise SpecError(
+            f"no candidate is left of {scales.looked_at:,}: {count:,} break the rule that {worst}{example}"
+            + (f"; others: {rest}" if rest else ""),
+            allowed="axes whose values go together",
+            remedy="widen the axis that the rule names, or change --gpus or --global-batch",
+        )
+    for group in scales.groups.values():
+        group.sort(key=lambda weighed: weighed.rank)
 
 
-def _weigh_one(space: Space, objective: Objective, number: int, found: Scales) -> None:
+def look_at(space: Space, number: int) -> tuple[Candidate | None, str, str, Bound | None]:
+    """A candidate with its lower bound; or the rule that it breaks, and what is said of that."""
     candidate = space.candidate(number)
     if isinstance(candidate, str):
-        found.ruled_out[candidate] += 1
+        return None, candidate, "", None
+    rule, explanation = broken_rule(candidate.job)
+    return candidate, rule, explanation, None if rule else lower_bound(candidate.job)
+
+
+def _weigh_one(space: Space, objective: Objective, number: int, scales: Scales) -> None:
+    candidate, rule, explanation, bound = look_at(space, number)
+    if candidate is None or bound is None:
+        scales.ruled_out[rule] += 1
+        if candidate is not None:
+            scales.example.setdefault(rule, explanation)
         return
-    rule, said = broken_rule(candidate.job)
-    if rule:
-        found.ruled_out[rule] += 1
-        found.example.setdefault(rule, said)
-        return
-    bound = lower_bound(candidate.job)
     if bound.exceeds:
-        found.beyond_bound += 1
+        scales.beyond_bound += 1
         excess = bound.least_bytes - bound.capacity_bytes
-        if found.nearest_bound is None or excess < found.nearest_bound[0]:
-            found.nearest_bound = (excess, number)
+        if scales.nearest_bound is None or excess < scales.nearest_bound[0]:
+            scales.nearest_bound = (excess, number)
         return
     cost = cost_of(candidate.job)
     weighed = Weighed(
@@ -440,22 +454,4 @@ def _weigh_one(space: Space, objective: Objective, number: int, found: Scales) -
         effort=effort_of(candidate.job),
         unusual=unusual_of(candidate.job),
     )
-    found.groups.setdefault(_traced_key(space, candidate), []).append(weighed)
-
-
-def _traced_key(space: Space, candidate: Candidate) -> tuple[object, ...]:
-    traced = (each for axis, each in zip(space.axes, candidate.choice, strict=True) if axis.name not in UNTRACED)
-    return (*traced, candidate.job.cluster.gpu.arch)
-
-
-def _emptied(found: Scales) -> SpecError:
-    """Which constraint emptied the space."""
-    worst, count = found.ruled_out.most_common(1)[0]
-    others = ", ".join(f"{rule} ({number:,})" for rule, number in found.ruled_out.most_common()[1:6])
-    said = f": {found.example[worst]}" if found.example.get(worst) else ""
-    return SpecError(
-        f"no candidate is left of {found.looked_at:,}: {count:,} break the rule that {worst}{said}"
-        + (f"; others: {others}" if others else ""),
-        allowed="axes whose values go together",
-        remedy="widen the axis that the rule names, or change --gpus or --global-batch",
-    )
+    scales.groups.setdefault(space.traced_key(candidate), []).append(weighed)

@@ -20,8 +20,7 @@ from planner.errors import PlannerError
 from planner.records import to_plain
 from planner.runtime.fork_server import ServerLostError
 from planner.runtime.limits import Limits
-from planner.searching.exact_groups import Group
-from planner.searching.exact_plans import Answer
+from planner.searching.exact_plans import Answer, Group
 from planner.searching.requests import SearchRequest
 from planner.service.errors import WorkerLostError
 from planner.service.history.counters import Counters

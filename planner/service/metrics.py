@@ -8,9 +8,9 @@ import platform
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from enum import StrEnum
 from functools import cache, lru_cache, partial
+from operator import attrgetter
 from typing import Any
 
 from prometheus_client.exposition import choose_encoder
@@ -73,11 +73,6 @@ class Definition:
     rows: Rows
     bounds: tuple[float, ...] = ()
     """Of a histogram: the same in every series, or quantiles over several of them would be wrong."""
-
-    @property
-    def type(self) -> str:
-        """As the exposition has it."""
-        return Kind.GAUGE.value if self.kind is Kind.INFO else self.kind.value
 
 
 def _define(
@@ -144,10 +139,8 @@ def _of_class(figure: Callable[[RankClassSummary], float]) -> Rows:
 
 def _of_host(figure: Callable[[HostSummary], float | None]) -> Rows:
     def rows(seen: Overview) -> Iterator[Row]:
-        for each in seen.plans:
-            value = None if each.host is None else figure(each.host)
-            if value is not None:
-                yield (each.plan_id,), value
+        values = ((plan_id, figure(host)) for plan_id, host in seen.hosts.items())
+        return (((plan_id,), value) for plan_id, value in values if value is not None)
 
     return rows
 
@@ -160,16 +153,13 @@ def _of_errors(figure: Callable[[tuple[float, ...]], float]) -> Rows:
     return lambda seen: ((group, figure(tuple(map(abs, errors))) / 100) for group, errors in seen.errors.items())
 
 
-def _wrong(seen: Overview) -> Iterator[Row]:
-    for row in seen.capacity:
-        yield (row.team, row.queue, row.gpu, "said_fits_ran_out"), row.said_fits_ran_out
-        yield (row.team, row.queue, row.gpu, "said_exceeds_ran"), row.said_exceeds_ran
-
-
-def _ran_out(seen: Overview) -> Iterator[Row]:
-    for row in seen.capacity:
-        yield (row.team, row.queue, row.gpu, "gpu"), row.ran_out_gpu
-        yield (row.team, row.queue, row.gpu, "host"), row.ran_out_host
+def _of_kinds(fields: Mapping[str, str]) -> Rows:
+    """By the last label, the figures of a row of capacity."""
+    return lambda seen: (
+        ((row.team, row.queue, row.gpu, kind), getattr(row, field))
+        for row in seen.capacity
+        for kind, field in fields.items()
+    )
 
 
 def _calibration(seen: Overview) -> Calibration | None:
@@ -192,31 +182,19 @@ def _corrections(figure: Callable[[Any], float]) -> Rows:
     return rows
 
 
-def _count_quarantined(seen: Overview) -> Iterator[Row]:
-    found = _calibration(seen)
-    return iter([((), len(found.quarantined))] if found else [])
-
-
 def _of_calibration(figure: Callable[[Any], float]) -> Rows:
     return lambda seen: [((), figure(seen.calibration))] if seen.calibration else []
-
-
-def _seconds(moment: datetime) -> float:
-    return moment.timestamp()
 
 
 @cache
 def build_labels() -> tuple[str, ...]:
     """Of the program that answers; replicas of one service run the same."""
     rules = provenance_of(Calibration.none()).allocator_rules
-    return distribution.version(), _version("torch"), platform.python_version(), rules
-
-
-def _version(distribution: str) -> str:
     try:
-        return importlib.metadata.version(distribution)
+        torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return "none"
+        torch = "none"
+    return distribution.version(), torch, platform.python_version(), rules
 
 
 _PLAN, _CLASS, _GROUP, _KIND = "plan", "plan rank_class", "team queue gpu", "gpu torch"
@@ -244,23 +222,26 @@ METRICS: tuple[Definition, ...] = (
     _gauge("planner_predicted_host_highest_bytes", _PLAN, _ACTIVE,
            "The same with all that is only assumed at its most.", _of_host(lambda host: host.interval_bytes[1])),
     _gauge("planner_plan_stored_timestamp_seconds", _PLAN, _ACTIVE, "When the plan was first made.",
-           lambda seen: (((each.plan_id,), _seconds(each.stored_at)) for each in seen.plans)),
+           lambda seen: (((each.plan_id,), each.stored_at.timestamp()) for each in seen.plans)),
     _gauge("planner_rank_class_ranks", _CLASS, _ACTIVE,
            "Ranks of a rank class; rank_class is its lowest rank. Multiply by it to sum over a job.",
            _of_class(lambda each: each.count)),
-    _gauge("planner_predicted_device_bytes", _CLASS, _ACTIVE,
-           "Predicted peak of one rank as NVML shows it: reserved bytes and what lies outside the allocator.",
-           _of_class(lambda each: each.device_bytes)),
-    _gauge("planner_predicted_reserved_bytes", _CLASS, _ACTIVE, "Predicted peak of reserved bytes of one rank.",
-           _of_class(lambda each: each.reserved_bytes)),
-    _gauge("planner_predicted_allocated_bytes", _CLASS, _ACTIVE, "Predicted peak of allocated bytes of one rank.",
-           _of_class(lambda each: each.allocated_bytes)),
-    _gauge("planner_predicted_device_lowest_bytes", _CLASS, _ACTIVE,
-           "Lower end of the interval in which the device bytes of one rank lie with 95 % probability.",
-           _of_class(lambda each: each.interval_bytes[0])),
-    _gauge("planner_predicted_device_highest_bytes", _CLASS, _ACTIVE,
-           "Upper end of the interval in which the device bytes of one rank lie with 95 % probability.",
-           _of_class(lambda each: each.interval_bytes[1])),
+    *(
+        _gauge(f"planner_predicted_{name}_bytes", _CLASS, _ACTIVE, help_, _of_class(figure))
+        for name, help_, figure in (
+            ("device",
+             "Predicted peak of one rank as NVML shows it: reserved bytes and what lies outside the allocator.",
+             attrgetter("device_bytes")),
+            ("reserved", "Predicted peak of reserved bytes of one rank.", attrgetter("reserved_bytes")),
+            ("allocated", "Predicted peak of allocated bytes of one rank.", attrgetter("allocated_bytes")),
+            ("device_lowest",
+             "Lower end of the interval in which the device bytes of one rank lie with 95 % probability.",
+             lambda one: one.interval_bytes[0]),
+            ("device_highest",
+             "Upper end of the interval in which the device bytes of one rank lie with 95 % probability.",
+             lambda one: one.interval_bytes[1]),
+        )
+    ),
     _gauge("planner_predicted_category_bytes", f"{_CLASS} category", _ACTIVE,
            "Allocated bytes of one rank at its predicted peak by category; they add up to the allocated peak.",
            lambda seen: (((plan, str(each.representative), category.value), value)
@@ -272,40 +253,35 @@ METRICS: tuple[Definition, ...] = (
           lambda seen: (((each.plan_id, each.system, each.job_id, each.team, each.queue), 1) for each in seen.jobs)),
     _info("planner_job_gpu_info", f"{_CLASS} {_JOBS} host gpu_uuid", _OPEN,
           "A GPU of a job that has not ended, and the rank class that runs on it; what is not known is empty.",
-          lambda seen: (((each.plan_id, each.rank_class, each.system, each.job_id, each.host, each.gpu_uuid), 1)
-                        for each in seen.gpus)),
+          lambda seen: ((gpu, 1) for gpu in seen.gpus)),
     _gauge("planner_job_measured_device_bytes", f"{_CLASS} {_JOBS}", _OPEN,
            "Highest device bytes that a rank of the class told of so far.",
-           lambda seen: (((each.plan_id, each.rank_class, each.system, each.job_id), each.device_bytes)
-                         for each in seen.measured)),
+           lambda seen: seen.measured),
     # Capacity
-    _gauge("planner_capacity_jobs", _GROUP, _CAPACITY, "Jobs that have not ended.", _of_group(lambda row: row.jobs)),
-    _gauge("planner_capacity_gpus", _GROUP, _CAPACITY, "GPUs of jobs that have not ended.",
-           _of_group(lambda row: row.gpus)),
-    _gauge("planner_capacity_requested_bytes", _GROUP, _CAPACITY, "Memory of the GPUs that open jobs asked for.",
-           _of_group(lambda row: row.requested_bytes)),
-    _gauge("planner_capacity_predicted_bytes", _GROUP, _CAPACITY, "Device bytes that open jobs will take.",
-           _of_group(lambda row: row.predicted_bytes)),
-    _gauge("planner_capacity_headroom_bytes", _GROUP, _CAPACITY,
-           "Requested less predicted bytes; negative if more is needed.", _of_group(lambda row: row.headroom_bytes)),
-    _gauge("planner_capacity_measured_bytes", _GROUP, _CAPACITY, "Device bytes that ranks of open jobs told of.",
-           _of_group(lambda row: row.measured_bytes)),
-    _gauge("planner_capacity_predicted_of_measured_bytes", _GROUP, _CAPACITY,
-           "Device bytes that were predicted for the ranks that told theirs.",
-           _of_group(lambda row: row.predicted_of_measured_bytes)),
-    _gauge("planner_capacity_host_requested_bytes", _GROUP, _CAPACITY,
-           "Main memory that open jobs say their nodes have.", _of_group(lambda row: row.host_requested_bytes)),
-    _gauge("planner_capacity_host_predicted_bytes", _GROUP, _CAPACITY,
-           "Main memory that the nodes of open jobs will take.", _of_group(lambda row: row.host_predicted_bytes)),
-    _gauge("planner_capacity_measured_gpus", _GROUP, _CAPACITY, "Ranks of open jobs that told their device bytes.",
-           _of_group(lambda row: row.measured_gpus)),
-    _gauge("planner_capacity_judged_jobs", _GROUP, _CAPACITY,
-           "Remembered jobs that ended, finished or out of memory: those that show whether a verdict was right.",
-           _of_group(lambda row: row.judged)),
+    *(
+        _gauge(f"planner_capacity_{name}", _GROUP, _CAPACITY, help_, _of_group(attrgetter(field)))
+        for name, field, help_ in (
+            ("jobs", "jobs", "Jobs that have not ended."),
+            ("gpus", "gpus", "GPUs of jobs that have not ended."),
+            ("requested_bytes", "requested_bytes", "Memory of the GPUs that open jobs asked for."),
+            ("predicted_bytes", "predicted_bytes", "Device bytes that open jobs will take."),
+            ("headroom_bytes", "headroom_bytes", "Requested less predicted bytes; negative if more is needed."),
+            ("measured_bytes", "measured_bytes", "Device bytes that ranks of open jobs told of."),
+            ("predicted_of_measured_bytes", "predicted_of_measured_bytes",
+             "Device bytes that were predicted for the ranks that told theirs."),
+            ("host_requested_bytes", "host_requested_bytes", "Main memory that open jobs say their nodes have."),
+            ("host_predicted_bytes", "host_predicted_bytes", "Main memory that the nodes of open jobs will take."),
+            ("measured_gpus", "measured_gpus", "Ranks of open jobs that told their device bytes."),
+            ("judged_jobs", "judged",
+             "Remembered jobs that ended, finished or out of memory: those that show whether a verdict was right."),
+        )
+    ),
     _gauge("planner_capacity_wrong_verdicts", f"{_GROUP} kind", _CAPACITY,
-           "Judged jobs whose verdict was wrong: it said fits and ran out, or said exceeds and ran.", _wrong),
+           "Judged jobs whose verdict was wrong: it said fits and ran out, or said exceeds and ran.",
+           _of_kinds({"said_fits_ran_out": "said_fits_ran_out", "said_exceeds_ran": "said_exceeds_ran"})),
     _gauge("planner_capacity_out_of_memory_jobs", f"{_GROUP} memory", _CAPACITY,
-           "Remembered jobs that ended out of memory, of the GPU or of the host.", _ran_out),
+           "Remembered jobs that ended out of memory, of the GPU or of the host.",
+           _of_kinds({"gpu": "ran_out_gpu", "host": "ran_out_host"})),
     _define_counter("planner_jobs_out_of_memory_total", "memory cause",
                     "Jobs that ended out of memory, by whose it was (gpu, host, not_told) and by cause.",
                     [(memory_of(cause), cause or NOT_TOLD) for cause in (*Cause, None)], OUT_OF_MEMORY),
@@ -329,11 +305,12 @@ METRICS: tuple[Definition, ...] = (
     _info("planner_calibration_info", "calibration", _CALIBRATION, "The calibration that was learnt last.",
           lambda seen: [((seen.calibration.calibration_id,), 1)] if seen.calibration else []),
     _gauge("planner_calibration_timestamp_seconds", "", _CALIBRATION, "When it was learnt.",
-           _of_calibration(lambda stored: _seconds(stored.stored_at))),
+           _of_calibration(lambda stored: stored.stored_at.timestamp())),
     _gauge("planner_calibration_measurements", "", _CALIBRATION, "Measurements that it was learnt from.",
            _of_calibration(lambda stored: stored.measurements)),
     _gauge("planner_calibration_quarantined_measurements", "", _CALIBRATION,
-           "Measurements that were set aside and taught nothing.", _count_quarantined),
+           "Measurements that were set aside and taught nothing.",
+           lambda seen: [((), len(learnt.quarantined))] if (learnt := _calibration(seen)) else []),
     _gauge("planner_calibration_correction_ratio", f"{_KIND} part", _CALIBRATION,
            "How far a part of what is measured lies from what is predicted, relative.",
            _corrections(lambda learnt: learnt.residual)),
@@ -431,29 +408,25 @@ def _limit_series(metric: Definition, rows: Iterable[Row]) -> tuple[list[Row], i
 
 
 def _family(metric: Definition, rows: Iterable[Row]) -> Metric:
-    if metric.kind is Kind.HISTOGRAM:
-        return _histogram(metric, rows)
-    make = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-    family = make(metric.name, metric.help, labels=metric.labels)
-    for labels, value in rows:
-        family.add_metric(labels, value)
-    return family
-
-
-def _histogram(metric: Definition, rows: Iterable[Row]) -> Metric:
-    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    if metric.kind is not Kind.HISTOGRAM:
+        make = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+        family = make(metric.name, metric.help, labels=metric.labels)
+        for labels, value in rows:
+            family.add_metric(labels, value)
+        return family
+    histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
     groups: dict[tuple[str, ...], dict[str, float]] = {}
     for labels, value in rows:
         groups.setdefault(labels[:-1], {})[labels[-1]] = value
-    for labels, told in groups.items():
-        total = told.pop("sum", 0.0)
+    for labels, counts in groups.items():
+        total = counts.pop("sum", 0.0)
         # What an earlier version counted into other bounds is counted on into the next of these.
         buckets = [
-            (bound_text(bound), sum(count for le, count in told.items() if float(le) <= bound))
+            (bound_text(bound), sum(count for le, count in counts.items() if float(le) <= bound))
             for bound in (*metric.bounds, math.inf)
         ]
-        family.add_metric(labels, buckets, total)
-    return family
+        histogram.add_metric(labels, buckets, total)
+    return histogram
 
 
 def _encode_families(families: Iterable[Metric], open_: bool) -> bytes:
@@ -467,18 +440,16 @@ def _encode_families(families: Iterable[Metric], open_: bool) -> bytes:
         name = f"{family.name}_total" if family.type == "counter" and not open_ else family.name
         help_ = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
         lines.append(f"# HELP {name} {help_}\n# TYPE {name} {family.type}\n")
-        lines += [f"{each.name}{_labels(each.labels)} {_number(each.value)}\n" for each in family.samples]
+        lines += [f"{sample.name}{_labels(sample.labels)} {_number(sample.value)}\n" for sample in family.samples]
     return "".join((*lines, "# EOF\n" if open_ else "")).encode()
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join([f'{name}="{_escape_label(value)}"' for name, value in sorted(labels.items())]) + "}"
-
-
-def _escape_label(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    escaped = (
+        (name, value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\""))
+        for name, value in sorted(labels.items())
+    )
+    return "{" + ",".join([f'{name}="{value}"' for name, value in escaped]) + "}" if labels else ""
 
 
 _number = lru_cache(maxsize=10_000)(floatToGoString)

@@ -19,8 +19,7 @@ from planner.job.loading import bundle_text
 from planner.job.schema import Job
 from planner.report.statement import to_json
 from planner.searching.answer import plan_and_advise
-from planner.searching.exact_groups import Group, plan_here
-from planner.searching.exact_plans import Answer
+from planner.searching.exact_plans import Answer, Group, plan_here
 from planner.searching.requests import SearchRequest
 from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies

@@ -7,11 +7,16 @@ from datetime import timedelta
 from typing import Any
 
 from planner.report.statement import Plan, Verdict
-from planner.service.history.capacity import Capacity
+from planner.service.history.capacity import COUNTS, Capacity
 from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
 from planner.service.history.store import History
 from planner.truth.failures.messages import Cause
 from planner.units import GIB
+
+
+def capacity_of(team: str, gpu: str, **counts: int) -> Capacity:
+    """The rest is nothing."""
+    return Capacity(team=team, queue="h100", gpu=gpu, **{**dict.fromkeys(COUNTS, 0), **counts})
 
 
 def test_capacity_by_team_queue_and_gpu(history: History, plan: Callable[..., Plan]) -> None:
@@ -24,15 +29,14 @@ def test_capacity_by_team_queue_and_gpu(history: History, plan: Callable[..., Pl
 
     nlp, vision = history.capacity()
 
-    assert nlp == Capacity(
-        team="nlp", queue="h100", gpu="H100-SXM-80GB", jobs=2, gpus=16,
-        requested_bytes=2 * 8 * 80 * GIB, predicted_bytes=2 * 250 * GIB,
+    assert nlp == capacity_of(
+        "nlp", "H100-SXM-80GB", jobs=2, gpus=16,
+        requested_bytes=2 * 8 * 80 * GIB, predicted_bytes=2 * 250 * GIB, headroom_bytes=(1280 - 500) * GIB,
         measured_bytes=70 * GIB, measured_gpus=2, predicted_of_measured_bytes=70 * GIB,
     )  # fmt: skip
-    assert nlp.headroom_bytes == (1280 - 500) * GIB
-    assert vision == Capacity(
-        team="vision", queue="h100", gpu="A100-SXM-40GB", jobs=1, gpus=8, requested_bytes=320 * GIB,
-        predicted_bytes=250 * GIB,
+    assert vision == capacity_of(
+        "vision", "A100-SXM-40GB", jobs=1, gpus=8, requested_bytes=320 * GIB, predicted_bytes=250 * GIB,
+        headroom_bytes=70 * GIB,
     )  # fmt: skip
 
 
@@ -49,17 +53,16 @@ def test_a_job_that_ended_takes_nothing_but_judges_its_plan(
         history.jobs.bind("ray", str(number), JobChange(plan_id=plan(number).plan_id, outcome=outcome))
 
     assert history.capacity() == (
-        Capacity(
-            team="nlp",
-            queue="h100",
-            gpu="H100-SXM-80GB",
+        capacity_of(
+            "nlp",
+            "H100-SXM-80GB",
             judged=5,
+            wrong_verdicts=2,
             said_fits_ran_out=1,
             said_exceeds_ran=1,
             ran_out_gpu=3,
         ),
     )
-    assert history.capacity()[0].wrong_verdicts == 2
     assert history.capacity(since=clock.now + timedelta(seconds=1)) == ()
 
 
@@ -70,7 +73,7 @@ def test_a_job_that_the_hosts_memory_ended_does_not_judge_the_gpus_verdict(
     told = JobChange(plan_id=plan().plan_id, outcome=Outcome.OUT_OF_MEMORY, cause=Cause.HOST_LIMIT)
     history.jobs.bind("slurm", "1", told)
 
-    assert history.capacity() == (Capacity(team="nlp", queue="h100", gpu="H100-SXM-80GB", ran_out_host=1),)
+    assert history.capacity() == (capacity_of("nlp", "H100-SXM-80GB", ran_out_host=1),)
 
 
 def test_sums_beyond_a_column_are_exact(history: History, plan: Callable[..., Plan]) -> None:

@@ -54,9 +54,9 @@ def of_previous_schema(url: str, plan: Plan) -> None:
         check = {"check_id": "c", "plan_id": plan.plan_id, "asked_at": NOW, "verdict": "fits", "name": ""}
         connection.execute(insert(schema.CHECKS).values(**named, **check))
         validation = {"validation_id": "v", "plan_id": plan.plan_id, "state": "done", "asked_at": NOW, "mode": "step"}
-        more = {"gpu": "H100", "torch": "2.13.0", "error_percent": 1.5, "result": "{}", "problem": ""}
+        more = {"gpu": "H100", "torch": "2.13.0", "error_percent": 1.5, "result": {}, "problem": ""}
         connection.execute(insert(schema.VALIDATIONS).values(**validation, **more))
-        calibration = {"calibration_id": "abc", "stored_at": NOW, "measurements": 3, "document": "{}"}
+        calibration = {"calibration_id": "abc", "stored_at": NOW, "measurements": 3, "document": {}}
         connection.execute(insert(schema.CALIBRATIONS).values(calibration))
     database.close()
 
@@ -98,7 +98,7 @@ def test_a_database_of_the_previous_schema_keeps_all_that_it_held_and_can_count(
 
     with History.open(shared_url) as history:
         assert version(history) == "0008"
-        assert [job.hosts for job in history.jobs.of_plan(plan().plan_id)] == [("n1",)]
+        assert [job.hosts for job in history.jobs.open()] == [("n1",)]
         assert history.checks.counts() == {Verdict.FITS: 1}
         assert history.validations.errors() == {("H100", "2.13.0"): (1.5,)}
         current = history.calibrations.current()

@@ -16,7 +16,7 @@ from planner.planning.pipeline import judge_traces
 from planner.report.statement import Advice, Verdict, change_text
 from planner.searching.advice import Advised, advise, more_gpus
 from planner.searching.answer import plan_and_advise, what_was_tried
-from planner.searching.exact_groups import PlansHere
+from planner.searching.exact_plans import PlansHere
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB, MIB, show_bytes
 

@@ -10,7 +10,7 @@ import pytest
 from planner.job.schema import Cluster, Gpu, Job, Loss, Model, Parallel, Recompute, Tp, Train
 from planner.planning.pipeline import PlanningResult, plan_with_traces
 from planner.searching.advice import advise
-from planner.searching.exact_groups import PlansHere
+from planner.searching.exact_plans import PlansHere
 from planner.units import GIB, MIB
 
 LLAMA = {

@@ -14,8 +14,7 @@ from planner.job.bound.lower_bound import lower_bound
 from planner.job.schema import Gpu, Job
 from planner.searching.axes import axis_of
 from planner.searching.engine import search
-from planner.searching.exact_groups import Group, PlansHere, plan_here
-from planner.searching.exact_plans import Exact
+from planner.searching.exact_plans import Exact, Group, PlansHere, plan_here
 from planner.searching.extremes import fewest, gpu_counts, largest
 from planner.searching.space import (
     Candidate,

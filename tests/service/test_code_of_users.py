@@ -15,8 +15,7 @@ from starlette.testclient import TestClient
 
 from planner.errors import FactoryNotAllowedError, SettingError
 from planner.planning.trace_source import TraceSource
-from planner.searching.exact_groups import Group, plan_here
-from planner.searching.exact_plans import Refused
+from planner.searching.exact_plans import Group, Refused, plan_here
 from planner.service.http.openapi import EXAMPLE_JOB
 from planner.service.orders import code_isolation, refuse_code
 from planner.service.plan_provider import PlanAnswer, PlanPending

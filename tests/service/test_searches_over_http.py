@@ -18,8 +18,7 @@ from planner.job.loading import load_document
 from planner.job.schema import Job
 from planner.planning import pipeline
 from planner.report.statement import Verdict
-from planner.searching.exact_groups import Group
-from planner.searching.exact_plans import Answer, Exact
+from planner.searching.exact_plans import Answer, Exact, Group
 from planner.service.history.records import SearchState
 from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies

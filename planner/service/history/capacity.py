@@ -2,195 +2,182 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
+from sqlalchemy import Row, Select, and_, func, or_, select
 
 from planner.hardware.catalog import gpus
 from planner.hardware.gpus import GpuRecord
 from planner.report.statement import Verdict
 from planner.service.history.database import Database
 from planner.service.history.job_changes import Outcome, memory_of
-from planner.service.history.job_table import ended_since, is_open
-from planner.service.history.plan_table import RankClassSummary, rank_classes_of
+from planner.service.history.job_table import ended_since, is_open, rank_of_job
+from planner.service.history.plan_table import rank_classes_of
 from planner.service.history.schema import JOBS, MEASURED_RANKS, PLANS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
-    """One team in one queue on one type of GPU.
+class CapacitySums:
+    """Sums. Bytes are of all ranks together; requested, predicted and measured are of jobs that have not ended.
 
-    Requested, predicted and measured are of the jobs that have not ended. Not every rank tells its peak:
-    `measured_bytes` are device bytes of `measured_gpus` ranks, for which the plans said `predicted_of_measured_bytes`.
-    The verdicts are of jobs that ended and are still remembered: `said_fits_ran_out` and `said_exceeds_ran`, of
-    `judged`. A `tight` verdict warns of both and is never wrong. Of a job that the host's memory ended, the GPU's
-    verdict is not judged. `ran_out_gpu` and `ran_out_host` are all that ended out of memory.
+    `measured_bytes` are device bytes of the `measured_gpus` ranks that told them, for which their plans had said
+    `predicted_of_measured_bytes`. `judged` jobs ended and are remembered; a verdict was wrong if it said that the job
+    fits and it ran out of memory, or that it exceeds and it ran.
     """
+
+    jobs: int
+    gpus: int
+    requested_bytes: int
+    predicted_bytes: int
+    headroom_bytes: int
+    """Requested and not needed, by the prediction; negative if more is needed."""
+    measured_bytes: int
+    measured_gpus: int
+    predicted_of_measured_bytes: int
+    host_requested_bytes: int = 0
+    """Main memory that the jobs say their nodes have."""
+    host_predicted_bytes: int = 0
+    """Main memory that all of their nodes will take."""
+    judged: int
+    """A `tight` verdict warns of both and is never wrong. Of a job that the host's memory ended, the GPU's verdict is
+    not judged."""
+    wrong_verdicts: int
+    said_fits_ran_out: int
+    said_exceeds_ran: int
+    ran_out_gpu: int
+    """Remembered jobs that ended out of GPU memory; those of which no cause was told are counted here."""
+    ran_out_host: int
+    """Out of the host's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity(CapacitySums):
+    """One team in one queue on one type of GPU."""
 
     team: str
     queue: str
     gpu: str
-    jobs: int = 0
-    gpus: int = 0
-    requested_bytes: int = 0
-    predicted_bytes: int = 0
-    measured_bytes: int = 0
-    measured_gpus: int = 0
-    predicted_of_measured_bytes: int = 0
-    host_requested_bytes: int = 0
-    """Main memory that open jobs say their nodes have."""
-    host_predicted_bytes: int = 0
-    """Main memory that all nodes of open jobs will take."""
-    judged: int = 0
-    said_fits_ran_out: int = 0
-    said_exceeds_ran: int = 0
-    ran_out_gpu: int = 0
-    ran_out_host: int = 0
-
-    @property
-    def headroom_bytes(self) -> int:
-        """What was requested and will not be needed, by the prediction; negative if more is needed."""
-        return self.requested_bytes - self.predicted_bytes
-
-    @property
-    def wrong_verdicts(self) -> int:
-        return self.said_fits_ran_out + self.said_exceeds_ran
 
 
-_Key = tuple[str, str, str]
-_GROUP = (JOBS.c.team, JOBS.c.queue, PLANS.c.gpu)
+COUNTS = tuple(field.name for field in fields(CapacitySums))
+
+
+def sum_capacity(rows: Sequence[CapacitySums]) -> dict[str, int]:
+    """The sums of all rows, by name."""
+    return {name: sum(getattr(row, name) for row in rows) for name in COUNTS}
 
 
 def capacity(database: Database, now: datetime, since: datetime | None = None) -> tuple[Capacity, ...]:
     """By team, queue and GPU type, in that order. `since` leaves out verdicts of jobs that ended before it."""
-    found: dict[_Key, Capacity] = {}
-    with database.reading() as connection:
-        for key, more in [
-            *_sum_open_jobs(connection, now),
-            *_sum_measured_ranks(connection, now),
-            *_count_judged_jobs(connection, since),
-        ]:
-            before = found.get(key, Capacity(team=key[0], queue=key[1], gpu=key[2]))
-            found[key] = replace(before, **{name: getattr(before, name) + value for name, value in more.items()})
-    return tuple(found[key] for key in sorted(found))
-
-
-# Bytes are summed here, not in SQL: a hostile spec may claim so many that SQLite's sum would overflow.
-
-
-def _sum_open_jobs(connection: Connection, now: datetime) -> Iterable[tuple[_Key, dict[str, int]]]:
-    query = (
-        select(
-            *_GROUP,
-            PLANS.c.ranks,
-            PLANS.c.requested_bytes,
-            PLANS.c.predicted_bytes,
-            PLANS.c.nodes,
-            PLANS.c.host_capacity_bytes,
-            PLANS.c.host_predicted_bytes,
-        )
-        .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
-        .where(is_open(now))
+    group = (JOBS.c.team, JOBS.c.queue, PLANS.c.gpu)
+    of_plans = JOBS.join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
+    # Bytes are summed below, not in SQL: a hostile spec may claim so many that SQLite's sum would overflow.
+    open_jobs = select(
+        *group,
+        PLANS.c.ranks,
+        PLANS.c.requested_bytes,
+        PLANS.c.predicted_bytes,
+        PLANS.c.nodes,
+        PLANS.c.host_capacity_bytes,
+        PLANS.c.host_predicted_bytes,
     )
-    jobs = (
-        (*counts, (nodes or 0) * (each or 0), taken or 0)
-        for *counts, nodes, each, taken in (
-            (team, queue, gpu, 1, *counts) for team, queue, gpu, *counts in connection.execute(query).all()
-        )
+    measured = select(
+        *group,
+        func.sum(MEASURED_RANKS.c.device_bytes).label("bytes"),
+        func.count().label("gpus"),
+        func.sum(MEASURED_RANKS.c.predicted_bytes).label("predicted"),
     )
-    names = ("jobs", "gpus", "requested_bytes", "predicted_bytes", "host_requested_bytes", "host_predicted_bytes")
-    return _sum_by_group(names, jobs)
-
-
-def _sum_measured_ranks(connection: Connection, now: datetime) -> Iterable[tuple[_Key, dict[str, int]]]:
-    same_job = and_(MEASURED_RANKS.c.system == JOBS.c.system, MEASURED_RANKS.c.job_id == JOBS.c.job_id)
-    query = (
-        select(
-            *_GROUP,
-            func.sum(MEASURED_RANKS.c.device_bytes),
-            func.count(),
-            func.sum(MEASURED_RANKS.c.predicted_bytes),
-        )
-        .select_from(MEASURED_RANKS)
-        .join(JOBS, same_job)
-        .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
-        .where(is_open(now), MEASURED_RANKS.c.device_bytes.is_not(None))
-        .group_by(*_GROUP, JOBS.c.system, JOBS.c.job_id)
-    )
-    names = ("measured_bytes", "measured_gpus", "predicted_of_measured_bytes")
-    return _sum_by_group(names, connection.execute(query).all())
-
-
-def _sum_by_group(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterable[tuple[_Key, dict[str, int]]]:
-    sums: dict[_Key, list[int]] = {}
-    for team, queue, gpu, *counts in rows:
-        total = sums.setdefault((team, queue, gpu), [0] * len(names))
-        for index, count in enumerate(counts):
-            total[index] += int(count)  # PostgreSQL's sum is a decimal number
-    return [(key, dict(zip(names, total, strict=True))) for key, total in sums.items()]
-
-
-def _count_judged_jobs(connection: Connection, since: datetime | None) -> Iterable[tuple[_Key, dict[str, int]]]:
-    told = [Outcome.FINISHED.value, Outcome.OUT_OF_MEMORY.value]
-    query = (
-        select(*_GROUP, PLANS.c.verdict, JOBS.c.outcome, JOBS.c.cause, func.count().label("jobs"))
-        .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
-        .where(JOBS.c.outcome.in_(told))
-        .group_by(*_GROUP, PLANS.c.verdict, JOBS.c.outcome, JOBS.c.cause)
+    ended = select(*group, PLANS.c.verdict, JOBS.c.outcome, JOBS.c.cause, func.count().label("jobs")).where(
+        JOBS.c.outcome.in_([Outcome.FINISHED.value, Outcome.OUT_OF_MEMORY.value])
     )
     if since is not None:
-        query = query.where(JOBS.c.ended_at >= since)
-    return [(_key(row), _verdicts(row)) for row in connection.execute(query)]
+        ended = ended.where(JOBS.c.ended_at >= since)
+    queries: tuple[tuple[Select[Any], Callable[[Row[Any]], dict[str, int]]], ...] = (
+        (open_jobs.select_from(of_plans).where(is_open(now)), _count_open_job),
+        (
+            measured.select_from(of_plans.join(MEASURED_RANKS, rank_of_job))
+            .where(is_open(now), MEASURED_RANKS.c.device_bytes.is_not(None))
+            .group_by(*group, JOBS.c.system, JOBS.c.job_id),
+            _count_measured_ranks,
+        ),
+        (
+            ended.select_from(of_plans).group_by(*group, PLANS.c.verdict, JOBS.c.outcome, JOBS.c.cause),
+            _count_ended_jobs,
+        ),
+    )
+    sums: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    with database.reading() as connection:
+        for query, count in queries:
+            for row in connection.execute(query):
+                sums[row.team, row.queue, row.gpu].update(count(row))
+    return tuple(
+        Capacity(team=team, queue=queue, gpu=gpu, **{name: counts[name] for name in COUNTS})
+        for (team, queue, gpu), counts in sorted(sums.items())
+    )
 
 
-def _verdicts(row: Row[Any]) -> dict[str, int]:
+def _count_open_job(row: Row[Any]) -> dict[str, int]:
+    return {
+        "jobs": 1,
+        "gpus": row.ranks,
+        "requested_bytes": row.requested_bytes,
+        "predicted_bytes": row.predicted_bytes,
+        "headroom_bytes": row.requested_bytes - row.predicted_bytes,
+        "host_requested_bytes": (row.nodes or 0) * (row.host_capacity_bytes or 0),
+        "host_predicted_bytes": row.host_predicted_bytes or 0,
+    }
+
+
+def _count_measured_ranks(row: Row[Any]) -> dict[str, int]:
+    # PostgreSQL's sum is a decimal number.
+    return {
+        "measured_bytes": int(row.bytes),
+        "measured_gpus": row.gpus,
+        "predicted_of_measured_bytes": int(row.predicted),
+    }
+
+
+def _count_ended_jobs(row: Row[Any]) -> dict[str, int]:
     ran_out = row.outcome == Outcome.OUT_OF_MEMORY
     if ran_out and memory_of(row.cause) == "host":
         return {"ran_out_host": row.jobs}
     counts = {"judged": row.jobs, "ran_out_gpu": row.jobs if ran_out else 0}
-    if row.verdict == Verdict.FITS and row.outcome == Outcome.OUT_OF_MEMORY:
-        counts["said_fits_ran_out"] = row.jobs
-    if row.verdict == Verdict.EXCEEDS and row.outcome == Outcome.FINISHED:
-        counts["said_exceeds_ran"] = row.jobs
+    if row.verdict == (Verdict.FITS if ran_out else Verdict.EXCEEDS):
+        counts["said_fits_ran_out" if ran_out else "said_exceeds_ran"] = counts["wrong_verdicts"] = row.jobs
     return counts
 
 
-def _key(row: Row[Any]) -> _Key:
-    return row.team, row.queue, row.gpu
-
-
-_AT_ONCE = 500
-"""As many as any database takes as parameters of one query."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobNeed:
-    """One job, with the figures of its fullest rank in bytes.
-
-    `least_bytes` is what a rank cannot do without: its allocated peak and what lies outside the allocator. The
-    allocator may hold more (`device_bytes`) and give it back where there is less.
-    """
+class JobOnGpu:
+    """One job; bytes are those of its fullest rank. It cannot do without `least_bytes`."""
 
     system: str
     job_id: str
     name: str
     team: str
     queue: str
-    gpu: str
-    """For which it was planned."""
+    planned_gpu: str
     ranks: int
-    verdict: Verdict
-    """There."""
     waits: bool
     """Bound to its plan, and neither started nor ended."""
-    capacity_bytes: int
+    verdict: Verdict
     least_bytes: int
+    """The allocated peak and what lies outside the allocator, which may hold more (`device_bytes`) and give it back
+    where there is less."""
     device_bytes: int
     highest_bytes: int
     """Upper end of the interval, or what a rank told if that is more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNeed(JobOnGpu):
+    """A job on the GPU for which it was planned, and what it may use of that."""
+
+    capacity_bytes: int
 
 
 def read_needs(
@@ -200,9 +187,7 @@ def read_needs(
 
     Without `since` those that ended are left out.
     """
-    asked: ColumnElement[bool] = is_open(now)
-    if since is not None:
-        asked = or_(asked, ended_since(since, now))
+    asked = is_open(now) if since is None else or_(is_open(now), ended_since(since, now))
     chosen = (
         select(JOBS, PLANS.c.name, PLANS.c.gpu, PLANS.c.ranks, PLANS.c.verdict)
         .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
@@ -212,56 +197,57 @@ def read_needs(
     )
     peaks = (
         select(JOBS.c.system, JOBS.c.job_id, func.max(MEASURED_RANKS.c.device_bytes).label("device_bytes"))
-        .join(MEASURED_RANKS, (MEASURED_RANKS.c.system == JOBS.c.system) & (MEASURED_RANKS.c.job_id == JOBS.c.job_id))
-        .where(asked, MEASURED_RANKS.c.device_bytes.is_not(None))
+        .join(MEASURED_RANKS, rank_of_job)
+        .where(and_(asked, MEASURED_RANKS.c.device_bytes.is_not(None)))
         .group_by(JOBS.c.system, JOBS.c.job_id)
     )
     with database.reading() as connection:
         count = connection.execute(select(func.count()).select_from(JOBS).where(asked)).scalar_one()
         rows = connection.execute(chosen).all()
         measured = {(row.system, row.job_id): row.device_bytes for row in connection.execute(peaks)}
-        plan_ids = list(dict.fromkeys(row.plan_id for row in rows))
-        classes: dict[str, tuple[RankClassSummary, ...]] = {}
-        for start in range(0, len(plan_ids), _AT_ONCE):
-            classes |= rank_classes_of(connection, plan_ids[start : start + _AT_ONCE])
-    found = []
-    for row in rows:
-        of_plan = classes.get(row.plan_id)
-        if not of_plan:
-            continue
-        least = max(each.allocated_bytes + each.device_bytes - each.reserved_bytes for each in of_plan)
-        highest = max(each.interval_bytes[1] for each in of_plan)
-        need = JobNeed(
-            system=row.system, job_id=row.job_id, name=row.name, team=row.team, queue=row.queue, gpu=row.gpu,
+        classes = rank_classes_of(connection, list(dict.fromkeys(row.plan_id for row in rows)))
+    needs = tuple(
+        JobNeed(
+            system=row.system, job_id=row.job_id, name=row.name, team=row.team, queue=row.queue, planned_gpu=row.gpu,
             ranks=row.ranks, verdict=Verdict(row.verdict), waits=row.started_at is None and row.ended_at is None,
-            capacity_bytes=min(each.capacity_bytes for each in of_plan), least_bytes=least,
-            device_bytes=max(each.device_bytes for each in of_plan),
-            highest_bytes=max(highest, measured.get((row.system, row.job_id), 0)),
-        )  # fmt: skip
-        found.append(need)
-    return tuple(found), max(count - len(rows), 0)
+            capacity_bytes=min(one.capacity_bytes for one in of_plan),
+            least_bytes=max(one.allocated_bytes + one.device_bytes - one.reserved_bytes for one in of_plan),
+            device_bytes=max(one.device_bytes for one in of_plan),
+            highest_bytes=max(*(one.interval_bytes[1] for one in of_plan), measured.get((row.system, row.job_id), 0)),
+        )
+        for row in rows
+        if (of_plan := classes.get(row.plan_id))
+    )  # fmt: skip
+    return needs, max(count - len(rows), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictCounts:
+    """By verdict."""
+
+    fits: int
+    tight: int
+    exceeds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsOnGpu:
-    """Jobs as they would be on one type of GPU: `judged` has each with its verdict there."""
+    """The jobs on one type of GPU; `listed` has those that need most first, at most 200."""
 
     gpu: str
     total_bytes: int
-    judged: tuple[tuple[JobNeed, Verdict], ...]
+    jobs: VerdictCounts
+    gpus: VerdictCounts
+    listed: tuple[JobOnGpu, ...]
 
-    def jobs(self, verdict: Verdict) -> int:
-        """How many have this verdict."""
-        return sum(found is verdict for _, found in self.judged)
 
-    def gpus(self, verdict: Verdict) -> int:
-        """How many GPUs these have."""
-        return sum(need.ranks for need, found in self.judged if found is verdict)
+MOST_LISTED = 200
+"""Jobs listed for each GPU; all are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueNeed:
-    """GPUs that the waiting jobs of a queue need of one type; "" where none of those asked about is large enough."""
+    """GPUs that waiting jobs need: each the smallest on which it does not exceed; none is large enough for gpu ""."""
 
     queue: str
     gpu: str
@@ -271,29 +257,25 @@ class QueueNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedNodes:
-    """What new nodes would do for the jobs that wait."""
+    """New nodes, and the jobs that wait: those that would start, still wait, or are too large for this GPU."""
 
     gpu: str
     nodes: int
     gpus: int
     started_jobs: int
     started_gpus: int
+    idle_gpus: int
     waiting_jobs: int
-    """Those that would fit, and for which there are not enough."""
+    """Those that would fit, and for which there are not enough GPUs."""
     waiting_gpus: int
     too_large_jobs: int
-    """Those that do not fit this type of GPU."""
-
-    @property
-    def idle_gpus(self) -> int:
-        return self.gpus - self.started_gpus
 
 
 def verdict_on(need: JobNeed, gpu: GpuRecord) -> Verdict:
     """Of the fullest rank there. What others hold of the GPU it was planned for, they hold of this one too."""
-    if gpu.name == need.gpu:
+    if gpu.name == need.planned_gpu:
         return need.verdict
-    planned = gpus().get(need.gpu)
+    planned = gpus().get(need.planned_gpu)
     held = max(planned.total_bytes - need.capacity_bytes, 0) if planned else 0
     capacity = gpu.total_bytes - held
     if need.least_bytes > capacity:
@@ -301,27 +283,31 @@ def verdict_on(need: JobNeed, gpu: GpuRecord) -> Verdict:
     return Verdict.FITS if max(need.device_bytes, need.highest_bytes) <= capacity else Verdict.TIGHT
 
 
-def on_gpu(needs: Sequence[JobNeed], gpu: GpuRecord) -> JobsOnGpu:
+def judge_on(needs: Sequence[JobNeed], gpu: GpuRecord) -> JobsOnGpu:
     """All of the jobs, those that need most first."""
     ordered = sorted(needs, key=lambda need: (-need.least_bytes, need.system, need.job_id))
+    judged = [replace(need, verdict=verdict_on(need, gpu)) for need in ordered]
+    jobs, ranks = ({verdict.value: 0 for verdict in Verdict} for _ in range(2))
+    for job in judged:
+        jobs[job.verdict] += 1
+        ranks[job.verdict] += job.ranks
     return JobsOnGpu(
-        gpu=gpu.name, total_bytes=gpu.total_bytes, judged=tuple((need, verdict_on(need, gpu)) for need in ordered)
-    )
+        gpu=gpu.name, total_bytes=gpu.total_bytes, jobs=VerdictCounts(**jobs), gpus=VerdictCounts(**ranks),
+        listed=tuple(judged[:MOST_LISTED]),
+    )  # fmt: skip
 
 
 def queue_needs(needs: Sequence[JobNeed], candidates: Sequence[GpuRecord]) -> tuple[QueueNeed, ...]:
     """For each waiting job the smallest GPU on which it does not exceed; counted by queue and type."""
     by_size = sorted(candidates, key=lambda gpu: (gpu.total_bytes, gpu.name))
-    counts: dict[tuple[str, str], list[int]] = {}
+    ranks: dict[tuple[str, str], list[int]] = defaultdict(list)
     for need in needs:
-        if not need.waits:
-            continue
-        fitting = (gpu.name for gpu in by_size if verdict_on(need, gpu) is not Verdict.EXCEEDS)
-        count = counts.setdefault((need.queue, next(fitting, "")), [0, 0])
-        count[0] += 1
-        count[1] += need.ranks
+        if need.waits:
+            fitting = (gpu.name for gpu in by_size if verdict_on(need, gpu) is not Verdict.EXCEEDS)
+            ranks[need.queue, next(fitting, "")].append(need.ranks)
     return tuple(
-        QueueNeed(queue=queue, gpu=gpu, jobs=jobs, gpus=ranks) for (queue, gpu), (jobs, ranks) in sorted(counts.items())
+        QueueNeed(queue=queue, gpu=gpu, jobs=len(of_jobs), gpus=sum(of_jobs))
+        for (queue, gpu), of_jobs in sorted(ranks.items())
     )
 
 
@@ -331,20 +317,20 @@ def simulate_added_nodes(needs: Sequence[JobNeed], gpu: GpuRecord, nodes: int, g
     A job of more ranks than a node has GPUs takes whole nodes and, for what is left, a part of one.
     """
     free = [0] * gpus_per_node + [nodes]
-    started, waiting, too_large = [], [], 0
+    started: list[int] = []
+    waiting: list[int] = []
+    too_large = 0
     for need in needs:
         if not need.waits:
             continue
         if verdict_on(need, gpu) is Verdict.EXCEEDS:
             too_large += 1
-        elif _place(free, need.ranks):
-            started.append(need)
         else:
-            waiting.append(need)
+            (started if _place(free, need.ranks) else waiting).append(need.ranks)
     return AddedNodes(
-        gpu=gpu.name, nodes=nodes, gpus=nodes * gpus_per_node, started_jobs=len(started),
-        started_gpus=sum(need.ranks for need in started), waiting_jobs=len(waiting),
-        waiting_gpus=sum(need.ranks for need in waiting), too_large_jobs=too_large,
+        gpu=gpu.name, nodes=nodes, gpus=nodes * gpus_per_node, started_jobs=len(started), started_gpus=sum(started),
+        idle_gpus=nodes * gpus_per_node - sum(started), waiting_jobs=len(waiting), waiting_gpus=sum(waiting),
+        too_large_jobs=too_large,
     )  # fmt: skip
 
 
@@ -352,17 +338,16 @@ def _place(free: list[int], ranks: int) -> bool:
     """Takes the GPUs, if there are enough. `free[n]` counts the nodes that have n GPUs left: nodes are all alike."""
     gpus_per_node = len(free) - 1
     whole, rest = divmod(ranks, gpus_per_node)
-    if free[gpus_per_node] < whole:
+    after = list(free)
+    after[gpus_per_node] -= whole
+    after[0] += whole
+    if rest:
+        fullest = next((left for left in range(rest, gpus_per_node + 1) if after[left] > 0), None)
+        if fullest is None:
+            return False
+        after[fullest] -= 1
+        after[fullest - rest] += 1
+    if after[gpus_per_node] < 0:
         return False
-    free[gpus_per_node] -= whole
-    free[0] += whole
-    if not rest:
-        return True
-    fullest = next((left for left in range(rest, gpus_per_node + 1) if free[left]), None)
-    if fullest is None:
-        free[gpus_per_node] += whole
-        free[0] -= whole
-        return False
-    free[fullest] -= 1
-    free[fullest - rest] += 1
+    free[:] = after
     return True

@@ -9,14 +9,14 @@ import time
 import uuid
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy import Connection, delete, insert, select
 
-from planner.service.history.database import Database, put, upsert
+from planner.service.history.database import Store, put, upsert
 from planner.service.history.errors import HistoryError, label
 from planner.service.history.schema import LEVELS, TOTALS, WRITERS, compact_json
 
@@ -40,11 +40,8 @@ class SharedFigures:
     writers: int = 0
 
 
-class Totals:
+class Totals(Store):
     """What was counted."""
-
-    def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
-        self._database, self._now = database, now
 
     def add(self, writer: str, batch: int, totals: Mapping[Series, float], levels: Mapping[Series, float]) -> bool:
         """Add a batch of one process to the totals and take over its levels; whether the batch was new.
@@ -53,7 +50,8 @@ class Totals:
         a batch arrived sends it once more. `writer` is a name that no other process has, nor had.
         """
         with self._database.writing() as connection:
-            last = _last_batch(connection, writer)
+            query = select(WRITERS.c.batch).where(WRITERS.c.writer == writer).with_for_update()
+            last = connection.execute(query).scalar_one_or_none() or 0
             put(connection, WRITERS, {"writer": writer, "batch": max(batch, last), "updated_at": self._now()})
             if batch > last:
                 add(connection, totals)
@@ -78,8 +76,8 @@ class Totals:
         with self._database.reading() as connection:
             totals = {(row.name, _labels_of_text(row.labels)): row.value for row in connection.execute(select(TOTALS))}
             living = connection.execute(select(WRITERS.c.writer).where(lives)).scalars().all()
-            told = select(LEVELS).join(WRITERS, WRITERS.c.writer == LEVELS.c.writer).where(lives)
-            for row in connection.execute(told):
+            alive = select(LEVELS).join(WRITERS, WRITERS.c.writer == LEVELS.c.writer).where(lives)
+            for row in connection.execute(alive):
                 levels[row.name, _labels_of_text(row.labels)] += row.value
         return SharedFigures(totals=totals, levels=dict(levels), writers=len(living))
 
@@ -111,12 +109,6 @@ def add(connection: Connection, totals: Mapping[Series, float]) -> None:
         statement = upsert(connection, TOTALS, {"name": name, "labels": labels_text(labels), "value": value})
         more = TOTALS.c.value + statement.excluded.value
         connection.execute(statement.on_conflict_do_update(index_elements=["name", "labels"], set_={"value": more}))
-
-
-def _last_batch(connection: Connection, writer: str) -> int:
-    query = select(WRITERS.c.batch).where(WRITERS.c.writer == writer).with_for_update()
-    found = connection.execute(query).scalar_one_or_none()
-    return 0 if found is None else found
 
 
 def _labels_of_text(text: str) -> Labels:
@@ -226,7 +218,7 @@ class Counters:
 
     def _add(self, more: Mapping[Series, float]) -> None:
         with self._lock:
-            if not all(amount >= 0 and _is_welcome(each, amount, self._counted) for each, amount in more.items()):
+            if not all(amount >= 0 and _is_welcome(one, amount, self._counted) for one, amount in more.items()):
                 self.refused += 1
                 return
             for series, amount in more.items():
@@ -234,15 +226,13 @@ class Counters:
 
 
 def _is_welcome(series: Series, value: float, among: Mapping[Series, float]) -> bool:
-    return math.isfinite(value) and (series in among or (len(among) < MOST_SERIES and _is_short(series)))
+    if not math.isfinite(value) or (series not in among and len(among) >= MOST_SERIES):
+        return False
+    try:
+        return series in among or bool(labels_text(series[1]))
+    except HistoryError:
+        return False
 
 
 def _labels(labels: Mapping[str, str]) -> Labels:
     return tuple((name, label(value)) for name, value in sorted(labels.items()))
-
-
-def _is_short(series: Series) -> bool:
-    try:
-        return bool(labels_text(series[1]))
-    except HistoryError:
-        return False

@@ -6,10 +6,12 @@ import os
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from alembic import command
 from alembic.config import Config
@@ -17,9 +19,12 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import (
     URL,
+    Column,
     Connection,
     Engine,
     Insert,
+    Row,
+    Select,
     Table,
     column,
     create_engine,
@@ -37,6 +42,11 @@ from planner.distribution import install_command
 from planner.service.history.errors import HistoryError, HistoryUnavailableError, translate_errors
 from planner.service.history.schema import VERSION_TABLE
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Record = TypeVar("_Record", bound="DataclassInstance")
+_Value = TypeVar("_Value")
 _FOLDER = Path(__file__).parent / "migrations"
 _LOCK = 0x706C616E  # "plan": the advisory lock under which one of many processes migrates
 
@@ -87,7 +97,7 @@ class Database:
     """Reads and writes as transactions. Safe to share among threads; each process opens its own."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine, self.url = engine, engine.url
         self._writer = engine.execution_options(**{_WRITES: True})
         self.place = engine.url.render_as_string(hide_password=True)
 
@@ -101,18 +111,15 @@ class Database:
         with translate_errors(parsed.render_as_string(hide_password=True)):
             database = cls(_engine(parsed))
         try:
-            database._migrate()
+            with database.reading() as connection:
+                current = is_current(connection, database.place)
+            if not current:
+                with database.writing() as connection:
+                    migrate(connection, database.place)
         except BaseException:
             database.close()
             raise
         return database
-
-    @property
-    def file(self) -> Path | None:
-        """The file of SQLite; None for what lies in memory or on a server."""
-        url = self._engine.url
-        in_file = url.get_backend_name() == "sqlite" and url.database not in _IN_MEMORY
-        return Path(url.database) if in_file and url.database else None
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -130,12 +137,42 @@ class Database:
         """Give the connections back; a database in memory is gone with them."""
         self._engine.dispose()
 
-    def _migrate(self) -> None:
-        with self.reading() as connection:
-            if is_current(connection, self.place):
-                return
-        with self.writing() as connection:
-            migrate(connection, self.place)
+
+USE_IS_NOTED_EVERY = timedelta(hours=1)
+"""A plan that is read ten times a second is not written ten times a second."""
+
+
+class Store:
+    """Stores and reads the rows of one subject."""
+
+    def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
+        self._database, self._now = database, now
+
+    def _read(self, query: Select[Any]) -> Sequence[Any]:
+        with self._database.reading() as connection:
+            return connection.execute(query).all()
+
+    def _read_one(self, query: Select[Any]) -> Any:
+        return next(iter(self._read(query)), None)
+
+    def _note_use(self, key: Column[Any], value: str, used_at: datetime) -> None:
+        now = self._now()
+        if now - used_at >= USE_IS_NOTED_EVERY:
+            # Who reads is not refused because the disk is full or others write: the next reader notes it.
+            with suppress(HistoryUnavailableError), self._database.writing() as connection:
+                connection.execute(update(key.table).where(key == value).values(used_at=now))
+
+
+def read_record(record: type[_Record], row: Row[Any], **converted: Any) -> _Record:
+    """A dataclass from the columns that have the names of its fields; `converted` takes the place of some."""
+    # By name: a row, being a tuple, has methods such as count.
+    columns = {field.name: row._mapping[field.name] for field in fields(record) if field.name not in converted}
+    return record(**columns, **converted)
+
+
+def batches(values: Sequence[_Value], size: int = 500) -> Iterator[Sequence[_Value]]:
+    """As many at a time as any database takes as parameters of one query."""
+    return (values[start : start + size] for start in range(0, len(values), size))
 
 
 def upsert(connection: Connection, table: Table, row: dict[str, Any]) -> postgresql.Insert | sqlite.Insert:
@@ -171,46 +208,28 @@ def _parse_url(url: str) -> URL:
 
 def _engine(url: URL) -> Engine:
     if url.get_backend_name() == "postgresql":
-        return _postgresql(url)
-    in_memory = url.database in _IN_MEMORY
+        try:
+            import psycopg  # noqa: F401
+        except ImportError as missing:
+            raise HistoryError(
+                "PostgreSQL needs psycopg, which is not installed", remedy=install_command("postgresql")
+            ) from missing
+        # A server that was stopped and is back is found out by the ping, not by the first request that fails.
+        timeouts = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": 1000 * BUSY_SECONDS}
+        return create_engine(url, pool_pre_ping=True, pool_timeout=BUSY_SECONDS, connect_args=timeouts)
     # A database in memory is its one connection: whoever needs it waits until it is back.
-    size: dict[str, Any] = {"pool_size": 1, "max_overflow": 0} if in_memory else {}
-    engine = create_engine(
-        url,
-        poolclass=QueuePool,
-        pool_timeout=BUSY_SECONDS,
-        connect_args={"check_same_thread": False, "timeout": BUSY_SECONDS},
-        **size,
-    )
+    size: dict[str, Any] = {"pool_size": 1, "max_overflow": 0} if url.database in _IN_MEMORY else {}
+    options = {"check_same_thread": False, "timeout": BUSY_SECONDS}
+    engine = create_engine(url, poolclass=QueuePool, pool_timeout=BUSY_SECONDS, connect_args=options, **size)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def _postgresql(url: URL) -> Engine:
-    try:
-        import psycopg  # noqa: F401
-    except ImportError as missing:
-        raise HistoryError(
-            "PostgreSQL needs psycopg, which is not installed", remedy=install_command("postgresql")
-        ) from missing
-    # A server that was stopped and is back is found out by the ping, not by the first request that fails.
-    return create_engine(
-        url,
-        pool_pre_ping=True,
-        pool_timeout=BUSY_SECONDS,
-        connect_args={"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": 1000 * BUSY_SECONDS},
-    )
-
-
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # BEGIN is said by _begin_sqlite, not guessed by the driver
     connection.execute("PRAGMA foreign_keys = ON")
-    _write_ahead(connection)
-
-
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """WAL, so that readers never wait. The switch itself does not heed the timeout when others open the file too."""
+    # WAL, so that readers never wait. The switch itself does not heed the timeout when others open the file too.
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -249,19 +268,16 @@ class Writability:
             return
         with self._database.writing() as connection:
             connection.execute(update(_VERSIONS).values(version_num=_VERSIONS.c.version_num))
-        if (file := self._database.file) is not None:
-            _refuse_full_disk(file, self._database.place)
+        url = self._database.url
+        if url.get_backend_name() == "sqlite" and url.database and url.database not in _IN_MEMORY:
+            # SQLite writes into room that its files have already: a small write tells nothing of the next plan.
+            try:
+                with tempfile.TemporaryFile(dir=Path(url.database).parent) as room:
+                    os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
+            except OSError as refused:
+                raise HistoryUnavailableError(
+                    f"its disk has no room for a plan: {refused.strerror}",
+                    remedy="free space, or shorten the retention",
+                    place=self._database.place,
+                ) from refused
         self._good_until = self._now() + EVERY_SECONDS
-
-
-def _refuse_full_disk(file: Path, place: str) -> None:
-    """SQLite writes into room that its files have already, so that a small write tells nothing of the next plan."""
-    try:
-        with tempfile.TemporaryFile(dir=file.parent) as room:
-            os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
-    except OSError as refused:
-        raise HistoryUnavailableError(
-            f"its disk has no room for a plan: {refused.strerror}",
-            remedy="free space, or shorten the retention",
-            place=place,
-        ) from refused

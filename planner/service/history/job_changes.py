@@ -38,6 +38,9 @@ class MeasuredRank:
     device_bytes: int | None = None
 
 
+PEAKS = ("allocated_bytes", "reserved_bytes", "device_bytes")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobChange:
     """What is newly known of a job; None leaves what was known.
@@ -141,10 +144,16 @@ def check_change(system: str, job_id: str, change: JobChange) -> None:
             allowed=f"at most {LONGEST_FAILURE}, no NUL",
             place="failure",
         )
-    for each in change.measured:
-        _check_measured(each)
+    for peaks in change.measured:
+        checked_label(peaks.host, "measured.host")
+        checked_label(peaks.gpu_uuid, "measured.gpu_uuid")
+        for name in PEAKS:
+            count = getattr(peaks, name)
+            if count is not None and not 0 <= count <= MOST_BYTES:
+                raise HistoryError(f"{count} bytes", allowed=f"0 to {MOST_BYTES}", place=f"measured.{name}")
     for report in change.reports.values():
-        _check_report(report)
+        if (length := len(compact_json(report))) > LONGEST_REPORT:
+            raise HistoryError(f"{length} characters", allowed=f"at most {LONGEST_REPORT}", place="measured.report")
 
 
 def check_merged(change: JobChange, world_size: int, started_at: datetime | None, ended_at: datetime | None) -> None:
@@ -154,27 +163,12 @@ def check_merged(change: JobChange, world_size: int, started_at: datetime | None
             f"the job would end at {ended_at.isoformat()}, before its start at {started_at.isoformat()}",
             place="ended_at",
         )
-    for name, told in (("hosts", change.hosts or ()), ("gpu_uuids", change.gpu_uuids or ())):
-        if len(told) > world_size:
-            raise HistoryError(f"{len(told)} of them", allowed=f"{world_size}, by the plan", place=name)
-    for rank in [*(each.rank for each in change.measured), *change.reports]:
+    for name, names in (("hosts", change.hosts or ()), ("gpu_uuids", change.gpu_uuids or ())):
+        if len(names) > world_size:
+            raise HistoryError(f"{len(names)} of them", allowed=f"{world_size}, by the plan", place=name)
+    for rank in [*(peaks.rank for peaks in change.measured), *change.reports]:
         if not 0 <= rank < world_size:
             raise HistoryError(f"rank {rank}", allowed=f"0 to {world_size - 1}, by the plan", place="measured.rank")
-
-
-def _check_measured(measured: MeasuredRank) -> None:
-    checked_label(measured.host, "measured.host")
-    checked_label(measured.gpu_uuid, "measured.gpu_uuid")
-    for name in ("allocated_bytes", "reserved_bytes", "device_bytes"):
-        count = getattr(measured, name)
-        if count is not None and not 0 <= count <= MOST_BYTES:
-            raise HistoryError(f"{count} bytes", allowed=f"0 to {MOST_BYTES}", place=f"measured.{name}")
-
-
-def _check_report(report: Mapping[str, Any]) -> None:
-    length = len(compact_json(report))
-    if length > LONGEST_REPORT:
-        raise HistoryError(f"{length} characters", allowed=f"at most {LONGEST_REPORT}", place="measured.report")
 
 
 OUT_OF_MEMORY = "jobs_out_of_memory"
@@ -185,12 +179,12 @@ NOT_TOLD = "not_told"
 
 def merge_failure(before: Row[Any], change: JobChange, *, runs_again: bool) -> dict[str, str | None]:
     """The cause and its words: of the first that knew one, since the other ranks fall with it."""
-    known, said = (None, None) if runs_again else (before.cause, before.failure)
-    if change.cause is None or known not in (None, Cause.UNKNOWN.value):
-        return {"cause": known, "failure": said}
-    if known == Cause.UNKNOWN.value and change.cause is Cause.UNKNOWN:
-        return {"cause": known, "failure": said}
-    return {"cause": change.cause.value, "failure": change.failure or said}
+    cause, failure = (None, None) if runs_again else (before.cause, before.failure)
+    is_first = cause is None and change.cause is not None
+    is_better = cause == Cause.UNKNOWN.value and change.cause not in (None, Cause.UNKNOWN)
+    if change.cause is not None and (is_first or is_better):
+        return {"cause": change.cause.value, "failure": change.failure or failure}
+    return {"cause": cause, "failure": failure}
 
 
 def count_failure(connection: Connection, before: Row[Any], after: dict[str, Any], *, runs_again: bool) -> None:

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
-from planner.allocator.host.statement import HostStatement
 from planner.events import Category
 from planner.job.rank_sets import RankSet
 from planner.report.statement import Plan, ProgramStatement, RankClassStatement, Verdict, from_json, to_json
-from planner.service.history.database import Database, put, put_if_absent
-from planner.service.history.errors import HistoryError, HistoryUnavailableError, label
+from planner.service.history.database import Store, batches, put, put_if_absent, read_record
+from planner.service.history.errors import HistoryError, label
 from planner.service.history.schema import FAILURES, PLAN_DOCUMENTS, PLANS, RANK_CLASSES, TRACES, compact_json
 from planner.tracing import rank_trace
 from planner.tracing.rank_trace import Trace
 
 LARGEST = 2**62
 """Bytes, and ranks: what a column of whole numbers can hold, with room for a sum of two."""
-USE_IS_NOTED_EVERY = timedelta(hours=1)
-"""A plan that is read ten times a second is not written ten times a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """A plan in a list. Requested and predicted bytes are sums over all ranks of the job."""
+    """A plan in a list. Requested and predicted bytes are sums over all ranks of the job, the others those of the rank
+    that takes the most, and of its GPU."""
 
     plan_id: str
     trace_id: str
@@ -45,11 +43,7 @@ class PlanSummary:
     requested_bytes: int
     predicted_bytes: int
     fullest_bytes: int
-    """Device bytes of the rank that takes the most."""
     capacity_bytes: int
-    """What a rank has."""
-    host: HostSummary | None = None
-    """None of the run of a program, and of plans that were made before hosts were planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +56,6 @@ class HostSummary:
     interval_bytes: tuple[int, int]
     capacity_bytes: int
     predicted_bytes: int
-
-    @property
-    def requested_bytes(self) -> int:
-        """What all nodes have."""
-        return self.nodes * self.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +74,8 @@ class RankClassSummary:
     at_peak: Mapping[Category, int]
 
 
-class Plans:
+class Plans(Store):
     """What was planned."""
-
-    def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
-        self._database, self._now = database, now
 
     def put(self, plan: Plan | ProgramStatement) -> None:
         """Store the plan; again, and at the same moment as others, is the same as once.
@@ -97,12 +83,13 @@ class Plans:
         The later plan of an id stands (its metadata are those of the last who asked), but one without advice does
         not take the place of one with it. Raises HistoryError if its sums are beyond what a database holds.
         """
-        row, classes, text = _row(plan, self._now()), _classes(plan), document_text(plan)
+        row, text = _row(plan, self._now()), document_text(plan)
         with self._database.writing() as connection:
             if not put_if_absent(connection, PLANS, row) and not _replace(connection, row):
                 return
             connection.execute(insert(PLAN_DOCUMENTS).values(plan_id=plan.plan_id, document=text))
-            if classes:
+            if plan.rank_classes:
+                classes = [_class_row(plan.plan_id, statement) for statement in plan.rank_classes]
                 connection.execute(insert(RANK_CLASSES), classes)
 
     def text(self, plan_id: str) -> str | None:
@@ -112,12 +99,11 @@ class Plans:
             .join(PLANS, PLANS.c.plan_id == PLAN_DOCUMENTS.c.plan_id)
             .where(PLANS.c.plan_id == label(plan_id))
         )
-        with self._database.reading() as connection:
-            found = connection.execute(query).one_or_none()
-        if found is None:
+        row = self._read_one(query)
+        if row is None:
             return None
-        self._note_use(plan_id, found.used_at)
-        return str(found.document)
+        self._note_use(PLANS.c.plan_id, plan_id, row.used_at)
+        return str(row.document)
 
     def document(self, plan_id: str) -> dict[str, Any] | None:
         """The plan as the JSON object of the contract; None if there is none."""
@@ -150,27 +136,17 @@ class Plans:
         for name, value in wanted.items():
             if value is not None:
                 query = query.where(PLANS.c[name] == label(value))
-        with self._database.reading() as connection:
-            return tuple(plan_summary(row) for row in connection.execute(query))
+        return tuple(plan_summary(row) for row in self._read(query))
 
     def counts(self) -> dict[Verdict, int]:
         """How many plans are remembered, by verdict."""
         query = select(PLANS.c.verdict, func.count()).group_by(PLANS.c.verdict)
-        with self._database.reading() as connection:
-            return {Verdict(verdict): count for verdict, count in connection.execute(query)}
+        return {Verdict(verdict): count for verdict, count in self._read(query)}
 
     def rank_classes(self, plan_id: str) -> tuple[RankClassSummary, ...]:
         """The rank classes of a plan, by representative; none if the plan is not there."""
         with self._database.reading() as connection:
             return rank_classes_of(connection, [label(plan_id)]).get(plan_id, ())
-
-    def _note_use(self, plan_id: str, used_at: datetime) -> None:
-        now = self._now()
-        if now - used_at < USE_IS_NOTED_EVERY:
-            return
-        # Who reads is not refused because the disk is full or others write: the next reader notes it.
-        with suppress(HistoryUnavailableError), self._database.writing() as connection:
-            connection.execute(update(PLANS).where(PLANS.c.plan_id == plan_id).values(used_at=now))
 
 
 def summaries() -> Select[Any]:
@@ -185,39 +161,22 @@ def summaries() -> Select[Any]:
 
 def plan_summary(row: Row[Any]) -> PlanSummary:
     """A row of :func:`summaries` as a value."""
-    return PlanSummary(
-        plan_id=row.plan_id, trace_id=row.trace_id, stored_at=row.stored_at, verdict=Verdict(row.verdict),
-        calibrated=row.calibrated, name=row.name, team=row.team, queue=row.queue, gpu=row.gpu, ranks=row.ranks,
-        requested_bytes=row.requested_bytes, predicted_bytes=row.predicted_bytes,
-        fullest_bytes=row.fullest_bytes, capacity_bytes=row.capacity_bytes, host=host_summary(row),
-    )  # fmt: skip
-
-
-def host_summary(row: Row[Any]) -> HostSummary | None:
-    """What a row of the table of plans says of nodes; None where it says nothing."""
-    if row.nodes is None:
-        return None
-    return HostSummary(
-        nodes=row.nodes, fullest_bytes=row.host_bytes, interval_bytes=(row.host_lowest_bytes, row.host_highest_bytes),
-        capacity_bytes=row.host_capacity_bytes, predicted_bytes=row.host_predicted_bytes,
-    )  # fmt: skip
+    return read_record(PlanSummary, row, verdict=Verdict(row.verdict))
 
 
 def rank_classes_of(connection: Connection, plan_ids: Sequence[str]) -> dict[str, tuple[RankClassSummary, ...]]:
     """The rank classes of some plans, by plan."""
-    query: Select[Any] = (
-        select(RANK_CLASSES).where(RANK_CLASSES.c.plan_id.in_(plan_ids)).order_by(RANK_CLASSES.c.representative)
-    )
-    found: dict[str, list[RankClassSummary]] = {}
-    for row in connection.execute(query):
-        found.setdefault(row.plan_id, []).append(_class_summary(row))
-    return {plan_id: tuple(classes) for plan_id, classes in found.items()}
-
-
-def gpu_type(job: Mapping[str, Any]) -> str:
-    """What the GPUs of a bundle are called: the catalog's name, else the architecture, else `unnamed`."""
-    gpu = job.get("cluster", {}).get("gpu", {}) or {}
-    return label(gpu.get("name") or gpu.get("arch") or "unnamed")
+    classes: dict[str, list[RankClassSummary]] = defaultdict(list)
+    for some in batches(plan_ids):
+        query = select(RANK_CLASSES).where(RANK_CLASSES.c.plan_id.in_(some)).order_by(RANK_CLASSES.c.representative)
+        for row in connection.execute(query):
+            rank_class = read_record(
+                RankClassSummary, row, verdict=Verdict(row.verdict),
+                interval_bytes=(row.lowest_bytes, row.highest_bytes),
+                at_peak={Category(name): size for name, size in row.at_peak.items()},
+            )  # fmt: skip
+            classes[row.plan_id].append(rank_class)
+    return {plan_id: tuple(of_plan) for plan_id, of_plan in classes.items()}
 
 
 def document_text(plan: Plan | ProgramStatement) -> str:
@@ -241,16 +200,27 @@ def _replace(connection: Connection, row: Mapping[str, Any]) -> bool:
 
 def _row(plan: Plan | ProgramStatement, now: datetime) -> dict[str, Any]:
     if isinstance(plan, Plan):
-        metadata, gpu, advised = plan.job.get("metadata", {}) or {}, gpu_type(plan.job), bool(plan.advice)
+        metadata, gpu = plan.job.get("metadata", {}) or {}, plan.job.get("cluster", {}).get("gpu", {}) or {}
+        gpu_type, advised = label(gpu.get("name") or gpu.get("arch") or "unnamed"), bool(plan.advice)
     else:
-        metadata, gpu, advised = plan.metadata, label(plan.gpu), False
-    counted = [(len(RankSet.parse(each.ranks)), each) for each in plan.rank_classes]
+        metadata, gpu_type, advised = plan.metadata, label(plan.gpu), False
+    counted = [(len(RankSet.parse(one.ranks)), one) for one in plan.rank_classes]
     sums = {
         "ranks": sum(count for count, _ in counted),
-        "requested_bytes": sum(count * each.capacity_bytes for count, each in counted),
-        "predicted_bytes": sum(count * each.peak.device_bytes for count, each in counted),
+        "requested_bytes": sum(count * one.capacity_bytes for count, one in counted),
+        "predicted_bytes": sum(count * one.peak.device_bytes for count, one in counted),
     }
-    sums |= _host_columns(plan.host)
+    if plan.host is not None and plan.host.nodes:
+        nodes = [(len(RankSet.parse(node.nodes)), node) for node in plan.host.nodes]
+        fullest = plan.host.fullest.peak
+        sums |= {
+            "nodes": sum(count for count, _ in nodes),
+            "host_bytes": fullest.bytes,
+            "host_lowest_bytes": fullest.interval_bytes[0],
+            "host_highest_bytes": fullest.interval_bytes[1],
+            "host_capacity_bytes": plan.host.capacity_bytes,
+            "host_predicted_bytes": sum(count * node.peak.bytes for count, node in nodes),
+        }
     for name, value in sums.items():
         if abs(value) > LARGEST:
             raise HistoryError(f"{name} of the plan is {value}", allowed=f"at most {LARGEST}", place=plan.plan_id)
@@ -263,28 +233,9 @@ def _row(plan: Plan | ProgramStatement, now: datetime) -> dict[str, Any]:
         "calibrated": plan.calibrated,
         "advised": advised,
         **{name: label(metadata.get(name) or "") for name in ("name", "team", "queue")},
-        "gpu": gpu,
+        "gpu": gpu_type,
         **sums,
     }
-
-
-def _host_columns(host: HostStatement | None) -> dict[str, int]:
-    if host is None or not host.nodes:
-        return {}
-    nodes = [(len(RankSet.parse(each.nodes)), each) for each in host.nodes]
-    fullest = host.fullest.peak
-    return {
-        "nodes": sum(count for count, _ in nodes),
-        "host_bytes": fullest.bytes,
-        "host_lowest_bytes": fullest.interval_bytes[0],
-        "host_highest_bytes": fullest.interval_bytes[1],
-        "host_capacity_bytes": host.capacity_bytes,
-        "host_predicted_bytes": sum(count * each.peak.bytes for count, each in nodes),
-    }
-
-
-def _classes(plan: Plan | ProgramStatement) -> list[dict[str, Any]]:
-    return [_class_row(plan.plan_id, each) for each in plan.rank_classes]
 
 
 def _class_row(plan_id: str, statement: RankClassStatement) -> dict[str, Any]:
@@ -305,26 +256,8 @@ def _class_row(plan_id: str, statement: RankClassStatement) -> dict[str, Any]:
     }
 
 
-def _class_summary(row: Row[Any]) -> RankClassSummary:
-    return RankClassSummary(
-        representative=row.representative,
-        ranks=row.ranks,
-        count=row._mapping["count"],  # a row, being a tuple, has a method of that name
-        verdict=Verdict(row.verdict),
-        capacity_bytes=row.capacity_bytes,
-        allocated_bytes=row.allocated_bytes,
-        reserved_bytes=row.reserved_bytes,
-        device_bytes=row.device_bytes,
-        interval_bytes=(row.lowest_bytes, row.highest_bytes),
-        at_peak={Category(name): count for name, count in row.at_peak.items()},
-    )
-
-
-class Traces:
+class Traces(Store):
     """What was traced: one trace for each rank class, under the rank that represents it."""
-
-    def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
-        self._database, self._now = database, now
 
     def put(self, trace_id: str, traces: Mapping[int, Trace]) -> None:
         """Store the traces of a job by representative: all of them or, if this fails, none."""
@@ -344,17 +277,10 @@ class Traces:
 
     def texts(self, trace_id: str) -> dict[int, str]:
         """As :meth:`get`, as the text that was stored, unread."""
-        query = select(TRACES).where(TRACES.c.trace_id == label(trace_id)).order_by(TRACES.c.representative)
-        with self._database.reading() as connection:
-            rows = connection.execute(query).all()
-        if rows and self._now() - rows[0].used_at >= USE_IS_NOTED_EVERY:
-            self._note_use(trace_id)
+        rows = self._read(select(TRACES).where(TRACES.c.trace_id == label(trace_id)).order_by(TRACES.c.representative))
+        if rows:
+            self._note_use(TRACES.c.trace_id, trace_id, rows[0].used_at)
         return {row.representative: row.document for row in rows}
-
-    def _note_use(self, trace_id: str) -> None:
-        # As for plans: who reads is not refused because nothing can be written.
-        with suppress(HistoryUnavailableError), self._database.writing() as connection:
-            connection.execute(update(TRACES).where(TRACES.c.trace_id == trace_id).values(used_at=self._now()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,11 +298,8 @@ class Failure:
     trace_memory_bytes: int
 
 
-class Failures:
+class Failures(Store):
     """The last failure of each trace. The id of a trace names the software, so other software starts without any."""
-
-    def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
-        self._database, self._now = database, now
 
     def put(self, failure: Failure) -> None:
         """Store it, in the place of an earlier one of the same trace."""
@@ -386,16 +309,8 @@ class Failures:
 
     def get(self, trace_id: str) -> Failure | None:
         """The failure of that trace; its use is noted, so that retention keeps it."""
-        query = select(FAILURES).where(FAILURES.c.trace_id == label(trace_id))
-        with self._database.reading() as connection:
-            row = connection.execute(query).one_or_none()
+        row = self._read_one(select(FAILURES).where(FAILURES.c.trace_id == label(trace_id)))
         if row is None:
             return None
-        if self._now() - row.used_at >= USE_IS_NOTED_EVERY:
-            self._note_use(trace_id)
-        return Failure(**{each.name: getattr(row, each.name) for each in dataclasses.fields(Failure)})
-
-    def _note_use(self, trace_id: str) -> None:
-        # As for plans: who reads is not refused because nothing can be written.
-        with suppress(HistoryUnavailableError), self._database.writing() as connection:
-            connection.execute(update(FAILURES).where(FAILURES.c.trace_id == trace_id).values(used_at=self._now()))
+        self._note_use(FAILURES.c.trace_id, trace_id, row.used_at)
+        return read_record(Failure, row)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -15,9 +14,9 @@ from sqlalchemy import Row, func, select
 
 from planner.report.statement import Verdict
 from planner.service.history.counters import add, observe_value
-from planner.service.history.database import Database, put, upsert
+from planner.service.history.database import Store, put, read_record, upsert
 from planner.service.history.errors import checked_label, checked_name, label
-from planner.service.history.schema import CALIBRATIONS, CHECKS, SEARCHES, VALIDATIONS, compact_json
+from planner.service.history.schema import CALIBRATIONS, CHECKS, SEARCHES, VALIDATIONS
 
 VERDICTS = "verdicts"
 """The total of the verdicts that were given, by verdict: unlike the checks, it is never forgotten."""
@@ -38,11 +37,8 @@ class Check:
     queue: str = ""
 
 
-class Checks:
+class Checks(Store):
     """What was asked."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def put(self, check: Check) -> None:
         """Store the check, or its verdict when it is known; a verdict is never forgotten again."""
@@ -59,8 +55,8 @@ class Checks:
             unanswered = CHECKS.c.verdict == ""
             answered = statement.on_conflict_do_update(index_elements=["check_id"], set_=later, where=unanswered)
             # A verdict counts when it is first stored, and once: in the transaction that stores it.
-            told = connection.execute(answered.returning(CHECKS.c.check_id)).first()
-            if told is not None and check.verdict is not None:
+            stored = connection.execute(answered.returning(CHECKS.c.check_id)).first()
+            if stored is not None and check.verdict is not None:
                 add(connection, {(VERDICTS, (("verdict", check.verdict.value),)): 1})
 
     def newest(self, limit: int = 100, *, plan_id: str | None = None) -> tuple[Check, ...]:
@@ -68,21 +64,14 @@ class Checks:
         query = select(CHECKS).order_by(CHECKS.c.asked_at.desc(), CHECKS.c.check_id).limit(limit)
         if plan_id is not None:
             query = query.where(CHECKS.c.plan_id == label(plan_id))
-        with self._database.reading() as connection:
-            rows = connection.execute(query).all()
         return tuple(
-            Check(
-                check_id=row.check_id, plan_id=row.plan_id, asked_at=row.asked_at, system=row.system, name=row.name,
-                team=row.team, queue=row.queue, verdict=Verdict(row.verdict) if row.verdict else None,
-            )
-            for row in rows
-        )  # fmt: skip
+            read_record(Check, row, verdict=Verdict(row.verdict) if row.verdict else None) for row in self._read(query)
+        )
 
     def counts(self) -> dict[Verdict | None, int]:
         """How many checks that are still remembered got each verdict; None: not answered yet."""
         query = select(CHECKS.c.verdict, func.count()).group_by(CHECKS.c.verdict)
-        with self._database.reading() as connection:
-            return {Verdict(verdict) if verdict else None: count for verdict, count in connection.execute(query)}
+        return {Verdict(verdict) if verdict else None: count for verdict, count in self._read(query)}
 
 
 class SearchState(StrEnum):
@@ -109,61 +98,40 @@ class Search:
     document: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Searches:
+class Searches(Store):
     """What was searched for. One process writes: that which runs them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def put(self, search: Search, answers: Mapping[str, Any] | None = None) -> None:
         """Store the search as it now is; without `answers` those that are there stay."""
-        row = {
-            "search_id": checked_name(search.search_id, "search_id"),
-            "state": search.state.value,
-            "asked_at": search.asked_at,
-            "finished_at": search.finished_at,
-            "request": compact_json(search.request),
-            "document": compact_json(search.document),
-            "answers": compact_json(answers or {}),
-        }
-        kept = {"search_id"} if answers is not None else {"search_id", "answers"}
+        checked_name(search.search_id, "search_id")
+        row = {field.name: getattr(search, field.name) for field in fields(search)} | {"answers": answers or {}}
+        kept = ("search_id",) if answers is not None else ("search_id", "answers")
+        changes = {name: value for name, value in row.items() if name not in kept}
         with self._database.writing() as connection:
-            connection.execute(
-                upsert(connection, SEARCHES, row).on_conflict_do_update(
-                    index_elements=["search_id"],
-                    set_={name: value for name, value in row.items() if name not in kept},
-                )
-            )
+            statement = upsert(connection, SEARCHES, row)
+            connection.execute(statement.on_conflict_do_update(index_elements=["search_id"], set_=changes))
 
     def get(self, search_id: str) -> Search | None:
         """The search; None if there is none."""
-        columns = [each for each in SEARCHES.c if each.name != "answers"]
-        query = select(*columns).where(SEARCHES.c.search_id == label(search_id))
-        with self._database.reading() as connection:
-            found = connection.execute(query).one_or_none()
-        return None if found is None else _search(found)
+        row = self._read_one(_SEARCHES.where(SEARCHES.c.search_id == label(search_id)))
+        return None if row is None else _search(row)
 
     def answers(self, search_id: str) -> dict[str, Any]:
         """What plans said of its candidates, by a name that the runner gives them."""
-        query = select(SEARCHES.c.answers).where(SEARCHES.c.search_id == label(search_id))
-        with self._database.reading() as connection:
-            found = connection.execute(query).scalar_one_or_none()
-        return {} if found is None else dict(json.loads(found))
+        row = self._read_one(select(SEARCHES.c.answers).where(SEARCHES.c.search_id == label(search_id)))
+        return {} if row is None else dict(row.answers)
 
     def in_state(self, state: SearchState, limit: int) -> tuple[Search, ...]:
         """At most `limit` searches, oldest first."""
-        columns = [each for each in SEARCHES.c if each.name != "answers"]
-        query = select(*columns).where(SEARCHES.c.state == state.value).order_by(SEARCHES.c.asked_at).limit(limit)
-        with self._database.reading() as connection:
-            rows = connection.execute(query).all()
-        return tuple(_search(row) for row in rows)
+        query = _SEARCHES.where(SEARCHES.c.state == state.value).order_by(SEARCHES.c.asked_at).limit(limit)
+        return tuple(_search(row) for row in self._read(query))
+
+
+_SEARCHES = select(*(column for column in SEARCHES.c if column.name != "answers"))
 
 
 def _search(row: Row[Any]) -> Search:
-    return Search(
-        search_id=row.search_id, state=SearchState(row.state), asked_at=row.asked_at, finished_at=row.finished_at,
-        request=json.loads(row.request), document=json.loads(row.document),
-    )  # fmt: skip
+    return read_record(Search, row, state=SearchState(row.state))
 
 
 ERRORS = "validation_error"
@@ -205,11 +173,8 @@ class Validation:
     """Why it failed or was refused, in a sentence."""
 
 
-class Validations:
+class Validations(Store):
     """What was measured."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def put(self, validation: Validation) -> None:
         """Store the validation as it now is; one that is over stays as it ended, whoever comes late."""
@@ -222,7 +187,7 @@ class Validations:
             "finished_at": validation.finished_at,
             "out_of_memory": validation.out_of_memory,
             "error_percent": validation.error_percent,
-            "result": compact_json(validation.result),
+            "result": validation.result,
             # NUL is the one character that a text of PostgreSQL cannot have.
             "problem": validation.problem.encode("utf-8", "replace").decode().replace("\0", " "),
         }
@@ -243,9 +208,8 @@ class Validations:
     def get(self, validation_id: str) -> Validation | None:
         """The validation; None if there is none."""
         query = select(VALIDATIONS).where(VALIDATIONS.c.validation_id == label(validation_id))
-        with self._database.reading() as connection:
-            found = connection.execute(query).one_or_none()
-        return None if found is None else _validation(found)
+        row = self._read_one(query)
+        return None if row is None else _validation(row)
 
     def newest(
         self,
@@ -260,15 +224,12 @@ class Validations:
         for name, value in {"plan_id": plan_id, "state": state and state.value, "gpu": gpu}.items():
             if value is not None:
                 query = query.where(VALIDATIONS.c[name] == label(value))
-        with self._database.reading() as connection:
-            rows = connection.execute(query).all()
-        return tuple(_validation(row) for row in rows)
+        return tuple(_validation(row) for row in self._read(query))
 
     def counts(self) -> dict[ValidationState, int]:
         """How many validations that are still remembered are in each state."""
         query = select(VALIDATIONS.c.state, func.count()).group_by(VALIDATIONS.c.state)
-        with self._database.reading() as connection:
-            return {ValidationState(state): count for state, count in connection.execute(query)}
+        return {ValidationState(state): count for state, count in self._read(query)}
 
     def errors(self, limit: int = 1000) -> dict[tuple[str, str], tuple[float, ...]]:
         """Errors in percent of the newest validations, by GPU and torch; the newest first."""
@@ -278,19 +239,14 @@ class Validations:
             .order_by(VALIDATIONS.c.asked_at.desc(), VALIDATIONS.c.validation_id)
             .limit(limit)
         )
-        found: dict[tuple[str, str], list[float]] = defaultdict(list)
-        with self._database.reading() as connection:
-            for gpu, torch, error in connection.execute(query):
-                found[gpu, torch].append(error)
-        return {group: tuple(errors) for group, errors in found.items()}
+        errors: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for gpu, torch, error in self._read(query):
+            errors[gpu, torch].append(error)
+        return {group: tuple(of_group) for group, of_group in errors.items()}
 
 
 def _validation(row: Row[Any]) -> Validation:
-    return Validation(
-        validation_id=row.validation_id, plan_id=row.plan_id, state=ValidationState(row.state), asked_at=row.asked_at,
-        mode=row.mode, gpu=row.gpu, torch=row.torch, finished_at=row.finished_at, out_of_memory=row.out_of_memory,
-        error_percent=row.error_percent, result=json.loads(row.result), problem=row.problem,
-    )  # fmt: skip
+    return read_record(Validation, row, state=ValidationState(row.state))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,11 +259,8 @@ class StoredCalibration:
     document: Mapping[str, Any]
 
 
-class Calibrations:
+class Calibrations(Store):
     """What was learnt."""
-
-    def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
-        self._database, self._now = database, now
 
     def put(self, calibration_id: str, document: Mapping[str, Any], measurements: int = 0) -> None:
         """Store the calibration and make it the current one; again is the same as once."""
@@ -315,17 +268,10 @@ class Calibrations:
             "calibration_id": checked_name(calibration_id, "calibration_id"),
             "stored_at": self._now(),
             "measurements": measurements,
-            "document": compact_json(document),
+            "document": document,
         }
         with self._database.writing() as connection:
             put(connection, CALIBRATIONS, row)
-
-    def get(self, calibration_id: str) -> StoredCalibration | None:
-        """The calibration of that id; None if there is none."""
-        query = select(CALIBRATIONS).where(CALIBRATIONS.c.calibration_id == label(calibration_id))
-        with self._database.reading() as connection:
-            found = connection.execute(query).one_or_none()
-        return None if found is None else _read_row(found)
 
     def current(self) -> StoredCalibration | None:
         """The one that was put last; None if nothing was learnt yet."""
@@ -334,15 +280,5 @@ class Calibrations:
     def newest(self, limit: int = 100) -> tuple[StoredCalibration, ...]:
         """At most `limit` calibrations, the current one first."""
         order = (CALIBRATIONS.c.stored_at.desc(), CALIBRATIONS.c.calibration_id)
-        with self._database.reading() as connection:
-            rows = connection.execute(select(CALIBRATIONS).order_by(*order).limit(limit)).all()
-        return tuple(_read_row(row) for row in rows)
-
-
-def _read_row(row: Row[Any]) -> StoredCalibration:
-    return StoredCalibration(
-        calibration_id=row.calibration_id,
-        stored_at=row.stored_at,
-        measurements=row.measurements,
-        document=json.loads(row.document),
-    )
+        rows = self._read(select(CALIBRATIONS).order_by(*order).limit(limit))
+        return tuple(read_record(StoredCalibration, row) for row in rows)

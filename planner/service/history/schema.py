@@ -59,17 +59,29 @@ class JsonText(TypeDecorator[Any]):
         return None if value is None else json.loads(value)
 
 
-class CompressedText(TypeDecorator[str]):
+class CompressedText(TypeDecorator[Any]):
     """A long text, compressed."""
 
     impl = LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes:  # noqa: ARG002
+    def process_bind_param(self, value: Any, dialect: Dialect) -> bytes:  # noqa: ARG002
         return zlib.compress((value or "").encode("utf-8"), _FAST)
 
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> str:  # noqa: ARG002
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:  # noqa: ARG002
         return "" if value is None else zlib.decompress(value).decode("utf-8")
+
+
+class CompressedJson(CompressedText):
+    """A long JSON value, compressed."""
+
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> bytes:
+        return super().process_bind_param(compact_json(value), dialect)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
+        return json.loads(super().process_result_value(value, dialect))
 
 
 def compact_json(value: Any) -> str:
@@ -242,7 +254,7 @@ VALIDATIONS = Table(
     Column("finished_at", UtcMicroseconds),
     Column("out_of_memory", Boolean),
     Column("error_percent", Double),
-    Column("result", CompressedText, nullable=False),
+    Column("result", CompressedJson, nullable=False),
     _text("problem"),
     Index("validations_by_time", "asked_at"),
     Index("validations_by_plan", "plan_id"),
@@ -256,9 +268,9 @@ SEARCHES = Table(
     _text("state"),
     Column("asked_at", UtcMicroseconds, nullable=False),
     Column("finished_at", UtcMicroseconds),
-    Column("request", CompressedText, nullable=False),
-    Column("document", CompressedText, nullable=False),
-    Column("answers", CompressedText, nullable=False),
+    Column("request", CompressedJson, nullable=False),
+    Column("document", CompressedJson, nullable=False),
+    Column("answers", CompressedJson, nullable=False),
     Index("searches_by_time", "asked_at"),
     Index("searches_by_state", "state"),
 )
@@ -269,7 +281,7 @@ CALIBRATIONS = Table(
     Column("calibration_id", Text, primary_key=True),
     Column("stored_at", UtcMicroseconds, nullable=False),
     _count("measurements"),
-    Column("document", CompressedText, nullable=False),
+    Column("document", CompressedJson, nullable=False),
     Index("calibrations_by_time", "stored_at"),
 )
 

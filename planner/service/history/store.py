@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 
-from sqlalchemy import Column, ColumnElement, Connection, Delete, Table, delete, exists, or_, select, true
+from sqlalchemy import Column, ColumnElement, delete, exists, or_, select, true
 
 from planner.service.history.capacity import Capacity, JobNeed, capacity, read_needs
 from planner.service.history.counters import Totals
@@ -80,84 +80,62 @@ class DeletedCounts:
 def forget(database: Database, keep: Retention, now: datetime) -> DeletedCounts:
     """Delete what need not be kept, in transactions of a few hundred rows."""
     oldest = now - keep.age
+
+    def forget_rows(moment: Column[datetime], count: int, oldest: datetime | None = oldest) -> int:
+        key, deleted = next(iter(moment.table.primary_key)), 0
+        while True:
+            with database.writing() as connection:
+                query = select(key).where(_is_beyond_limits(moment, count, oldest)).order_by(moment).limit(_AT_ONCE)
+                ids = connection.execute(query).scalars().all()
+                deleted += connection.execute(delete(moment.table).where(key.in_(ids))).rowcount
+            if len(ids) < _AT_ONCE:
+                return deleted
+
     plans, jobs = _forget_plans(database, keep, oldest, now)
-    return DeletedCounts(
-        plans=plans,
-        jobs=jobs,
-        traces=_forget_traces(database, keep, oldest),
-        failures=_forget_rows(database, FAILURES, FAILURES.c.used_at, keep.failures, oldest),
-        checks=_forget_rows(database, CHECKS, CHECKS.c.asked_at, keep.checks, oldest),
-        validations=_forget_rows(database, VALIDATIONS, VALIDATIONS.c.asked_at, keep.validations, oldest),
-        searches=_forget_rows(database, SEARCHES, SEARCHES.c.asked_at, keep.searches, oldest),
-        calibrations=_forget_rows(database, CALIBRATIONS, CALIBRATIONS.c.stored_at, keep.calibrations, None),
-        writers=_forget_writers(database, now - DEAD_AFTER),
-    )
+    counts = {
+        "traces": forget_rows(TRACES.c.used_at, keep.traces),
+        "failures": forget_rows(FAILURES.c.used_at, keep.failures),
+        "checks": forget_rows(CHECKS.c.asked_at, keep.checks),
+        "validations": forget_rows(VALIDATIONS.c.asked_at, keep.validations),
+        "searches": forget_rows(SEARCHES.c.asked_at, keep.searches),
+        "calibrations": forget_rows(CALIBRATIONS.c.stored_at, keep.calibrations, None),
+    }
+    with database.writing() as connection:
+        writers = connection.execute(delete(WRITERS).where(WRITERS.c.updated_at < now - DEAD_AFTER)).rowcount
+    return DeletedCounts(plans=plans, jobs=jobs, **counts, writers=writers)
 
 
 def _forget_plans(database: Database, keep: Retention, oldest: datetime, now: datetime) -> tuple[int, int]:
     plans = jobs = 0
-    while True:
-        with database.writing() as connection:
-            ids = _plans_to_forget(connection, keep, oldest, now)
-            # Whoever binds a job to one of them in this moment waits for us, or was quicker and keeps the plan:
-            # each statement looks at the jobs anew.
-            these = PLANS.c.plan_id.in_(ids)
-            gone = _count_deleted(connection, delete(JOBS).where(JOBS.c.plan_id.in_(ids), has_ended(now)))
-            free = ~exists().where(JOBS.c.plan_id == PLANS.c.plan_id)
-            deleted = _count_deleted(connection, delete(PLANS).where(these, free))
-        plans, jobs = plans + deleted, jobs + gone
-        if deleted < _AT_ONCE:
-            return plans, jobs
-
-
-def _plans_to_forget(connection: Connection, keep: Retention, oldest: datetime, now: datetime) -> Sequence[str]:
     of_open_job = exists().where(JOBS.c.plan_id == PLANS.c.plan_id, is_open(now))
     query = (
         select(PLANS.c.plan_id)
-        .where(~of_open_job, _is_beyond_limits(PLANS, PLANS.c.used_at, keep.plans, oldest))
+        .where(~of_open_job, _is_beyond_limits(PLANS.c.used_at, keep.plans, oldest))
         .order_by(PLANS.c.used_at)
         .limit(_AT_ONCE)
         .with_for_update(skip_locked=True)
     )
-    return connection.execute(query).scalars().all()
-
-
-def _forget_traces(database: Database, keep: Retention, oldest: datetime) -> int:
-    return _forget_rows(database, TRACES, TRACES.c.used_at, keep.traces, oldest)
-
-
-def _forget_writers(database: Database, oldest: datetime) -> int:
-    with database.writing() as connection:
-        return _count_deleted(connection, delete(WRITERS).where(WRITERS.c.updated_at < oldest))
-
-
-def _forget_rows(
-    database: Database, table: Table, moment: Column[datetime], count: int, oldest: datetime | None
-) -> int:
-    key = next(iter(table.primary_key))
-    gone = 0
     while True:
         with database.writing() as connection:
-            query = select(key).where(_is_beyond_limits(table, moment, count, oldest)).order_by(moment).limit(_AT_ONCE)
             ids = connection.execute(query).scalars().all()
-            gone += _count_deleted(connection, delete(table).where(key.in_(ids)))
-        if len(ids) < _AT_ONCE:
-            return gone
+            # Whoever binds a job to one of them in this moment waits for us, or was quicker and keeps the plan:
+            # each statement looks at the jobs anew.
+            ended = delete(JOBS).where(JOBS.c.plan_id.in_(ids), has_ended(now))
+            jobs += connection.execute(ended).rowcount
+            free = ~exists().where(JOBS.c.plan_id == PLANS.c.plan_id)
+            deleted = connection.execute(delete(PLANS).where(PLANS.c.plan_id.in_(ids), free)).rowcount
+        plans += deleted
+        if deleted < _AT_ONCE:
+            return plans, jobs
 
 
-def _is_beyond_limits(
-    table: Table, moment: Column[datetime], count: int, oldest: datetime | None
-) -> ColumnElement[bool]:
+def _is_beyond_limits(moment: Column[datetime], count: int, oldest: datetime | None) -> ColumnElement[bool]:
     """Rows that are too old, or older than the newest `count`; of equally old ones all are kept."""
     if count <= 0:
         return true()
-    last_kept = select(moment).select_from(table).order_by(moment.desc()).offset(count - 1).limit(1).scalar_subquery()
+    last_kept = select(moment).order_by(moment.desc()).offset(count - 1).limit(1).scalar_subquery()
     beyond = moment < last_kept
     return beyond if oldest is None else or_(beyond, moment < oldest)
-
-
-def _count_deleted(connection: Connection, statement: Delete) -> int:
-    return connection.execute(statement).rowcount
 
 
 MOST_ACTIVE = 50
@@ -184,9 +162,9 @@ class History:
         self.traces = Traces(database, now)
         self.failures = Failures(database, now)
         self.jobs = Jobs(database, now)
-        self.checks = Checks(database)
-        self.validations = Validations(database)
-        self.searches = Searches(database)
+        self.checks = Checks(database, now)
+        self.validations = Validations(database, now)
+        self.searches = Searches(database, now)
         self.calibrations = Calibrations(database, now)
         self.totals = Totals(database, now)
         self._writability = Writability(database)

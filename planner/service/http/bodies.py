@@ -15,7 +15,7 @@ from planner.job.schema import Job
 from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
-from planner.runtime.messages import Answer, AnswerWriter, Task
+from planner.runtime.messages import AnswerWriter, Task
 from planner.service.http.body_readers import JSON, YAML, YAML_TYPES, read_job, read_object, too_large
 from planner.service.http.problems import RequestError, problem
 from planner.units import GIB
@@ -38,10 +38,17 @@ async def read_beside(function: str, body: bytes, kind: str, remedy: str = _REME
         asyncio.to_thread(running.run, task, LIMITS, server=_server(), stopped=lambda: stopped)
     )
     try:
-        return _result(await asyncio.shield(work), remedy)
+        answer = await asyncio.shield(work)
     except asyncio.CancelledError:
         stopped = True
         raise
+    if answer.exceeded is not None:
+        late = f"the body cannot be read within {LIMITS.seconds:g} s"
+        raise RequestError(422, late, remedy=remedy, place="the body")
+    messages.raise_failure(answer)
+    if _RESULT not in answer.parts:
+        raise RuntimeError(f"a body was not read: {messages.ending(answer)}")
+    return pickle.loads(answer.parts[_RESULT])
 
 
 def answer_reading(argument: tuple[str, bytes, str], answer: AnswerWriter) -> None:
@@ -53,12 +60,8 @@ def answer_reading(argument: tuple[str, bytes, str], answer: AnswerWriter) -> No
 
 def load() -> None:
     """What the server has loaded before it forks."""
-    from planner.job import loading
-    from planner.service.http import body_readers
-
-    assert body_readers, loading
-    assert body_readers, body_readers
-    assert body_readers
+    from planner.job import loading  # noqa: F401
+    from planner.service.http import body_readers  # noqa: F401
 
 
 @functools.cache
@@ -66,20 +69,6 @@ def _server() -> ForkServer:
     server = ForkServer("planner.service.http.bodies:load")
     atexit.register(server.close)
     return server
-
-
-def _result(answer: Answer, remedy: str) -> Any:
-    if answer.exceeded is not None:
-        raise RequestError(
-            422,
-            f"the body cannot be read within {LIMITS.seconds:g} s",
-            remedy=remedy,
-            place="the body",
-        )
-    messages.raise_failure(answer)
-    if _RESULT not in answer.parts:
-        raise RuntimeError(f"a body was not read: {messages.ending(answer)}")
-    return pickle.loads(answer.parts[_RESULT])
 
 
 BODY_SECONDS = 60.0
@@ -98,17 +87,17 @@ class LimitedBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        said = dict(scope["headers"]).get(b"content-length", b"")
-        if said.isdigit() and int(said[:20]) > self._most:
+        length = dict(scope["headers"]).get(b"content-length", b"")
+        if length.isdigit() and int(length[:20]) > self._most:
             await self._refuse(scope, receive, send)
             return
-        seen, started = 0, False
+        received, started = 0, False
 
         async def receive_and_count() -> Message:
-            nonlocal seen
+            nonlocal received
             message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._most:
+            received += len(message.get("body", b""))
+            if received > self._most:
                 raise _TooLargeError
             return message
 
@@ -145,8 +134,8 @@ async def job_of(request: Request) -> Job:
     # A little YAML can stand for much: it is never read on the event loop.
     if kind == JSON and len(body) <= SMALL:
         return read_job(body, kind)
-    found: Job = await read_beside("planner.service.http.body_readers:read_job", body, kind)
-    return found
+    job: Job = await read_beside("planner.service.http.body_readers:read_job", body, kind)
+    return job
 
 
 async def object_of(request: Request) -> dict[str, Any]:
@@ -157,8 +146,8 @@ async def object_of(request: Request) -> dict[str, Any]:
     body = await content_of(request)
     if len(body) <= SMALL:
         return read_object(body)
-    found: dict[str, Any] = await read_beside("planner.service.http.body_readers:read_object", body, kind)
-    return found
+    document: dict[str, Any] = await read_beside("planner.service.http.body_readers:read_object", body, kind)
+    return document
 
 
 async def content_of(request: Request) -> bytes:

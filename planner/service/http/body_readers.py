@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,14 +17,13 @@ from planner.job.importers.job_import import STANDARD_INPUT, GivenJob
 from planner.job.json_text import read_json
 from planner.job.loading import bundle, load_bundle, load_document, load_yaml
 from planner.job.schema import Job
-from planner.job.shorthand import Setting, Shorthand
+from planner.job.shorthand import Shorthand
 from planner.job.size_limits import LARGEST_YAML
 from planner.report.class_timeline import ClassTimeline, timeline_to_json
 from planner.report.recorded_snapshot import explain
-from planner.report.statement import Plan, RankClassStatement, from_json
+from planner.report.statement import from_json
 from planner.service.http.problems import RequestError
 from planner.tracing import rank_trace
-from planner.tracing.rank_trace import Trace
 
 JSON, YAML = "application/json", "application/yaml"
 YAML_TYPES = (YAML, "application/x-yaml", "text/yaml", "text/x-yaml")
@@ -50,12 +49,12 @@ def read_job(body: bytes, kind: str) -> Job:
 def read_object(body: bytes, _: str = JSON) -> dict[str, Any]:
     """The JSON object of a body. Raises RequestError."""
     try:
-        found = read_json(_text(body), "the body", constants=False)
+        document = read_json(_text(body), "the body", constants=False)
     except SpecError as error:
         raise RequestError(400, error.problem, allowed=error.allowed, remedy=error.remedy, place=error.place) from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise RequestError(400, "the body is no JSON object", allowed="one JSON object", place="the body")
-    return found
+    return document
 
 
 def _text(body: bytes) -> str:
@@ -77,35 +76,27 @@ _ALLOWED: Mapping[str, str] = {
     "missing": "a value",
 }
 """By the type that pydantic gives an error (docs.pydantic.dev, validation errors)."""
-_BY_CONTEXT: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "literal_error": lambda context: str(context["expected"]).replace("'", ""),
-    "enum": lambda context: str(context["expected"]).replace("'", ""),
-    "string_pattern_mismatch": lambda context: f"what matches {context['pattern']}",
-}
 
 
 def error_of_body(error: ValidationError, model: type[BaseModel]) -> RequestError:
     """The first thing that is wrong, as 422 with place and what is allowed."""
     # Against each part of a union pydantic reports an error; its place ends with the part's name.
     first = error.errors(include_url=False)[0]
-    place = _place(first["loc"])
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:60]}" for part in first["loc"])
+    place = "".join(parts).removeprefix(".")
     match first["type"]:
         case "extra_forbidden":
             known = ", ".join(_keys(model, first["loc"]))
             return RequestError(422, f"there is no key {_show(first['loc'][-1])}", allowed=known, place=place)
         case "missing":
             return RequestError(422, f"{place} is missing", allowed=_ALLOWED["missing"], place=place)
+        case "literal_error" | "enum":
+            allowed = str(first["ctx"]["expected"]).replace("'", "")
+        case "string_pattern_mismatch":
+            allowed = f"what matches {first['ctx']['pattern']}"
         case kind:
-            said = _BY_CONTEXT.get(kind)
-            allowed = said(first["ctx"]) if said else _ALLOWED.get(kind, first["msg"])
-            return RequestError(422, f"{place} is {_show(first['input'])}", allowed=allowed, place=place)
-
-
-def _place(parts: Sequence[int | str]) -> str:
-    text = ""
-    for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else f".{part[:60]}"
-    return text.removeprefix(".")
+            allowed = _ALLOWED.get(kind, first["msg"])
+    return RequestError(422, f"{place} is {_show(first['input'])}", allowed=allowed, place=place)
 
 
 def _keys(model: type[BaseModel], parts: Sequence[int | str]) -> list[str]:
@@ -114,9 +105,9 @@ def _keys(model: type[BaseModel], parts: Sequence[int | str]) -> list[str]:
     schema: Mapping[str, Any] = whole
     for part in parts[:-1]:
         key = "items" if isinstance(part, int) else "properties"
-        found = next(each[key] for each in (schema, *schema.get("anyOf", ())) if key in each)
-        found = found if isinstance(part, int) else found[part]
-        schema = whole["$defs"][found["$ref"].rpartition("/")[2]] if "$ref" in found else found
+        member = next(option[key] for option in (schema, *schema.get("anyOf", ())) if key in option)
+        member = member if isinstance(part, int) else member[part]
+        schema = whole["$defs"][member["$ref"].rpartition("/")[2]] if "$ref" in member else member
     return list(schema.get("properties", ()))
 
 
@@ -161,9 +152,6 @@ class Words(BaseModel):
     recompute: Word = ""
     offload: bool = False
 
-    def value(self) -> Shorthand:
-        return Shorthand.of_words(self)
-
 
 class SpecBody(BaseModel):
     """Exactly one of `model` (a name of GET /v1/models), `job` (a bundle, or a spec in JSON) and `spec` (YAML).
@@ -196,17 +184,6 @@ def read_spec_request(content: bytes, _: str = "") -> dict[str, Any]:
         body = SpecBody.model_validate(document)
     except ValidationError as error:
         raise error_of_body(error, SpecBody) from None
-    found = job_import.read(_given(body), None)
-    return {
-        "schema": "planner.spec/1",
-        "spec": printing.short_yaml(found.job),
-        "job": bundle(found.job),
-        "taken": list(found.supposed),
-        "notes": list(found.chosen),
-    }
-
-
-def _given(body: SpecBody) -> GivenJob:
     named = [name for name in ("model", "job", "spec") if getattr(body, name)]
     if len(named) != 1:
         raise RequestError(
@@ -215,20 +192,27 @@ def _given(body: SpecBody) -> GivenJob:
             allowed="one of model, job, spec",
             remedy='send one of them, such as {"model": "Qwen/Qwen3-8B"}',
         )
-    settings = [_setting(key, value) for key, value in body.set.items()]
-    words = body.words.value()
+    settings = []
+    for key, value in body.set.items():
+        if not key or "" in key.split("."):
+            raise RequestError(422, f"{key[:80]!a} is no key", allowed="such as train.micro_batch_size", place="set")
+        settings.append(shorthand.setting(key, value, key))
+    words = Shorthand.of_words(body.words)
     if body.model:
-        return GivenJob(named=body.model, words=words, settings=settings)
-    text = body.spec if body.job is None else json.dumps(body.job)
-    if body.spec and len(text) > LARGEST_YAML:
-        raise too_large(LARGEST_YAML)
-    return GivenJob(named=STANDARD_INPUT, standard_input=text, words=words, settings=settings)
-
-
-def _setting(key: str, value: Any) -> Setting:
-    if not key or "" in key.split("."):
-        raise RequestError(422, f"{key[:80]!a} is no key", allowed="such as train.micro_batch_size", place="set")
-    return shorthand.setting(key, value, key)
+        given = GivenJob(named=body.model, words=words, settings=settings)
+    else:
+        text = body.spec if body.job is None else json.dumps(body.job)
+        if body.spec and len(text) > LARGEST_YAML:
+            raise too_large(LARGEST_YAML)
+        given = GivenJob(named=STANDARD_INPUT, standard_input=text, words=words, settings=settings)
+    imported = job_import.read(given, None)
+    return {
+        "schema": "planner.spec/1",
+        "spec": printing.short_yaml(imported.job),
+        "job": bundle(imported.job),
+        "taken": list(imported.supposed),
+        "notes": list(imported.chosen),
+    }
 
 
 def read_replay(content: bytes, conf: str) -> dict[str, Any]:
@@ -248,17 +232,14 @@ def read_timeline(content: bytes, _: str = "") -> dict[str, Any]:
     """
     plan_text, rank, text = json.loads(content)
     plan = from_json(json.loads(plan_text))
-    statement = next(each for each in plan.rank_classes if each.representative == rank)
-    drawn = timeline_to_json(replayed(plan, statement, rank_trace.loads(text)), POINTS)
-    return {"schema": SCHEMA, "plan_id": plan.plan_id, "representative": rank, **drawn}
-
-
-def replayed(plan: Plan, statement: RankClassStatement, trace: Trace) -> ClassTimeline:
-    """What the statement was made from: on the capacity that it had, or without an end where that is not enough."""
+    statement = next(one for one in plan.rank_classes if one.representative == rank)
+    trace = rank_trace.loads(text)
     job = load_bundle(plan.job, "the plan's job")
     rules = Rules.from_conf(job.allocator.conf)
+    # On the capacity that it had, or without an end where that is not enough.
     room = max(statement.capacity_bytes - statement.outside_allocator.total_bytes, 0)
-    found = replay_until_settled(trace.events, trace.repeats, rules, room, device_bytes=job.cluster.gpu.total_bytes)
-    if found.timeline.out_of_memory is not None:
-        found = replay_until_settled(trace.events, trace.repeats, rules)
-    return ClassTimeline(statement, found.events, found.timeline)
+    replay = replay_until_settled(trace.events, trace.repeats, rules, room, device_bytes=job.cluster.gpu.total_bytes)
+    if replay.timeline.out_of_memory is not None:
+        replay = replay_until_settled(trace.events, trace.repeats, rules)
+    drawn = timeline_to_json(ClassTimeline(statement, replay.events, replay.timeline), POINTS)
+    return {"schema": SCHEMA, "plan_id": plan.plan_id, "representative": rank, **drawn}

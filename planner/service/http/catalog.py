@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.hardware import catalog
 from planner.job import hf_config
-from planner.service.http import openapi
 from planner.service.http.bodies import content_of, media_type, read_beside, unsupported_error
 from planner.service.http.body_readers import EXAMPLE, JSON, SpecDocument
 from planner.service.http.dependencies import Dependencies, dependencies_of
+from planner.service.http.openapi import WRITES, in_json, problems, takes
 
 router = APIRouter(tags=["catalog"])
 
@@ -25,8 +25,11 @@ class ModelEntry(BaseModel):
     also: list[str]
 
 
-class ModelList(BaseModel):
+class _Listed(BaseModel):
     model_config = ConfigDict(populate_by_name=True)
+
+
+class ModelList(_Listed):
     schema_: Literal["planner.models/1"] = Field("planner.models/1", alias="schema")
     models: list[ModelEntry]
 
@@ -40,8 +43,7 @@ class GpuEntry(BaseModel):
     aliases: list[str]
 
 
-class GpuList(BaseModel):
-    model_config = ConfigDict(populate_by_name=True)
+class GpuList(_Listed):
     schema_: Literal["planner.gpus/1"] = Field("planner.gpus/1", alias="schema")
     gpus: list[GpuEntry]
 
@@ -56,8 +58,7 @@ class TorchEntry(BaseModel):
     """Whether it is the service's own."""
 
 
-class TorchList(BaseModel):
-    model_config = ConfigDict(populate_by_name=True)
+class TorchList(_Listed):
     schema_: Literal["planner.torches/1"] = Field("planner.torches/1", alias="schema")
     torches: list[TorchEntry]
 
@@ -65,20 +66,13 @@ class TorchList(BaseModel):
 @router.get("/v1/models", summary="Models that a job may name", response_model=ModelList)
 async def models() -> dict[str, Any]:
     """Models whose configs planner has; any other is described by its config.json."""
-    found = hf_config.models().values()
-    return {"models": [{"name": each.name, "parameters": each.parameters, "also": list(each.also)} for each in found]}
+    return {"models": list(hf_config.models().values())}
 
 
 @router.get("/v1/gpus", summary="GPUs that a job may name", response_model=GpuList)
 async def gpus() -> dict[str, Any]:
     """The catalog; any other GPU is described by its bytes and its architecture."""
-    found = catalog.gpus().values()
-    return {
-        "gpus": [
-            {"name": each.name, "arch": each.arch, "total_bytes": each.total_bytes, "aliases": list(each.aliases)}
-            for each in found
-        ]
-    }
+    return {"gpus": list(catalog.gpus().values())}
 
 
 @router.get("/v1/torches", summary="Releases of torch that jobs are planned with", response_model=TorchList)
@@ -86,26 +80,27 @@ async def torches(deps: Annotated[Dependencies, Depends(dependencies_of)]) -> di
     """What this service offers; a job with another release is planned with the nearest, which its plan says."""
     return {
         "torches": [
-            {
-                "torch": each.minor,
-                "version": each.versions["torch"],
-                "transformers": each.versions["transformers"],
-                "own": not each.python,
-            }
-            for each in deps.torches.offered
+            TorchEntry(
+                torch=torch.minor,
+                version=torch.versions["torch"],
+                transformers=torch.versions["transformers"],
+                own=not torch.python,
+            )
+            for torch in deps.torches.offered
         ]
     }
 
 
 spec_router = APIRouter(tags=["specs"])
-_DESCRIBED: dict[str, Any] = {
-    "response_model": SpecDocument,
-    "responses": openapi.problems(400, 401, 408, 413, 415, 422),
-    "openapi_extra": openapi.takes({"$ref": "#/components/schemas/SpecBody"}, EXAMPLE),
-}
 
 
-@spec_router.post("/v1/specs", summary="The spec that a few words stand for", **_DESCRIBED)
+@spec_router.post(
+    "/v1/specs",
+    summary="The spec that a few words stand for",
+    response_model=SpecDocument,
+    responses=problems(*WRITES),
+    openapi_extra=takes(in_json({"$ref": "#/components/schemas/SpecBody"}, EXAMPLE)),
+)
 async def spec(request: Request) -> dict[str, Any]:
     """As `planner spec`: a model's name, a bundle or a spec, with the options of `planner plan` and values set in it.
 
@@ -114,5 +109,5 @@ async def spec(request: Request) -> dict[str, Any]:
     if (kind := media_type(request)) != JSON:
         raise unsupported_error(kind, JSON)
     body = await content_of(request)
-    found: dict[str, Any] = await read_beside("planner.service.http.body_readers:read_spec_request", body, kind)
-    return found
+    document: dict[str, Any] = await read_beside("planner.service.http.body_readers:read_spec_request", body, kind)
+    return document

@@ -7,6 +7,7 @@ import hmac
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -72,8 +73,8 @@ class Dependencies:
 
 def dependencies_of(request: Request) -> Dependencies:
     """The dependencies of the replica that answers: `Depends(dependencies_of)` in an endpoint."""
-    found: Dependencies = request.app.state.dependencies
-    return found
+    dependencies: Dependencies = request.app.state.dependencies
+    return dependencies
 
 
 _READS = ("GET", "HEAD", "OPTIONS")
@@ -100,7 +101,10 @@ def _require(request: Request, known: str, missing: str) -> None:
     if not known:
         return
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip() and _is_known(token.strip(), known):
+    digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).hexdigest()
+    # Takes as long for a wrong token as for a right one, whichever of several it is.
+    matches = [hmac.compare_digest(digest, one) for one in known.lower().split(",")]
+    if scheme.lower() == "bearer" and token.strip() and any(matches):
         return
     raise RequestError(
         401,
@@ -111,11 +115,10 @@ def _require(request: Request, known: str, missing: str) -> None:
     )
 
 
-def _is_known(token: str, known: str) -> bool:
-    """Takes as long for a wrong token as for a right one, whichever of several it is."""
-    digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
-    found = [hmac.compare_digest(digest, each) for each in known.lower().split(",")]
-    return any(found)
+def refuse_without_zone(moment: datetime | None, place: str) -> None:
+    """Raises RequestError (422) for a moment of a query without its time zone."""
+    if moment is not None and moment.tzinfo is None:
+        raise RequestError(422, "the moment has no time zone", allowed="such as 2026-01-31T12:00:00Z", place=place)
 
 
 MOST_SECONDS = 3600.0
@@ -132,19 +135,18 @@ class PreferHeader:
     @property
     def headers(self) -> dict[str, str]:
         """The header that says what was heeded."""
-        said = ["respond-async"] if self.respond_async else []
-        said += [f"wait={self.wait:g}"] if self.wait is not None else []
-        return {"Preference-Applied": ", ".join(said)} if said else {}
+        heeded = ["respond-async"] if self.respond_async else []
+        heeded += [f"wait={self.wait:g}"] if self.wait is not None else []
+        return {"Preference-Applied": ", ".join(heeded)} if heeded else {}
 
 
 def read_prefer_header(request: Request) -> PreferHeader:
     """The preferences of a request; one that cannot be read is ignored, as the RFC wants it."""
-    found: dict[str, str] = {}
+    preferences: dict[str, str] = {}
     for line in request.headers.getlist("prefer"):
         for part in line.split(","):
-            match = _PREFERENCE.fullmatch(part)
-            if match:
-                found.setdefault(match[1].lower(), (match[2] or "").strip())
-    wait = found.get("wait", "")
+            if match := _PREFERENCE.fullmatch(part):
+                preferences.setdefault(match[1].lower(), (match[2] or "").strip())
+    wait = preferences.get("wait", "")
     seconds = min(float(wait), MOST_SECONDS) if re.fullmatch(r"[0-9]{1,9}", wait) else None
-    return PreferHeader(seconds, "respond-async" in found)
+    return PreferHeader(seconds, "respond-async" in preferences)

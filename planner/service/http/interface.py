@@ -12,12 +12,12 @@ from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from planner import distribution
-from planner.service.http import catalog, jobs, operations, plans, problems, searches, validations
+from planner.service.http import capacity, catalog, jobs, operations, plans, problems, searches, validations
 from planner.service.http.bodies import LimitedBodies
 from planner.service.http.body_readers import SpecBody
 from planner.service.http.dependencies import Counts, Dependencies, writers_only
-from planner.service.http.job_bodies import JobBody
-from planner.service.http.openapi import Problem
+from planner.service.http.jobs import JobBody
+from planner.service.http.openapi import PROBLEM_CONTENT, Problem
 from planner.service.http.problems import RequestError, problem
 from planner.service.metrics import REQUEST_SECONDS, REQUESTS
 
@@ -53,7 +53,14 @@ class RequestLog:
         self._at_once += 1
         try:
             if self._at_once > self._most and scope["path"] not in _ALWAYS:
-                await problem(_too_many(self._most))(scope, receive, send_and_note_status)
+                refusal = RequestError(
+                    429,
+                    "too many requests at once",
+                    allowed=f"{self._most} in each replica",
+                    remedy="come again",
+                    headers={"Retry-After": "1"},
+                )
+                await problem(refusal)(scope, receive, send_and_note_status)
                 return
             await self._app(scope, receive, send_and_note_status)
         except Exception:
@@ -73,8 +80,10 @@ class RequestLog:
             self._counters.observe(REQUEST_SECONDS, {"route": route}, seconds)
         level = logging.DEBUG if route in _PROBES else logging.INFO
         if _log.isEnabledFor(level):
+            # X-Request-ID as the client or Ray Serve set it; what is no id does not get into the log.
+            request_id = dict(scope["headers"]).get(b"x-request-id", b"")
             about: dict[str, Any] = {
-                "request_id": _request_id(scope),
+                "request_id": request_id.decode() if _REQUEST_ID.fullmatch(request_id) else None,
                 "plan_id": scope.get("state", {}).get("plan_id"),
                 "method": method,
                 "route": route,
@@ -82,18 +91,6 @@ class RequestLog:
                 "seconds": round(seconds, 4),
             }
             _log.log(level, "%s %s %d", method, route, status, extra=about)
-
-
-def _too_many(most: int) -> RequestError:
-    error = RequestError(429, "too many requests at once", allowed=f"{most} in each replica", remedy="come again")
-    error.headers["Retry-After"] = "1"
-    return error
-
-
-def _request_id(scope: Scope) -> str | None:
-    """X-Request-ID as the client or Ray Serve set it; what is no id does not get into the log."""
-    said = dict(scope["headers"]).get(b"x-request-id", b"")
-    return said.decode() if _REQUEST_ID.fullmatch(said) else None
 
 
 DESCRIPTION = """\
@@ -114,7 +111,7 @@ _ROUTERS = (
     plans.check_router,
     jobs.router,
     operations.router,
-    jobs.capacity_router,
+    capacity.router,
     operations.metrics_router,
     validations.router,
     searches.router,
@@ -122,7 +119,7 @@ _ROUTERS = (
 
 
 def interface(dependencies: Dependencies, most_at_once: int = MOST_AT_ONCE) -> ASGIApp:
-    """Everything that is answered, by this dependencies."""
+    """Everything that is answered, by these dependencies."""
     app = FastAPI(
         title="planner", version=distribution.version(), description=DESCRIPTION, docs_url=None, redoc_url=None
     )
@@ -136,8 +133,8 @@ def interface(dependencies: Dependencies, most_at_once: int = MOST_AT_ONCE) -> A
 
 def _describe_api(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        parts = found.setdefault("components", {})
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        parts = document.setdefault("components", {})
         schemas = parts.setdefault("schemas", {})
         for model in (Problem, JobBody, SpecBody):
             described = model.model_json_schema(ref_template="#/components/schemas/{model}")
@@ -145,15 +142,11 @@ def _describe_api(app: FastAPI) -> dict[str, Any]:
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
         parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-        for operations_of_path in found["paths"].values():
+        # FastAPI describes refused parameters as its own; here they are problems like all others.
+        for operations_of_path in document["paths"].values():
             for operation in operations_of_path.values():
-                _as_problems(operation["responses"])
-        app.openapi_schema = found
+                for status, response in operation["responses"].items():
+                    if int(status) >= 400:
+                        response["content"] = PROBLEM_CONTENT
+        app.openapi_schema = document
     return app.openapi_schema
-
-
-def _as_problems(responses: dict[str, Any]) -> None:
-    """FastAPI describes refused parameters as its own; here they are problems like all others."""
-    for status, response in responses.items():
-        if int(status) >= 400:
-            response["content"] = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}

@@ -1,33 +1,268 @@
-"""Endpoints of jobs, and of the capacity that they request, are predicted to take, and took."""
+"""Endpoints of jobs: what a PUT tells of one, why it ran out of memory, and how it is answered."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+)
 
-from planner.job.named_gpus import look_up
-from planner.service.history.capacity import Capacity
+from planner.errors import PlannerError
+from planner.report.statement import read_statement
 from planner.service.history.errors import HistoryError, HistoryUnavailableError
-from planner.service.history.job_changes import BoundJob, JobChange
-from planner.service.http import openapi
+from planner.service.history.job_changes import LONGEST_FAILURE, BoundJob, JobChange, MeasuredRank, Outcome, memory_of
+from planner.service.history.job_table import JobSummary
+from planner.service.history.store import History
 from planner.service.http.bodies import object_of
+from planner.service.http.body_readers import error_of_body
 from planner.service.http.dependencies import Dependencies, dependencies_of
-from planner.service.http.job_bodies import BoundJobBody, beside_plan, change_of, job_document
-from planner.service.http.openapi import AddedDocument, OnGpuDocument, QueueNeedDocument, what_if
+from planner.service.http.openapi import WRITES, Answer, in_json, problems, takes
 from planner.service.http.problems import RequestError
+from planner.truth.failures.explanation import explain
+from planner.truth.failures.messages import Cause, find_host_failures, find_messages
+
+LONGEST_TEXT = 2**18
+"""Characters of what may be told of an end: the last lines of a log."""
+
+
+MOST_RANKS = 4096
+"""In one request; a larger job tells of its ranks in several."""
+_SEEN_ITS_PEAK = 2
+"""Iterations: the peak is in the first or second one."""
+JOB_EXAMPLE: dict[str, Any] = {
+    "plan_id": "pl-aaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "team": "nlp",
+    "queue": "h100",
+    "hosts": ["node-17"],
+    "gpu_uuids": ["GPU-5c2b8b1e-0000-0000-0000-000000000000"],
+    "started_at": "2026-01-02T03:04:05Z",
+    "ended_at": None,
+    "outcome": "",
+    "measured": [{"rank": 0, "allocated_bytes": 1048576, "reserved_bytes": 2097152, "device_bytes": None}],
+}
+
+
+def _read_moment(given: object) -> datetime | None:
+    if given is None or given == "":
+        return None
+    if isinstance(given, datetime):
+        return given
+    return datetime.fromisoformat(given if isinstance(given, str) else "no text")
+
+
+Whole = Annotated[int, Field(gt=-(2**62), lt=2**62)]
+Moment = Annotated[
+    datetime | None,
+    BeforeValidator(_read_moment, json_schema_input_type=str),
+    PlainSerializer(lambda moment: moment.isoformat() if moment else None),
+    WithJsonSchema({"type": ["string", "null"], "format": "date-time"}),
+]
+
+
+class MeasuredRankBody(BaseModel):
+    """The peaks that one rank saw; null is not measured."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, from_attributes=True)
+    rank: Whole
+    host: str | None = ""
+    gpu_uuid: str | None = ""
+    allocated_bytes: Whole | None = None
+    reserved_bytes: Whole | None = None
+    device_bytes: Whole | None = None
+
+    def value(self) -> MeasuredRank:
+        return MeasuredRank(**self.model_dump() | {"host": self.host or "", "gpu_uuid": self.gpu_uuid or ""})
+
+
+class _CallbackPeak(BaseModel):
+    model_config = ConfigDict(strict=True)
+    allocated_bytes: Whole | None = None
+    reserved_bytes: Whole | None = None
+
+
+class _CallbackGpu(BaseModel):
+    model_config = ConfigDict(strict=True)
+    uuid: str | None = None
+
+
+class CallbackRankBody(BaseModel):
+    """What the callback tells of its rank (docs/python.md); only what is read here is checked."""
+
+    model_config = ConfigDict(strict=True)
+    rank: Whole
+    host: str | None = None
+    gpu: _CallbackGpu = _CallbackGpu()
+    peak: _CallbackPeak = _CallbackPeak()
+    device_bytes: Whole | None = None
+    device_bytes_by: Any = None
+    out_of_memory: Any = None
+    steps: Whole | None = None
+
+    def value(self) -> MeasuredRank:
+        """The peaks. What is in use on the whole device says nothing of this job."""
+        own = self.device_bytes_by == "process"
+        return MeasuredRank(
+            rank=self.rank,
+            host=self.host or "",
+            gpu_uuid=self.gpu.uuid or "",
+            allocated_bytes=self.peak.allocated_bytes,
+            reserved_bytes=self.peak.reserved_bytes,
+            device_bytes=self.device_bytes or None if own else None,
+        )
+
+
+class JobBody(BaseModel):
+    """What is newly known of a job, or the report of planner.truth.measuring.callback."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"example": JOB_EXAMPLE})
+    schema_: Literal["planner.job/1"] = Field("planner.job/1", alias="schema")
+    system: str | None = None
+    id: str | None = None
+    plan_id: Annotated[str, Field(pattern=r"^(pl-[a-z2-7]{26})?$")] | None = None
+    team: str | None = None
+    queue: str | None = None
+    hosts: list[str] | None = None
+    gpu_uuids: list[str] | None = None
+    started_at: Moment = None
+    ended_at: Moment = None
+    outcome: Annotated[Outcome, Field(strict=False)] | None = None
+    failure: Annotated[str, Field(max_length=LONGEST_TEXT)] | None = None
+    """What was said at its end: torch's message, lines of Slurm, Kubernetes or the kernel; it tells the cause."""
+    lease_seconds: Whole | None = None
+    """Without a further word the job counts as ended after so many seconds."""
+    measured: list[MeasuredRankBody] | None = None
+    ranks: list[CallbackRankBody] | None = None
+
+
+class BoundJobBody(BaseModel):
+    """A job and the plan that was made for it. Of a PUT, `measured` holds the ranks that it told of."""
+
+    model_config = ConfigDict(populate_by_name=True, from_attributes=True)
+    schema_: str = Field("planner.bound_job/1", alias="schema")
+    system: str
+    id: str = Field(validation_alias=AliasChoices("id", "job_id"))
+    plan_id: str
+    team: str
+    queue: str
+    hosts: list[str]
+    gpu_uuids: list[str]
+    started_at: Moment
+    ended_at: Moment
+    outcome: str
+    cause: str = ""
+    """Why it ran out of memory; empty where it did not, or nobody told."""
+    memory: str = ""
+    """Whose memory that was: gpu or host."""
+    failure: str = ""
+    """The words from which that is known."""
+    beside_plan: list[str] = []
+    """Of one job that ran out of GPU memory: in what its end and its plan differ."""
+    lapses_at: Moment = None
+    measured: list[MeasuredRankBody]
+
+
+def change_of(document: Mapping[str, Any], system: str, job_id: str) -> JobChange:
+    """What the document says is new of the job. Raises RequestError (422) where it cannot be read."""
+    try:
+        body = JobBody.model_validate(document)
+    except ValidationError as error:
+        raise error_of_body(error, JobBody) from None
+    for name, given, here in (("system", body.system, system), ("id", body.id, job_id)):
+        if given not in (None, here):
+            raise RequestError(409, f"the body is of another job: {name} is {ascii(given)[:80]}", place=name)
+    measured, ranks = body.measured or [], body.ranks or []
+    if len(ranks) + len(measured) > MOST_RANKS:
+        raise RequestError(422, "it tells of too many ranks at once", allowed=f"at most {MOST_RANKS}", place="measured")
+    failure = _read_failure(body.failure or "", [str(rank.out_of_memory) for rank in ranks if rank.out_of_memory])
+    if body.outcome is Outcome.FINISHED:
+        failure = None  # it caught the error, and went on
+    # Slurm says of an exception of torch's no more than that the job failed.
+    outcome = body.outcome or None if failure is None else Outcome.OUT_OF_MEMORY
+    if failure is None and body.outcome is None:
+        steps = [rank.steps or 0 for rank in ranks]
+        if any(rank.out_of_memory for rank in ranks):
+            outcome = Outcome.OUT_OF_MEMORY
+        elif body.ended_at and steps and min(steps) >= _SEEN_ITS_PEAK:
+            # Of a job that ended before its peak nobody knows whether it would have fitted.
+            outcome = Outcome.FINISHED
+    cause, words = failure or (None, "")
+    return JobChange(
+        plan_id=body.plan_id or None,
+        team=body.team or None,
+        queue=body.queue or None,
+        # A rank that knows no host or GPU by name does not say that there is none.
+        hosts=tuple(body.hosts or ()) or None,
+        gpu_uuids=tuple(body.gpu_uuids or ()) or None,
+        started_at=body.started_at,
+        ended_at=body.ended_at,
+        outcome=outcome,
+        cause=cause,
+        failure=words,
+        lease_seconds=body.lease_seconds,
+        measured=(*(rank.value() for rank in measured), *(rank.value() for rank in ranks)),
+        reports={rank.rank: report for rank, report in zip(ranks, document.get("ranks") or [], strict=True)},
+    )
+
+
+def _read_failure(text: str, messages: Sequence[str]) -> tuple[Cause | None, str] | None:
+    """The cause that a text gives, or the messages of ranks, and the words that say it; None where nothing was told,
+    or the same is said of other ends too. What torch said in a form that is not known is UNKNOWN.
+
+    Raises RequestError (422) for a text in which nothing says that memory ran out.
+    """
+    if text:
+        try:
+            explained = explain(text, place="failure")
+        except PlannerError as error:
+            raise RequestError(
+                422, error.problem, allowed=error.allowed, remedy=error.remedy, place="failure"
+            ) from None
+        if not explained.messages and not any(message.certain for message in explained.host):
+            return None
+        places = [message.line for message in find_messages(text)] + [line.line for line in find_host_failures(text)]
+        return explained.cause, "\n".join(text.splitlines()[min(places) - 1 :])[:LONGEST_FAILURE]
+    if not messages:
+        return None
+    words = "\n".join(messages)
+    known = find_messages(words) or find_host_failures(words)
+    return explain(words).cause if known else Cause.UNKNOWN, words[:LONGEST_FAILURE]
+
+
+def _job_document(job: BoundJob) -> BoundJobBody:
+    cause = job.cause.value if job.cause is not None else ""
+    given = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
+    memory = memory_of(cause) if cause else ""
+    return BoundJobBody.model_validate({**given, "cause": cause, "memory": memory, "outcome": job.outcome.value})
+
+
+class JobList(Answer):
+    jobs: list[JobSummary]
+
 
 router = APIRouter(tags=["jobs"])
 
 
 # A job's id may hold a slash, which arrives decoded: the rest of the path is the id.
-@router.put("/v1/jobs/{system}/{job_id:path}", summary="Tell of a job", **openapi.bind_a_job)
+@router.put(
+    "/v1/jobs/{system}/{job_id:path}",
+    summary="Tell of a job",
+    response_model=BoundJobBody,
+    responses=problems(*WRITES, 404, 409),
+    openapi_extra=takes(in_json({"$ref": "#/components/schemas/JobBody"}, JOB_EXAMPLE)),
+)
 async def bind(
     system: str, job_id: str, request: Request, deps: Annotated[Dependencies, Depends(dependencies_of)]
 ) -> BoundJobBody:
@@ -38,28 +273,46 @@ async def bind(
     change = change_of(await object_of(request), system, job_id)
     bound = await asyncio.to_thread(_bind, deps, system, job_id, change)
     request.state.plan_id = bound.plan_id
-    return job_document(bound)
+    return _job_document(bound)
 
 
-@router.get("/v1/jobs", summary="The jobs told of last", **openapi.job_list)
+@router.get("/v1/jobs", summary="The jobs told of last", response_model=JobList, responses=problems(422))
 async def jobs(
     deps: Annotated[Dependencies, Depends(dependencies_of)],
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     plan_id: Annotated[str | None, Query(max_length=253)] = None,
 ) -> dict[str, Any]:
     """Summaries: what was predicted and measured of the rank that took the most of its device."""
-    found = await asyncio.to_thread(deps.history.list_jobs, limit, plan_id)
-    return {"schema": "planner.jobs/1", "jobs": [dataclasses.asdict(each) for each in found]}
+    listed = await asyncio.to_thread(deps.history.list_jobs, limit, plan_id)
+    return {"schema": "planner.jobs/1", "jobs": listed}
 
 
-@router.get("/v1/jobs/{system}/{job_id:path}", summary="What is known of a job", **openapi.one_job)
+@router.get(
+    "/v1/jobs/{system}/{job_id:path}",
+    summary="What is known of a job",
+    response_model=BoundJobBody,
+    responses=problems(404),
+)
 async def job_by_id(system: str, job_id: str, deps: Annotated[Dependencies, Depends(dependencies_of)]) -> BoundJobBody:
     """The job as all of its ranks have told it."""
-    found = await asyncio.to_thread(deps.history.jobs.get, system, job_id)
-    if found is None:
+    job = await asyncio.to_thread(deps.history.jobs.get, system, job_id)
+    if job is None:
         raise RequestError(404, "nothing was told of this job", remedy="PUT it")
-    beside = await asyncio.to_thread(beside_plan, deps.history, found)
-    return job_document(found).model_copy(update={"beside_plan": beside})
+    beside = await asyncio.to_thread(_beside_plan, deps.history, job)
+    return _job_document(job).model_copy(update={"beside_plan": beside})
+
+
+def _beside_plan(history: History, job: BoundJob) -> list[str]:
+    """In what the end of a job that ran out of GPU memory and its plan differ; empty where nothing was told."""
+    if job.cause is None or job.cause.of_host or not job.failure:
+        return []
+    document = history.plans.document(job.plan_id)
+    if document is None:
+        return []
+    try:
+        return [parting.sentence for parting in explain(job.failure, plan=read_statement(document)).partings]
+    except PlannerError:
+        return []  # a plan of an earlier version, or words that this version does not know
 
 
 def _bind(deps: Dependencies, system: str, job_id: str, change: JobChange) -> BoundJob:
@@ -72,115 +325,3 @@ def _bind(deps: Dependencies, system: str, job_id: str, change: JobChange) -> Bo
             raise
         # The request is well formed; what it stands on is not there (yet).
         raise RequestError(409, error.problem, allowed=error.allowed, remedy=error.remedy, place=error.place) from error
-
-
-capacity_router = APIRouter(tags=["capacity"])
-SCHEMA = "planner.capacity/1"
-MOST_GPUS = 16
-_COUNTS = tuple(each.name for each in fields(Capacity) if each.name not in ("team", "queue", "gpu"))
-
-
-class Totals(BaseModel):
-    """Sums. Bytes are of all ranks together; requested, predicted and measured are of jobs that have not ended.
-
-    `measured_bytes` are device bytes of the `measured_gpus` ranks that told them, for which their plans had said
-    `predicted_of_measured_bytes`. `judged` jobs ended and are remembered; a verdict was wrong if it said that the job
-    fits and it ran out of memory, or that it exceeds and it ran.
-    """
-
-    jobs: int
-    gpus: int
-    requested_bytes: int
-    predicted_bytes: int
-    headroom_bytes: int
-    measured_bytes: int
-    measured_gpus: int
-    predicted_of_measured_bytes: int
-    host_requested_bytes: int = 0
-    """Main memory that the jobs say their nodes have."""
-    host_predicted_bytes: int = 0
-    """Main memory that all of their nodes will take."""
-    judged: int
-    wrong_verdicts: int
-    said_fits_ran_out: int
-    said_exceeds_ran: int
-    ran_out_gpu: int
-    """Remembered jobs that ended out of GPU memory; those of which no cause was told are counted here."""
-    ran_out_host: int
-    """Out of the host's memory."""
-
-
-class CapacityRow(Totals):
-    """One team in one queue on one type of GPU."""
-
-    team: str
-    queue: str
-    gpu: str
-
-
-class CapacityDocument(BaseModel):
-    """All of it; rows by team, queue and GPU, in that order."""
-
-    model_config = ConfigDict(populate_by_name=True)
-    schema_: Literal["planner.capacity/1"] = Field("planner.capacity/1", alias="schema")
-    since: datetime | None = None
-    rows: list[CapacityRow]
-    totals: Totals
-    on: list[OnGpuDocument] | None = None
-    needs: list[QueueNeedDocument] | None = None
-    added: AddedDocument | None = None
-    left_out: int | None = None
-    """Jobs that were not looked at for `on`, `needs` and `added`, because there are too many."""
-
-
-@capacity_router.get(
-    "/v1/capacity",
-    summary="GPU memory by team, queue and GPU",
-    response_model=CapacityDocument,
-    response_model_exclude_none=True,
-)
-async def capacity(
-    deps: Annotated[Dependencies, Depends(dependencies_of)],
-    since: Annotated[
-        datetime | None,
-        Query(description="leaves out verdicts of jobs that ended before this moment, such as 2026-01-31T12:00:00Z"),
-    ] = None,
-    on: Annotated[
-        list[str],
-        Query(max_length=MOST_GPUS, description="types of GPU, as the catalog has them: what would be on them"),
-    ] = [],  # noqa: B006  FastAPI copies it
-    add_nodes: Annotated[int | None, Query(ge=1, le=10_000, description="new nodes with the first of `on`")] = None,
-    gpus_per_node: Annotated[int, Query(ge=1, le=64, description="of the new nodes")] = 8,
-) -> dict[str, Any]:
-    """Requested, predicted and measured bytes, headroom, and wrong verdicts.
-
-    With `on`, also what would be there: each job's verdict on these GPUs, and which of them the waiting jobs need. With
-    `add_nodes`, what new nodes of the first of them would change. Reckoned from stored plans: planning a job for that
-    GPU says it exactly.
-    """
-    if since is not None and since.tzinfo is None:
-        raise RequestError(
-            422, "the moment has no time zone", allowed="such as 2026-01-31T12:00:00Z", place="query.since"
-        )
-    if add_nodes is not None and not on:
-        raise RequestError(422, "of which GPU the new nodes are is not said", remedy="name it", place="query.on")
-    kinds = [look_up(name, place="query.on") for name in on]
-    found = document(await asyncio.to_thread(deps.history.capacity, since), since)
-    if kinds:
-        needs, left_out = await asyncio.to_thread(deps.history.read_needs, since)
-        more = await asyncio.to_thread(what_if, needs, kinds, add_nodes, gpus_per_node)
-        found |= {**more, "left_out": left_out}
-    return found
-
-
-def document(rows: Sequence[Capacity], since: datetime | None = None) -> dict[str, Any]:
-    """The JSON object of the contract."""
-    sums = Capacity(team="", queue="", gpu="", **{name: sum(getattr(row, name) for row in rows) for name in _COUNTS})
-    totals = _plain(sums)
-    for name in ("team", "queue", "gpu"):
-        del totals[name]
-    return {"schema": SCHEMA, "since": since, "rows": [_plain(row) for row in rows], "totals": totals}
-
-
-def _plain(row: Capacity) -> dict[str, Any]:
-    return {**asdict(row), "headroom_bytes": row.headroom_bytes, "wrong_verdicts": row.wrong_verdicts}

@@ -7,10 +7,11 @@ import logging
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel
 
 from planner.errors import PlannerError
-from planner.service.http import openapi
 from planner.service.http.dependencies import Dependencies, dependencies_of
+from planner.service.http.openapi import problems
 from planner.service.http.problems import RequestError
 from planner.service.metrics import exposition
 from planner.service.web import assets
@@ -21,19 +22,23 @@ PROBE_SECONDS = 3.0
 _log = logging.getLogger("planner.service")
 
 
-@router.get("/livez", summary="Is this replica alive?", **openapi.alive)
-async def livez() -> openapi.Health:
+class Health(BaseModel):
+    status: str
+
+
+@router.get("/livez", summary="Is this replica alive?")
+async def livez() -> Health:
     """Answers as long as the replica can answer at all."""
-    return openapi.Health(status="alive")
+    return Health(status="alive")
 
 
-@router.get("/readyz", summary="Can jobs be planned?", **openapi.ready)
-async def readyz(deps: Annotated[Dependencies, Depends(dependencies_of)]) -> openapi.Health:
+@router.get("/readyz", summary="Can jobs be planned?", responses=problems())
+async def readyz(deps: Annotated[Dependencies, Depends(dependencies_of)]) -> Health:
     """200 if the history and the tracing processes can be reached, else 503 that says which cannot."""
     faults = [fault for fault in await asyncio.gather(_history(deps), _tracers(deps)) if fault]
     if faults:
         raise RequestError(503, "; ".join(faults), place="readyz")
-    return openapi.Health(status="ready")
+    return Health(status="ready")
 
 
 async def _history(deps: Dependencies) -> str:
@@ -119,10 +124,10 @@ async def asset(name: str, request: Request) -> Response:
 
 
 def _answer(name: str, request: Request) -> Response:
-    found = assets.find(name)
-    if found is None:
+    file = assets.find(name)
+    if file is None:
         raise RequestError(404, f"there is no file {name[:80]!a}", remedy="open the page at /")
-    headers = {**_HEADERS, "ETag": found.etag}
-    if request.headers.get("if-none-match") == found.etag:
+    headers = {**_HEADERS, "ETag": file.etag}
+    if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers=headers)
-    return Response(found.content, headers=headers, media_type=found.media_type)
+    return Response(file.content, headers=headers, media_type=file.media_type)

@@ -3,40 +3,91 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import logging
 import re
 import uuid
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from pydantic import BaseModel, ConfigDict
 
-from planner.job.bound.lower_bound import Bound
 from planner.job.loading import bundle
-from planner.job.schema import Job
-from planner.report.statement import RUN_SCHEMA, Plan, Verdict, from_json
+from planner.report import statement
+from planner.report.statement import RUN_SCHEMA, Verdict
 from planner.report.verdict_text import bound_line, deciding, one_line
 from planner.service.history.errors import HistoryUnavailableError
+from planner.service.history.plan_table import PlanSummary
 from planner.service.history.records import Check
-from planner.service.http import openapi
 from planner.service.http.bodies import content_of, job_of, media_type, read_beside, unsupported_error
 from planner.service.http.body_readers import JSON
-from planner.service.http.dependencies import Dependencies, code_runners_only, dependencies_of, read_prefer_header
-from planner.service.http.openapi import one_timeline, replay_a_snapshot
+from planner.service.http.dependencies import (
+    Dependencies,
+    code_runners_only,
+    dependencies_of,
+    read_prefer_header,
+    refuse_without_zone,
+)
+from planner.service.http.openapi import A_JOB, WAITS, WRITES, Answer, in_json, prefer, problems, takes
 from planner.service.http.problems import RequestError
-from planner.service.http.run_requests import run_of
+from planner.service.http.run_requests import EXAMPLE, RunBody, run_of
 from planner.service.orders import refuse_programs
 from planner.service.plan_provider import PlanAnswer, PlanPending
 
 router = APIRouter(tags=["plans"])
 PLAN_ID = re.compile(r"pl-[a-z2-7]{26}")
 InjectedDependencies = Annotated[Dependencies, Depends(dependencies_of)]
+_log = logging.getLogger("planner.service")
 
 
-@router.post("/v1/plans", summary="Plan a job", **openapi.plan_a_job)
+class PendingPlan(Answer):
+    """A plan that is being made: ask for it by its id, or send the job again."""
+
+    plan_id: str
+    trace_id: str
+    verdict: str = "pending"
+    check_id: str | None = None
+    least_bytes: int | None = None
+    """Of a check: the fullest rank will take at least so much of its GPU."""
+
+
+class Plan(Answer):
+    """A plan, as `planner plan --format json` prints it; abridged here."""
+
+    model_config = ConfigDict(extra="allow")
+    plan_id: str
+    trace_id: str
+    verdict: Verdict
+    calibrated: bool
+    job: dict[str, Any]
+    rank_classes: list[dict[str, Any]]
+    advice: list[dict[str, Any]]
+    without_compile: dict[str, Any] | None = None
+    """Of a job under torch.compile: what the eager step takes, and what its peak has more."""
+    another_torch: dict[str, Any] | None = None
+    """Of a job whose release of torch is not offered: the one that it was planned with, and the relative difference by
+    which its interval is wider."""
+    provenance: dict[str, str]
+    seconds: dict[str, float]
+
+
+class PlanList(Answer):
+    plans: list[PlanSummary]
+
+
+def _made(description: str) -> dict[int | str, dict[str, Any]]:
+    return {202: {"model": PendingPlan, "description": description}}
+
+
+@router.post(
+    "/v1/plans",
+    summary="Plan a job",
+    response_model=Plan,
+    responses=_made("it is being made") | problems(*WRITES, 403, 504),
+    openapi_extra=takes(A_JOB, WAITS),
+)
 async def plan(request: Request, deps: InjectedDependencies) -> Response:
     """What every rank of the job will hold, phase by phase, and whether it fits.
 
@@ -46,38 +97,47 @@ async def plan(request: Request, deps: InjectedDependencies) -> Response:
     """
     wanted = read_prefer_header(request)
     job = await job_of(request)
+    answer: PlanAnswer | PlanPending
     if wanted.respond_async:
-        found = await deps.plan_provider.check(job, seconds=wanted.wait or 0.0)
+        answer = await deps.plan_provider.check(job, seconds=wanted.wait or 0.0)
     else:
-        found = await deps.plan_provider.plan(job, seconds=wanted.wait)
-    request.state.plan_id = found.plan_id
-    headers = {"Location": f"/v1/plans/{found.plan_id}", **wanted.headers}
-    if isinstance(found, PlanPending):
-        return pending(found.plan_id, found.trace_id, "planner.plan.pending/1", headers)
-    said = {**stored_flag(found), "X-Planner-From-Store": _flag(found.from_store)}
-    return Response(found.text, headers={**headers, **said}, media_type=JSON)
-
-
-def stored_flag(found: PlanAnswer) -> dict[str, str]:
-    """The header that says whether the history has it."""
-    return {"X-Planner-Stored": _flag(found.stored)}
+        answer = await deps.plan_provider.plan(job, seconds=wanted.wait)
+    request.state.plan_id = answer.plan_id
+    headers = {"Location": f"/v1/plans/{answer.plan_id}", **wanted.headers}
+    if isinstance(answer, PlanPending):
+        return _pending(answer, "planner.plan.pending/1", headers)
+    flags = {"X-Planner-Stored": _flag(answer.stored), "X-Planner-From-Store": _flag(answer.from_store)}
+    return Response(answer.text, headers={**headers, **flags}, media_type=JSON)
 
 
 def _flag(value: bool) -> str:
     return "true" if value else "false"
 
 
-@router.get("/v1/plans/{plan_id}", summary="A plan that was made", **openapi.one_plan)
+def _pending(answer: PlanPending, schema: str, headers: dict[str, str], **more: Any) -> Response:
+    """202: the plan is being made, and will be found under its id."""
+    document = PendingPlan(schema=schema, plan_id=answer.plan_id, trace_id=answer.trace_id, **more)
+    left_out = {"least_bytes"} if document.least_bytes is None else set()
+    text = document.model_dump_json(by_alias=True, exclude=left_out)
+    return Response(text, 202, {**headers, "Retry-After": "2"}, media_type=JSON)
+
+
+@router.get("/v1/plans/{plan_id}", summary="A plan that was made", response_model=Plan, responses=problems(404))
 async def plan_by_id(plan_id: str, request: Request, deps: InjectedDependencies) -> Response:
     """The plan, exactly as it was answered when it was made."""
-    text = await asyncio.to_thread(deps.history.plans.text, plan_id) if PLAN_ID.fullmatch(plan_id) else None
-    if text is None:
-        raise RequestError(404, f"there is no plan {plan_id[:40]!a}", remedy="plan the job: POST /v1/plans")
+    text = await asyncio.to_thread(_stored_plan, deps, plan_id)
     request.state.plan_id = plan_id
     return Response(text, media_type=JSON)
 
 
-@router.get("/v1/plans", summary="The newest plans", **openapi.plan_list)
+def _stored_plan(deps: Dependencies, plan_id: str) -> str:
+    text = deps.history.plans.text(plan_id) if PLAN_ID.fullmatch(plan_id) else None
+    if text is None:
+        raise RequestError(404, f"there is no plan {plan_id[:40]!a}", remedy="plan the job: POST /v1/plans")
+    return text
+
+
+@router.get("/v1/plans", summary="The newest plans", response_model=PlanList, responses=problems(422))
 async def plans(
     deps: InjectedDependencies,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -87,33 +147,61 @@ async def plans(
     verdict: Verdict | None = None,
 ) -> dict[str, Any]:
     """Summaries, newest first. Requested and predicted bytes are sums over all ranks of a job."""
-    if before is not None and before.tzinfo is None:
-        raise RequestError(
-            422, "the moment has no time zone", allowed="such as 2026-01-31T12:00:00Z", place="query.before"
-        )
-    found = await asyncio.to_thread(
+    refuse_without_zone(before, "query.before")
+    newest = await asyncio.to_thread(
         deps.history.plans.newest, limit, before=before, team=team, queue=queue, verdict=verdict
     )
-    return {"schema": "planner.plans/1", "plans": [dataclasses.asdict(each) for each in found]}
-
-
-def pending(plan_id: str, trace_id: str, schema: str, headers: dict[str, str], **more: Any) -> Response:
-    """202: the plan is being made, and will be found under its id."""
-    document = openapi.PendingPlan(schema=schema, plan_id=plan_id, trace_id=trace_id, **more)
-    left_out = {"least_bytes"} if document.least_bytes is None else set()
-    text = document.model_dump_json(by_alias=True, exclude=left_out)
-    return Response(text, 202, {**headers, "Retry-After": "2"}, media_type=JSON)
+    return {"schema": "planner.plans/1", "plans": newest}
 
 
 check_router = APIRouter(tags=["checks"])
 CHECK_SCHEMA = "planner.check/1"
-_log = logging.getLogger("planner.service")
 
 
-@check_router.post("/v1/checks", summary="Does this job fit?", **openapi.check_a_job)
+class CheckedHost(BaseModel):
+    """The main memory of the fullest node beside what the job says that there is."""
+
+    verdict: Verdict
+    nodes: str
+    bytes: int
+    interval_bytes: tuple[int, int]
+    capacity_bytes: int
+    headroom_bytes: int
+
+
+class CheckAnswer(Answer):
+    """Whether a job fits. Bytes are those of the rank class that decides.
+
+    With `basis` "lower_bound" the plan is not made yet, and the job exceeds whatever it will say: `device_bytes` are
+    what the fullest rank takes at least, and so are both ends of the interval.
+    """
+
+    check_id: str
+    plan_id: str
+    trace_id: str
+    verdict: Verdict
+    calibrated: bool
+    device_bytes: int
+    interval_bytes: tuple[int, int]
+    capacity_bytes: int
+    headroom_bytes: int
+    message: str
+    """One line for people, as `planner check` prints it."""
+    basis: Literal["lower_bound"] | None = None
+    host: CheckedHost | None = None
+    """Of a plan whose job says what main memory its nodes have; the verdict is the worse of both."""
+
+
+@check_router.post(
+    "/v1/checks",
+    summary="Does this job fit?",
+    response_model=CheckAnswer,
+    responses=_made("it is being made") | problems(*WRITES, 403),
+    openapi_extra=takes(A_JOB, "`wait=N`: at most N seconds instead of the service's own"),
+)
 async def check(
     request: Request,
-    deps: Annotated[Dependencies, Depends(dependencies_of)],
+    deps: InjectedDependencies,
     system: Annotated[str, Header(alias="X-Planner-System", max_length=63)] = "",
     check_id: Annotated[
         str | None,
@@ -132,94 +220,130 @@ async def check(
     bound = await asyncio.to_thread(deps.plan_provider.bound, job)
     seconds = deps.settings.check_seconds if wanted.wait is None else wanted.wait
     # Of a job that exceeds its bound the plan is made too, since it brings advice, and not waited for.
-    found = await deps.plan_provider.check(job, seconds=0.0 if bound.exceeds else seconds)
-    request.state.plan_id = found.plan_id
+    answer = await deps.plan_provider.check(job, seconds=0.0 if bound.exceeds else seconds)
+    request.state.plan_id = answer.plan_id
     check_id = check_id or uuid.uuid4().hex
-    plan = None if isinstance(found, PlanPending) else _plan(found.text)
+    plan = None if isinstance(answer, PlanPending) else _plan(answer.text)
     verdict = plan.verdict if plan is not None else Verdict.EXCEEDS if bound.exceeds else None
-    await asyncio.to_thread(_remember, deps, job, check_id, found.plan_id, verdict, system)
-    headers = {"Location": f"/v1/plans/{found.plan_id}", **wanted.headers}
-    if plan is None and not bound.exceeds:
-        more = {"check_id": check_id, "least_bytes": bound.least_bytes}
-        return pending(found.plan_id, found.trace_id, CHECK_SCHEMA, headers, **more)
-    answer = _by_bound(found, job, bound, check_id) if plan is None else _answer(plan, check_id)
-    left_out = {name for name in ("basis", "host") if getattr(answer, name) is None}
-    return Response(answer.model_dump_json(by_alias=True, exclude=left_out), headers=headers, media_type=JSON)
+    about = job.metadata
+    asked = Check(
+        check_id=check_id, plan_id=answer.plan_id, asked_at=datetime.now(UTC), verdict=verdict, system=system,
+        name=about.name, team=about.team, queue=about.queue,
+    )  # fmt: skip
+    await asyncio.to_thread(_remember, deps, asked)
+    headers = {"Location": f"/v1/plans/{answer.plan_id}", **wanted.headers}
+    if isinstance(answer, PlanPending) and not bound.exceeds:
+        return _pending(answer, CHECK_SCHEMA, headers, check_id=check_id, least_bytes=bound.least_bytes)
+    figures: dict[str, Any]
+    if plan is None:
+        least = bound.least_bytes
+        figures = {
+            "verdict": Verdict.EXCEEDS, "calibrated": False, "device_bytes": least, "interval_bytes": (least, least),
+            "capacity_bytes": bound.capacity_bytes, "headroom_bytes": bound.capacity_bytes - least,
+            "message": bound_line(bundle(job), bound), "basis": "lower_bound",
+        }  # fmt: skip
+    else:
+        figures = _checked(plan)
+    document = CheckAnswer(
+        schema=CHECK_SCHEMA, check_id=check_id, plan_id=answer.plan_id, trace_id=answer.trace_id, **figures
+    )
+    left_out = {name for name in ("basis", "host") if getattr(document, name) is None}
+    return Response(document.model_dump_json(by_alias=True, exclude=left_out), headers=headers, media_type=JSON)
 
 
 @lru_cache(maxsize=256)
-def _plan(text: str) -> Plan:
-    return from_json(json.loads(text))
+def _plan(text: str) -> statement.Plan:
+    return statement.from_json(json.loads(text))
 
 
-def _answer(plan: Plan, check_id: str) -> openapi.Check:
-    worst = deciding(plan)
-    return openapi.Check(
-        schema=CHECK_SCHEMA,
-        check_id=check_id,
-        plan_id=plan.plan_id,
-        trace_id=plan.trace_id,
-        verdict=plan.verdict,
-        calibrated=plan.calibrated,
-        device_bytes=worst.peak.device_bytes,
-        interval_bytes=worst.peak.interval_bytes,
-        capacity_bytes=worst.capacity_bytes,
-        headroom_bytes=worst.headroom_bytes,
-        message=one_line(plan),
-        host=_host(plan),
-    )
+def _checked(plan: statement.Plan) -> dict[str, Any]:
+    worst, host = deciding(plan), None
+    if plan.host is not None and plan.host.verdict is not None:
+        fullest = plan.host.fullest
+        host = CheckedHost(
+            verdict=plan.host_verdict,
+            nodes=fullest.nodes,
+            bytes=fullest.peak.bytes,
+            interval_bytes=fullest.peak.interval_bytes,
+            capacity_bytes=plan.host.capacity_bytes,
+            headroom_bytes=plan.host.headroom_bytes,
+        )
+    return {
+        "verdict": plan.verdict,
+        "calibrated": plan.calibrated,
+        "device_bytes": worst.peak.device_bytes,
+        "interval_bytes": worst.peak.interval_bytes,
+        "capacity_bytes": worst.capacity_bytes,
+        "headroom_bytes": worst.headroom_bytes,
+        "message": one_line(plan),
+        "host": host,
+    }
 
 
-def _host(plan: Plan) -> openapi.CheckedHost | None:
-    if plan.host is None or plan.host.verdict is None:
-        return None
-    fullest = plan.host.fullest
-    return openapi.CheckedHost(
-        verdict=plan.host_verdict,
-        nodes=fullest.nodes,
-        bytes=fullest.peak.bytes,
-        interval_bytes=fullest.peak.interval_bytes,
-        capacity_bytes=plan.host.capacity_bytes,
-        headroom_bytes=plan.host.headroom_bytes,
-    )
-
-
-def _by_bound(found: PlanAnswer | PlanPending, job: Job, bound: Bound, check_id: str) -> openapi.Check:
-    least = bound.least_bytes
-    return openapi.Check(
-        schema=CHECK_SCHEMA,
-        check_id=check_id,
-        plan_id=found.plan_id,
-        trace_id=found.trace_id,
-        verdict=Verdict.EXCEEDS,
-        calibrated=False,
-        device_bytes=least,
-        interval_bytes=(least, least),
-        capacity_bytes=bound.capacity_bytes,
-        headroom_bytes=bound.capacity_bytes - least,
-        message=bound_line(bundle(job), bound),
-        basis="lower_bound",
-    )
-
-
-def _remember(deps: Dependencies, job: Job, check_id: str, plan_id: str, verdict: Verdict | None, system: str) -> None:
-    about = job.metadata
-    asked = Check(
-        check_id=check_id, plan_id=plan_id, asked_at=datetime.now(UTC), verdict=verdict, system=system,
-        name=about.name, team=about.team, queue=about.queue,
-    )  # fmt: skip
+def _remember(deps: Dependencies, asked: Check) -> None:
     try:
         deps.history.checks.put(asked)
     except HistoryUnavailableError as error:
         # A verdict that is known is told, whether or not it can be noted that somebody asked.
-        _log.warning("a check of %s is not remembered: %s", plan_id, error.problem)
+        _log.warning("a check of %s is not remembered: %s", asked.plan_id, error.problem)
 
 
 run_router = APIRouter(tags=["runs"])
 _HEAD = f'{{"schema":"{RUN_SCHEMA}",'
+_TARBALL = {"schema": {"type": "string", "format": "binary"}}
 
 
-@run_router.post("/v1/runs", summary="Run a program on paper", **openapi.run_a_program)
+class Run(Answer):
+    """A program's run, as `planner run --format json` prints it; abridged here."""
+
+    model_config = ConfigDict(extra="allow")
+    plan_id: str
+    verdict: Verdict
+    calibrated: bool
+    command: list[str]
+    gpu: str
+    nodes: int
+    gpus_per_node: int
+    ending: str
+    iterations: int
+    rank_classes: list[dict[str, Any]]
+    host: dict[str, Any] | None = None
+    """What each node holds, as in a plan."""
+    assumptions: list[dict[str, Any]]
+    provenance: dict[str, str]
+    seconds: dict[str, float]
+
+
+def _query() -> list[dict[str, Any]]:
+    """The keys of the body, for a tarball; there a command is one text."""
+    properties = RunBody.model_json_schema()["properties"]
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "description": "of a tarball (required)" if name == "command" else "of a tarball",
+            "schema": {"type": "string"} if name == "command" else properties[name],
+        }
+        for name in properties
+        if name != "path"
+    ]
+
+
+@run_router.post(
+    "/v1/runs",
+    summary="Run a program on paper",
+    response_model=Run,
+    responses=_made("it is being run") | problems(*WRITES, 403, 504),
+    openapi_extra=takes(
+        {
+            **in_json(RunBody.model_json_schema(), EXAMPLE),
+            "application/gzip": _TARBALL,
+            "application/x-tar": _TARBALL,
+        }
+    )
+    | {"parameters": [*_query(), prefer(WAITS)]},
+)
 async def run(request: Request, deps: InjectedDependencies) -> Response:
     """What every rank of a training program will hold: it is run, unedited, on a GPU that is not there.
 
@@ -234,15 +358,15 @@ async def run(request: Request, deps: InjectedDependencies) -> Response:
     wanted = read_prefer_header(request)
     asked = await run_of(request, deps.settings)
     seconds = wanted.wait or 0.0 if wanted.respond_async else wanted.wait
-    found = await deps.plan_provider.run(asked, seconds=seconds, keep=wanted.respond_async)
-    request.state.plan_id = found.plan_id
-    headers = {"Location": f"/v1/runs/{found.plan_id}", **wanted.headers}
-    if isinstance(found, PlanPending):
-        return pending(found.plan_id, found.trace_id, "planner.run.pending/1", headers)
-    return Response(found.text, headers={**headers, **stored_flag(found)}, media_type=JSON)
+    answer = await deps.plan_provider.run(asked, seconds=seconds, keep=wanted.respond_async)
+    request.state.plan_id = answer.plan_id
+    headers = {"Location": f"/v1/runs/{answer.plan_id}", **wanted.headers}
+    if isinstance(answer, PlanPending):
+        return _pending(answer, "planner.run.pending/1", headers)
+    return Response(answer.text, headers={**headers, "X-Planner-Stored": _flag(answer.stored)}, media_type=JSON)
 
 
-@run_router.get("/v1/runs/{plan_id}", summary="A run that was made", **openapi.one_run)
+@run_router.get("/v1/runs/{plan_id}", summary="A run that was made", response_model=Run, responses=problems(404))
 async def run_by_id(plan_id: str, request: Request, deps: InjectedDependencies) -> Response:
     """The run, exactly as it was answered; 404 as long as it is being made, and if it failed."""
     text = await asyncio.to_thread(deps.history.plans.text, plan_id) if PLAN_ID.fullmatch(plan_id) else None
@@ -255,54 +379,93 @@ async def run_by_id(plan_id: str, request: Request, deps: InjectedDependencies) 
 timeline_router = APIRouter(tags=["plans"])
 
 
-@timeline_router.get("/v1/plans/{plan_id}/timeline", summary="Memory over time", **one_timeline)
+class Timeline(Answer):
+    """Memory of a rank class over time; abridged here.
+
+    `at` are events of the allocator, ascending; each list is as long. `held` has for each moment
+    `[[holder, bytes, count], ...]`, the largest first, and `who` says who the holders are.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    plan_id: str
+    representative: int
+    ranks: str
+    events: int
+    capacity_bytes: int
+    outside_bytes: int
+    at: list[int]
+    places: list[float]
+    """Where the moments lie on the width of a picture, from 0 to 1."""
+    allocated_bytes: dict[str, list[int]]
+    reserved_bytes: list[int]
+    phases: list[dict[str, Any]]
+    who: list[dict[str, Any]]
+    held: list[list[tuple[int, int, int]]]
+
+
+@timeline_router.get(
+    "/v1/plans/{plan_id}/timeline", summary="Memory over time", response_model=Timeline, responses=problems(404, 422)
+)
 async def timeline(
     plan_id: str,
     request: Request,
-    deps: Annotated[Dependencies, Depends(dependencies_of)],
+    deps: InjectedDependencies,
     rank: Annotated[int, Query(ge=0, description="the representative of a rank class of the plan")] = 0,
 ) -> dict[str, Any]:
     """Allocated bytes by category, reserved bytes, and the largest holders at each of some hundred moments.
 
     It is drawn from the trace, which is kept for the latest plans only: 404 where it is gone.
     """
-    plan, text = await asyncio.to_thread(_read, deps, plan_id, rank)
+    content = await asyncio.to_thread(_plan_and_trace, deps, plan_id, rank)
     request.state.plan_id = plan_id
-    content = json.dumps([plan, rank, text]).encode()
-    found: dict[str, Any] = await read_beside(
+    document: dict[str, Any] = await read_beside(
         "planner.service.http.body_readers:read_timeline",
         content,
-        "application/json",
+        JSON,
         remedy="planner plan --timeline FILE.html draws it, however long that takes",
     )
-    return found
+    return document
 
 
-def _read(deps: Dependencies, plan_id: str, rank: int) -> tuple[str, str]:
-    plan = deps.history.plans.text(plan_id) if PLAN_ID.fullmatch(plan_id) else None
-    if plan is None:
-        raise RequestError(404, f"there is no plan {plan_id[:40]!a}", remedy="plan the job: POST /v1/plans")
-    found = json.loads(plan)
-    ranks = [each["representative"] for each in found.get("rank_classes", ())]
+def _plan_and_trace(deps: Dependencies, plan_id: str, rank: int) -> bytes:
+    """What body_readers.read_timeline reads."""
+    text = _stored_plan(deps, plan_id)
+    document = json.loads(text)
+    ranks = [rank_class["representative"] for rank_class in document.get("rank_classes", ())]
     if rank not in ranks:
         known = ", ".join(map(str, ranks[:20]))
         raise RequestError(422, f"rank {rank} represents no class of this plan", allowed=known, place="query.rank")
-    text = deps.history.traces.texts(found["trace_id"]).get(rank)
-    if text is None or "job" not in found:
+    trace = deps.history.traces.texts(document["trace_id"]).get(rank)
+    if trace is None or "job" not in document:
         raise RequestError(
             404,
             f"the trace of {plan_id} is not kept, or not stored yet",
             allowed="traces of the latest plans of specs",
             remedy="planner plan --timeline FILE.html draws it anew",
         )
-    return plan, text
+    return json.dumps([text, rank, trace]).encode()
 
 
 replay_router = APIRouter(tags=["replays"])
 BYTES = "application/octet-stream"
 
 
-@replay_router.post("/v1/replays", summary="Explain a memory snapshot", **replay_a_snapshot)
+class Replay(Answer):
+    """As `planner replay --format json` prints it, with each device's `timeline` and out-of-memory entries."""
+
+    model_config = ConfigDict(extra="allow")
+    conf: str
+    """PYTORCH_ALLOC_CONF of the recorded process; empty also where the snapshot does not say."""
+    devices: list[dict[str, Any]]
+
+
+@replay_router.post(
+    "/v1/replays",
+    summary="Explain a memory snapshot",
+    response_model=Replay,
+    responses=problems(*WRITES),
+    openapi_extra=takes({BYTES: {"schema": {"type": "string", "format": "binary"}}}),
+)
 async def replay(
     request: Request,
     conf: Annotated[
@@ -316,10 +479,10 @@ async def replay(
     """
     if (kind := media_type(request)) != BYTES:
         raise unsupported_error(kind, BYTES)
-    found: dict[str, Any] = await read_beside(
+    document: dict[str, Any] = await read_beside(
         "planner.service.http.body_readers:read_replay",
         await content_of(request),
         "" if conf is None else f"={conf}",
         remedy="planner replay SNAPSHOT takes as long as it needs, on your machine",
     )
-    return found
+    return document

@@ -61,22 +61,20 @@ RETRY_SECONDS = 5
 """What a client is told to wait where nothing better is known."""
 
 
-def status_of(error: PlannerError) -> int:
-    """The HTTP status that says whose fault this is."""
-    if isinstance(error, RequestError):
-        return error.status
-    return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 422)
-
-
 def problem(error: PlannerError) -> Response:
     """The answer to a request that failed for a reason that its sender can be told."""
-    status = status_of(error)
+    if isinstance(error, RequestError):
+        status = error.status
+        kind = HTTPStatus(status).name.lower().replace("_", "-")
+    else:
+        status = next((code for of, code in _STATUS.items() if isinstance(error, of)), 422)
+        kind = type(error).__name__.removesuffix("Error").lower()
     headers = dict(getattr(error, "headers", {}))
     if status in (429, 503):
         seconds = getattr(error, "retry_after_seconds", RETRY_SECONDS)
         headers.setdefault("Retry-After", str(max(1, round(seconds))))
     members = {
-        "type": f"urn:planner:problem:{_kind(error)}",
+        "type": f"urn:planner:problem:{kind}",
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": str(error),
@@ -86,7 +84,14 @@ def problem(error: PlannerError) -> Response:
         "place": error.place,
         "traceback": getattr(error, "traceback", ""),
     }
-    return _answer(status, {name: value for name, value in members.items() if value}, headers)
+    members = {name: value for name, value in members.items() if value}
+    # What arrived is quoted in places: a lone surrogate in it must not break the answer.
+    text, most = json.dumps(members, ensure_ascii=True), MOST_BYTES
+    while len(text) > MOST_BYTES:
+        most //= 2
+        cut = {name: shorten(value, most) if isinstance(value, str) else value for name, value in members.items()}
+        text = json.dumps(cut, ensure_ascii=True)
+    return Response(text, status, headers, media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
@@ -105,8 +110,7 @@ async def _handle_planner_error(_: Request, error: Exception) -> Response:
 async def _http(_: Request, error: Exception) -> Response:
     """What the router says by itself: no such path, another method."""
     assert isinstance(error, HTTPException)
-    told = RequestError(error.status_code, error.detail, headers=error.headers)
-    return problem(told)
+    return problem(RequestError(error.status_code, error.detail, headers=error.headers))
 
 
 async def _handle_invalid_parameter(_: Request, error: Exception) -> Response:
@@ -120,19 +124,3 @@ async def _handle_invalid_parameter(_: Request, error: Exception) -> Response:
 async def _handle_unforeseen_error(_: Request, error: Exception) -> Response:
     _log.error("a fault of planner itself", exc_info=error)
     return problem(RequestError(500, "a fault of planner itself", remedy="report it, with X-Request-ID"))
-
-
-def _kind(error: PlannerError) -> str:
-    if isinstance(error, RequestError):
-        return HTTPStatus(error.status).name.lower().replace("_", "-")
-    return type(error).__name__.removesuffix("Error").lower()
-
-
-def _answer(status: int, members: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
-    # What arrived is quoted in places: a lone surrogate in it must not break the answer.
-    text, most = json.dumps(members, ensure_ascii=True), MOST_BYTES
-    while len(text) > MOST_BYTES:
-        most //= 2
-        cut = {name: shorten(value, most) if isinstance(value, str) else value for name, value in members.items()}
-        text = json.dumps(cut, ensure_ascii=True)
-    return Response(text, status, headers, media_type=MEDIA_TYPE)

@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, Any
 
@@ -76,10 +76,9 @@ class Tarball:
             raise _refused(
                 f"the body is no tarball: {type(error).__name__}: {str(error)[:200]}",
                 "a tar file, plain or gzipped",
-                "tar -cz -C FOLDER .",
             ) from None
         if not self._files:
-            raise _refused("the tarball is empty", "the files of a program", "tar -cz -C FOLDER .")
+            raise _refused("the tarball is empty", "the files of a program")
 
     def text_of(self, written: str) -> str:
         """The text of a file in it. Raises SpecError where there is none."""
@@ -89,12 +88,8 @@ class Tarball:
         if member.size > MOST_TEXT_BYTES:
             raise SpecError("is too large to be read", allowed=f"up to {show_bytes(MOST_TEXT_BYTES)}", place=written)
         with self._open() as packed:
-            found = packed.extractfile(member)
-            content = found.read() if found is not None else b""
-        try:
-            return content.decode()
-        except UnicodeDecodeError:
-            raise SpecError("is no UTF-8 text", place=written) from None
+            file = packed.extractfile(member)
+            return _decode(file.read() if file is not None else b"", written)
 
     def _open(self) -> tarfile.TarFile:
         content: IO[bytes] = io.BytesIO(self._content)
@@ -104,15 +99,15 @@ class Tarball:
 
     def _take(self, member: tarfile.TarInfo) -> None:
         path = PurePosixPath(member.name)
-        above = {str(each) for each in path.parents} - {"."}
+        above = {str(parent) for parent in path.parents} - {"."}
         if member.isreg():
             self._files[str(path)] = member
         else:
             above |= {str(path)} - {"."}
         self._folders |= above
-        both = next((each for each in (*above, str(path)) if each in self._files and each in self._folders), None)
+        both = next((name for name in (*above, str(path)) if name in self._files and name in self._folders), None)
         if both is not None:
-            raise _refused(f"{both[:200]!a} is a file and a folder", "each name once", "tar -cz -C FOLDER .")
+            raise _refused(f"{both[:200]!a} is a file and a folder", "each name once")
 
 
 class _InPieces:
@@ -131,9 +126,7 @@ class _InPieces:
 def _check(member: tarfile.TarInfo) -> None:
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\0" in member.name or len(member.name) > LONGEST_PATH:
-        raise _refused(
-            f"the name {member.name[:200]!a} leaves the tarball", "relative names without ..", "tar -cz -C FOLDER ."
-        )
+        raise _refused(f"the name {member.name[:200]!a} leaves the tarball", "relative names without ..")
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise _refused(
             f"{member.name[:200]!a} is a link, a device or a pipe, or has holes",
@@ -142,13 +135,20 @@ def _check(member: tarfile.TarInfo) -> None:
         )
     too_long = any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts)
     if too_long or len(path.parts) > _DEEPEST or (member.isreg() and not path.parts):
-        raise _refused(f"{member.name[:200]!a} is no name of a file", "names as files have them", "tar -cz -C FOLDER .")
+        raise _refused(f"{member.name[:200]!a} is no name of a file", "names as files have them")
     if member.size < 0 or not 0 <= member.mtime < _LATEST:
         raise _refused(f"{member.name[:200]!a} has a size or a time that no file has", "a file's own", "tar -cz")
 
 
-def _refused(problem: str, allowed: str, remedy: str) -> RequestError:
+def _refused(problem: str, allowed: str, remedy: str = "tar -cz -C FOLDER .") -> RequestError:
     return RequestError(422, problem, allowed=allowed, remedy=remedy, place=_PLACE)
+
+
+def _decode(content: bytes, place: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise SpecError("is no UTF-8 text", place=place) from None
 
 
 _MAKE_READABLE = "chmod -R o+rX the folder of the program"
@@ -158,10 +158,10 @@ class SharedFolder:
     """A folder within one of those that the operator named. Raises RequestError (403) for any other."""
 
     def __init__(self, written: str, allowed: Sequence[str]) -> None:
-        roots = [Path(each).resolve() for each in allowed]
+        roots = [Path(root).resolve() for root in allowed]
         path = Path(written)
-        found = path.resolve() if path.is_absolute() and "\0" not in written else None
-        if found is None or not any(found.is_relative_to(root) for root in roots):
+        folder = path.resolve() if path.is_absolute() and "\0" not in written else None
+        if folder is None or not any(folder.is_relative_to(root) for root in roots):
             # Whether there is such a folder is not told of what lies elsewhere.
             raise RequestError(
                 403,
@@ -170,15 +170,15 @@ class SharedFolder:
                 remedy="send a tarball, or ask the operator to name the folder in PLANNER_PROGRAM_FOLDERS",
                 place="path",
             )
-        root = next(root for root in roots if found.is_relative_to(root))
-        if not found.is_dir() or not _is_open(root, found):
+        root = next(root for root in roots if folder.is_relative_to(root))
+        if not folder.is_dir() or not _is_open(root, folder):
             raise SpecError(
                 f"there is no folder {written!r:.200} that everybody may read",
                 allowed="the folder of a program",
                 remedy=_MAKE_READABLE,
                 place="path",
             )
-        self.path = str(found)
+        self.path = str(folder)
 
     def text_of(self, written: str) -> str:
         """The text of a file that lies within the folder, links followed. Raises SpecError where there is none."""
@@ -203,17 +203,14 @@ class SharedFolder:
             content = file.read(MOST_TEXT_BYTES + 1)
         if len(content) > MOST_TEXT_BYTES:
             raise SpecError("is too large to be read", allowed=f"up to {show_bytes(MOST_TEXT_BYTES)}", place=written)
-        try:
-            return content.decode()
-        except UnicodeDecodeError:
-            raise SpecError("is no UTF-8 text", place=written) from None
+        return _decode(content, written)
 
 
 def _is_open(root: Path, folder: Path) -> bool:
     """Whether everybody may enter each folder below the root on the way to this one, and list this one."""
-    way = [folder, *(each for each in folder.parents if each != root and each.is_relative_to(root))]
+    way = [folder, *(parent for parent in folder.parents if parent != root and parent.is_relative_to(root))]
     try:
-        return all(os.stat(each).st_mode & stat.S_IXOTH for each in way if each != root) and (
+        return all(os.stat(step).st_mode & stat.S_IXOTH for step in way if step != root) and (
             folder == root or bool(os.stat(folder).st_mode & stat.S_IROTH)
         )
     except OSError:
@@ -281,34 +278,36 @@ async def run_of(request: Request, settings: Settings) -> RunRequest:
         raise RequestError(422, "the query names something twice", allowed="each once", place="query")
     content = await content_of(request)
     about = json.dumps({"kind": kind, "query": dict(query), "folders": split_list(settings.program_folders)})
-    found: RunRequest = await read_beside("planner.service.http.run_requests:read_run", content, about, _REMEDY)
-    return found if kind == JSON else dataclasses.replace(found, tarball=content)
+    request_read: RunRequest = await read_beside("planner.service.http.run_requests:read_run", content, about, _REMEDY)
+    return request_read if kind == JSON else dataclasses.replace(request_read, tarball=content)
 
 
 def read_run(content: bytes, about: str) -> RunRequest:
     """The request in this content; of a tarball without the tarball, which its caller has."""
-    said = json.loads(about)
-    if said["kind"] != JSON:
-        body = _body(said["query"])
-        if body.path:
-            raise RequestError(422, "a tarball came with a path", allowed="one of them", place="query.path")
-        return _request(body, Tarball(content).text_of)
-    body = _body(read_object(content))
-    if not body.path:
-        raise RequestError(422, "path is missing", allowed="a folder, or a tarball as the body", place="path")
-    folder = SharedFolder(body.path, said["folders"])
-    return dataclasses.replace(_request(body, folder.text_of), folder=folder.path)
-
-
-def _body(given: Mapping[str, Any]) -> RunBody:
+    context = json.loads(about)
+    in_json = context["kind"] == JSON
     try:
-        return RunBody.model_validate(given)
+        body = RunBody.model_validate(read_object(content) if in_json else context["query"])
     except ValidationError as error:
         raise error_of_body(error, RunBody) from None
+    if in_json:
+        if not body.path:
+            raise RequestError(422, "path is missing", allowed="a folder, or a tarball as the body", place="path")
+        folder = SharedFolder(body.path, context["folders"])
+        return dataclasses.replace(_request(body, folder.text_of), folder=folder.path)
+    if body.path:
+        raise RequestError(422, "a tarball came with a path", allowed="one of them", place="query.path")
+    return _request(body, Tarball(content).text_of)
 
 
 def _request(body: RunBody, text_of: Callable[[str], str]) -> RunRequest:
-    words = _words(body.command)
+    words = words_of(body.command, "command") if isinstance(body.command, str) else body.command
+    if len(words) > _MOST_WORDS or sum(map(len, words)) > _LONGEST_COMMAND or any("\0" in word for word in words):
+        raise SpecError(
+            "the command cannot be started: it is too long, or has a NUL",
+            allowed=f"{_MOST_WORDS} words, {_LONGEST_COMMAND} characters",
+            place="command",
+        )
     line = parse(words, text_of)
     if len(choose_ranks(body.ranks, line.world_size)) > MOST_RANKS:
         raise SpecError(
@@ -327,14 +326,3 @@ def _request(body: RunBody, text_of: Callable[[str], str]) -> RunRequest:
         torch=minor_of(body.torch),
         metadata={"name": body.name, "team": body.team, "queue": body.queue},
     )
-
-
-def _words(command: str | list[str]) -> list[str]:
-    words = words_of(command, "command") if isinstance(command, str) else command
-    if len(words) > _MOST_WORDS or sum(map(len, words)) > _LONGEST_COMMAND or any("\0" in each for each in words):
-        raise SpecError(
-            "the command cannot be started: it is too long, or has a NUL",
-            allowed=f"{_MOST_WORDS} words, {_LONGEST_COMMAND} characters",
-            place="command",
-        )
-    return words

@@ -10,13 +10,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
 from planner.planning import pipeline
 from planner.searching import requests
-from planner.searching.requests import SearchRequest
-from planner.service.http import openapi_studies as described
+from planner.searching.requests import MOST_TOP, USUAL_SECONDS, USUAL_TOP, SearchRequest
+from planner.searching.weighing import Objective
+from planner.service.history.records import SearchState
 from planner.service.http.bodies import object_of
 from planner.service.http.dependencies import Dependencies, dependencies_of, read_prefer_header
+from planner.service.http.openapi import EXAMPLE_JOB, WRITES, Answer, in_json, problems, takes
 from planner.service.http.problems import RequestError
 from planner.service.orders import refuse_code
 from planner.service.scheduling import search_runner
@@ -28,7 +31,99 @@ _GOES_ON = ("pending", "running")
 InjectedDependencies = Annotated[Dependencies, Depends(dependencies_of)]
 
 
-@router.post("/v1/searches", status_code=202, summary="Search layouts and settings that fit", **described.search)
+CANCEL_SECONDS = 5.0
+"""How long the answer to DELETE waits for the end."""
+
+
+class Candidate(BaseModel):
+    """What is different from the job, and what a plan says of the fullest rank then."""
+
+    change: dict[str, Any]
+    verdict: str
+    device_bytes: int
+    headroom_bytes: int
+    capacity_bytes: int
+    relative_cost: float | None
+    """The roofline's GPU time of a token over that of the cheapest shown; null where the roofline knows no speeds."""
+    shares_of_cost: dict[str, float]
+
+
+class Progress(BaseModel):
+    """Of how much what is done."""
+
+    doing: str
+    """For people."""
+    looked_at: int
+    to_look_at: int
+    planned: int
+    traces_left: int
+    found: int
+    wanted: int
+
+
+class Search(Answer):
+    """A search as it is known: `planner search --format json`, with its state. docs/search.md says more."""
+
+    search_id: str
+    state: SearchState
+    asked_at: str
+    finished_at: str | None
+    request: dict[str, Any]
+    """As it was asked for, without the job."""
+    objective: Objective
+    complete: bool
+    """The candidates are the best of all that were looked at: true only if it is done."""
+    stopped: str
+    """Why it is `stopped`: time, cancelled, interrupted (the service ended)."""
+    candidates: list[Candidate]
+    """The best first."""
+    closest: Candidate | None
+    """Of those that do not fit."""
+    space: dict[str, Any]
+    global_batch: int
+    assumptions: list[str]
+    """Of the ranking."""
+    seconds: dict[str, float | None]
+    progress: Progress
+    problem: dict[str, str] | None
+    """Why it is refused or has failed: problem, allowed, remedy, place."""
+
+
+_EXAMPLE = {"job": EXAMPLE_JOB, "gpus": 8, "axes": ["recompute=none,full", "tp=1..2"], "objective": "cost"}
+_AXES = [
+    {"type": "array", "items": {"type": "string"}, "description": "name=values, as on the command line"},
+    {"type": "object", "additionalProperties": True, "description": "names with a value, a text of them or a list"},
+]
+_TEXTS = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+_BODY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "job": {"type": "object", "description": "As POST /v1/plans takes it in JSON."},
+        "gpus": {
+            "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}],
+            "description": "64, 8x8, 8x8xH100; default: as many as the job has, whose degrees are all varied.",
+        },
+        "gpu": {"anyOf": _TEXTS, "description": "A GPU in the place of the job's; several are compared."},
+        "axes": {"anyOf": _AXES, "description": "Restrict the usual axes, or add to them."},
+        "objective": {"type": "string", "enum": [objective.value for objective in Objective], "default": "cost"},
+        "top": {"type": "integer", "minimum": 1, "maximum": MOST_TOP, "default": USUAL_TOP},
+        "global_batch": {"type": "integer", "minimum": 1, "description": "Sequences of an optimizer step."},
+        "seconds": {"type": "number", "exclusiveMinimum": 0, "default": USUAL_SECONDS},
+    },
+    "required": ["job"],
+    "additionalProperties": False,
+    "example": _EXAMPLE,
+}
+
+
+@router.post(
+    "/v1/searches",
+    status_code=202,
+    summary="Search layouts and settings that fit",
+    response_model=Search,
+    responses={200: {"model": Search, "description": "it is over"}, **problems(*WRITES, 403)},
+    openapi_extra=takes(in_json(_BODY, _EXAMPLE), "`wait=N`: at most N seconds for its end"),
+)
 async def search(request: Request, deps: InjectedDependencies) -> JSONResponse:
     """Which layouts and settings of a job fit, the best first, each proven by a plan.
 
@@ -41,50 +136,13 @@ async def search(request: Request, deps: InjectedDependencies) -> JSONResponse:
     asked = await asyncio.to_thread(_request, body, deps)
     if deps.searches is None:
         raise RequestError(501, "this service searches nothing", remedy="deploy planner with its Searches deployment")
-    found = await deps.searches.start(asked)
+    document = await deps.searches.start(asked)
     if wanted.wait:
-        found = await _until_over(found, wanted.wait, deps)
-    headers = {"Location": f"/v1/searches/{found['search_id']}", **wanted.headers}
-    if found["state"] in _GOES_ON:
-        return JSONResponse(found, 202, {**headers, "Retry-After": "1"})
-    return JSONResponse(found, 200, headers)
-
-
-@router.get("/v1/searches/{search_id}", summary="A search, as far as it is", **described.one_search)
-async def search_by_id(search_id: str, deps: InjectedDependencies) -> dict[str, Any]:
-    """Its state, how far it is, and the best candidates that are found by now."""
-    return await _stored(search_id, deps)
-
-
-@router.delete("/v1/searches/{search_id}", summary="End a search", **described.end_search)
-async def cancel(search_id: str, deps: InjectedDependencies) -> dict[str, Any]:
-    """It ends within a moment, and keeps what it found: asked for again it goes on. One that is over stays as it is."""
-    known = SEARCH_ID.fullmatch(search_id) and deps.searches is not None
-    found = await deps.searches.cancel(search_id) if known else None
-    if found is None:
-        raise _unknown(search_id)
-    return await _until_over(found, described.CANCEL_SECONDS, deps)
-
-
-async def _until_over(found: dict[str, Any], seconds: float, deps: Dependencies) -> dict[str, Any]:
-    """As it is then, at the latest after so long."""
-    until = time.monotonic() + seconds
-    while found["state"] in _GOES_ON and (left := until - time.monotonic()) > 0:
-        await asyncio.sleep(min(LOOK_SECONDS, left))
-        found = await _stored(found["search_id"], deps)
-    return found
-
-
-async def _stored(search_id: str, deps: Dependencies) -> dict[str, Any]:
-    known = SEARCH_ID.fullmatch(search_id)
-    found = await asyncio.to_thread(deps.history.searches.get, search_id) if known else None
-    if found is None:
-        raise _unknown(search_id)
-    return search_runner.to_json(found)
-
-
-def _unknown(search_id: str) -> RequestError:
-    return RequestError(404, f"there is no search {search_id[:40]!a}", remedy="POST /v1/searches")
+        document = await _until_over(document, wanted.wait, deps)
+    headers = {"Location": f"/v1/searches/{document['search_id']}", **wanted.headers}
+    if document["state"] in _GOES_ON:
+        return JSONResponse(document, 202, {**headers, "Retry-After": "1"})
+    return JSONResponse(document, 200, headers)
 
 
 def _request(body: Mapping[str, Any], deps: Dependencies) -> SearchRequest:
@@ -94,3 +152,44 @@ def _request(body: Mapping[str, Any], deps: Dependencies) -> SearchRequest:
     refuse_code(asked.job, deps.settings)
     asked.space()
     return asked
+
+
+@router.get(
+    "/v1/searches/{search_id}", summary="A search, as far as it is", response_model=Search, responses=problems(404)
+)
+async def search_by_id(search_id: str, deps: InjectedDependencies) -> dict[str, Any]:
+    """Its state, how far it is, and the best candidates that are found by now."""
+    known = SEARCH_ID.fullmatch(search_id)
+    stored = await asyncio.to_thread(deps.history.searches.get, search_id) if known else None
+    if stored is None:
+        raise _unknown(search_id)
+    return search_runner.to_json(stored)
+
+
+@router.delete(
+    "/v1/searches/{search_id}",
+    summary="End a search",
+    response_model=Search,
+    responses=problems(401, 404),
+    openapi_extra={"security": [{"bearer": []}, {}]},
+)
+async def cancel(search_id: str, deps: InjectedDependencies) -> dict[str, Any]:
+    """It ends within a moment, and keeps what it found: asked for again it goes on. One that is over stays as it is."""
+    known = SEARCH_ID.fullmatch(search_id) and deps.searches is not None
+    document = await deps.searches.cancel(search_id) if known else None
+    if document is None:
+        raise _unknown(search_id)
+    return await _until_over(document, CANCEL_SECONDS, deps)
+
+
+def _unknown(search_id: str) -> RequestError:
+    return RequestError(404, f"there is no search {search_id[:40]!a}", remedy="POST /v1/searches")
+
+
+async def _until_over(document: dict[str, Any], seconds: float, deps: Dependencies) -> dict[str, Any]:
+    """As it is then, at the latest after so long."""
+    until = time.monotonic() + seconds
+    while document["state"] in _GOES_ON and (left := until - time.monotonic()) > 0:
+        await asyncio.sleep(min(LOOK_SECONDS, left))
+        document = await search_by_id(document["search_id"], deps)
+    return document

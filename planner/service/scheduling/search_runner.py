@@ -19,8 +19,7 @@ from planner.job.schema import Job
 from planner.planning import identity
 from planner.searching import exact_plans, requests
 from planner.searching.engine import SearchResult, search
-from planner.searching.exact_groups import Group
-from planner.searching.exact_plans import Answer, KnownAnswers, OutOfTimeError, Refused
+from planner.searching.exact_plans import Answer, Group, KnownAnswers, OutOfTimeError, Refused
 from planner.searching.requests import SearchRequest
 from planner.searching.results import SEARCH, search_to_json
 from planner.searching.weighing import MOST_LOOKED_AT, Scales

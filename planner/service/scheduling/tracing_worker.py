@@ -19,9 +19,9 @@ from planner.runtime.fork_server import ForkServer, ServerLostError
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import MEMORY, Answer, Task
 from planner.runtime.running import StoppedError
-from planner.searching import exact_groups, exact_plans
-from planner.searching.exact_groups import Group
-from planner.searching.preload import PRELOAD
+from planner.searching import exact_plans
+from planner.searching.exact_plans import Group
+from planner.searching.exact_processes import PRELOAD
 from planner.service.errors import ProgramCrashedError, WorkerLostError, trace_limit_error
 from planner.service.orders import Order, PlanRefused, RunOrder, WorkerResult
 from planner.service.scheduling.plan_tasks import FURTHER, PLAN, RUN, TRACES, UNREADABLE
@@ -128,7 +128,7 @@ class TracingWorker:
     def search(self, work: int, group: Group, seconds: float) -> tuple[exact_plans.Answer, ...] | PlanRefused:
         """What plans say of candidates of a search that share a trace."""
         job = group.jobs[0]
-        task = Task(f"{exact_groups.__name__}:plan_group", replace(group, source=TraceSource(self._isolation)))
+        task = Task(f"{exact_plans.__name__}:plan_group", replace(group, source=TraceSource(self._isolation)))
         answer = self._answer(work, task, self._limits_of(job, seconds), job.software.torch)
         if isinstance(answer, PlanRefused):
             return answer
@@ -136,7 +136,7 @@ class TracingWorker:
             return PlanRefused(trace_limit_error(answer.exceeded))
         if isinstance(answer.exceeded, StoppedError):
             return ()
-        return exact_groups.answers_of(answer, len(group.jobs))
+        return exact_plans.answers_of(answer, len(group.jobs))
 
     def _result_of_job(
         self, work: int, function: str, argument: Any, job: Job, seconds: float

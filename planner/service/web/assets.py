@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -41,30 +40,24 @@ def find(name: str) -> Asset | None:
 @cache
 def names() -> frozenset[str]:
     """Of all files that are served."""
-    found = (f"{folder}/{name}" for folder in _FOLDERS for name in _files(folder))
-    return frozenset([*found, CATEGORY_COLORS])
+    listed = ((folder, file.name) for folder in _FOLDERS for file in _root().joinpath(folder).iterdir())
+    served = (f"{folder}/{name}" for folder, name in listed if _suffix(name) in MEDIA_TYPES)
+    return frozenset([*served, CATEGORY_COLORS])
 
 
 @cache
 def _read(name: str) -> Asset:
-    """Kept, for there are only so many names."""
-    content = _category_colors() if name == CATEGORY_COLORS else _folder().joinpath(name).read_bytes()
+    if name == CATEGORY_COLORS:
+        dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {css_variables(DARK)} }} }}"
+        content = f":root {{ {css_variables(LIGHT)} }}\n{dark}\n".encode()
+    else:
+        content = _root().joinpath(name).read_bytes()
     return Asset(content, MEDIA_TYPES[_suffix(name)], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
-def _files(folder: str) -> Mapping[str, Traversable]:
-    listed = _folder().joinpath(folder).iterdir()
-    return {each.name: each for each in listed if _suffix(each.name) in MEDIA_TYPES}
-
-
-def _folder() -> Traversable:
+def _root() -> Traversable:
     return resources.files("planner.service.web")
 
 
 def _suffix(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _category_colors() -> bytes:
-    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {css_variables(DARK)} }} }}"
-    return f":root {{ {css_variables(LIGHT)} }}\n{dark}\n".encode()

@@ -1,0 +1,91 @@
+"""The endpoint of the capacity that jobs request, are predicted to take, and took, and of what would be elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.job.named_gpus import look_up
+from planner.service.history.capacity import (
+    AddedNodes,
+    Capacity,
+    CapacitySums,
+    JobsOnGpu,
+    QueueNeed,
+    judge_on,
+    queue_needs,
+    simulate_added_nodes,
+    sum_capacity,
+)
+from planner.service.http.dependencies import Dependencies, dependencies_of, refuse_without_zone
+from planner.service.http.problems import RequestError
+
+router = APIRouter(tags=["capacity"])
+MOST_GPUS = 16
+
+
+class CapacityDocument(BaseModel):
+    """All of it; rows by team, queue and GPU, in that order."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    schema_: Literal["planner.capacity/1"] = Field("planner.capacity/1", alias="schema")
+    since: datetime | None = None
+    rows: list[Capacity]
+    totals: CapacitySums
+    on: list[JobsOnGpu] | None = None
+    needs: list[QueueNeed] | None = None
+    added: AddedNodes | None = None
+    left_out: int | None = None
+    """Jobs that were not looked at for `on`, `needs` and `added`, because there are too many."""
+
+
+@router.get(
+    "/v1/capacity",
+    summary="GPU memory by team, queue and GPU",
+    response_model=CapacityDocument,
+    response_model_exclude_none=True,
+)
+async def capacity(
+    deps: Annotated[Dependencies, Depends(dependencies_of)],
+    since: Annotated[
+        datetime | None,
+        Query(description="leaves out verdicts of jobs that ended before this moment, such as 2026-01-31T12:00:00Z"),
+    ] = None,
+    on: Annotated[
+        list[str],
+        Query(max_length=MOST_GPUS, description="types of GPU, as the catalog has them: what would be on them"),
+    ] = [],  # noqa: B006  FastAPI copies it
+    add_nodes: Annotated[int | None, Query(ge=1, le=10_000, description="new nodes with the first of `on`")] = None,
+    gpus_per_node: Annotated[int, Query(ge=1, le=64, description="of the new nodes")] = 8,
+) -> dict[str, Any]:
+    """Requested, predicted and measured bytes, headroom, and wrong verdicts.
+
+    With `on`, also what would be there: each job's verdict on these GPUs, and which of them the waiting jobs need. With
+    `add_nodes`, what new nodes of the first of them would change. Reckoned from stored plans: planning a job for that
+    GPU says it exactly.
+    """
+    refuse_without_zone(since, "query.since")
+    if add_nodes is not None and not on:
+        raise RequestError(422, "of which GPU the new nodes are is not said", remedy="name it", place="query.on")
+    kinds = [look_up(name, place="query.on") for name in on]
+    rows = await asyncio.to_thread(deps.history.capacity, since)
+    document: dict[str, Any] = {
+        "schema": "planner.capacity/1",
+        "since": since,
+        "rows": rows,
+        "totals": sum_capacity(rows),
+    }
+    if kinds:
+        needs, left_out = await asyncio.to_thread(deps.history.read_needs, since)
+        document |= {
+            "on": [await asyncio.to_thread(judge_on, needs, kind) for kind in kinds],
+            "needs": await asyncio.to_thread(queue_needs, needs, kinds),
+            "left_out": left_out,
+        }
+        if add_nodes is not None:
+            document["added"] = await asyncio.to_thread(simulate_added_nodes, needs, kinds[0], add_nodes, gpus_per_node)
+    return document
