@@ -95,72 +95,53 @@ class Client:
         Raises UnreachableError and UnplannableError.
         """
         until = self._now() + wait_seconds
-        check_id = uuid.uuid4().hex
-        while True:
-            left = max(until - self._now(), 0.0)
-            wait = int(min(left, _LONGEST_WAIT))
-            headers = {"Prefer": f"wait={wait}", "X-Planner-Check": check_id, "X-Planner-System": self._system}
-            reply = self._ask("POST", "/v1/checks", bundle, headers, until=until, seconds=wait + self._timeout)
-            plan_id = _text(reply.document, "plan_id")
-            if reply.status == 200 and reply.document.get("basis") == "lower_bound":
-                return self._hopeless(reply.document)
-            if reply.status == 200:
-                return self._fetch_plan(plan_id, bundle, until)
-            if self._now() + _PAUSE >= until:
-                return PlanPending(plan_id=plan_id)
-            self._pause(_PAUSE)
+        headers = {"X-Planner-Check": uuid.uuid4().hex, "X-Planner-System": self._system}
+        reply = self._ask_patiently("/v1/checks", bundle, headers, until)
+        plan_id = _text(reply.document, "plan_id")
+        if reply.status != 200:
+            return PlanPending(plan_id=plan_id)
+        if reply.document.get("basis") != "lower_bound":
+            return self._fetch_plan(plan_id, bundle, until)
+        least, capacity = reply.document.get("device_bytes"), reply.document.get("capacity_bytes")
+        if not isinstance(least, int) or not isinstance(capacity, int):
+            raise self._unreachable("answers a lower bound without its bytes")
+        return ExceedsByBound(plan_id=plan_id, least_bytes=least, capacity_bytes=capacity)
 
     def run(self, asked: ProgramAsk, wait_seconds: float) -> PlanFound | PlanPending:
         """A program's run (`planner.run/1`); Pending if it is not done after `wait_seconds`: it goes on.
 
         Raises UnreachableError, and UnplannableError for a program that cannot be run, or not by this service.
         """
-        until = self._now() + wait_seconds
         path, body, kind = asked.request()
-        while True:
-            wait = int(min(max(until - self._now(), 0.0), _LONGEST_WAIT))
-            headers = {"Prefer": f"respond-async, wait={wait}", "Content-Type": kind}
-            reply = self._ask("POST", path, body, headers, until=until, seconds=wait + self._timeout)
-            if reply.status == 200:
-                return PlanFound(plan=reply.document)
-            if self._now() + _PAUSE >= until:
-                return PlanPending(plan_id=_text(reply.document, "plan_id"))
-            self._pause(_PAUSE)
+        headers = {"Prefer": "respond-async, ", "Content-Type": kind}
+        reply = self._ask_patiently(path, body, headers, self._now() + wait_seconds)
+        if reply.status == 200:
+            return PlanFound(plan=reply.document)
+        return PlanPending(plan_id=_text(reply.document, "plan_id"))
 
-    def bind(self, system: str, job_id: str, told: Mapping[str, Any]) -> None:
+    def bind(self, system: str, job_id: str, facts: Mapping[str, Any]) -> None:
         """Tells the service of a job (`PUT /v1/jobs`), such as the plan it was admitted with."""
         path = "/".join(urllib.parse.quote(part, safe="") for part in (system, job_id))
-        self._ask("PUT", f"/v1/jobs/{path}", told, {}, until=self._now() + self._timeout, seconds=self._timeout)
+        self._ask("PUT", f"/v1/jobs/{path}", facts)
 
     def plan_of(self, plan_id: str) -> Mapping[str, Any]:
         """A plan that was made before. Raises UnplannableError if the service does not have it."""
-        path = f"/v1/plans/{urllib.parse.quote(plan_id, safe='')}"
-        return self._ask("GET", path, None, {}, until=self._now() + self._timeout, seconds=self._timeout).document
+        return self._ask("GET", f"/v1/plans/{urllib.parse.quote(plan_id, safe='')}").document
 
     def newest(self, limit: int = 1000, before: str = "") -> list[Mapping[str, Any]]:
         """Summaries of plans, the newest first; `before` goes on from the `stored_at` of the last one."""
         query = urllib.parse.urlencode({"limit": limit, **({"before": before} if before else {})})
-        until = self._now() + self._timeout
-        found = self._ask("GET", f"/v1/plans?{query}", None, {}, until=until, seconds=self._timeout)
-        plans = found.document.get("plans")
-        if not isinstance(plans, list) or not all(isinstance(each, dict) for each in plans):
-            raise self._strange("a list of plans without plans")
+        plans = self._ask("GET", f"/v1/plans?{query}").document.get("plans")
+        if not isinstance(plans, list) or not all(isinstance(plan, dict) for plan in plans):
+            raise self._unreachable("answers a list of plans without plans")
         return plans
 
     def capacity(self, question: Sequence[tuple[str, str]] = ()) -> Mapping[str, Any]:
         """What `GET /v1/capacity` answers to its parameters. Raises UnplannableError for those it does not know."""
-        query = urllib.parse.urlencode(question)
-        until = self._now() + self._timeout
-        found = self._ask("GET", f"/v1/capacity?{query}", None, {}, until=until, seconds=self._timeout).document
-        if not str(found.get("schema", "")).startswith("planner.capacity/"):
-            raise self._strange("something else than its capacity")
-        return found
-
-    def _hopeless(self, document: Mapping[str, Any]) -> ExceedsByBound:
-        least, capacity = document.get("device_bytes"), document.get("capacity_bytes")
-        if not isinstance(least, int) or not isinstance(capacity, int):
-            raise self._strange("a lower bound without its bytes")
-        return ExceedsByBound(plan_id=_text(document, "plan_id"), least_bytes=least, capacity_bytes=capacity)
+        answer = self._ask("GET", f"/v1/capacity?{urllib.parse.urlencode(question)}").document
+        if not str(answer.get("schema", "")).startswith("planner.capacity/"):
+            raise self._unreachable("answers something else than its capacity")
+        return answer
 
     def _fetch_plan(self, plan_id: str, bundle: Mapping[str, Any], until: float) -> PlanFound:
         """The whole plan of a verdict. It is in the store, unless that fails: then it is asked for with the job."""
@@ -168,27 +149,41 @@ class Client:
         try:
             plan = self.plan_of(plan_id)
         except (UnplannableError, UnreachableError):
-            reply = self._ask("POST", "/v1/plans", bundle, {"Prefer": "wait=1"}, until=later, seconds=1 + self._timeout)
+            reply = self._ask("POST", "/v1/plans", bundle, {"Prefer": "wait=1"}, until=later, wait=1.0)
             plan = reply.document
         job = plan.get("job")
         if not isinstance(job, dict):
-            raise self._strange("a plan without its job")
+            raise self._unreachable("answers a plan without its job")
         # Equal jobs share a plan, under the name of whoever came first.
         return PlanFound(plan={**plan, "job": {**job, "metadata": bundle.get("metadata") or {}}})
+
+    def _ask_patiently(
+        self, path: str, body: Mapping[str, Any] | bytes, headers: Mapping[str, str], until: float
+    ) -> _Reply:
+        """What the service answers when it is done; or, when the time is over, that it is not."""
+        while True:
+            wait = int(min(max(until - self._now(), 0.0), _LONGEST_WAIT))
+            prefer = {"Prefer": f"{headers.get('Prefer', '')}wait={wait}"}
+            reply = self._ask("POST", path, body, {**headers, **prefer}, until=until, wait=wait)
+            if reply.status == 200 or self._now() + _PAUSE >= until:
+                return reply
+            self._pause(_PAUSE)
 
     def _ask(
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | bytes | None,
-        headers: Mapping[str, str],
+        body: Mapping[str, Any] | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
         *,
-        until: float,
-        seconds: float,
+        until: float | None = None,
+        wait: float = 0.0,
     ) -> _Reply:
-        """One answer; a service that is busy is asked again as long as there is time."""
+        """One answer; a service that is busy is asked again as long as there is time. It may take `wait` seconds more
+        than any answer."""
+        until = self._now() + self._timeout if until is None else until
         while True:
-            reply = self._once(method, path, body, headers, max(seconds, 0.1))
+            reply = self._once(method, path, body, headers or {}, max(wait + self._timeout, 0.1))
             if reply.status < 300:
                 return reply
             if reply.status in _BUSY and self._now() + reply.retry_seconds < until:
@@ -209,15 +204,14 @@ class Client:
         if self._token:
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         ended: queue.SimpleQueue[_Reply | UnreachableError] = queue.SimpleQueue()
-        work = threading.Thread(target=lambda: ended.put(self._send(request, seconds)), daemon=True)
-        work.start()
+        threading.Thread(target=lambda: ended.put(self._send(request, seconds)), daemon=True).start()
         try:
-            found = ended.get(timeout=seconds)
+            reply = ended.get(timeout=seconds)
         except queue.Empty:
-            found = self._late(seconds)
-        if isinstance(found, UnreachableError):
-            raise found
-        return found
+            reply = self._late(seconds)
+        if isinstance(reply, UnreachableError):
+            raise reply
+        return reply
 
     def _send(self, request: urllib.request.Request, seconds: float) -> _Reply | UnreachableError:
         try:
@@ -256,17 +250,14 @@ class Client:
         return self._unreachable(f"does not answer within {seconds:g} s")
 
     def _fault(self, reply: _Reply) -> PlannerError:
-        said = reply.document
-        problem = _short(said.get("problem") or said.get("title") or "")
+        document = reply.document
+        problem = _short(document.get("problem") or document.get("title") or "")
         if reply.status == 401:
             return self._unreachable("does not know our token")
-        if reply.status in (*_JOBS_FAULT, 404, 409) and str(said.get("type", "")).startswith("urn:planner:"):
-            parts = {name: _short(said.get(name) or "") for name in ("allowed", "remedy", "place")}
+        if reply.status in (*_JOBS_FAULT, 404, 409) and str(document.get("type", "")).startswith("urn:planner:"):
+            parts = {name: _short(document.get(name) or "") for name in ("allowed", "remedy", "place")}
             return UnplannableError(problem, **parts)
         return self._unreachable(f"answers {reply.status}: {problem}" if problem else f"answers {reply.status}")
-
-    def _strange(self, what: str) -> UnreachableError:
-        return self._unreachable(f"answers {what}")
 
     def _unreachable(self, what: str) -> UnreachableError:
         return UnreachableError(f"the planner service at {self._server} {what}")
@@ -330,9 +321,9 @@ def moment(written: str, now: datetime) -> datetime:
     if ago is not None:
         return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
     try:
-        found = datetime.fromisoformat(written)
+        stated = datetime.fromisoformat(written)
     except ValueError:
         raise PlannerError(f"`{written[:40]}` is not a time", allowed=_ALLOWED, place="--since") from None
-    if found.tzinfo is None:
+    if stated.tzinfo is None:
         raise PlannerError("the moment has no time zone", allowed=_ALLOWED, place="--since")
-    return found
+    return stated

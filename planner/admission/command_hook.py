@@ -34,23 +34,21 @@ say otherwise."""
 
 def environment_of(decision: Decision, policy: Policy, given: Mapping[str, str]) -> dict[str, str]:
     """What the command is told, for the callback in its training: which plan it was admitted with, and as which job."""
-    found = dict(given)
     if not policy.server or not decision.plan_id:
-        return found
+        return dict(given)
     system, job = job_of(given) or (SYSTEM, uuid.uuid4().hex)
-    found.update(PLANNER_PLAN_ID=decision.plan_id, PLANNER_JOB_SYSTEM=system, PLANNER_JOB_ID=job)
-    found.setdefault("PLANNER_SERVER", policy.server)
-    return found
+    variables = {"PLANNER_PLAN_ID": decision.plan_id, "PLANNER_JOB_SYSTEM": system, "PLANNER_JOB_ID": job}
+    return {"PLANNER_SERVER": policy.server, **given, **variables}
 
 
 def bind_to_plan(decision: Decision, policy: Policy, environment: Mapping[str, str]) -> str:
     """Tells the service of the job that begins now; what went wrong, or nothing."""
     if not policy.server:
         return ""
-    told: dict[str, Any] = {"started_at": _now()}
+    facts: dict[str, Any] = {"started_at": _now()}
     if can_supervise():
-        told["lease_seconds"] = LEASE_SECONDS
-    return bind(policy, *_job(environment), decision, told)
+        facts["lease_seconds"] = LEASE_SECONDS
+    return bind(policy, *_job(environment), decision, facts)
 
 
 def launch(command: Sequence[str], environment: Mapping[str, str], policy: Policy, *, bound: bool) -> tuple[int, str]:
@@ -60,7 +58,10 @@ def launch(command: Sequence[str], environment: Mapping[str, str], policy: Polic
     Ends by a signal if the command did. Otherwise this process becomes the command.
     """
     if not bound or not can_supervise():
-        return become(command, environment)
+        try:
+            os.execvpe(command[0], list(command), dict(environment))
+        except (OSError, ValueError) as error:
+            return _not_started(command, error)
     try:
         code = run(
             command, environment, lambda: _tell(policy, environment, {"lease_seconds": LEASE_SECONDS}), RENEW_SECONDS
@@ -73,10 +74,10 @@ def launch(command: Sequence[str], environment: Mapping[str, str], policy: Polic
     return end_alike(code), ""
 
 
-def _tell(policy: Policy, environment: Mapping[str, str], told: Mapping[str, Any]) -> None:
+def _tell(policy: Policy, environment: Mapping[str, str], facts: Mapping[str, Any]) -> None:
     """A word that is lost is made up for by the next, or by the end of the lease."""
     with suppress(PlannerError):
-        client_of(policy, SYSTEM).bind(*_job(environment), told)
+        client_of(policy, SYSTEM).bind(*_job(environment), facts)
 
 
 def _job(environment: Mapping[str, str]) -> tuple[str, str]:
@@ -85,17 +86,6 @@ def _job(environment: Mapping[str, str]) -> tuple[str, str]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat()
-
-
-def become(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
-    """This process becomes the command: its signals and its exit code are the command's own.
-
-    Returns only if that fails, with a shell's exit code and why.
-    """
-    try:
-        os.execvpe(command[0], list(command), dict(environment))
-    except (OSError, ValueError) as error:
-        return _not_started(command, error)
 
 
 def _not_started(command: Sequence[str], error: OSError | ValueError) -> tuple[int, str]:
@@ -138,8 +128,16 @@ def run(command: Sequence[str], environment: Mapping[str, str], renew: Callable[
             preexec_fn=_before_exec(before, children_ignored=ignored),
         )
         ended = threading.Event()
-        threading.Thread(target=_renewing, args=(renew, every, ended), daemon=True).start()
-        code = _until_it_ends(child, waited_for)
+
+        def keep_renewing() -> None:
+            while not ended.wait(every):
+                renew()
+
+        threading.Thread(target=keep_renewing, daemon=True).start()
+        while (code := child.poll()) is None:
+            received = signal.sigtimedwait(waited_for, 1.0)  # also if somebody else took the SIGCHLD
+            if received and received.si_signo != signal.SIGCHLD and received.si_code != _FROM_KERNEL:
+                child.send_signal(received.si_signo)
         ended.set()
         return code
     finally:
@@ -173,19 +171,3 @@ def _before_exec(mask: set[signal.Signals] | set[int], *, children_ignored: bool
             os._exit(1)
 
     return prepare
-
-
-def _until_it_ends(child: subprocess.Popen[bytes], waited_for: set[signal.Signals]) -> int:
-    while True:
-        code = child.poll()
-        if code is not None:
-            return code
-        told = signal.sigtimedwait(waited_for, 1.0)  # also if somebody else took the SIGCHLD
-        if told is None or told.si_signo == signal.SIGCHLD or told.si_code == _FROM_KERNEL:
-            continue
-        child.send_signal(told.si_signo)
-
-
-def _renewing(renew: Callable[[], None], every: float, ended: threading.Event) -> None:
-    while not ended.wait(every):
-        renew()

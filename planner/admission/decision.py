@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +12,7 @@ from planner.admission.policy import Answer, Policy
 from planner.errors import PlannerError
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import load_bundle
+from planner.records import shape, to_plain
 from planner.units import show_bytes
 
 
@@ -45,14 +46,14 @@ class Decision:
     """What to do with a job and what to tell its owner. `verdict` also says why there is none."""
 
     action: Action
+    verdict: str = ""
+    """`fits`, `tight`, `exceeds`; or `pending`, `unreachable`, `unplannable`, `unplanned`."""
+    plan_id: str = ""
     reason: str
     """One line: what does not fit, by how much, on which rank."""
     change: str = ""
     """The smallest change that a plan has shown to fit; empty where none is needed or none is known."""
-    plan_id: str = ""
-    verdict: str = ""
-    """`fits`, `tight`, `exceeds`; or `pending`, `unreachable`, `unplannable`, `unplanned`."""
-    by_bound: bool = False
+    by_bound: bool = field(default=False, metadata=shape(skip=True))
     """Whether the verdict stands on the job's lower bound: then the plan of that id may not be made yet."""
 
     @property
@@ -62,27 +63,18 @@ class Decision:
     @property
     def text(self) -> str:
         """For the owner of the job: one line, and a second one with the way out."""
-        said = {
+        prefixes = {
             Action.ADMIT: "planner: ",
             Action.WARN: "planner: warning: ",
             Action.HOLD: "planner: not yet: ",
             Action.REFUSE: "planner: refused: ",
         }
-        lines = [said[self.action] + self.reason]
-        if self.change:
-            lines.append(f"planner: the smallest change that fits: {self.change}")
-        return "\n".join(lines)
+        change = f"\nplanner: the smallest change that fits: {self.change}" if self.change else ""
+        return prefixes[self.action] + self.reason + change
 
     def to_json(self) -> dict[str, str]:
         """One object for hooks that are not written in Python."""
-        return {
-            "schema": SCHEMA,
-            "action": self.action.value,
-            "verdict": self.verdict,
-            "plan_id": self.plan_id,
-            "reason": self.reason,
-            "change": self.change,
-        }
+        return {"schema": SCHEMA, **to_plain(self)}
 
 
 def decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Decision:
@@ -92,7 +84,12 @@ def decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Dec
     Raises PlannerError if the document is no plan.
     """
     try:
-        return _decide(_with_job(plan), capacity, policy)
+        if (
+            plan["schema"] == RUN_SCHEMA
+        ):  # of a program that was run there is no spec, and no change of it that would fit
+            job = {"metadata": plan["metadata"], "cluster": {"gpu": plan["gpu"]}}
+            plan = {**plan, "schema": PLAN_SCHEMA, "job": job, "advice": []}
+        return _decide(plan, capacity, policy)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise PlannerError(f"the plan cannot be read: {type(error).__name__} {error}", allowed=PLAN_SCHEMA) from error
 
@@ -119,27 +116,22 @@ def decide_without_verdict(verdict: str, answer: Answer, reason: str, plan_id: s
     return Decision(action=action, reason=reason + tails[action], plan_id=plan_id, verdict=verdict)
 
 
-def _with_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a program that was run there is no spec, and no change of it that would fit."""
-    if found["schema"] != RUN_SCHEMA:
-        return found
-    job = {"metadata": found["metadata"], "cluster": {"gpu": found["gpu"]}}
-    return {**found, "schema": PLAN_SCHEMA, "job": job, "advice": []}
-
-
 def _decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Decision:
     if plan["schema"] != PLAN_SCHEMA:
         raise ValueError(f"of schema {plan['schema']!r}")
     verdict, worst = max(
-        ((_verdict(each, capacity), each) for each in plan["rank_classes"]),
-        key=lambda found: (_WORST_LAST.index(found[0]), -_headroom(found[1], capacity)),
+        ((_verdict(rank_class, capacity), rank_class) for rank_class in plan["rank_classes"]),
+        key=lambda judged: (_WORST_LAST.index(judged[0]), -_headroom(judged[1], capacity)),
     )
     host = plan.get("host") or {}
-    said = str(host.get("verdict") or "fits")
-    if said != "fits" and _WORST_LAST.index(said) > _WORST_LAST.index(verdict):
-        return _decide_by_host(plan, host, said, policy)
+    on_host = str(host.get("verdict") or "fits")
+    if _WORST_LAST.index(on_host) > _WORST_LAST.index(verdict):
+        return _decide_by_host(plan, host, on_host, policy)
     calibrated = plan["calibrated"] is True
-    action = _action(verdict, calibrated or _exceeds_by_bound(plan, verdict, capacity), policy)
+    # What exceeds by its bound exceeds for sure: the same job was refused while its plan was still to be made.
+    bound = bound_of(plan["job"]) if verdict == "exceeds" else None
+    by_bound = bound is not None and bound.least_bytes > (bound.capacity_bytes if capacity is None else capacity)
+    action = _action(verdict, calibrated or by_bound, policy)
     # What was proven to fit on one GPU is not proven for another.
     fitting = _smallest(plan["advice"], capacity) if verdict == "exceeds" else ""
     reason = _reason(plan, worst, verdict, capacity)
@@ -152,9 +144,9 @@ def _decide_by_host(plan: Mapping[str, Any], host: Mapping[str, Any], verdict: s
     """The GPUs have the room, and the fullest node's main memory has not. Sure is what the interval's lower end says:
     what is only assumed is left out there."""
     capacity = int(host["capacity_bytes"])
-    node = max(host["nodes"], key=lambda each: int(each["peak"]["bytes"]))
+    node = max(host["nodes"], key=lambda node: int(node["peak"]["bytes"]))
     peak, name = node["peak"], _one_line(plan["job"].get("metadata", {}).get("name") or "the job")
-    low, high = (int(each) for each in peak["interval_bytes"])
+    low, high = (int(bound) for bound in peak["interval_bytes"])
     needs, has = show_bytes(int(peak["bytes"])), show_bytes(capacity)
     where = f"node {_one_line(node['nodes'])} (ranks {_one_line(node['ranks'])})"
     when = f"{peak['phase'].replace('_', ' ')} of iteration {peak['iteration']}" if peak["iteration"] else peak["phase"]
@@ -177,10 +169,10 @@ def _decide_by_host(plan: Mapping[str, Any], host: Mapping[str, Any], verdict: s
 def _verdict(rank_class: Mapping[str, Any], capacity: int | None) -> str:
     """Of another GPU's capacity by what the plan holds for sure: reserved bytes beyond the allocated are elastic."""
     if capacity is None or capacity == rank_class["capacity_bytes"]:
-        found = str(rank_class["verdict"])
-        if found not in _WORST_LAST:
-            raise ValueError(f"the verdict {found!r}")
-        return found
+        verdict = str(rank_class["verdict"])
+        if verdict not in _WORST_LAST:
+            raise ValueError(f"the verdict {verdict!r}")
+        return verdict
     peak = rank_class["peak"]
     outside = peak["device_bytes"] - peak["reserved_bytes"]
     if peak["allocated_bytes"] + outside > capacity:
@@ -191,12 +183,6 @@ def _verdict(rank_class: Mapping[str, Any], capacity: int | None) -> str:
 def _headroom(rank_class: Mapping[str, Any], capacity: int | None) -> int:
     has = rank_class["capacity_bytes"] if capacity is None else capacity
     return int(has) - int(rank_class["peak"]["device_bytes"])
-
-
-def _exceeds_by_bound(plan: Mapping[str, Any], verdict: str, capacity: int | None) -> bool:
-    """Whether it exceeds for sure: then the same job was refused while its plan was still to be made."""
-    bound = bound_of(plan["job"]) if verdict == "exceeds" else None
-    return bound is not None and bound.least_bytes > (bound.capacity_bytes if capacity is None else capacity)
 
 
 def _action(verdict: str, certain: bool, policy: Policy) -> Action:
@@ -240,10 +226,10 @@ def _gpu(job: Mapping[str, Any]) -> str:
 
 def _smallest(advice: Sequence[Mapping[str, Any]], capacity: int | None) -> str:
     """Of the changes that fit, the one of the fewest keys; of equals the planner's own order, the cheapest first."""
-    found = [each for each in advice if capacity is None or each["device_bytes"] <= capacity]
-    if not found:
+    fitting = [change for change in advice if capacity is None or change["device_bytes"] <= capacity]
+    if not fitting:
         return ""
-    best = min(found, key=lambda each: (len(each["change"]), each["verdict"] != "fits"))
+    best = min(fitting, key=lambda change: (len(change["change"]), change["verdict"] != "fits"))
     keys = ", ".join(
         f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in best["change"].items()
     )

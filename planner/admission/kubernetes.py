@@ -83,17 +83,17 @@ class Submission:
     @property
     def command(self) -> tuple[str, ...]:
         """Of the first container that asks for GPUs."""
-        return next((each.command for each in self.pods if each.gpus), ())
+        return next((pods.command for pods in self.pods if pods.gpus), ())
 
     @property
     def gpus(self) -> int:
         """Of all pods together."""
-        return sum(each.count * each.gpus for each in self.pods)
+        return sum(pods.count * pods.gpus for pods in self.pods)
 
     @property
     def products(self) -> tuple[str, ...]:
         """The product labels that its GPUs have to have, each once."""
-        return tuple(dict.fromkeys(each.product for each in self.pods if each.gpus and each.product))
+        return tuple(dict.fromkeys(pods.product for pods in self.pods if pods.gpus and pods.product))
 
     @property
     def job_id(self) -> str:
@@ -113,45 +113,39 @@ class Kind:
 
 def read_submission(job: Mapping[str, Any], namespace: str = "") -> Submission:
     """What the object asks for. What is not as the API has it asks for nothing."""
-    metadata = _mapping(job.get("metadata"))
-    kind = _text(job.get("kind"))
+    metadata, kind = part(job, "metadata"), _text(job.get("kind"))
     known = KINDS.get(kind)
+    is_part_of_job = any(
+        owner.get("controller") is True and _text(owner.get("kind")) in _ASKED_BEFORE
+        for owner in parts(metadata, "ownerReferences")
+    )
     return Submission(
         kind=kind,
         namespace=namespace or _text(metadata.get("namespace")),
         name=_text(metadata.get("name")) or _text(metadata.get("generateName")),
         uid=_text(metadata.get("uid")),
-        annotations=_mapping(metadata.get("annotations")),
-        pods=tuple(known.pods(_mapping(job.get("spec")))) if known else (),
-        asks_for_gpus=not _is_part_of_job(metadata) and asks_for_gpus(job.get("spec")),
+        annotations=part(metadata, "annotations"),
+        pods=tuple(known.pods(part(job, "spec"))) if known else (),
+        asks_for_gpus=not is_part_of_job and asks_for_gpus(job.get("spec")),
     )
 
 
-def asks_for_gpus(part: Any) -> bool:
+def asks_for_gpus(document: Any) -> bool:
     """Whether anything in it limits or requests a GPU, or a part of one. What is too large to be looked at does."""
-    waiting, looked = [part], 0
+    waiting, looked = [document], 0
     while waiting:
-        each = waiting.pop()
+        value = waiting.pop()
         looked += 1
         if looked > _MOST_PARTS:
             return True
-        if isinstance(each, dict):
-            asked = (_mapping(each.get(name)) for name in _ASKING)
-            if any(
-                _ANY_GPU.fullmatch(str(name)[:200]) and str(much) != "0"
-                for found in asked
-                for name, much in found.items()
-            ):
-                return True
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each
+        if isinstance(value, dict):
+            for name, count in (item for asking in _ASKING for item in part(value, asking).items()):
+                if _ANY_GPU.fullmatch(str(name)[:200]) and str(count) != "0":
+                    return True
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
     return False
-
-
-def _is_part_of_job(metadata: Mapping[str, Any]) -> bool:
-    owners = map(_mapping, _list(metadata.get("ownerReferences")))
-    return any(each.get("controller") is True and _text(each.get("kind")) in _ASKED_BEFORE for each in owners)
 
 
 def carries_spec(annotations: Mapping[str, Any]) -> bool:
@@ -168,13 +162,11 @@ def find_spec(annotations: Mapping[str, Any]) -> str | ConfigMapKey | None:
         if not isinstance(text, str):
             raise SpecError("it is no text", allowed="a bundle, or a spec that refers to nothing", place=BUNDLE)
         return text
-    return None if named is None else _config_map(named)
-
-
-def _config_map(named: Any) -> ConfigMapKey:
-    """Parts of an address in the API: whatever else than a name arrives here must not become one."""
+    if named is None:
+        return None
     name, _, key = named.partition("/") if isinstance(named, str) else ("", "", "")
     key = key or USUAL_KEY
+    # They become parts of an address in the API: whatever else than a name arrives here must not.
     if not _DNS_NAME.fullmatch(name) or not _KEY.fullmatch(key) or key in (".", ".."):
         raise SpecError(
             f"{str(named)[:80]!a} is no ConfigMap",
@@ -186,58 +178,51 @@ def _config_map(named: Any) -> ConfigMapKey:
 
 def pods_of(template: Mapping[str, Any], count: int) -> Pods:
     """So many pods of a template."""
-    spec = _mapping(template.get("spec"))
-    containers = [_mapping(each) for each in _list(spec.get("containers"))]
+    spec = part(template, "spec")
+    gpus = [(_gpus(container), container) for container in parts(spec, "containers")]
+    asking = next((container for count, container in gpus if count), {})
+    words = [*_list(asking.get("command")), *_list(asking.get("args"))]
     return Pods(
         count=count,
-        gpus=min(sum(_gpus(_mapping(each.get("resources"))) for each in containers), _MOST_GPUS),
-        product=_text(_mapping(spec.get("nodeSelector")).get(catalog.PRODUCT_LABEL)),
-        command=_command(containers),
+        gpus=min(sum(count for count, _ in gpus), _MOST_GPUS),
+        product=_text(part(spec, "nodeSelector").get(catalog.PRODUCT_LABEL)),
+        command=tuple(words) if all(isinstance(word, str) for word in words) else (),
         asks=asks_for_gpus(spec),
     )
 
 
-def _command(containers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    asking = next((each for each in containers if _gpus(_mapping(each.get("resources")))), {})
-    words = [*_list(asking.get("command")), *_list(asking.get("args"))]
-    return tuple(words) if all(isinstance(each, str) for each in words) else ()
-
-
-def _gpus(resources: Mapping[str, Any]) -> int:
+def _gpus(container: Mapping[str, Any]) -> int:
     """The limit: of what cannot be shared, requests are equal to it."""
-    asked = _mapping(resources.get("limits")).get(GPU)
-    return number(_mapping(resources.get("requests")).get(GPU) if asked is None else asked, 0)
+    limits, requests = (part(container, "resources", name) for name in ("limits", "requests"))
+    return number(requests.get(GPU) if limits.get(GPU) is None else limits[GPU], 0)
 
 
 def _job_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
     parallelism = number(spec.get("parallelism"), 1)
     completions = number(spec.get("completions"), parallelism)
-    yield pods_of(_mapping(spec.get("template")), min(parallelism, completions))
+    yield pods_of(part(spec, "template"), min(parallelism, completions))
 
 
 def _jobset_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
-    for each in _list(spec.get("replicatedJobs")):
-        replicated = _mapping(each)
+    for replicated in parts(spec, "replicatedJobs"):
         jobs = number(replicated.get("replicas"), 1)
-        for pods in _job_pods(_mapping(_mapping(replicated.get("template")).get("spec"))):
+        for pods in _job_pods(part(replicated, "template", "spec")):
             yield replace(pods, count=pods.count * jobs)
 
 
 def _pytorch_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
-    for each in _mapping(spec.get("pytorchReplicaSpecs")).values():
-        replicas = _mapping(each)
-        yield pods_of(_mapping(replicas.get("template")), number(replicas.get("replicas"), 1))
+    for replicas in map(part, part(spec, "pytorchReplicaSpecs").values()):
+        yield pods_of(part(replicas, "template"), number(replicas.get("replicas"), 1))
 
 
 def _ray_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
     """Workers as Kueue counts them (v0.19.2, jobs/raycluster/common.go): replicas times hosts, one if unsaid."""
-    cluster = _mapping(spec.get("rayClusterSpec"))
+    cluster = part(spec, "rayClusterSpec")
     if "headGroupSpec" in cluster:
-        yield pods_of(_mapping(_mapping(cluster["headGroupSpec"]).get("template")), 1)
-    for each in _list(cluster.get("workerGroupSpecs")):
-        group = _mapping(each)
+        yield pods_of(part(cluster, "headGroupSpec", "template"), 1)
+    for group in parts(cluster, "workerGroupSpecs"):
         count = number(group.get("replicas"), 1) * max(number(group.get("numOfHosts"), 1), 1)
-        yield pods_of(_mapping(group.get("template")), count)
+        yield pods_of(part(group, "template"), count)
 
 
 KINDS = {
@@ -248,8 +233,17 @@ KINDS = {
 }
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+def part(document: Any, *path: str) -> Mapping[str, Any]:
+    """The object at this path of an object; empty where the API would have one and there is none."""
+    for name in path:
+        document = document.get(name) if isinstance(document, dict) else None
+    return document if isinstance(document, dict) else {}
+
+
+def parts(document: Any, *path: str) -> list[Mapping[str, Any]]:
+    """The objects of the list at this path."""
+    *parents, name = path
+    return [part(item) for item in _list(part(document, *parents).get(name))]
 
 
 def _list(value: Any) -> list[Any]:
@@ -275,12 +269,25 @@ _MOST_PRODUCTS = 16
 
 def job_of(annotations: Mapping[str, Any], namespace: str, api: Callable[[], Api]) -> Job:
     """The job that annotations carry. Raises SpecError, and UnreachableError if its ConfigMap cannot be read now."""
-    found = find_spec(annotations)
-    if isinstance(found, ConfigMapKey):
-        return read(_config_map_text(found, namespace, api), CONFIGMAP)
-    if found is None:
+    spec = find_spec(annotations)
+    if spec is None:
         raise SpecError("the job carries no spec", allowed=f"the annotation {BUNDLE} or {CONFIGMAP}")
-    return read(found, BUNDLE)
+    if isinstance(spec, str):
+        return read(spec, BUNDLE)
+    try:
+        config_map = api().get(path_of("", "v1", "configmaps", spec.name, namespace=namespace))
+    except ApiError as error:
+        if error.status == NOT_FOUND:
+            raise SpecError(f"there is no ConfigMap {spec.name} in {namespace}", place=CONFIGMAP) from None
+        raise UnreachableError(f"the ConfigMap {spec.name} cannot be read: {error.problem}") from None
+    text = part(config_map, "data").get(spec.key)
+    if not isinstance(text, str):
+        raise SpecError(
+            f"the ConfigMap {spec.name} has no text under {spec.key}",
+            allowed=f"{spec.name}/KEY names another key",
+            place=CONFIGMAP,
+        )
+    return read(text, CONFIGMAP)
 
 
 def read(text: str, source: str) -> Job:
@@ -300,36 +307,19 @@ def read(text: str, source: str) -> Job:
     return load_yaml(text, source)
 
 
-def _config_map_text(named: ConfigMapKey, namespace: str, api: Callable[[], Api]) -> str:
-    try:
-        found = api().get(path_of("", "v1", "configmaps", named.name, namespace=namespace))
-    except ApiError as error:
-        if error.status == NOT_FOUND:
-            raise SpecError(f"there is no ConfigMap {named.name} in {namespace}", place=CONFIGMAP) from None
-        raise UnreachableError(f"the ConfigMap {named.name} cannot be read: {error.problem}") from None
-    data = found.get("data")
-    text = data.get(named.key) if isinstance(data, dict) else None
-    if not isinstance(text, str):
-        raise SpecError(
-            f"the ConfigMap {named.name} has no text under {named.key}",
-            allowed=f"{named.name}/KEY names another key",
-            place=CONFIGMAP,
-        )
-    return text
-
-
 def differences(pods: Sequence[Pods], job: Job, *, products: Sequence[str] = ()) -> list[str]:
     """What the pods ask for and the plan is not of: one sentence each, that names both. Pods without GPUs say nothing.
 
     `products` are labels of the nodes that the pods will be on.
     """
-    found = []
-    asked, planned = sum(each.count * each.gpus for each in pods), job.cluster.nodes * job.cluster.gpus_per_node
+    sentences = []
+    asked, planned = sum(group.count * group.gpus for group in pods), job.cluster.nodes * job.cluster.gpus_per_node
     if asked and asked != planned:
-        found.append(f"the pods ask for {asked} {GPU}, and the spec plans {planned} GPU{'s' if planned != 1 else ''}")
+        count = f"{planned} GPU{'s' if planned != 1 else ''}"
+        sentences.append(f"the pods ask for {asked} {GPU}, and the spec plans {count}")
     gpu = job.cluster.gpu.name
     for product in products[:_MOST_PRODUCTS]:
         known = catalog.by_node_label(product)
         if known and gpu and known.name != gpu:
-            found.append(f"the pods go to {product} ({known.name}), and the spec plans {gpu}")
-    return found
+            sentences.append(f"the pods go to {product} ({known.name}), and the spec plans {gpu}")
+    return sentences

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from planner.errors import PlannerError, SettingError
@@ -39,33 +39,33 @@ class Api:
         """By KUBECONFIG if that is set, else as a pod of the cluster. Raises SettingError."""
         from kubernetes import client, config  # it takes a quarter of a second, and jobs without a ConfigMap need none
 
-        found = client.Configuration()
-        found.retries = False
+        settings = client.Configuration()
+        settings.retries = False
         try:
             if files := os.environ.get("KUBECONFIG"):  # named here: the client looks when it is imported
-                config.load_kube_config(files, client_configuration=found, persist_config=False)
+                config.load_kube_config(files, client_configuration=settings, persist_config=False)
             else:
-                config.load_incluster_config(client_configuration=found)
+                config.load_incluster_config(client_configuration=settings)
         except (config.ConfigException, OSError, ValueError) as error:
             raise SettingError(
                 f"there is no way to the cluster: {error}", allowed="a service account's token, or KUBECONFIG"
             ) from None
-        self._client = client.ApiClient(found)
+        self._client = client.ApiClient(settings)
         self._seconds = seconds
 
     def get(self, path: str, query: Mapping[str, str] | None = None, *, seconds: float | None = None) -> dict[str, Any]:
         """The JSON object at this path. Raises ApiError."""
-        return self._json("GET", path, query or {}, None, {}, seconds)
+        return self._json("GET", path, seconds, query=query)
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Raises ApiError."""
-        return self._json("POST", path, {}, body, {"Content-Type": "application/json"}, None)
+        return self._json("POST", path, body=body, kind="application/json")
 
     def apply(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Server-side apply as `planner`; takes fields over that others wrote. Raises ApiError, 409 if a
         resourceVersion in the body is no longer the object's."""
-        headers = {"Content-Type": "application/apply-patch+yaml"}  # JSON is YAML
-        return self._json("PATCH", path, {"fieldManager": MANAGER, "force": "true"}, body, headers, None)
+        query = {"fieldManager": MANAGER, "force": "true"}
+        return self._json("PATCH", path, query=query, body=body, kind="application/apply-patch+yaml")  # JSON is YAML
 
     def pages(self, path: str, limit: int = 500) -> Iterator[dict[str, Any]]:
         """A list, page by page. Raises ApiError."""
@@ -86,11 +86,23 @@ class Api:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),
         }
-        answer = self._ask("GET", path, query, None, {}, seconds + 10)
+        answer = self._open("GET", path, seconds + 10, query=query)
+        rest = b""
         try:
             if answer.status >= 300:
                 raise _make_error(answer.status, answer.read(4096, decode_content=True))
-            yield from _events(answer)
+            for chunk in answer.stream(2**16, decode_content=True):
+                *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > _LONGEST_LINE:
+                    raise ApiError(0, "an event of the watch is too long")
+                for line in filter(bytes.strip, lines):
+                    event = _object(line)
+                    if event is None:
+                        raise ApiError(0, "the watch speaks no JSON")
+                    if event.get("type") == "ERROR":
+                        status = event.get("object") or {}
+                        raise ApiError(int(status.get("code") or 0), str(status.get("message") or "the watch failed"))
+                    yield event
         except ApiError:
             raise
         except Exception as error:
@@ -98,16 +110,8 @@ class Api:
         finally:
             answer.close()
 
-    def _json(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        body: Mapping[str, Any] | None,
-        headers: Mapping[str, str],
-        seconds: float | None,
-    ) -> dict[str, Any]:
-        answer = self._ask(method, path, query, body, headers, seconds or self._seconds)
+    def _json(self, method: str, path: str, seconds: float | None = None, **asked: Any) -> dict[str, Any]:
+        answer = self._open(method, path, seconds or self._seconds, **asked)
         try:
             content = answer.read(_MOST_BYTES + 1, decode_content=True)
         except Exception as error:
@@ -116,33 +120,34 @@ class Api:
             answer.release_conn()
         if answer.status >= 300:
             raise _make_error(answer.status, content)
-        found = _object(content)
-        if found is None or len(content) > _MOST_BYTES:
+        document = _object(content)
+        if document is None or len(content) > _MOST_BYTES:
             raise ApiError(0, "what answers is no Kubernetes API")
-        return found
+        return document
 
-    def _ask(
+    def _open(
         self,
         method: str,
         path: str,
-        query: Mapping[str, str],
-        body: Mapping[str, Any] | None,
-        headers: Mapping[str, str],
         seconds: float,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        kind: str = "",
     ) -> Any:
         """An answer of urllib3, not read yet."""
         from urllib3 import Timeout
 
         settings = self._client.configuration
-        sent = {"Accept": "application/json", "User-Agent": AGENT, **headers}
+        headers = {"Accept": "application/json", "User-Agent": AGENT, **({"Content-Type": kind} if kind else {})}
         try:
             for setting in settings.auth_settings().values():
-                sent[setting["key"]] = setting["value"]
+                headers[setting["key"]] = setting["value"]
             return self._client.rest_client.pool_manager.request(
                 method,
                 f"{settings.host}{path}" + (f"?{urlencode(query)}" if query else ""),
                 body=None if body is None else json.dumps(body).encode(),
-                headers=sent,
+                headers=headers,
                 timeout=Timeout(connect=min(_CONNECT_SECONDS, seconds), read=seconds),
                 retries=False,
                 redirect=False,
@@ -156,38 +161,20 @@ def path_of(group: str, version: str, plural: str, *names: str, namespace: str =
     """The path of a resource, or of an object and its part in it."""
     root = f"/apis/{group}/{version}" if group else f"/api/{version}"
     where = ["namespaces", namespace] if namespace else []
-    return "/".join([root, *(quote(each, safe="") for each in [*where, plural, *names])])
-
-
-def _events(answer: Any) -> Iterator[dict[str, Any]]:
-    left = b""
-    for chunk in answer.stream(2**16, decode_content=True):
-        *lines, left = (left + chunk).split(b"\n")
-        if len(left) > _LONGEST_LINE:
-            raise ApiError(0, "an event of the watch is too long")
-        for line in lines:
-            if not line.strip():
-                continue
-            event = _object(line)
-            if event is None:
-                raise ApiError(0, "the watch speaks no JSON")
-            if event.get("type") == "ERROR":
-                status = event.get("object") or {}
-                raise ApiError(int(status.get("code") or 0), str(status.get("message") or "the watch failed"))
-            yield event
+    return "/".join([root, *(quote(part, safe="") for part in [*where, plural, *names])])
 
 
 def _make_error(status: int, content: bytes) -> ApiError:
-    said = (_object(content) or {}).get("message")
-    return ApiError(status, f"the Kubernetes API answers {status}" + (f": {_short(said)}" if said else ""))
+    message = (_object(content) or {}).get("message")
+    return ApiError(status, f"the Kubernetes API answers {status}" + (f": {_short(message)}" if message else ""))
 
 
 def _object(content: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(content)
+        document = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _short(value: object) -> str:
@@ -203,31 +190,29 @@ _log = logging.getLogger("planner.admission")
 Document = Mapping[str, Any]
 
 
-class DocumentHandler(Protocol):
-    """Who wants to know."""
-
-    def on_list(self, documents: Sequence[Document]) -> None:
-        """All that there are, in place of whatever was known."""
-
-    def on_change(self, kind: str, document: Document) -> None:
-        """One of them was `ADDED`, `MODIFIED` or `DELETED`."""
-
-
 class Follower:
-    """Follows one kind of object. `path` may ask the API itself, at each new list."""
+    """Follows one kind of object. `path` may ask the API itself, at each new list; `on_list` gets all objects there
+    are, in place of those known before, `on_change` one that was added, modified or deleted (`gone`)."""
 
-    def __init__(self, api: Api, path: Callable[[], str], follows: DocumentHandler, stopped: threading.Event) -> None:
-        self._api, self._path, self._follows, self._stopped = api, path, follows, stopped
+    def __init__(
+        self,
+        api: Api,
+        path: Callable[[], str],
+        on_list: Callable[[Sequence[Document]], None],
+        on_change: Callable[..., None],
+        stopped: threading.Event,
+    ) -> None:
+        self._api, self._path, self._stopped = api, path, stopped
+        self._on_list, self._on_change = on_list, on_change
         self._random = random.Random()
         self.beat = time.monotonic()
-        """When it was last seen to do something; a watch may be silent for `WATCH_SECONDS`."""
+        """When it last did something; a watch may be silent for `WATCH_SECONDS`."""
         self.knows = False
         """Whether what it told last is what there is, as far as anybody can know."""
 
     def run(self) -> None:
         """Until it is stopped. Whatever fails is tried again, later each time."""
-        pause = _FIRST_PAUSE
-        said = ""
+        pause, last_problem = _FIRST_PAUSE, ""
         while not self._stopped.is_set():
             began = time.monotonic()
             try:
@@ -235,14 +220,16 @@ class Follower:
                 return
             except ApiError as error:
                 self.knows = self.knows and error.status == GONE
-                if error.status != GONE and said != error.problem:  # an API that is away for an hour is one line
+                if (
+                    error.status != GONE and last_problem != error.problem
+                ):  # an API that is away for an hour is one line
                     _log.warning("%s", error.problem)
-                    said = error.problem
+                    last_problem = error.problem
             except Exception:
                 _log.exception("what the API said could not be followed")
             self.beat = time.monotonic()
             if self.beat - began > _LONGEST_PAUSE:
-                pause, said = _FIRST_PAUSE, ""
+                pause, last_problem = _FIRST_PAUSE, ""
             self._stopped.wait(pause * self._random.uniform(0.5, 1.0))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -251,10 +238,10 @@ class Follower:
         documents: list[Document] = []
         version = ""
         for page in self._api.pages(path):
-            documents += [each for each in page.get("items") or [] if isinstance(each, dict)]
+            documents += [item for item in page.get("items") or [] if isinstance(item, dict)]
             version = str((page.get("metadata") or {}).get("resourceVersion", ""))
             self.beat = time.monotonic()
-        self._follows.on_list(documents)
+        self._on_list(documents)
         self.knows = True
         while not self._stopped.is_set():
             began = time.monotonic()
@@ -265,7 +252,7 @@ class Follower:
                     break
                 version = str((document.get("metadata") or {}).get("resourceVersion") or version)
                 if event.get("type") != "BOOKMARK":
-                    self._follows.on_change(str(event.get("type")), document)
+                    self._on_change(document, gone=event.get("type") == "DELETED")
             self.beat = time.monotonic()
             if self.beat - began < _FIRST_PAUSE:  # a server that ends every watch at once is not asked without end
                 self._stopped.wait(_FIRST_PAUSE)

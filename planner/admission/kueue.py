@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import heapq
 import logging
@@ -19,7 +20,7 @@ from typing import Any
 
 from planner.admission import kubernetes, service_query
 from planner.admission.decision import Action, Decision, decide_without_verdict
-from planner.admission.kubernetes import Submission
+from planner.admission.kubernetes import Submission, part, parts
 from planner.admission.kubernetes_api import (
     CONFLICT,
     FORBIDDEN,
@@ -70,22 +71,23 @@ class WorkQueue:
                 heapq.heappush(self._order, (due, key))
             self._changed.notify()
 
-    def take(self, seconds: float | None = None) -> str | None:
-        """The key whose turn it is, which is the caller's until `done`; None after so many seconds, or at the end."""
-        end = None if seconds is None else self._now() + seconds
+    def take(self, *, wait: bool = True) -> str | None:
+        """The key whose turn it is, which is the caller's until `done`; None at the end, or if none is due and the
+        caller does not `wait`."""
         with self._changed:
             while not self._closed:
-                key, wait = self._first()
-                if key is not None:
+                while self._order and self._due.get(self._order[0][1]) != self._order[0][0]:
+                    heapq.heappop(self._order)  # it was wanted earlier, and had its turn
+                left = self._order[0][0] - self._now() if self._order else None
+                if left is not None and left <= 0:
+                    _, key = heapq.heappop(self._order)
+                    del self._due[key]
                     self._busy.add(key)
                     return key
-                if end is not None:
-                    left = end - self._now()
-                    if left <= 0:
-                        return None
-                    wait = left if wait is None else min(wait, left)
-                self._changed.wait(wait)
-            return None
+                if not wait:
+                    break
+                self._changed.wait(left)
+        return None
 
     def done(self, key: str) -> None:
         """Ends the work on a key, as client-go's Done: if it was added meanwhile it waits again."""
@@ -102,21 +104,6 @@ class WorkQueue:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
-    def _first(self) -> tuple[str | None, float | None]:
-        """The key that is due, or how long until one is."""
-        while self._order:
-            due, key = self._order[0]
-            if self._due.get(key) != due:  # it was wanted earlier, and had its turn
-                heapq.heappop(self._order)
-                continue
-            wait = due - self._now()
-            if wait > 0:
-                return None, wait
-            heapq.heappop(self._order)
-            del self._due[key]
-            return key, None
-        return None, None
 
 
 def serve_health(host: str, port: int, live: Callable[[], bool], ready: Callable[[], bool]) -> ThreadingHTTPServer:
@@ -152,6 +139,7 @@ USUAL = {"wait_seconds": 60.0}
 """A workload waits for its plan longer than a person at a prompt."""
 WORKERS = 8
 _POLL_SECONDS, _FAULT_SECONDS = 1.0, 15.0
+_EVENT_REASONS = {Action.WARN: "PlannerWarns", Action.HOLD: "PlannerHolds", Action.REFUSE: "PlannerRefuses"}
 _VERDICTS, _UNDECIDED = ("fits", "tight", "exceeds"), ("pending", "unreachable")
 
 _log = logging.getLogger("planner.admission")
@@ -177,18 +165,19 @@ class Controller:
         self._queue = WorkQueue()
         self.stopped = threading.Event()
         self._followers = [
-            Follower(api, lambda: self._path("admissionchecks"), _Checks(self), self.stopped),
-            Follower(api, lambda: self._path("workloads"), _Workloads(self), self.stopped),
+            Follower(api, functools.partial(self._path, plural), on_list, on_change, self.stopped)
+            for plural, on_list, on_change in (
+                ("admissionchecks", self.checks_are, self.check_is),
+                ("workloads", self.workloads_are, self.workload_is),
+            )
         ]
-        self._threads = [
-            *(threading.Thread(target=each.run, daemon=True) for each in self._followers),
-            *(threading.Thread(target=self._work, daemon=True) for _ in range(workers)),
-        ]
+        work = [*(follower.run for follower in self._followers), *(self._work for _ in range(workers))]
+        self._threads = [threading.Thread(target=function, daemon=True) for function in work]
 
     def start(self) -> None:
         """Begins, in threads of its own."""
-        for each in self._threads:
-            each.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """Begins nothing any more; what is being answered is not waited for, since it can be answered anew."""
@@ -197,18 +186,17 @@ class Controller:
 
     def live(self) -> bool:
         """Whether every thread runs and none hangs. An API that is away is no reason to start anew."""
-        beats = [each.beat for each in self._followers]
-        return all(each.is_alive() for each in self._threads) and time.monotonic() - min(beats) < 2 * WATCH_SECONDS
+        oldest = min(follower.beat for follower in self._followers)
+        return all(thread.is_alive() for thread in self._threads) and time.monotonic() - oldest < 2 * WATCH_SECONDS
 
     def ready(self) -> bool:
         """Whether it knows what there is to answer."""
-        return all(each.knows for each in self._followers)
+        return all(follower.knows for follower in self._followers)
 
     def _path(self, plural: str) -> str:
         """Where Kueue has them, by the version that it serves. Raises ApiError."""
-        served = self._api.get(f"/apis/{GROUP}").get("versions") or []
-        known = {each.get("version") for each in served if isinstance(each, dict)}
-        version = next((each for each in VERSIONS if each in known), "")
+        served = {entry.get("version") for entry in parts(self._api.get(f"/apis/{GROUP}"), "versions")}
+        version = next((version for version in VERSIONS if version in served), "")
         if not version:
             raise ApiError(NOT_FOUND, f"Kueue serves neither of {', '.join(VERSIONS)}")
         self._version = version
@@ -216,14 +204,14 @@ class Controller:
 
     def checks_are(self, documents: Sequence[Document]) -> None:
         """These are all of the admission checks."""
-        self._names = self._names & {_name(each) for each in documents}
-        for each in documents:
-            self.check_is(each)
+        self._names = self._names & {_name(document) for document in documents}
+        for document in documents:
+            self.check_is(document)
 
     def check_is(self, document: Document, *, gone: bool = False) -> None:
         """An admission check as it is now; if it is ours, Kueue is told that somebody answers for it."""
         name = _name(document)
-        if gone or (document.get("spec") or {}).get("controllerName") != CONTROLLER:
+        if gone or part(document, "spec").get("controllerName") != CONTROLLER:
             self._names = self._names - {name}
             return
         if name not in self._names:
@@ -240,8 +228,8 @@ class Controller:
     def workloads_are(self, documents: Sequence[Document]) -> None:
         """These are all of the workloads."""
         self._waiting.clear()
-        for each in documents:
-            self.workload_is(each)
+        for document in documents:
+            self.workload_is(document)
 
     def workload_is(self, document: Document, *, gone: bool = False) -> None:
         """A workload as it is now."""
@@ -274,12 +262,15 @@ class Controller:
         """Answers the workload as it is now, or says after how many seconds to look again. Raises ApiError."""
         namespace, _, name = key.partition("/")
         path = path_of(GROUP, self._version, "workloads", name, namespace=namespace)
-        found = self._get(path)
-        workload = Workload(found or {})
+        workload = Workload(self._get(path) or {})
         if not workload.waits_for(self._names):
             self._first_asked.pop(key, None)
             return None
-        waited = self._seconds_waited(key, f"{workload.uid} {workload.reservation}")
+        # Since when this reservation is asked about; a controller that starts anew begins anew.
+        reservation = f"{workload.uid} {workload.reservation}"
+        if self._first_asked.get(key, ("", 0.0))[0] != reservation:
+            self._first_asked[key] = (reservation, self._clock())
+        waited = self._clock() - self._first_asked[key][1]
         job = self._job(workload)
         decision, notes = self._decide(workload, job)
         if decision.verdict in _UNDECIDED and waited < self._policy.wait_seconds:
@@ -288,20 +279,12 @@ class Controller:
             reason = f"the plan is not ready after {self._policy.wait_seconds:g} s"
             decision = decide_without_verdict("pending", self._policy.pending, reason, decision.plan_id)
         job_id = job.uid if job else workload.uid
-        fresh = workload.write_answers(self._names, decision, notes, self._moment(), job_id)
-        self._api.apply(f"{path}/status", fresh)
+        answers = workload.write_answers(self._names, decision, notes, self._moment(), job_id)
+        self._api.apply(f"{path}/status", answers)
         self._first_asked.pop(key, None)
         _log.info("%s: %s, %s %s", key, decision.action, decision.verdict, decision.plan_id)
         self._tell(workload, decision, notes, job_id)
         return None
-
-    def _seconds_waited(self, key: str, reservation: str) -> float:
-        """Seconds since this reservation was first asked about; a controller that starts anew begins anew."""
-        known, since = self._first_asked.get(key, ("", 0.0))
-        if known != reservation:
-            since = self._clock()
-            self._first_asked[key] = (reservation, since)
-        return self._clock() - since
 
     def _get(self, path: str) -> dict[str, Any] | None:
         """None if it is not there, or not for us. Raises ApiError."""
@@ -318,8 +301,15 @@ class Controller:
         """By the policy, without waiting for a plan that is not there: a worker is for everybody. Raises ApiError."""
         annotations = job.annotations if job and job.carries_spec else workload.annotations
         if not kubernetes.carries_spec(annotations):
-            return _without_spec(workload, self._policy), []
-        gpu, gpu_notes = smallest_gpu(workload.gpu_flavors, self._gpu_of_flavor)
+            reason = f"the job carries no spec: annotate it, or its pods, with {kubernetes.BUNDLE}"
+            if any(pods.asks for pods in workload.pods) and self._policy.unplanned is Answer.REFUSE:
+                return decide_without_verdict("unplanned", self._policy.unplanned, reason), []
+            return Decision(action=Action.ADMIT, reason=f"not checked; {reason}", verdict="unplanned"), []
+
+        def gpu_of(flavor: str) -> str:
+            return gpu_of_flavor(self._get(path_of(GROUP, self._version, "resourceflavors", flavor)) or {})
+
+        gpu, gpu_notes = smallest_gpu(workload.gpu_flavors, gpu_of)
         notes: list[str] = []
 
         def bundle() -> Mapping[str, Any]:
@@ -345,20 +335,43 @@ class Controller:
         job = kubernetes.read_submission(self._get(path) or {})
         return job if job.uid and job.uid == owner.uid else None
 
-    def _gpu_of_flavor(self, flavor: str) -> str:
-        return gpu_of_flavor(self._get(path_of(GROUP, self._version, "resourceflavors", flavor)) or {})
-
     def _tell(self, workload: Workload, decision: Decision, notes: Sequence[str], job_id: str) -> None:
         """The service of an admitted job, and the owner of any other one by an event. The answer stands without."""
         if decision.admits:
-            told = {"queue": workload.queue} if workload.queue else {}
-            if problem := service_query.bind(self._policy, kubernetes.SYSTEM, job_id, decision, told):
+            facts = {"queue": workload.queue} if workload.queue else {}
+            if problem := service_query.bind(self._policy, kubernetes.SYSTEM, job_id, decision, facts):
                 _log.warning("%s", problem)
         if decision.action is Action.ADMIT:
             return
+        # On the job, where its owner looks first; the same answer again is the same event.
+        about = workload.owner or Owner(
+            api_version=str(workload.document.get("apiVersion")), kind="Workload", name=workload.name, uid=workload.uid
+        )
+        message, now = message_of(decision, notes), self._moment()
+        mark = hashlib.sha256(f"{about.uid} {workload.reservation} {message}".encode()).hexdigest()[:16]
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{about.name[:200]}.{mark}", "namespace": workload.namespace},
+            "involvedObject": {
+                "apiVersion": about.api_version,
+                "kind": about.kind,
+                "name": about.name,
+                "namespace": workload.namespace,
+                "uid": about.uid,
+            },
+            "type": "Warning",
+            "reason": _EVENT_REASONS[decision.action],
+            "message": message[:1024],
+            "source": {"component": CONTROLLER},
+            "reportingComponent": CONTROLLER,
+            "reportingInstance": CONTROLLER,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
         try:
-            path = path_of("", "v1", "events", namespace=workload.namespace)
-            self._api.create(path, _event(workload, decision, notes, self._moment()))
+            self._api.create(path_of("", "v1", "events", namespace=workload.namespace), event)
         except ApiError as error:
             if error.status != CONFLICT:
                 _log.warning("an event was not written: %s", error.problem)
@@ -367,68 +380,8 @@ class Controller:
         return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class _Checks:
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-
-    def on_list(self, documents: Sequence[Document]) -> None:
-        self._controller.checks_are(documents)
-
-    def on_change(self, kind: str, document: Document) -> None:
-        self._controller.check_is(document, gone=kind == "DELETED")
-
-
-class _Workloads:
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-
-    def on_list(self, documents: Sequence[Document]) -> None:
-        self._controller.workloads_are(documents)
-
-    def on_change(self, kind: str, document: Document) -> None:
-        self._controller.workload_is(document, gone=kind == "DELETED")
-
-
-def _without_spec(workload: Workload, policy: Policy) -> Decision:
-    reason = f"the job carries no spec: annotate it, or its pods, with {kubernetes.BUNDLE}"
-    if any(each.asks for each in workload.pods) and policy.unplanned is Answer.REFUSE:
-        return decide_without_verdict("unplanned", policy.unplanned, reason)
-    return Decision(action=Action.ADMIT, reason=f"not checked; {reason}", verdict="unplanned")
-
-
-def _event(workload: Workload, decision: Decision, notes: Sequence[str], now: str) -> dict[str, Any]:
-    """On the job, where its owner looks first; the same answer again is the same event."""
-    about = workload.owner or Owner(
-        api_version=str(workload.document.get("apiVersion")), kind="Workload", name=workload.name, uid=workload.uid
-    )
-    message = message_of(decision, notes)
-    mark = hashlib.sha256(f"{about.uid} {workload.reservation} {message}".encode()).hexdigest()[:16]
-    reasons = {Action.WARN: "PlannerWarns", Action.HOLD: "PlannerHolds", Action.REFUSE: "PlannerRefuses"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{about.name[:200]}.{mark}", "namespace": workload.namespace},
-        "involvedObject": {
-            "apiVersion": about.api_version,
-            "kind": about.kind,
-            "name": about.name,
-            "namespace": workload.namespace,
-            "uid": about.uid,
-        },
-        "type": "Warning",
-        "reason": reasons[decision.action],
-        "message": message[:1024],
-        "source": {"component": CONTROLLER},
-        "reportingComponent": CONTROLLER,
-        "reportingInstance": CONTROLLER,
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "count": 1,
-    }
-
-
 def _name(document: Document) -> str:
-    return str((document.get("metadata") or {}).get("name", ""))
+    return str(part(document, "metadata").get("name", ""))
 
 
 def run_controller(*, policy_file: Path | None, host: str, health_port: int, workers: int) -> None:

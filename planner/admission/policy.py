@@ -69,11 +69,12 @@ class Policy:
         cls, environment: Mapping[str, str], file: Path | None = None, defaults: Mapping[str, Any] | None = None
     ) -> Policy:
         """What the file says, else the environment (`PLANNER_ADMISSION_...`), else `defaults` of the hook."""
-        said = _from_file(environment, file)
+        path = file or policy_file(environment)
+        stated = {} if path is None else _from_file(path)
         values = dict(defaults or {})
         for name in _FIELDS:
-            if name in said:
-                values[name] = _value(name, said[name], f"{SECTION}.{name}")
+            if name in stated:
+                values[name] = _value(name, stated[name], f"{SECTION}.{name}")
             elif (text := environment.get(PREFIX + name.upper())) is not None:
                 values[name] = _value(name, text, PREFIX + name.upper())
         # As the callback in the training has them.
@@ -101,10 +102,7 @@ def policy_file(environment: Mapping[str, str]) -> Path | None:
     return USUAL_FILE if USUAL_FILE.is_file() else None
 
 
-def _from_file(environment: Mapping[str, str], file: Path | None) -> Mapping[str, str]:
-    path = file or policy_file(environment)
-    if path is None:
-        return {}
+def _from_file(path: Path) -> Mapping[str, str]:
     values = section(path, SECTION)
     if "token_file" in values:
         if "token" in values:
@@ -148,21 +146,15 @@ def _value(name: str, text: str, place: str) -> Any:
             raise SettingError(f"{text!r} is neither yes nor no", allowed="yes, no", place=place)
         return _FLAGS[text.lower()]
     if name.endswith("_seconds"):
-        return _seconds(text, place)
-    return _address(text, place) if name == "server" else text
-
-
-def _seconds(text: str, place: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 <= found <= _MOST_SECONDS:
-        raise SettingError(f"{text!r} is no time", allowed=f"seconds, 0 to {_MOST_SECONDS:g}", place=place)
-    return found
-
-
-def _address(text: str, place: str) -> str:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds <= _MOST_SECONDS:
+            raise SettingError(f"{text!r} is no time", allowed=f"seconds, 0 to {_MOST_SECONDS:g}", place=place)
+        return seconds
+    if name != "server":
+        return text
     try:
         parts = urllib.parse.urlsplit(text)
         usable = not text or (parts.scheme in ("http", "https") and bool(parts.hostname))

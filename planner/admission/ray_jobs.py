@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,58 +54,38 @@ def check(
         return
     if decision is None:
         return
-    if not decision.admits:
-        raise SystemExit(_refuse_submission(decision))
     _say(decision.text)
+    if not decision.admits:
+        _say("planner: nothing was submitted")
+        raise SystemExit(REFUSED)
     metadata.pop(BUNDLE, None)
     if decision.plan_id:
         metadata[PLAN] = decision.plan_id
-    if submission_id:
-        _bind(policy, submission_id, decision)
+    if submission_id and (problem := service_query.bind(policy, SYSTEM, submission_id, decision)):
+        _say(f"planner: warning: {problem}")
 
 
 def _decide(
     metadata: Mapping[str, Any], working_dir: str | None, asks_for_gpus: bool, policy: Policy
 ) -> Decision | None:
-    bundle = _bundle(metadata, working_dir)
+    bundle, path = metadata.get(BUNDLE), metadata.get(SPEC)
     if bundle is not None:
-        return service_query.ask(bundle, policy, SYSTEM)
+        return service_query.ask(lambda: specs.bundle_of_text(_text(bundle, BUNDLE)), policy, SYSTEM)
+    if path is not None:
+        # A spec may lie in what is uploaded for the job, else where the command was given.
+        uploads = working_dir and "://" not in working_dir and Path(working_dir).is_dir()
+        folder = Path(working_dir) if working_dir and uploads else Path.cwd()
+        return service_query.ask(lambda: specs.bundle_within(_text(path, SPEC), [folder]), policy, SYSTEM)
     if policy.unplanned is Answer.ADMIT or not asks_for_gpus:
         return None
     reason = f'the job asks for GPUs and carries no spec: --metadata-json \'{{"{SPEC}": "job.yaml"}}\''
     return decide_without_verdict("unplanned", policy.unplanned, reason)
 
 
-def _bundle(metadata: Mapping[str, Any], working_dir: str | None) -> Callable[[], Mapping[str, Any]] | None:
-    if (text := metadata.get(BUNDLE)) is not None:
-        return lambda: specs.bundle_of_text(_text(text, BUNDLE))
-    if (path := metadata.get(SPEC)) is not None:
-        return lambda: specs.bundle_within(_text(path, SPEC), _folders(working_dir))
-    return None
-
-
-def _folders(working_dir: str | None) -> list[Path]:
-    """Where a spec may lie: in what is uploaded for the job, else where the command was given."""
-    if working_dir and "://" not in working_dir and Path(working_dir).is_dir():
-        return [Path(working_dir)]
-    return [Path.cwd()]
-
-
 def _text(value: Any, key: str) -> str:
     if not isinstance(value, str):
         raise SpecError("it is no text", allowed="a text, as all of Ray's metadata", place=key)
     return value
-
-
-def _bind(policy: Policy, submission_id: str, decision: Decision) -> None:
-    if problem := service_query.bind(policy, SYSTEM, submission_id, decision):
-        _say(f"planner: warning: {problem}")
-
-
-def _refuse_submission(decision: Decision) -> int:
-    _say(decision.text)
-    _say("planner: nothing was submitted")
-    return REFUSED
 
 
 def _say(text: str) -> None:

@@ -27,38 +27,38 @@ def ask(bundle: Callable[[], Mapping[str, Any]], policy: Policy, system: str, ca
     lower bound is no such failure: that is known without a plan, and without a service.
     """
     client = client_of(policy, system)
+    unusable = "the job's spec cannot be used"
     try:
         job = bundle()
-    except UnreachableError as error:  # a ConfigMap that cannot be read now
-        return decide_without_verdict("unreachable", policy.unreachable, error.problem)
     except PlannerError as error:
-        return decide_without_verdict(
-            "unplannable", policy.unplannable, f"the job's spec cannot be used: {message_of(error)}"
-        )
+        return _decide_on_failure(error, unusable, policy)
     try:
-        found = client.plan(job, policy.wait_seconds)
-        if isinstance(found, ExceedsByBound):
-            has = found.capacity_bytes if capacity is None else capacity
-            if found.least_bytes > has:
-                return decide_by_bound(job, found.least_bytes, has, policy, found.plan_id)
-        if isinstance(found, PlanFound):
-            return decide(found.plan, capacity, policy)
+        plan = client.plan(job, policy.wait_seconds)
+        if isinstance(plan, ExceedsByBound):
+            has = plan.capacity_bytes if capacity is None else capacity
+            if plan.least_bytes > has:
+                return decide_by_bound(job, plan.least_bytes, has, policy, plan.plan_id)
+        if isinstance(plan, PlanFound):
+            return decide(plan.plan, capacity, policy)
         reason = f"the plan is not ready after {policy.wait_seconds:g} s"
-        return _without_plan(
-            job, capacity, policy, decide_without_verdict("pending", policy.pending, reason, found.plan_id)
-        )
-    except UnreachableError as error:
-        decision = decide_without_verdict("unreachable", policy.unreachable, error.problem)
-        return _without_plan(job, capacity, policy, decision)
-    except UnplannableError as error:  # also one whose trace takes too long: that is no way in for it
-        decision = decide_without_verdict(
-            "unplannable", policy.unplannable, f"the job cannot be planned: {message_of(error)}"
-        )
-        return _without_plan(job, capacity, policy, decision)
+        otherwise = decide_without_verdict("pending", policy.pending, reason, plan.plan_id)
+    except (UnreachableError, UnplannableError) as error:  # also one whose trace takes too long: no way in for it
+        otherwise = _decide_on_failure(error, "the job cannot be planned", policy)
     except PlannerError as error:
-        return decide_without_verdict(
-            "unplannable", policy.unplannable, f"the job's spec cannot be used: {message_of(error)}"
-        )
+        return _decide_on_failure(error, unusable, policy)
+    # By the job's lower bound, as it is known here, if that is too much; else as the policy has it.
+    bound = bound_of(job)
+    if bound is None:
+        return otherwise
+    has = bound.capacity_bytes if capacity is None else capacity
+    exceeds = 0 < has < bound.least_bytes
+    return decide_by_bound(job, bound.least_bytes, has, policy, otherwise.plan_id) if exceeds else otherwise
+
+
+def _decide_on_failure(error: PlannerError, unusable: str, policy: Policy) -> Decision:
+    if isinstance(error, UnreachableError):
+        return decide_without_verdict("unreachable", policy.unreachable, error.problem)
+    return decide_without_verdict("unplannable", policy.unplannable, f"{unusable}: {message_of(error)}")
 
 
 def ask_run(asked: Callable[[], ProgramAsk], policy: Policy, system: str, capacity: int | None = None) -> Decision:
@@ -68,28 +68,13 @@ def ask_run(asked: Callable[[], ProgramAsk], policy: Policy, system: str, capaci
     """
     client = client_of(policy, system)
     try:
-        found = client.run(asked(), policy.wait_seconds)
-        if isinstance(found, PlanFound):
-            return decide(found.plan, capacity, policy)
-    except UnreachableError as error:
-        return decide_without_verdict("unreachable", policy.unreachable, error.problem)
+        run = client.run(asked(), policy.wait_seconds)
+        if isinstance(run, PlanFound):
+            return decide(run.plan, capacity, policy)
     except PlannerError as error:
-        return decide_without_verdict(
-            "unplannable", policy.unplannable, f"the job's program cannot be run on paper: {message_of(error)}"
-        )
+        return _decide_on_failure(error, "the job's program cannot be run on paper", policy)
     reason = f"the program is not run to its steady state after {policy.wait_seconds:g} s"
-    return decide_without_verdict("pending", policy.pending, reason, found.plan_id)
-
-
-def _without_plan(bundle: Mapping[str, Any], capacity: int | None, policy: Policy, otherwise: Decision) -> Decision:
-    """By the job's lower bound, as it is known here, if that is too much; else as the policy has it."""
-    bound = bound_of(bundle)
-    if bound is None:
-        return otherwise
-    has = bound.capacity_bytes if capacity is None else capacity
-    if not 0 < has < bound.least_bytes:
-        return otherwise
-    return decide_by_bound(bundle, bound.least_bytes, has, policy, otherwise.plan_id)
+    return decide_without_verdict("pending", policy.pending, reason, run.plan_id)
 
 
 def binds(decision: Decision) -> bool:
@@ -97,7 +82,7 @@ def binds(decision: Decision) -> bool:
     return bool(decision.plan_id) and decision.verdict != "pending" and not decision.by_bound
 
 
-def bind(policy: Policy, system: str, job_id: str, decision: Decision, told: Mapping[str, Any] | None = None) -> str:
+def bind(policy: Policy, system: str, job_id: str, decision: Decision, facts: Mapping[str, Any] | None = None) -> str:
     """Tells the service which plan a job was admitted with; what went wrong, or nothing.
 
     An admission stands whether or not it can be noted.
@@ -105,7 +90,7 @@ def bind(policy: Policy, system: str, job_id: str, decision: Decision, told: Map
     if not binds(decision):
         return ""
     try:
-        client_of(policy, system).bind(system, job_id, {"plan_id": decision.plan_id, **(told or {})})
+        client_of(policy, system).bind(system, job_id, {"plan_id": decision.plan_id, **(facts or {})})
     except PlannerError as error:
         return f"the job is not bound to its plan: {error.problem}"
     return ""

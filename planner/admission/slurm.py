@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from planner.admission import service_query, specs
 from planner.admission.client import Client, UnreachableError
@@ -31,17 +30,6 @@ _NOT_SET_UP = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """One of the three commands; 2 with a line on stderr if it is not set up to work."""
-    given = _parser().parse_args(arguments)
-    try:
-        file = given.policy or policy_file(os.environ)
-        policy = Policy.read(os.environ, file)
-        return int(given.run(given, policy, section(file, SYSTEM) if file else {}))
-    except PlannerError as error:
-        print(specs.message_of(error), file=sys.stderr)
-        return _NOT_SET_UP
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m planner.admission.slurm", description=__doc__)
     parser.add_argument("--policy", type=Path, metavar="FILE.ini")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -57,7 +45,14 @@ def _parser() -> argparse.ArgumentParser:
     verdicts.add_argument("--every", type=float, default=1.0, metavar="SECONDS")
     verdicts.add_argument("--once", action="store_true")
     verdicts.set_defaults(run=_verdicts)
-    return parser
+    given = parser.parse_args(arguments)
+    try:
+        file = given.policy or policy_file(os.environ)
+        policy = Policy.read(os.environ, file)
+        return int(given.run(given, policy, section(file, SYSTEM) if file else {}))
+    except PlannerError as error:
+        print(specs.message_of(error), file=sys.stderr)
+        return _NOT_SET_UP
 
 
 def _submit(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]) -> int:
@@ -66,35 +61,23 @@ def _submit(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]) 
         decision = service_query.ask_run(lambda: specs.of_slurm(script, Path.cwd(), os.environ, site), policy, SYSTEM)
     else:
         decision = service_query.ask(lambda: specs.bundle_within(given.spec, [Path.cwd()]), policy, SYSTEM)
-    if decision.admits and site.get("verdicts"):
-        wait_for_file(Path(site["verdicts"]), decision)
-    if decision.action is Action.HOLD and decision.plan_id and hold_seconds(site) is not None:
-        print("\n".join((decision.action.value, HELD, decision.plan_id, f"planner: {held_reason(policy)}")))
+    folder, plan_id = site.get("verdicts", ""), decision.plan_id
+    made = decision.verdict in ("fits", "tight", "exceeds") and not decision.by_bound
+    if folder and decision.admits and made and PLAN_ID.fullmatch(plan_id) and Path(folder).is_dir():
+        until = time.monotonic() + FILE_SECONDS
+        while not Path(folder, plan_id).exists() and time.monotonic() < until:
+            time.sleep(0.1)
+    if decision.action is Action.HOLD and plan_id and hold_seconds(site) is not None:
+        reason = (
+            f"the plan is not ready after {policy.wait_seconds:g} s; the job is submitted held, and released, or "
+            "cancelled if it does not fit, when its plan is there"
+        )
+        print("\n".join((decision.action.value, HELD, plan_id, f"planner: {reason}")))
         return 0
     # Of a job that is only warned of by its lower bound no verdict lies ready at the controller yet.
     verdict = "pending" if decision.by_bound else decision.verdict
-    print("\n".join((decision.action.value, verdict, decision.plan_id, decision.text)))
+    print("\n".join((decision.action.value, verdict, plan_id, decision.text)))
     return 0
-
-
-def held_reason(policy: Policy) -> str:
-    """What the owner of a job is told that waits in the queue for its plan."""
-    return (
-        f"the plan is not ready after {policy.wait_seconds:g} s; the job is submitted held, and released, or cancelled "
-        "if it does not fit, when its plan is there"
-    )
-
-
-def wait_for_file(
-    folder: Path, decision: Decision, seconds: float = FILE_SECONDS, pause: Callable[[float], None] = time.sleep
-) -> None:
-    """Returns when the controller's file of this plan is there, or after so many seconds; at once if nobody sees it."""
-    made = decision.verdict in ("fits", "tight", "exceeds") and not decision.by_bound
-    if made and PLAN_ID.fullmatch(decision.plan_id) and folder.is_dir():
-        for _ in range(round(seconds / 0.1)):
-            if (folder / decision.plan_id).exists():
-                return
-            pause(0.1)
 
 
 def _bind(given: argparse.Namespace, policy: Policy, _: Mapping[str, str]) -> int:
@@ -110,20 +93,20 @@ def _verdicts(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]
     keeper = Verdicts(given.folder, client, policy)
     seconds = hold_seconds(site)
     held = None if seconds is None else HeldJobs(given.folder, client, policy, seconds=seconds)
-    said = ""
+    last_problem = ""
     while True:
         problem = ""
         try:
             keeper.update()
             if held is not None:
                 held.update()
-        except (PlannerError, OSError) as error:
-            problem = (
-                specs.message_of(error) if isinstance(error, PlannerError) else f"{given.folder}: {error.strerror}"
-            )
-        if problem != said:  # a service that is away for an hour is one line
+        except PlannerError as error:
+            problem = specs.message_of(error)
+        except OSError as error:
+            problem = f"{given.folder}: {error.strerror}"
+        if problem != last_problem:  # a service that is away for an hour is one line
             print(problem or "the service answers again", file=sys.stderr, flush=True)
-            said = problem
+            last_problem = problem
         if given.once:
             return 1 if problem else 0
         time.sleep(max(given.every, 0.1))
@@ -146,34 +129,30 @@ class Verdicts:
         while True:
             # A plan may become visible after one that was stored later: the first page is looked through in full.
             page = self._client.newest(_PAGE if before or not self._written else 100, before)
-            fresh = [each for each in page if str(each.get("plan_id")) not in self._written]
-            for each in fresh:
-                self._write(each)
+            fresh = [summary for summary in page if str(summary.get("plan_id")) not in self._written]
+            for summary in fresh:
+                self._write(str(summary.get("plan_id")), str(summary.get("verdict")))
             if len(page) < _PAGE or not fresh:
                 return
             before = str(page[-1]["stored_at"])
 
-    def _write(self, summary: Mapping[str, Any]) -> None:
-        plan_id = str(summary.get("plan_id"))
+    def _write(self, plan_id: str, verdict: str) -> None:
         if not PLAN_ID.fullmatch(plan_id):  # it becomes a file's name
             return
-        try:
-            lines = self._lines(plan_id, str(summary.get("verdict")))
-        except UnreachableError:
-            raise
-        except PlannerError:  # forgotten in this moment, or of another version: the others do not wait for it
-            return
+        lines = ["admit", "fits"]
+        if verdict != "fits":
+            try:
+                decision = decide(self._client.plan_of(plan_id), None, self._policy)
+            except UnreachableError:
+                raise
+            except PlannerError:  # forgotten in this moment, or of another version: the others do not wait for it
+                return
+            lines = [decision.action.value, decision.verdict, decision.text]
         unfinished = self._folder / f".{plan_id}.{os.getpid()}"
         unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
         unfinished.chmod(0o644)
         unfinished.replace(self._folder / plan_id)
         self._written.add(plan_id)
-
-    def _lines(self, plan_id: str, verdict: str) -> list[str]:
-        if verdict == "fits":
-            return ["admit", "fits"]
-        decision = decide(self._client.plan_of(plan_id), None, self._policy)
-        return [decision.action.value, decision.verdict, decision.text]
 
 
 HELD_COMMENT = re.compile(r"planner:held:(pl-[a-z2-7]{26})")
@@ -252,13 +231,13 @@ class HeldJobs:
 
 def held_jobs(listed: str) -> list[HeldJob]:
     """The jobs of squeue's lines that wait for a plan; an array is one job."""
-    found: dict[str, HeldJob] = {}
+    jobs: dict[str, HeldJob] = {}
     for line in listed.splitlines():
         job_id, _, comment = line.partition("|")
         waits = HELD_COMMENT.search(comment)
         if waits and job_id.isdigit():
-            found[job_id] = HeldJob(job_id, comment, waits[1])
-    return list(found.values())
+            jobs[job_id] = HeldJob(job_id, comment, waits[1])
+    return list(jobs.values())
 
 
 def hold_seconds(site: Mapping[str, str]) -> float | None:

@@ -33,15 +33,14 @@ def bundle_of_file(path: Path) -> Mapping[str, Any]:
 
 def bundle_of_text(text: str) -> Mapping[str, Any]:
     """The bundle that a submission carries; nothing outside of it is read. Raises SpecError."""
-    from planner.job.json_text import read_json
     from planner.job.loading import bundle, load_bundle
 
     if len(text) > MOST_BYTES:
         raise SpecError("the bundle is larger than 8 MiB")
-    found = read_json(text, "the bundle")
-    if not isinstance(found, dict):
+    document = read_json(text, "the bundle")
+    if not isinstance(document, dict):
         raise SpecError("the bundle is no JSON object", remedy="planner spec --bundle JOB.yaml")
-    return bundle(load_bundle(found))
+    return bundle(load_bundle(document))
 
 
 def bundle_within(written: str, folders: Sequence[Path]) -> Mapping[str, Any]:
@@ -101,11 +100,6 @@ def _check_references(path: Path, folders: Sequence[Path]) -> None:
         )
 
 
-def bundle_text(bundle: Mapping[str, Any]) -> str:
-    """As it travels."""
-    return json.dumps(bundle, separators=(",", ":"))
-
-
 def message_of(error: PlannerError) -> str:
     """An error in one line, for a reason."""
     return " ".join(line.strip() for line in str(error).splitlines())
@@ -134,11 +128,11 @@ class ProgramAsk:
 
     def request(self) -> tuple[str, bytes, str]:
         """Path with query, body and content type of its request to the service."""
-        said = {**({"gpu": self.gpu} if self.gpu else {}), **self.labels}
+        named = {**({"gpu": self.gpu} if self.gpu else {}), **self.labels}
         if self.tarball:
-            query = urllib.parse.urlencode({"command": shlex.join(self.command), **said})
+            query = urllib.parse.urlencode({"command": shlex.join(self.command), **named})
             return f"/v1/runs?{query}", self.tarball, "application/gzip"
-        body = {"command": list(self.command), "path": self.path, **said}
+        body = {"command": list(self.command), "path": self.path, **named}
         return "/v1/runs", json.dumps(body).encode(), "application/json"
 
 
@@ -164,17 +158,12 @@ def of_ray(
         # Nothing is sent that Ray would not upload.
         raise SpecError("the job uploads no folder of its own", allowed="--working-dir FOLDER", place="working_dir")
     gpu = metadata.get("planner.gpu") or environment.get(USUAL_GPU, "")
-    command = (*_variables(runtime_env_json), *entrypoint)
-    return ProgramAsk(command=command, gpu=str(gpu), tarball=packed(Path(working_dir)))
-
-
-def _variables(runtime_env_json: str | None) -> tuple[str, ...]:
-    """Those that the job's runtime environment sets, as words before its entrypoint."""
-    found = read_json(runtime_env_json, "--runtime-env-json") if runtime_env_json else {}
-    variables = found.get("env_vars") if isinstance(found, dict) else None
-    if not isinstance(variables, dict) or not variables:
-        return ()
-    return ("env", *(f"{name}={value}" for name, value in variables.items()))
+    runtime = read_json(runtime_env_json, "--runtime-env-json") if runtime_env_json else {}
+    variables = runtime.get("env_vars") if isinstance(runtime, dict) else None
+    words: list[str] = []
+    if isinstance(variables, dict) and variables:
+        words = ["env", *(f"{name}={value}" for name, value in variables.items())]
+    return ProgramAsk(command=(*words, *entrypoint), gpu=str(gpu), tarball=packed(Path(working_dir)))
 
 
 def of_kubernetes(
@@ -188,8 +177,8 @@ def of_kubernetes(
         raise SpecError(
             "no container that asks for GPUs says its command", remedy="write its command and args", place=mark
         )
-    known = [gpu for each in products if (gpu := catalog.by_node_label(each)) is not None]
-    return ProgramAsk(command=tuple(command), gpu=known[0].name if known else "", path=path, labels={"name": name})
+    known = (gpu.name for product in products if (gpu := catalog.by_node_label(product)) is not None)
+    return ProgramAsk(command=tuple(command), gpu=next(known, ""), path=path, labels={"name": name})
 
 
 def packed(folder: Path) -> bytes:

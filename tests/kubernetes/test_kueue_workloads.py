@@ -204,18 +204,18 @@ def test_a_key_is_done_once_however_often_it_was_added() -> None:
     for _ in range(3):
         queue.add("a")
 
-    assert (queue.take(0), queue.take(0)) == ("a", None)
+    assert (queue.take(wait=False), queue.take(wait=False)) == ("a", None)
 
 
 def test_a_key_that_is_being_done_waits_for_its_worker() -> None:
     queue = WorkQueue(Clock())
     queue.add("a")
-    assert queue.take(0) == "a"
+    assert queue.take(wait=False) == "a"
     queue.add("a")
 
-    assert queue.take(0) is None
+    assert queue.take(wait=False) is None
     queue.done("a")
-    assert queue.take(0) == "a"
+    assert queue.take(wait=False) == "a"
 
 
 def test_a_key_is_done_at_its_time_and_the_earliest_one_counts() -> None:
@@ -228,7 +228,7 @@ def test_a_key_is_done_at_its_time_and_the_earliest_one_counts() -> None:
 
     found = []
     for clock.now in (0.5, 1, 5, 10, 20):
-        found.append(queue.take(0))
+        found.append(queue.take(wait=False))
 
     assert found == [None, "a", "b", None, None]
 

@@ -29,7 +29,7 @@ from planner.service.history.records import Search, SearchState
 from planner.service.history.store import History
 from planner.service.orders import PlanRefused
 from planner.service.plan_provider import CalibrationInUse
-from planner.service.scheduling.worker_pool import Workers
+from planner.service.scheduling.worker_pool import EndedFirstError, Workers, finish_before
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 from planner.truth.calibration.interval import Calibration
@@ -38,7 +38,7 @@ from planner.truth.calibration.interval import Calibration
 class GroupPlanner(Protocol):
     """Whoever has groups planned: the handle of the tracers, or a test's own."""
 
-    async def plan_group(self, group: Group) -> tuple[Answer, ...]:
+    def plan_group(self, group: Group) -> Coroutine[Any, Any, tuple[Answer, ...]]:
         """The answers in the order of the jobs. Raises WorkerLostError, and what is wrong with the service."""
 
 
@@ -48,45 +48,28 @@ class SearchGroups:
     def __init__(self, workers: Workers, class_seconds: float, torches: TorchVersions = ONLY_OWN) -> None:
         """`class_seconds` are there for each rank class."""
         self._workers, self._class_seconds, self._torches = workers, class_seconds, torches
-        self._tasks: set[asyncio.Task[tuple[Answer, ...]]] = set()
-        self._ended = False
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def plan(self, group: Group) -> tuple[Answer, ...]:
         """The answers of one child in the order of the jobs. A group that no worker survives is refused: the search
         goes on without it. Raises WorkerLostError after the end."""
-        if self._ended:
-            raise _ending()
-        task = asyncio.create_task(self._plan(group))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            task.cancel()
-            if self._ended:
-                raise _ending() from None
-            raise
-
-    def end(self) -> None:
-        """Plan no more: their searches go on when they are asked for again."""
-        self._ended = True
-        for task in self._tasks:
-            task.cancel()
-
-    async def _plan(self, group: Group) -> tuple[Answer, ...]:
         job = group.jobs[0]
+        work = self._workers.call(
+            "search", group, seconds=len(rank_classes(Mesh.of(job.parallel))) * self._class_seconds,
+            torch=self._torches.loaded_for(job.software.torch), behind=True,
+        )  # fmt: skip
         try:
-            answers: tuple[Answer, ...] | PlanRefused = await self._workers.call(
-                "search", group, seconds=len(rank_classes(Mesh.of(job.parallel))) * self._class_seconds,
-                torch=self._torches.loaded_for(job.software.torch), behind=True,
-            )  # fmt: skip
+            answers: tuple[Answer, ...] | PlanRefused = await finish_before(self._end, work, None)
+        except EndedFirstError:
+            raise WorkerLostError("the service ends", remedy="ask again: the search goes on where it was") from None
         except WorkerLostError as lost:
             answers = PlanRefused(lost)
         return (Refused(answers.error.problem),) * len(group.jobs) if isinstance(answers, PlanRefused) else answers
 
-
-def _ending() -> WorkerLostError:
-    return WorkerLostError("the service ends", remedy="ask again: the search goes on where it was")
+    def end(self) -> None:
+        """Plan no more: their searches go on when they are asked for again."""
+        if not self._end.done():
+            self._end.set_result(None)
 
 
 class GroupsOnCluster:
@@ -106,7 +89,7 @@ class GroupsOnCluster:
         self._planner, self._loop, self._calibration = planner, loop, calibration
         self._deadline = loop.time() + seconds
         self._stopped = False
-        self._stop: asyncio.Event = asyncio.Event()
+        self._end: asyncio.Future[None] = loop.create_future()
 
     @property
     def is_over(self) -> bool:
@@ -116,7 +99,7 @@ class GroupsOnCluster:
         """End what is being planned; from any thread."""
         self._stopped = True
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing is planned any more
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self._loop.call_soon_threadsafe(self._end.cancel)
 
     def submit(self, jobs: Sequence[Job], *, whole: bool = False) -> Future[tuple[Answer, ...]]:
         group = Group(tuple(jobs), self._calibration, whole=whole)
@@ -125,17 +108,10 @@ class GroupsOnCluster:
     async def _plan_until_over(self, group: Group) -> tuple[Answer, ...]:
         if self.is_over:
             raise OutOfTimeError
-        work = asyncio.ensure_future(self._planner.plan_group(group))
-        stop = asyncio.ensure_future(self._stop.wait())
         try:
-            left = self._deadline - self._loop.time()
-            await asyncio.wait({work, stop}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                return work.result()
-        finally:
-            work.cancel()
-            stop.cancel()
-        raise OutOfTimeError
+            return await finish_before(self._end, self._planner.plan_group(group), self._deadline - self._loop.time())
+        except EndedFirstError:
+            raise OutOfTimeError from None
 
 
 TELL_SECONDS = 1.0

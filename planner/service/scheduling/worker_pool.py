@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from planner.service.errors import BusyError, WorkerLostError
 from planner.service.history.counters import Counters
@@ -30,6 +30,27 @@ START_SECONDS = 300.0
 """The longest that a process may take to load PyTorch; where the paper GPU has to be built, most of a minute."""
 MOST_PAUSE_SECONDS = 30.0
 _log = logging.getLogger("planner.service")
+_Result = TypeVar("_Result")
+
+
+class EndedFirstError(Exception):
+    """Something ended before the work that was waited for."""
+
+
+async def finish_before(
+    end: asyncio.Future[None], work: Coroutine[Any, Any, _Result], seconds: float | None
+) -> _Result:
+    """What the work returns or raises. Raises EndedFirstError, and cancels the work, if `end` is done or the time is
+    over before it."""
+    task = asyncio.ensure_future(work)
+    try:
+        both: set[asyncio.Future[Any]] = {task, end}
+        await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+    finally:
+        task.cancel()
+    raise EndedFirstError
 
 
 class WorkerDiedError(Exception):
@@ -74,14 +95,10 @@ class _Member:
 
     async def call(self, method: str, *arguments: Any, most_seconds: float) -> Any:
         """Raises WorkerDiedError for a worker that has died, or does not answer in time."""
-        work = asyncio.ensure_future(self.worker.call(method, *arguments))
         try:
-            await asyncio.wait({work, self.watch}, timeout=most_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                return work.result()
-        finally:
-            work.cancel()
-        raise WorkerDiedError("it died" if self.watch.done() else "it does not answer")
+            return await finish_before(self.watch, self.worker.call(method, *arguments), most_seconds)
+        except EndedFirstError:
+            raise WorkerDiedError("it died" if self.watch.done() else "it does not answer") from None
 
 
 class Workers:

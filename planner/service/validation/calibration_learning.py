@@ -94,8 +94,8 @@ class CalibrationLearner:
 def learn_calibration(observations: list[Observation | QuarantinedObservation]) -> Calibration:
     """What the newest of these teach; what was set aside before stands with what learning sets aside."""
     newest = sorted(observations, key=_date, reverse=True)[:MOST]
-    calibration = learn([*measured_observations(), *(seen for seen in newest if isinstance(seen, Observation))])
-    aside = {*calibration.quarantined, *(seen for seen in newest if isinstance(seen, QuarantinedObservation))}
+    calibration = learn([*measured_observations(), *(known for known in newest if isinstance(known, Observation))])
+    aside = {*calibration.quarantined, *(known for known in newest if isinstance(known, QuarantinedObservation))}
     kept = sorted(sorted(aside, key=_date, reverse=True)[:MOST_QUARANTINED], key=repr)
     calibration = dataclasses.replace(calibration, quarantined=tuple(kept))
     return dataclasses.replace(calibration, id=interval.digest(calibration)) if calibration.corrections else calibration

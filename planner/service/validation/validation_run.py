@@ -190,7 +190,7 @@ def measurements_of(answers: Mapping[int, Mapping[str, Any]], wanted: Sequence[i
     }
     ran_out = {rank for rank, measurement in measurements.items() if measurement.out_of_memory is not None}
     if problems and not ran_out:
-        rank, answer = min(problems.items(), key=lambda problem: (bool(problem[1].get("of_a_peer")), problem[0]))
+        rank, answer = min(problems.items(), key=lambda item: (bool(item[1].get("of_a_peer")), item[0]))
         parts = {name: str(answer.get(name, "")) for name in ("allowed", "remedy")}
         whose = f"rank {rank}: " if len(answers) > 1 else ""
         raise MeasureError(f"{whose}{answer['problem']}", **parts)
