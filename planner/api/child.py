@@ -5,39 +5,94 @@ from __future__ import annotations
 import atexit
 import pickle
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from planner.job.schema import Job
+from planner.planning import pipeline
+from planner.planning.child_processes import ChildProcesses, usable
+from planner.planning.pipeline import PlanningResult
+from planner.planning.trace_source import TraceCache, TraceSource
+from planner.report.class_timeline import timelines_of
+from planner.report.html_pages import render_page
+from planner.report.memory_viz import write_snapshot
+from planner.report.statement import Plan
 from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.messages import AnswerWriter, Task
+from planner.searching.answer import plan_and_advise
 from planner.searching.exact_processes import PRELOAD
+from planner.truth import plan_comparison
+from planner.truth.comparison import Comparison
 
 _RESULT = "result"
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """What `module:function` returns in a child process, which has PyTorch loaded; both ways it is pickled.
+    """What a function of this module, or `module:function`, returns in a child process, which has PyTorch loaded; both
+    ways it is pickled.
 
     Raises what the function raises: a PlannerError as itself, anything else as RuntimeError.
     """
-    answer = running.run(Task("planner.api.child:answer", (function, arguments)), UNLIMITED, server=server())
-    messages.raise_failure(answer)
-    if _RESULT not in answer.parts:
-        raise RuntimeError(f"the planning process ended without an answer: {messages.ending(answer)}")
-    return pickle.loads(answer.parts[_RESULT])
+    name = function if ":" in function else f"planner.api.child:{function}"
+    ended = running.run(Task("planner.api.child:answer", (name, arguments)), UNLIMITED, server=server())
+    messages.raise_failure(ended)
+    if _RESULT not in ended.parts:
+        raise RuntimeError(f"the planning process ended without an answer: {messages.ending(ended)}")
+    return pickle.loads(ended.parts[_RESULT])
 
 
 def answer(argument: tuple[str, tuple[Any, ...]], writer: AnswerWriter) -> None:
     """The child's side."""
     function, arguments = argument
-    found: Any = Task(function).resolve()
-    writer.write(_RESULT, pickle.dumps(found(*arguments), pickle.HIGHEST_PROTOCOL))
+    resolved: Any = Task(function).resolve()
+    writer.write(_RESULT, pickle.dumps(resolved(*arguments), pickle.HIGHEST_PROTOCOL))
 
 
 @cache
 def server() -> ForkServer:
     """With PyTorch loaded; started by the first who needs it."""
-    found = ForkServer(PRELOAD)
-    atexit.register(found.close)
-    return found
+    started = ForkServer(PRELOAD)
+    atexit.register(started.close)
+    return started
+
+
+def make_plan(job: Job, advice: bool) -> tuple[Plan, tuple[str, ...]]:
+    """The plan, and sentences on where its figures come from."""
+    result = plan_and_advise(
+        job,
+        with_advice=advice,
+        with_eager=True,
+        executor=ChildProcesses(usable()),
+        keep_traces=False,
+        source=_source(),
+    )
+    return result.plan, result.notes
+
+
+def timeline_page(job: Job) -> str:
+    """The page that `planner plan --timeline` writes."""
+    result = _with_traces(job)
+    events = [rank_trace.trace.events for rank_trace in result.traces]
+    return render_page(result.plan, timelines_of(result.plan, events, result.timelines))
+
+
+def snapshot(job: Job, path: str) -> None:
+    """Writes the first rank class for PyTorch's own memory viewer."""
+    write_snapshot(Path(path), _with_traces(job).traces[0].trace.events, job.allocator.conf)
+
+
+def compare_job(job: Job, measured: str, case: str, rank: int | None) -> list[Comparison]:
+    """The job's plan, made for the device of the measurements, beside them."""
+    path = Path(measured)
+    result = pipeline.plan_with_traces(job, target=plan_comparison.target_of(path))
+    return plan_comparison.run_compare(result.plan, path, case=case, rank=rank, events_of=result.events_of)
+
+
+def _with_traces(job: Job) -> PlanningResult:
+    return pipeline.plan_with_traces(job, source=_source())
+
+
+def _source() -> TraceSource:
+    return TraceSource(cache=TraceCache.of_user())

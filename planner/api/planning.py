@@ -82,11 +82,11 @@ class Plan:
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
         """Memory over time of all rank classes, as a page of its own."""
-        Path(path).write_text(call("planner.api.work:timeline_page", self.job), encoding="utf-8")
+        Path(path).write_text(call("timeline_page", self.job), encoding="utf-8")
 
     def write_snapshot(self, path: str | os.PathLike[str]) -> None:
         """The first rank class for PyTorch's memory viewer."""
-        call("planner.api.work:snapshot", self.job, os.fspath(path))
+        call("snapshot", self.job, os.fspath(path))
 
     def __str__(self) -> str:
         return render(self.statement, Style(), notes=self.notes)
@@ -128,8 +128,8 @@ def plan(
     Raises SpecError for what is no job, TraceError or AllocatorConfError for what cannot be planned.
     """
     given = read_job(job, settings, **words)
-    found, notes = call("planner.api.work:make_plan", given.job, advice)
-    return Plan(given.job, found, (*given.taken, *notes))
+    made, notes = call("make_plan", given.job, advice)
+    return Plan(given.job, made, (*given.taken, *notes))
 
 
 def check(job: JobSource, *, settings: Mapping[str, Any] | None = None, **words: Unpack[JobWords]) -> Check:
@@ -141,8 +141,8 @@ def check(job: JobSource, *, settings: Mapping[str, Any] | None = None, **words:
     bound = lower_bound(given.job)
     if bound.exceeds:
         return Check(Verdict.EXCEEDS, bound_line(bundle(given.job), bound), None)
-    found, notes = call("planner.api.work:make_plan", given.job, False)
-    return Check(found.verdict, one_line(found), Plan(given.job, found, (*given.taken, *notes)))
+    made, notes = call("make_plan", given.job, False)
+    return Check(made.verdict, one_line(made), Plan(given.job, made, (*given.taken, *notes)))
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Comparisons:
         return self.each[number]
 
     def to_dict(self) -> list[dict[str, Any]]:
-        return [to_json(each) for each in self.each]
+        return [to_json(comparison) for comparison in self.each]
 
     def __str__(self) -> str:
         return plan_comparison.format_comparisons(self.each, as_json=False)
@@ -188,4 +188,4 @@ def compare(
         path = Path(measured)
         return Comparisons(tuple(plan_comparison.run_compare(predicted.statement, path, case=case, rank=rank)))
     given = read_job(predicted, settings, **words)
-    return Comparisons(tuple(call("planner.api.work:compare_job", given.job, os.fspath(measured), case, rank)))
+    return Comparisons(tuple(call("compare_job", given.job, os.fspath(measured), case, rank)))

@@ -31,8 +31,15 @@ Varied = Mapping[str, Any] | Sequence[str]
 _DEGREES = {"tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "fsdp": "dp_shard", "ddp": "dp_replicate"}
 
 
+class _Printed:
+    """Shows itself in a notebook as it prints."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
 @dataclass(frozen=True)
-class Search:
+class Search(_Printed):
     """Candidates that fit, the best first, each proven by a plan. It prints as `planner search` does."""
 
     result: SearchResult
@@ -62,12 +69,9 @@ class Search:
     def __repr__(self) -> str:
         return f"<Search {len(self.result.rows)} candidates>"
 
-    def _repr_html_(self) -> str:
-        return _pre(str(self))
-
 
 @dataclass(frozen=True)
-class Largest:
+class Largest(_Printed):
     """The largest size with which a job fits. It prints as `planner max` does."""
 
     found: extremes.Largest
@@ -94,12 +98,9 @@ class Largest:
     def __repr__(self) -> str:
         return f"<Largest {self.found.name} {self.value}>"
 
-    def _repr_html_(self) -> str:
-        return _pre(str(self))
-
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(_Printed):
     """A plan of every point of a grid. It prints as `planner sweep` does."""
 
     found: sweeping.Sweep
@@ -118,9 +119,6 @@ class Sweep:
 
     def __repr__(self) -> str:
         return f"<Sweep of {len(self.found.points)} points>"
-
-    def _repr_html_(self) -> str:
-        return _pre(str(self))
 
 
 def search(
@@ -175,8 +173,8 @@ def largest(
         raise SpecError(f"step is {step}", allowed="a whole number from 1", place="step")
     given = read_job(job, settings, **words).job
     with _planning(_positive(seconds)) as (plans, progress):
-        found = extremes.largest(given, name, plans, step=step, progress=progress)
-    return Largest(found, extremes.with_size(given, name, found.value) if found.value else given)
+        result = extremes.largest(given, name, plans, step=step, progress=progress)
+    return Largest(result, extremes.with_size(given, name, result.value) if result.value else given)
 
 
 def sweep(
@@ -204,11 +202,11 @@ def _free(words: JobWords) -> tuple[JobWords, list[str]]:
     left: Any = {name: value for name, value in words.items() if name not in ("gpus", *_DEGREES)}
     degrees: dict[str, str] = {}
     for name, axis in _DEGREES.items():
-        said = words.get(name)
-        if said is True:  # all the ranks of one kind of data parallelism leave none to the other
+        degree = words.get(name)
+        if degree is True:  # all the ranks of one kind of data parallelism leave none to the other
             degrees[{"dp_shard": "dp_replicate", "dp_replicate": "dp_shard"}[axis]] = "1"
-        elif said:
-            degrees[axis] = str(said)
+        elif degree:
+            degrees[axis] = str(degree)
     count = named_gpus.parse(str(words["gpus"]), "gpus")
     if count.name:
         left.setdefault("gpu", count.name)
@@ -230,7 +228,3 @@ def _planning(seconds: float) -> Iterator[tuple[ExactPlans, Callable[[str], None
         deadline = time.monotonic() + seconds
         with ExactPlans(usable(), source=source, deadline=deadline, shared=server()) as plans:
             yield plans, progress
-
-
-def _pre(said: str) -> str:
-    return f"<pre>{escape(said)}</pre>"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,10 @@ from planner.hardware.facts import VARIABLE
 from planner.progress import show_progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from planner.cli.options import Commands
     from planner.events import Event
-    from planner.truth.measuring.program import World
-    from planner.truth.plan_comparison import Predicted
 
 
 _STEPS, _PROGRAM = Path("measurements.jsonl"), Path("measured.json")
@@ -62,52 +61,28 @@ def run_measure(arguments: argparse.Namespace) -> int:
         )
     if not arguments.device:
         raise SpecError("a job is measured, and no device is said", allowed="cuda, cuda:1, cpu", place="--device")
-    return _measure_job(arguments)
-
-
-def _measure_job(arguments: argparse.Namespace) -> int:
-    job = job_of(arguments, is_traced=False)
-    output = arguments.output or _STEPS
-    conf = job.allocator.conf
-    if conf:
-        os.environ["PYTORCH_ALLOC_CONF"] = conf  # read once, while torch is imported
+    job, output = job_of(arguments, is_traced=False), arguments.output or _STEPS
+    if job.allocator.conf:
+        os.environ["PYTORCH_ALLOC_CONF"] = job.allocator.conf  # read once, while torch is imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks on standard error otherwise
     with show_progress() as progress:
         progress(f"measuring on {arguments.device}")
-        from planner.truth.measuring.measure import run_measure as measured
+        from planner.truth.measuring.measure import run_measure as measure
 
-        found = measured(
-            job,
-            device=arguments.device,
-            rank=arguments.rank or 0,
-            out=output,
-            snapshot=arguments.snapshot,
-        )
-    print(f"{found.case or 'the step'}: one line more in {output}", file=sys.stderr)
+        line = measure(job, device=arguments.device, rank=arguments.rank or 0, out=output, snapshot=arguments.snapshot)
+    print(f"{line.case or 'the step'}: one line more in {output}", file=sys.stderr)
     return DONE
 
 
 def _measure_program(arguments: argparse.Namespace) -> int:
     """Without progress: the terminal is the program's."""
-    from planner.truth.measuring.program import check_gpus, measure_program, write
+    from planner.tracing.program.launch_line import Launcher, parse
+    from planner.tracing.program.scheduler_lines import Starter
+    from planner.truth.measuring.program import World, check_gpus, measure_program, write
 
-    _check_for_program(arguments)
-    world = _world_of(arguments.command)
-    if arguments.device != "cpu":
-        check_gpus()
-    output = arguments.output or _PROGRAM
-    found = measure_program(arguments.command, world, output, snapshots=arguments.snapshot)
-    write(output, found)
-    for each in found.without_figures:
-        print(f"planner: rank {each.rank} left no figures: {each.reason}", file=sys.stderr)
-    print(f"planner: figures of {len(found.ranks)} of {world.size} ranks in {output}", file=sys.stderr)
-    return found.exit_code
-
-
-def _check_for_program(arguments: argparse.Namespace) -> None:
     if arguments.job or arguments.set:
-        said = arguments.job or "--set"
-        raise SpecError(f"{said} stands beside a command", allowed="a job, or a command behind --", place="JOB")
+        given = arguments.job or "--set"
+        raise SpecError(f"{given} stands beside a command", allowed="a job, or a command behind --", place="JOB")
     if arguments.rank is not None:
         raise SpecError("a program is measured in all its ranks", allowed="--rank beside a job", place="--rank")
     if arguments.device not in ("", "cuda", "cpu"):
@@ -117,19 +92,20 @@ def _check_for_program(arguments: argparse.Namespace) -> None:
             remedy="set CUDA_VISIBLE_DEVICES",
             place="--device",
         )
-
-
-def _world_of(command: list[str]) -> World:
-    """Read as `planner run` reads it: its errors are the same."""
-    from planner.tracing.program.launch_line import Launcher, parse
-    from planner.tracing.program.scheduler_lines import Starter
-    from planner.truth.measuring.program import World
-
-    line = parse(command, inherited=os.environ)
-    variable = ""
+    # Read as `planner run` reads it: its errors are the same.
+    line, variable = parse(arguments.command, inherited=os.environ), ""
     if line.launcher is Launcher.PYTHON and line.tasks is not None:
         variable = {Starter.SRUN: "SLURM_PROCID", Starter.MPI: "OMPI_COMM_WORLD_RANK"}.get(line.tasks.starter, "")
-    return World(size=line.world_size, variable=variable)
+    world = World(size=line.world_size, variable=variable)
+    if arguments.device != "cpu":
+        check_gpus()
+    output = arguments.output or _PROGRAM
+    measured = measure_program(arguments.command, world, output, snapshots=arguments.snapshot)
+    write(output, measured)
+    for rank in measured.without_figures:
+        print(f"planner: rank {rank.rank} left no figures: {rank.reason}", file=sys.stderr)
+    print(f"planner: figures of {len(measured.ranks)} of {world.size} ranks in {output}", file=sys.stderr)
+    return measured.exit_code
 
 
 def add_compare(commands: Commands) -> None:
@@ -157,27 +133,23 @@ def run_compare(arguments: argparse.Namespace) -> int:
     """`planner compare`: 0, or what planning and reading raise."""
     from planner.truth import plan_comparison
 
-    plan, events_of = _plan_to_compare(arguments, plan_comparison.target_of(arguments.measured))
-    found = plan_comparison.run_compare(
-        plan, arguments.measured, case=arguments.case, rank=arguments.rank, events_of=events_of
+    target = plan_comparison.target_of(arguments.measured)
+    predicted = None
+    events_of: Callable[[int], Sequence[Event]] = plan_comparison.no_events
+    if not arguments.set and arguments.job != "-":
+        predicted = plan_comparison.read_stored_plan(Path(arguments.job))
+    if predicted is None:  # a job, planned for the kernels of the target, with its ranks' events
+        from planner.planning.pipeline import plan_with_traces
+
+        job = job_of(arguments)
+        with show_progress() as progress:
+            result = plan_with_traces(job, progress=progress, target=target)
+        predicted, events_of = result.plan, result.events_of
+    comparisons = plan_comparison.run_compare(
+        predicted, arguments.measured, case=arguments.case, rank=arguments.rank, events_of=events_of
     )
-    print(plan_comparison.format_comparisons(found, as_json=arguments.format == "json"), end="")
+    print(plan_comparison.format_comparisons(comparisons, as_json=arguments.format == "json"), end="")
     return DONE
-
-
-def _plan_to_compare(arguments: argparse.Namespace, target: str) -> tuple[Predicted, Callable[[int], Sequence[Event]]]:
-    """A finished plan or run as it is, a job planned for the kernels of `target`; with a job its ranks' events."""
-    from planner.truth.plan_comparison import no_events, read_stored_plan
-
-    stored = None if arguments.set or arguments.job == "-" else read_stored_plan(Path(arguments.job))
-    if stored is not None:
-        return stored, no_events
-    from planner.planning.pipeline import plan_with_traces
-
-    job = job_of(arguments)
-    with show_progress() as progress:
-        found = plan_with_traces(job, progress=progress, target=target)
-    return found.plan, found.events_of
 
 
 def add_validate(commands: Commands) -> None:
@@ -204,23 +176,17 @@ def run_validate(arguments: argparse.Namespace) -> int:
     from planner.service.validation import validation_run
     from planner.service.validation.requests import request_of
 
-    request = request_of(
-        _body(arguments), validation_run.job_on_this_gpu(job_of(arguments, is_traced=False), arguments.gpu)
-    )
+    body: dict[str, Any] = {"mode": arguments.mode, "device": arguments.device}
+    if arguments.ranks:
+        body["ranks"] = [int(part) if part.strip().isdigit() else part for part in arguments.ranks.split(",")]
+    job = validation_run.job_on_this_gpu(job_of(arguments, is_traced=False), arguments.gpu)
+    request = request_of(body, job)
     result = validation_run.validate_here(request, seconds=arguments.seconds, rehearsal=arguments.rehearse)
     print(validation_run.format_result(result, as_json=arguments.format == "json"), end="")
     if result.problem:
         print(result.problem, file=sys.stderr)
         return WRONG_INPUT
     return DONE
-
-
-def _body(arguments: argparse.Namespace) -> dict[str, Any]:
-    body: dict[str, Any] = {"mode": arguments.mode, "device": arguments.device}
-    if arguments.ranks:
-        parts = arguments.ranks.split(",")
-        body["ranks"] = [int(part) if part.strip().isdigit() else part for part in parts]
-    return body
 
 
 def add_gpu_truth(commands: Commands) -> None:

@@ -22,7 +22,6 @@ from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Job, Software
 from planner.planning import identity, pipeline
-from planner.report.statement import RankClassStatement
 from planner.runtime import messages, running
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.messages import AnswerWriter, Task
@@ -54,19 +53,38 @@ def on_paper(job: Job, gpu: Gpu, *, rank: int = 0, case: str = "") -> Measuremen
     """What the step of one rank takes on paper, phase by phase, with the torch that is installed and no calibration."""
     software = Software(torch=identity.installed_torch(), cuda=job.software.cuda)
     placed = replace(job, cluster=replace(job.cluster, gpu=gpu), software=software)
-    found = pipeline.plan_with_traces(placed, Calibration.none())
-    statement = next(each for each in found.plan.rank_classes if rank in RankSet.parse(each.ranks))
+    result = pipeline.plan_with_traces(placed, Calibration.none())
+    classes = result.plan.rank_classes
+    statement = next(rank_class for rank_class in classes if rank in RankSet.parse(rank_class.ranks))
+    requested = {(phase.phase, phase.iteration): phase for phase in phases_of(result.events_of(rank))}
+    phases = []
+    for phase in statement.phases:
+        asked = requested.get((phase.phase, phase.iteration))
+        peak, end = (asked.peak, asked.end) if asked else (Levels(), Levels())
+        phases.append(
+            MeasuredPhase(
+                phase=phase.phase,
+                iteration=phase.iteration,
+                peak=Levels(
+                    requested_bytes=peak.requested_bytes,
+                    allocated_bytes=phase.peak_allocated_bytes,
+                    active_bytes=phase.peak_allocated_bytes,
+                    reserved_bytes=phase.peak_reserved_bytes,
+                ),
+                end=Levels(requested_bytes=end.requested_bytes, allocated_bytes=phase.end_allocated_bytes),
+            )
+        )
     return Measurement(
         case=case or job.metadata.name,
         job=loading.bundle(placed),
         device=DeviceFacts(kind="paper", name=gpu.name, total_bytes=gpu.total_bytes, arch=gpu.arch),
         software=dict(identity.software()),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        phases=_phases(statement, phases_of(found.events_of(rank))),
+        phases=tuple(phases),
         rank=rank,
-        peers="absent" if len(found.plan.rank_classes) > 1 else "none",
+        peers="absent" if len(classes) > 1 else "none",
         allocator_conf=job.allocator.conf,
-        seconds=found.plan.seconds.total,
+        seconds=result.plan.seconds.total,
     )
 
 
@@ -77,33 +95,10 @@ def gpu_of(device: DeviceFacts) -> Gpu:
 
 
 def _gpu_named(name: str) -> Gpu:
-    found = catalog.by_any_name(name)
-    if len(found) != 1:
+    records = catalog.by_any_name(name)
+    if len(records) != 1:
         return Gpu(total_bytes=0, arch="")
-    return Gpu(name=found[0].name, total_bytes=found[0].total_bytes, arch=found[0].arch)
-
-
-def _phases(statement: RankClassStatement, requested: tuple[MeasuredPhase, ...]) -> tuple[MeasuredPhase, ...]:
-    asked = {(each.phase, each.iteration): each for each in requested}
-    nothing = Levels()
-    return tuple(
-        MeasuredPhase(
-            phase=each.phase,
-            iteration=each.iteration,
-            peak=Levels(
-                requested_bytes=here.peak.requested_bytes if here else nothing.requested_bytes,
-                allocated_bytes=each.peak_allocated_bytes,
-                active_bytes=each.peak_allocated_bytes,
-                reserved_bytes=each.peak_reserved_bytes,
-            ),
-            end=Levels(
-                requested_bytes=here.end.requested_bytes if here else nothing.requested_bytes,
-                allocated_bytes=each.end_allocated_bytes,
-            ),
-        )
-        for each in statement.phases
-        for here in (asked.get((each.phase, each.iteration)),)
-    )
+    return Gpu(name=records[0].name, total_bytes=records[0].total_bytes, arch=records[0].arch)
 
 
 _OF_THE_STEP = ("model", "train", "parallel", "allocator")
@@ -147,33 +142,45 @@ def learn_facts(
     gives way. Raises FactsError where the two are not of one torch, or the device is no GPU of the catalog.
     """
     gpu, torch = group_of(device, paper)
+
+    def known(kind: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        """The place and the document of each line of the file that is there."""
+        file_name = f"{kind}-{gpu}-torch-{torch}.jsonl"
+        return read_lines(tuple(state for state in state_of(folder, kind) if state[0].name == file_name))
+
+    def write(kind: str, documents: Iterable[Mapping[str, Any]]) -> None:
+        lines = [f"{json.dumps(document, separators=(',', ':'))}\n" for document in documents]
+        if lines:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{kind}-{gpu}-torch-{torch}.jsonl").write_text("".join(lines), encoding="utf-8")
+
     observed = list(_observations(device, paper, gpu))
-    suffix = f"{gpu}-torch-{torch}.jsonl"
-    known = {each.request: each for each in _known_workspaces(folder, suffix)}
-    known |= {each.request: each for each in measured}
-    steps = {each.case: each for each in _known_observations(folder, suffix)} | {each.case: each for each in observed}
-    _write(folder / f"{WORKSPACES}-{suffix}", (workspaces.to_json(each) for each in known.values()))
-    _write(folder / f"{OBSERVATIONS}-{suffix}", (observation_to_json(each) for each in steps.values()))
+    facts = [workspaces.from_json(document, place) for place, document in known(WORKSPACES)]
+    by_request = {fact.request: fact for fact in (*facts, *measured)}
+    steps = [observation_from_json(document, place) for place, document in known(OBSERVATIONS)]
+    by_case = {step.case: step for step in (*steps, *observed)}
+    write(WORKSPACES, map(workspaces.to_json, by_request.values()))
+    write(OBSERVATIONS, map(observation_to_json, by_case.values()))
     return LearntFacts(
         gpu=gpu,
         torch=torch,
-        workspaces=len(known),
-        observations=len(steps),
+        workspaces=len(by_request),
+        observations=len(by_case),
         unexplained=unexplained,
-        coverage=cover_left_out(list(steps.values())),
+        coverage=cover_left_out(list(by_case.values())),
     )
 
 
 def group_of(device: Sequence[Measurement], paper: Sequence[Measurement]) -> tuple[str, str]:
     """The GPU by the catalog's name, and torch's major and minor version. Raises FactsError as `learn_facts`."""
-    names = {each.device.name for each in device if each.device.kind == "cuda"}
+    names = {line.device.name for line in device if line.device.kind == "cuda"}
     if len(names) != 1 or len(records := catalog.by_any_name(names.copy().pop())) != 1:
         raise FactsError(
             f"the measurements are of {', '.join(sorted(names)) or 'no GPU'}",
             allowed="measurements of one GPU that the catalog knows",
             remedy="add a record to planner/hardware/gpus.py, or measure each GPU into a folder of its own",
         )
-    versions = {minor_of(each.software["torch"]) for each in (*device, *paper) if "torch" in each.software}
+    versions = {minor_of(line.software["torch"]) for line in (*device, *paper) if "torch" in line.software}
     if len(versions) != 1:
         raise FactsError(
             f"the measurements and their counterparts on paper are of torch {' and '.join(sorted(versions))}",
@@ -184,48 +191,29 @@ def group_of(device: Sequence[Measurement], paper: Sequence[Measurement]) -> tup
 
 
 def _observations(device: Sequence[Measurement], paper: Sequence[Measurement], gpu: str) -> Iterable[Observation]:
-    there = {each.case: each for each in paper if each.phases and each.job and not each.error}
-    for each in device:
-        other = there.get(each.case)
-        if other is None or each.device.kind != "cuda" or not each.phases or each.error:
+    planned = {line.case: line for line in paper if line.phases and line.job and not line.error}
+    for line in device:
+        other = planned.get(line.case)
+        if other is None or line.device.kind != "cuda" or not line.phases or line.error:
             continue
-        if any(each.job.get(section) != other.job.get(section) for section in _OF_THE_STEP):
+        if any(line.job.get(section) != other.job.get(section) for section in _OF_THE_STEP):
             continue  # on paper it was another size
-        software = Software(torch=each.software.get("torch", ""), cuda=each.software.get("cuda", ""))
+        software = Software(torch=line.software.get("torch", ""), cuda=line.software.get("cuda", ""))
         yield make_observation(
             gpu=gpu,
             torch=software.torch,
             cuda=software.cuda,
-            world_size=each.world_size,
-            case=each.case,
-            reserved_bytes=(other.peak.reserved_bytes, each.peak.reserved_bytes),
-            predicted_context_bytes=outside(gpu_of(each.device), software, ()).cuda_context_bytes,
-            device_bytes=max((phase.device_bytes for phase in each.phases), default=0),
-            device_bytes_by=each.device_bytes_by,
-            device_total_bytes=each.device.total_bytes,
-            peers=each.peers,
-            measured_out_of_memory=each.out_of_memory is not None,
-            date=each.date,
+            world_size=line.world_size,
+            case=line.case,
+            reserved_bytes=(other.peak.reserved_bytes, line.peak.reserved_bytes),
+            predicted_context_bytes=outside(gpu_of(line.device), software, ()).cuda_context_bytes,
+            device_bytes=max((phase.device_bytes for phase in line.phases), default=0),
+            device_bytes_by=line.device_bytes_by,
+            device_total_bytes=line.device.total_bytes,
+            peers=line.peers,
+            measured_out_of_memory=line.out_of_memory is not None,
+            date=line.date,
         )
-
-
-def _known_workspaces(folder: Path, suffix: str) -> list[WorkspaceFact]:
-    return [workspaces.from_json(document, place) for place, document in _lines(folder, WORKSPACES, suffix)]
-
-
-def _known_observations(folder: Path, suffix: str) -> list[Observation]:
-    return [observation_from_json(document, place) for place, document in _lines(folder, OBSERVATIONS, suffix)]
-
-
-def _lines(folder: Path, kind: str, suffix: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    return read_lines(tuple(each for each in state_of(folder, kind) if each[0].name == f"{kind}-{suffix}"))
-
-
-def _write(path: Path, documents: Iterable[Mapping[str, Any]]) -> None:
-    lines = [f"{json.dumps(each, separators=(',', ':'))}\n" for each in documents]
-    if lines:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(lines), encoding="utf-8")
 
 
 _MEASURE = "planner.truth.measuring.measure:measure_one"

@@ -6,12 +6,12 @@ import contextlib
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.hardware.facts import workspace_table
-from planner.job.schema import Allocator, DataLoader, Gpu, Job, PostTraining, Rollout, WeightSync
+from planner.job.schema import Allocator, DataLoader, Gpu, Job, Rollout, WeightSync
 from planner.planning import identity
 from planner.runtime.user_cache import traces_folder
 from planner.tracing import rank_trace
@@ -45,85 +45,68 @@ class TraceCache:
         """The trace that was stored; None if there is none, or it is damaged."""
         path = self._path(job, rank, target)
         try:
-            text = _decompress(path.read_bytes())
-            found = rank_trace.loads(text)
+            unpacking = zlib.decompressobj()
+            text = unpacking.decompress(path.read_bytes(), _LARGEST_TEXT_BYTES)
+            if not unpacking.eof:  # cut off, or too large
+                return None
+            trace = rank_trace.loads(text.decode())
             os.utime(path)
         except (OSError, ValueError, zlib.error):
             return None
-        return found
+        return trace
 
     def store(self, job: Job, rank: int, target: str, trace: Trace) -> None:
         """Keep the trace, and no more than `most_bytes` with the others."""
-        path = self._path(job, rank, target)
         content = zlib.compress(rank_trace.dumps(trace).encode(), 1)
         with contextlib.suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _temporary(self.folder) as new:
+            descriptor, name = tempfile.mkstemp(dir=self.folder)
+            os.close(descriptor)
+            new = Path(name)
+            try:
                 new.write_bytes(content)
-                new.replace(path)
-            self._forget_oldest()
+                new.replace(self._path(job, rank, target))
+            finally:
+                new.unlink(missing_ok=True)
+            room = self.most_bytes
+            kept = [(path, path.stat()) for path in self.folder.glob(f"*{_SUFFIX}")]
+            for path, about in sorted(kept, key=lambda pair: pair[1].st_mtime, reverse=True):
+                room -= about.st_size
+                if room < 0:
+                    path.unlink(missing_ok=True)
 
     def _path(self, job: Job, rank: int, target: str) -> Path:
-        traced = identity.trace_id_of(_traced_part(job))
+        traced = identity.trace_id_of(traced_part(job))
         return self.folder / f"{traced}-{target or job.cluster.gpu.arch}-{rank}{_SUFFIX}"
 
-    def _forget_oldest(self) -> None:
-        kept = [(each, each.stat()) for each in self.folder.glob(f"*{_SUFFIX}")]
-        room = self.most_bytes
-        for path, about in sorted(kept, key=lambda each: each[1].st_mtime, reverse=True):
-            room -= about.st_size
-            if room < 0:
-                path.unlink(missing_ok=True)
 
-
-def _traced_part(job: Job) -> Job:
-    """The job without what no trace depends on: how much memory there is, and what the allocator makes of it."""
+def traced_part(job: Job) -> Job:
+    """The job without what no trace depends on: how much memory there is, and what the allocator makes of it; the
+    engine's share, its place and its sleep."""
     has_facts = workspace_table(job.cluster.gpu.name, job.software.torch)  # then the GPU decides what is traced
     gpu = Gpu(name=job.cluster.gpu.name if has_facts else "", total_bytes=0, arch=job.cluster.gpu.arch)
-    cluster = replace(job.cluster, gpu=gpu, held_by_others_bytes=0, host_memory=0)
+    post_training, usual = job.post_training, Rollout()
+    if post_training is not None:
+        post_training = replace(
+            post_training,
+            rollout=replace(
+                post_training.rollout,
+                engine=usual.engine,
+                placement=usual.placement,
+                gpu_memory_utilization=usual.gpu_memory_utilization,
+                block_size=usual.block_size,
+                enforce_eager=usual.enforce_eager,
+                sleep_level=usual.sleep_level,
+            ),
+            weight_sync=replace(post_training.weight_sync, while_awake=WeightSync().while_awake),
+        )
     return replace(
         job,
         allocator=Allocator(),
-        cluster=cluster,
+        cluster=replace(job.cluster, gpu=gpu, held_by_others_bytes=0, host_memory=0),
         train=replace(job.train, data_loader=DataLoader()),
-        post_training=_traced_post_training(job.post_training),
+        post_training=post_training,
     )
-
-
-def _traced_post_training(said: PostTraining | None) -> PostTraining | None:
-    """Without the engine's share, its place and its sleep, which no event depends on."""
-    if said is None:
-        return None
-    usual = Rollout()
-    rollout = replace(
-        said.rollout,
-        engine=usual.engine,
-        placement=usual.placement,
-        gpu_memory_utilization=usual.gpu_memory_utilization,
-        block_size=usual.block_size,
-        enforce_eager=usual.enforce_eager,
-        sleep_level=usual.sleep_level,
-    )
-    return replace(said, rollout=rollout, weight_sync=replace(said.weight_sync, while_awake=WeightSync().while_awake))
-
-
-def _decompress(content: bytes) -> str:
-    unpacking = zlib.decompressobj()
-    text = unpacking.decompress(content, _LARGEST_TEXT_BYTES)
-    if not unpacking.eof:
-        raise ValueError("the trace is cut off, or too large")
-    return text.decode()
-
-
-@contextlib.contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    """A file that is gone at the end, unless it was renamed."""
-    descriptor, name = tempfile.mkstemp(dir=folder)
-    os.close(descriptor)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

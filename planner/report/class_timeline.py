@@ -13,10 +13,15 @@ from typing import Any
 
 from planner.allocator.timeline import Timeline
 from planner.events import Category, Event
+from planner.records import to_plain
 from planner.report.attribution import HolderKey, holder_of, lives, phase_spans
 from planner.report.statement import Plan, RankClassStatement
 from planner.report.style import STACKED
 
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+"""Of a layer, in the name of a module."""
+_HOLDERS = 60
+"""Of the peak, that are listed."""
 _PHASE, _PHASES_SHARE, _HIGHEST = 0.04, 0.5, 0.25
 """Of a picture's width: what a phase has at least, all of them together at most from that; of that, what its highest
 moment has."""
@@ -54,14 +59,9 @@ def moments_of(allocated: Sequence[int], points: int) -> list[int]:
     count = len(allocated)
     if count <= points:
         return list(range(count))
-    edges = [count * each // points for each in range(points + 1)]
-    return [_highest(allocated, first, last) for first, last in pairwise(edges)]
-
-
-def _highest(allocated: Sequence[int], first: int, last: int) -> int:
-    """Where between two moments the most is allocated, the first time."""
-    part = allocated[first:last]
-    return first + part.index(max(part))
+    edges = [count * point // points for point in range(points + 1)]
+    parts = [(first, allocated[first:last]) for first, last in pairwise(edges)]
+    return [first + part.index(max(part)) for first, part in parts]
 
 
 class Places:
@@ -70,7 +70,12 @@ class Places:
 
     def __init__(self, at: Sequence[int], allocated: Sequence[int], spans: Sequence[tuple[int, int]]) -> None:
         """`allocated` are the bytes at the moments `at`; a span is a phase's first event and the one after its last."""
-        highest = [_drawn_highest(at, allocated, *span) for span in spans]
+        highest = []  # over which events the highest moment of each phase is drawn: until the next moment
+        for first, after in spans:
+            low, high = bisect_left(at, first), bisect_left(at, after)
+            index = max(range(low, high), key=allocated.__getitem__, default=-1)
+            end = at[index + 1] if index + 1 < len(at) else after
+            highest.append((at[index], min(end, after)) if low < high else (first, first))
         self._events = sorted({0, *(end for span in (*spans, *highest) for end in span)})
         count = max(self._events[-1], 1)
         widths = [(after - first) / count for first, after in pairwise(self._events)]
@@ -79,13 +84,13 @@ class Places:
             self._widen(widths, span, least)
             self._widen(widths, drawn, least * _HIGHEST)
         whole = sum(widths) or 1.0
-        self._places = [0.0, *(each / whole for each in accumulate(widths))]
+        self._places = [0.0, *(width / whole for width in accumulate(widths))]
 
     def _widen(self, widths: list[float], span: tuple[int, int], least: float) -> None:
         first, after = (bisect_left(self._events, end) for end in span)
         width = sum(widths[first:after])
         if 0 < width < least:
-            widths[first:after] = [each * least / width for each in widths[first:after]]
+            widths[first:after] = [part * least / width for part in widths[first:after]]
 
     def of(self, event: int) -> float:
         """The place of an event, or of the end behind the last."""
@@ -96,15 +101,6 @@ class Places:
         first, after = self._events[upper - 1], self._events[upper]
         left, right = self._places[upper - 1], self._places[upper]
         return round(left + (right - left) * (event - first) / (after - first), 6)
-
-
-def _drawn_highest(at: Sequence[int], allocated: Sequence[int], first: int, after: int) -> tuple[int, int]:
-    """The events over which the highest moment of a phase is drawn: until the next moment."""
-    low, high = bisect_left(at, first), bisect_left(at, after)
-    if low == high:
-        return first, first
-    index = max(range(low, high), key=lambda each: allocated[each])
-    return at[index], min(at[index + 1] if index + 1 < len(at) else after, after)
 
 
 def changes_of(events: Sequence[Event], timeline: Timeline) -> Iterator[tuple[int, HolderKey, int]]:
@@ -124,9 +120,6 @@ def changes_of(events: Sequence[Event], timeline: Timeline) -> Iterator[tuple[in
         yield life.death, key, -size
 
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-
-
 @dataclass(frozen=True, slots=True)
 class Held:
     """One holder at one moment: `bytes` are block bytes of all `count` blocks."""
@@ -144,11 +137,20 @@ class Moments:
     holders: tuple[HolderKey, ...]
     held: tuple[tuple[Held, ...], ...]
 
+    def to_json(self) -> dict[str, Any]:
+        """`who` the holders are, and `held`: each moment is `[[holder, bytes, count], ...]`."""
+        return {
+            "who": [{**holder._asdict(), "category": holder.category.value} for holder in self.holders],
+            "held": [[[held.holder, held.bytes, held.count] for held in at] for at in self.held],
+        }
+
 
 def holders_at(events: Sequence[Event], timeline: Timeline, at: Sequence[int]) -> Moments:
-    """The largest holders after each of the events `at`, which ascend."""
+    """The largest holders after each of the events `at`, which ascend; layers that do the same are one."""
     changes = changes_of(events, timeline)
-    return largest_at(((index, _like_layers_together(key), change) for index, key, change in changes), at)
+    return largest_at(
+        ((index, key._replace(module=_NUMBER.sub("*", key.module)), change) for index, key, change in changes), at
+    )
 
 
 def largest_at(changes: Iterable[tuple[int, HolderKey, int]], at: Sequence[int], most: int = 6) -> Moments:
@@ -172,13 +174,6 @@ def largest_at(changes: Iterable[tuple[int, HolderKey, int]], at: Sequence[int],
     return Moments(tuple(places), tuple(held))
 
 
-def _like_layers_together(key: HolderKey) -> HolderKey:
-    return key._replace(module=_NUMBER.sub("*", key.module))
-
-
-_HOLDERS = 60
-
-
 @dataclass(frozen=True, slots=True)
 class ClassTimeline:
     """A rank class with what its statement was made from."""
@@ -199,14 +194,27 @@ def timeline_to_json(traced: ClassTimeline, points: int = 1200) -> dict[str, Any
     `places`, and `left` and `right` of a phase, say where they lie on the width of a picture, from 0 to 1. Of `held`
     each moment is `[[holder, bytes, count], ...]`, the largest first; `who` are these holders.
     """
-    statement, series = traced.statement, thin(traced.events, traced.timeline, points)
-    moments = holders_at(traced.events, traced.timeline, series.at)
-    spans = phase_spans(traced.events)
+    statement, timeline, peak = traced.statement, traced.timeline, traced.statement.peak
+    series, spans = thin(traced.events, timeline, points), phase_spans(traced.events)
     totals = [sum(sizes) for sizes in zip(*series.allocated_bytes.values(), strict=True)] or [0] * len(series.at)
-    ends = len(traced.timeline.allocated_bytes)  # fewer events than there are, where memory ran out
-    places = Places(series.at, totals, [(min(each.first, ends), min(each.last, ends)) for each in spans])
+    ends = len(timeline.allocated_bytes)  # fewer events than there are, where memory ran out
+    places = Places(series.at, totals, [(min(span.first, ends), min(span.last, ends)) for span in spans])
     return {
-        **_figures(traced),
+        "ranks": statement.ranks,
+        "verdict": statement.verdict.value,
+        "events": ends,
+        "capacity_bytes": statement.capacity_bytes,
+        "outside_bytes": statement.outside_allocator.total_bytes,
+        "device_bytes": peak.device_bytes,
+        "interval_bytes": list(peak.interval_bytes),
+        "headroom_bytes": statement.headroom_bytes,
+        "peak": {
+            "event": timeline.peak_allocated_index,
+            "phase": peak.phase.value,
+            "iteration": peak.iteration,
+            "allocated_bytes": peak.allocated_bytes,
+            "reserved_bytes": peak.reserved_bytes,
+        },
         "at": series.at,
         "places": [places.of(event) for event in series.at],
         "allocated_bytes": {
@@ -215,57 +223,7 @@ def timeline_to_json(traced: ClassTimeline, points: int = 1200) -> dict[str, Any
             if category in series.allocated_bytes
         },
         "reserved_bytes": series.reserved_bytes,
-        "phases": [
-            {
-                "phase": each.phase.value,
-                "iteration": each.iteration,
-                "first": each.first,
-                "last": each.last,
-                "left": places.of(each.first),
-                "right": places.of(each.last),
-            }
-            for each in spans
-        ],
-        **moments_to_json(moments),
-        "holders": [
-            {
-                "bytes": each.bytes,
-                "category": each.category.value,
-                "module": each.module,
-                "op": each.op,
-                "shape": each.shape,
-                "dtype": each.dtype,
-                "count": each.count,
-            }
-            for each in statement.holders[:_HOLDERS]
-        ],
-    }
-
-
-def _figures(traced: ClassTimeline) -> dict[str, Any]:
-    statement, peak = traced.statement, traced.statement.peak
-    return {
-        "ranks": statement.ranks,
-        "verdict": statement.verdict.value,
-        "events": len(traced.timeline.allocated_bytes),
-        "capacity_bytes": statement.capacity_bytes,
-        "outside_bytes": statement.outside_allocator.total_bytes,
-        "device_bytes": peak.device_bytes,
-        "interval_bytes": list(peak.interval_bytes),
-        "headroom_bytes": statement.headroom_bytes,
-        "peak": {
-            "event": traced.timeline.peak_allocated_index,
-            "phase": peak.phase.value,
-            "iteration": peak.iteration,
-            "allocated_bytes": peak.allocated_bytes,
-            "reserved_bytes": peak.reserved_bytes,
-        },
-    }
-
-
-def moments_to_json(moments: Moments) -> dict[str, Any]:
-    """`who` and `held`."""
-    return {
-        "who": [{**each._asdict(), "category": each.category.value} for each in moments.holders],
-        "held": [[[each.holder, each.bytes, each.count] for each in at] for at in moments.held],
+        "phases": [{**to_plain(span), "left": places.of(span.first), "right": places.of(span.last)} for span in spans],
+        **holders_at(traced.events, timeline, series.at).to_json(),
+        "holders": [to_plain(holder) for holder in statement.holders[:_HOLDERS]],
     }

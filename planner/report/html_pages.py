@@ -18,7 +18,7 @@ def render_page(plan: Plan, classes: Sequence[ClassTimeline]) -> str:
     data = {
         "verdict": plan.verdict.value,
         "calibrated": plan.calibrated,
-        "classes": [timeline_to_json(each) for each in classes],
+        "classes": [timeline_to_json(traced) for traced in classes],
     }
     # "<" would end the script element if a module were called "</script>".
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
@@ -33,12 +33,15 @@ _VERDICTS = {Verdict.FITS: "#2f7d4f", Verdict.TIGHT: "#a9700c", Verdict.EXCEEDS:
 _MOST_CLASSES = 16
 
 
+_COLUMNS = (("ranks", "left"), ("at the peak", "left"), ("needs", "right"), ("of", "right"), ("headroom", "right"))
+
+
 def render_card(plan: Plan, notes: Sequence[str] = ()) -> str:
     """The card; `notes` are sentences that can be unfolded below it."""
-    return "".join(_parts(plan, notes))
+    return "".join(_card_parts(plan, notes))
 
 
-def _parts(plan: Plan, notes: Sequence[str]) -> Iterator[str]:
+def _card_parts(plan: Plan, notes: Sequence[str]) -> Iterator[str]:
     color = _VERDICTS[plan.verdict]
     yield '<div style="font-family: system-ui, sans-serif; max-width: 60em; line-height: 1.5">'
     yield f'<div><b>{escape(name_of(plan.job))} <span style="color: {color}">{plan.verdict.value}</span></b></div>'
@@ -47,34 +50,38 @@ def _parts(plan: Plan, notes: Sequence[str]) -> Iterator[str]:
     yield '<table style="width: 100%; border-collapse: collapse; margin: .5em 0"><thead><tr>'
     yield "".join(f'<th style="text-align: {side}">{name}</th>' for name, side in _COLUMNS)
     yield "</tr></thead><tbody>"
-    for each in plan.rank_classes[:_MOST_CLASSES]:
-        yield _row(each)
+    for statement in plan.rank_classes[:_MOST_CLASSES]:
+        sizes = (statement.peak.device_bytes, statement.capacity_bytes, statement.headroom_bytes)
+        figures = "".join(f'<td style="text-align: right; white-space: nowrap">{size(count)}</td>' for count in sizes)
+        ranks = f'<td style="text-align: left">{escape(statement.ranks)}</td>'
+        yield f'<tr>{ranks}<td style="width: 50%">{_bar(statement)}</td>{figures}</tr>'
     yield "</tbody></table>"
     if (more := len(plan.rank_classes) - _MOST_CLASSES) > 0:
         yield f"<div>and {more} more rank classes</div>"
-    yield _legend(plan)
-    yield from _advice(plan)
+    marks = "".join(
+        f'<span style="margin-right: 1em"><span style="color: {LIGHT[category]}">■</span> '
+        f"{category.value.replace('_', ' ')}</span>"
+        for category in STACKED
+        if any(statement.at_peak.get(category) for statement in plan.rank_classes)
+    )
+    yield f'<div style="font-size: .85em">{marks}</div>'
+    if plan.advice:
+        yield "<div>What would make it fit, each by itself and proven by a plan:</div><ul>"
+        for advice in plan.advice:
+            yield f"<li>{escape(change_text(advice.change))}: {size(advice.device_bytes)}, {advice.verdict.value}</li>"
+        yield "</ul>"
     if notes:
-        items = "".join(f"<li>{escape(each)}</li>" for each in notes)
+        items = "".join(f"<li>{escape(note)}</li>" for note in notes)
         yield f'<details><summary>what it rests on</summary><ul style="text-align: left">{items}</ul></details>'
     yield "</div>"
-
-
-_COLUMNS = (("ranks", "left"), ("at the peak", "left"), ("needs", "right"), ("of", "right"), ("headroom", "right"))
-
-
-def _row(statement: RankClassStatement) -> str:
-    sizes = (statement.peak.device_bytes, statement.capacity_bytes, statement.headroom_bytes)
-    figures = "".join(f'<td style="text-align: right; white-space: nowrap">{size(each)}</td>' for each in sizes)
-    ranks = f'<td style="text-align: left">{escape(statement.ranks)}</td>'
-    return f'<tr>{ranks}<td style="width: 50%">{_bar(statement)}</td>{figures}</tr>'
 
 
 def _bar(statement: RankClassStatement) -> str:
     """As wide as the capacity, or as what is needed where that is more."""
     whole = max(statement.capacity_bytes, statement.peak.device_bytes)
-    parts = [(each.value, LIGHT[each], statement.at_peak.get(each, 0)) for each in STACKED]
-    parts.append(("cached by the allocator", "#80808060", statement.peak.reserved_bytes - sum(p[2] for p in parts)))
+    parts = [(category.value, LIGHT[category], statement.at_peak.get(category, 0)) for category in STACKED]
+    cached = statement.peak.reserved_bytes - sum(count for _, _, count in parts)
+    parts.append(("cached by the allocator", "#80808060", cached))
     parts.append(("outside the allocator", "#808080", statement.outside_allocator.total_bytes))
     spans = "".join(
         f'<span title="{escape(name.replace("_", " "))}: {size(count)}" style="display: inline-block; height: 1em;'
@@ -83,22 +90,3 @@ def _bar(statement: RankClassStatement) -> str:
         if count > 0
     )
     return f'<div style="background: #80808020; white-space: nowrap; font-size: .9em; line-height: 0">{spans}</div>'
-
-
-def _legend(plan: Plan) -> str:
-    held = [each for each in STACKED if any(c.at_peak.get(each) for c in plan.rank_classes)]
-    marks = "".join(
-        f'<span style="margin-right: 1em"><span style="color: {LIGHT[each]}">■</span> '
-        f"{each.value.replace('_', ' ')}</span>"
-        for each in held
-    )
-    return f'<div style="font-size: .85em">{marks}</div>'
-
-
-def _advice(plan: Plan) -> Iterator[str]:
-    if not plan.advice:
-        return
-    yield "<div>What would make it fit, each by itself and proven by a plan:</div><ul>"
-    for each in plan.advice:
-        yield f"<li>{escape(change_text(each.change))}: {size(each.device_bytes)}, {each.verdict.value}</li>"
-    yield "</ul>"

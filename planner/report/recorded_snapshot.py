@@ -14,8 +14,8 @@ from planner.allocator.snapshot import snapshot_of_bytes
 from planner.allocator.verify import verify
 from planner.events import Alloc, Category, Free, Phase
 from planner.report.attribution import HolderKey
-from planner.report.class_timeline import Places, largest_at, moments_of, moments_to_json
-from planner.report.style import Style, size
+from planner.report.class_timeline import Places, largest_at, moments_of
+from planner.report.style import Style, join_lines, size
 
 _LONGEST = 160
 """Characters of what is said of a frame."""
@@ -179,7 +179,11 @@ class _Watched:
     def look(self, index: int, allocator: CachingAllocator) -> None:
         before, self._latest = self._latest, allocator.allocated
         if index < 0:
-            self._look_at_start()
+            for segment in self.recording.start:
+                for piece in segment.stretches:
+                    if piece.block is not None and not piece.waiting:
+                        self._held[piece.block] = _BEFORE, piece.size
+                        self._changes.append((0, _BEFORE, piece.size))
             return
         event = self.recording.events[index]
         if isinstance(event, Alloc):
@@ -206,15 +210,8 @@ class _Watched:
             "allocated_bytes": {"allocated": [self.allocated[each] for each in at]},
             "reserved_bytes": [self.reserved[each] for each in at],
             "phases": [],
-            **moments_to_json(largest_at(self._changes, at, most=10)),
+            **largest_at(self._changes, at, most=10).to_json(),
         }
-
-    def _look_at_start(self) -> None:
-        for segment in self.recording.start:
-            for piece in segment.stretches:
-                if piece.block is not None and not piece.waiting:
-                    self._held[piece.block] = _BEFORE, piece.size
-                    self._changes.append((0, _BEFORE, piece.size))
 
 
 def _holder_of(entry: Mapping[str, Any]) -> HolderKey:
@@ -227,55 +224,43 @@ _LABEL, _COUNT = 18, 12
 
 def render_replay(name: str, report: Mapping[str, Any], style: Style) -> str:
     """`name` is what people call the snapshot, `report` the object of the contract."""
+    devices = report["devices"]
+    exact = all(
+        device.get("first_difference") is None
+        and all(pair["matched"] == pair["total"] for pair in (device["addresses"], device["segments"]))
+        for device in devices
+    )
     lines = [style.paint(name, "bold")]
-    for device in report["devices"]:
+    for device in devices:
         lines += ["", *_device(device, style)]
-    lines += ["", _in_words(report, style)]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    if not devices:
+        lines += ["", style.paint("The snapshot holds no events.", "yellow")]
+    elif exact:
+        lines += ["", style.paint("Every address and every segment is the recorded one.", "green")]
+    else:
+        lines += ["", style.paint("Not every decision of the allocator was replayed.", "yellow")]
+    return join_lines(lines)
 
 
 def _device(device: Mapping[str, Any], style: Style) -> Iterator[str]:
+    reserved = device["peak_reserved_bytes"]
     yield style.paint(f"device {device['device']}", "bold")
     yield f"  {'events':<{_LABEL}}{device['events']:>{_COUNT},}"
-    yield _format_matches("addresses", device["addresses"], style)
-    yield _format_matches("segments", device["segments"], style)
+    for label in ("addresses", "segments"):
+        done, total = device[label]["matched"], device[label]["total"]
+        # Rounding must not turn a miss into 100 %.
+        shown = "100 %" if done == total else f"{min(done / total, 0.9999):.2%}".replace("%", " %")
+        row = f"  {label:<{_LABEL}}{done:>{_COUNT},} of {total:,}   {shown}"
+        yield style.paint(row, "green" if done == total else "yellow")
     yield f"  {'peak allocated':<{_LABEL}}{size(device['peak_allocated_bytes']):>{_COUNT}}"
-    yield f"  {'peak reserved':<{_LABEL}}{size(device['peak_reserved_bytes']):>{_COUNT}}"
-    first = device.get("first_difference")
-    if first is not None:
+    yield f"  {'peak reserved':<{_LABEL}}{size(reserved):>{_COUNT}}"
+    if (first := device.get("first_difference")) is not None:
         yield f"  first difference at event {first['event']:,}, in its {first['what']}:"
         yield f"    recorded  {first['recorded']}"
         yield f"    replayed  {first['replayed']}"
-    other = device.get("what_if")
-    if other is not None:
-        yield from _what_if(other, device, style)
-
-
-def _format_matches(label: str, matched: Mapping[str, int], style: Style) -> str:
-    done, total = matched["matched"], matched["total"]
-    share = done / total if total else 1.0
-    # Rounding must not turn a miss into 100 %.
-    shown = "100 %" if done == total else f"{min(share, 0.9999):.2%}".replace("%", " %")
-    row = f"  {label:<{_LABEL}}{done:>{_COUNT},} of {total:,}   {shown}"
-    return style.paint(row, "green" if done == total else "yellow")
-
-
-def _what_if(other: Mapping[str, Any], device: Mapping[str, Any], style: Style) -> Iterator[str]:
-    saved = device["peak_reserved_bytes"] - other["peak_reserved_bytes"]
-    change = "the same" if saved == 0 else f"{size(abs(saved))} {'less' if saved > 0 else 'more'}"
-    about = "" if other.get("exact", True) else ", about: in which order its first blocks were made is not recorded"
-    yield style.paint(f"  with {other['conf'] or 'the default settings'}", "bold")
-    yield f"  {'peak reserved':<{_LABEL}}{size(other['peak_reserved_bytes']):>{_COUNT}}, {change}{about}"
-
-
-def _in_words(report: Mapping[str, Any], style: Style) -> str:
-    if not report["devices"]:
-        return style.paint("The snapshot holds no events.", "yellow")
-    if all(_exact(device) for device in report["devices"]):
-        return style.paint("Every address and every segment is the recorded one.", "green")
-    return style.paint("Not every decision of the allocator was replayed.", "yellow")
-
-
-def _exact(device: Mapping[str, Any]) -> bool:
-    pairs = device["addresses"], device["segments"]
-    return device.get("first_difference") is None and all(each["matched"] == each["total"] for each in pairs)
+    if (other := device.get("what_if")) is not None:
+        saved = reserved - other["peak_reserved_bytes"]
+        change = "the same" if saved == 0 else f"{size(abs(saved))} {'less' if saved > 0 else 'more'}"
+        about = "" if other.get("exact", True) else ", about: in which order its first blocks were made is not recorded"
+        yield style.paint(f"  with {other['conf'] or 'the default settings'}", "bold")
+        yield f"  {'peak reserved':<{_LABEL}}{size(other['peak_reserved_bytes']):>{_COUNT}}, {change}{about}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from planner.job.schema import Allocator, DataLoader, Gpu, Job
+from planner.job.schema import Job
 from planner.planning.judging import RankTrace
 from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, Progress, add_eager, plan_by, plan_here
-from planner.planning.trace_source import USUAL_SOURCE, TraceSource
+from planner.planning.trace_source import USUAL_SOURCE, TraceSource, traced_part
 from planner.report.statement import AdviceTried, Verdict, change_text
 from planner.searching.advice import USUAL_SECONDS, Advised, advise
 from planner.searching.exact_plans import PlansHere
@@ -34,17 +34,12 @@ class RememberedTraces(TraceSource):
         if not traces:
             return source
         by_rank = {traced.rank_class.representative: traced.trace for traced in traces}
-        return cls(isolation=source.isolation, cache=source.cache, job=_traced_part(job), traces=by_rank)
+        return cls(isolation=source.isolation, cache=source.cache, job=traced_part(job), traces=by_rank)
 
     def trace_rank(self, job: Job, rank: int, target: str = "") -> Trace:
-        if rank in self.traces and not target and _traced_part(job) == self.job:
+        if rank in self.traces and not target and traced_part(job) == self.job:
             return self.traces[rank]
         return TraceSource.trace_rank(self, job, rank, target)
-
-
-def _traced_part(job: Job) -> Job:
-    cluster = replace(job.cluster, gpu=Gpu(arch=job.cluster.gpu.arch), held_by_others_bytes=0, host_memory=0)
-    return replace(job, allocator=Allocator(), cluster=cluster, train=replace(job.train, data_loader=DataLoader()))
 
 
 def plan_and_advise(
