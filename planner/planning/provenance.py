@@ -18,7 +18,7 @@ from planner.distribution import version
 TRACE = ("planner.tracing.spec.step_trace", "planner.tracing.rank_trace")
 """Where the events of a rank are made, and the text as which they are kept."""
 
-CATALOG = ("planner.hardware.catalog", "planner.hardware.catalog", "planner.job.overhead")
+CATALOG = ("planner.hardware.catalog", "planner.job.overhead")
 """What is known of GPUs and of what lives outside the allocator."""
 
 JUDGEMENT = ("planner.searching.answer",)
@@ -93,48 +93,45 @@ class Sources:
     def digest(self, entries: Sequence[str], besides: Sequence[str] = ()) -> str:
         """Twelve hexadecimal digits for what is reached from these modules and not from those `besides`; the version
         of planner where no sources are, as in an installation that has compiled files only."""
-        found = self.reached(entries) - self.reached(besides)
-        if not found:
+        modules = self.reached(entries) - self.reached(besides)
+        if not modules:
             return f"version {version()}"
+        files = [(self._modules[module][0], self._content(module)) for module in modules]
+        files += [(path, _content(file)) for module in modules for path, file in self._tables.get(module, ())]
         digest = hashlib.sha256()
-        for path, content in sorted(self._files(found)):
+        for path, content in sorted(files):
             digest.update(f"{path} {hashlib.sha256(content).hexdigest()}\n".encode())
         return digest.hexdigest()[:_DIGITS]
 
     def reached(self, entries: Iterable[str]) -> set[str]:
         """These modules and all that they import, wherever in them they do, with the packages in which they lie."""
-        found: set[str] = set()
+        reached: set[str] = set()
         left = list(entries)
         while left:
             module = left.pop()
-            if module in found or module not in self._modules or _decides_nothing(module):
+            decides_nothing = any(module == name or module.startswith(f"{name}.") for name in OF_NO_FIGURE)
+            if module in reached or module not in self._modules or decides_nothing:
                 continue
-            found.add(module)
+            reached.add(module)
             if module not in self._imports:
                 self._imports[module] = tuple(_imported(self._content(module)))
             left += (module.rpartition(".")[0], *self._imports[module])
-        return found
+        return reached
 
     def _list(self, folder: Traversable, package: str, module: str, prefix: str) -> None:
         """Modules by name, tables by the package to which they belong."""
-        for each in folder.iterdir():
-            name, path = each.name, prefix + each.name
+        for entry in folder.iterdir():
+            name, path = entry.name, prefix + entry.name
             if name == "__init__.py":
-                self._modules[module] = (path, each)
+                self._modules[module] = (path, entry)
             elif name.endswith(".py"):
-                self._modules[f"{module}.{name.removesuffix('.py')}"] = (path, each)
+                self._modules[f"{module}.{name.removesuffix('.py')}"] = (path, entry)
             elif name.endswith(TABLES):
-                self._tables.setdefault(package, []).append((path, each))
-            elif "." not in name and name != "__pycache__" and each.is_dir():
+                self._tables.setdefault(package, []).append((path, entry))
+            elif "." not in name and name != "__pycache__" and entry.is_dir():
                 inner = f"{module}.{name}"
-                is_package = each.joinpath("__init__.py").is_file()
-                self._list(each, inner if is_package else package, inner, f"{path}/")
-
-    def _files(self, modules: set[str]) -> Iterator[tuple[str, bytes]]:
-        for module in modules:
-            yield self._modules[module][0], self._content(module)
-            for path, file in self._tables.get(module, ()):
-                yield path, _content(file)
+                is_package = entry.joinpath("__init__.py").is_file()
+                self._list(entry, inner if is_package else package, inner, f"{path}/")
 
     def _content(self, module: str) -> bytes:
         if module not in self._contents:
@@ -142,19 +139,14 @@ class Sources:
         return self._contents[module]
 
 
-def _decides_nothing(module: str) -> bool:
-    return any(module == each or module.startswith(f"{each}.") for each in OF_NO_FIGURE)
-
-
 def _imported(source: bytes) -> Iterator[str]:
     """What may be modules among the names of its imports. Reading them so is ten times faster than parsing."""
     for origin, names, modules in _IMPORT.findall(source):
         if origin:
             yield origin.decode()
-        for each in re.findall(rb"[\w.]+", names or modules):
-            yield (b"%s.%s" % (origin, each) if origin else each).decode()
-    for each in _NAMED.findall(source):
-        yield each.decode()
+        for name in re.findall(rb"[\w.]+", names or modules):
+            yield (b"%s.%s" % (origin, name) if origin else name).decode()
+    yield from (name.decode() for name in _NAMED.findall(source))
 
 
 def _content(file: Traversable) -> bytes:

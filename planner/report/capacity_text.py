@@ -27,7 +27,8 @@ def render_capacity(document: Document) -> str:
 def _lines(document: Document) -> Iterator[str]:
     head = ["team", "queue", "gpu", "jobs", "gpus", "asked for", "predicted", "headroom", "measured", "wrong/judged",
             "out of memory"]  # fmt: skip
-    rows: list[Sequence[object]] = [
+    totals = document["totals"]
+    rows: list[list[object]] = [
         _group(row, row["team"] or "-", row["queue"] or "-", row["gpu"]) for row in document["rows"]
     ]
     if not rows:
@@ -35,33 +36,36 @@ def _lines(document: Document) -> Iterator[str]:
     else:
         shown = rows[:MOST_ROWS]
         if len(rows) > MOST_ROWS:
-            shown.append(["...", "", f"{len(rows) - MOST_ROWS} more"] + [""] * 8)
+            shown.append(["...", "", f"{len(rows) - MOST_ROWS} more", *[""] * 8])
         if len(rows) > 1:
-            shown.append(_group(document["totals"], "all", "", ""))
+            shown.append(_group(totals, "all", "", ""))
         yield from _table(head, shown, words=3)
-        if document["totals"].get("host_predicted_bytes"):
+        if predicted := totals.get("host_predicted_bytes"):
+            requested = totals["host_requested_bytes"]
+            of_requested = f" of {show_bytes(requested)}" if requested else ""
             yield ""
-            yield _hosts(document["totals"])
+            yield f"Main memory of their nodes: {show_bytes(predicted)} predicted{of_requested}"
     for kind in document.get("on") or ():
         yield ""
-        yield from _on(kind)
-    if document.get("needs"):
+        yield from _on_gpu(kind)
+    if needs := document.get("needs"):
         yield ""
         yield "What waits needs"
-        needs = [[each["queue"], each["gpu"] or "none of these", each["jobs"], each["gpus"]]
-                 for each in document["needs"]]  # fmt: skip
-        yield from _table(["queue", "gpu", "jobs", "gpus"], needs, words=2)
-    if document.get("added"):
+        rows = [[need["queue"], need["gpu"] or "none of these", need["jobs"], need["gpus"]] for need in needs]
+        yield from _table(["queue", "gpu", "jobs", "gpus"], rows, words=2)
+    if added := document.get("added"):
         yield ""
-        yield from _format_added_nodes(document["added"])
+        yield (
+            f"{added['nodes']} more nodes with {added['gpus']} {added['gpu']}: {added['started_jobs']} waiting jobs "
+            f"start on {added['started_gpus']} of them, {added['idle_gpus']} stay idle"
+        )
+        yield (
+            f"{added['waiting_jobs']} jobs still wait for {added['waiting_gpus']} GPUs; "
+            f"{added['too_large_jobs']} are too large for this type"
+        )
     if document.get("left_out"):
         yield ""
         yield f"{document['left_out']} more jobs were not looked at"
-
-
-def _hosts(totals: Document) -> str:
-    said = f" of {show_bytes(totals['host_requested_bytes'])}" if totals["host_requested_bytes"] else ""
-    return f"Main memory of their nodes: {show_bytes(totals['host_predicted_bytes'])} predicted{said}"
 
 
 def _group(row: Document, team: str, queue: str, gpu: str) -> list[object]:
@@ -73,50 +77,35 @@ def _group(row: Document, team: str, queue: str, gpu: str) -> list[object]:
     return [team, queue, gpu, row["jobs"], row["gpus"], *sizes, measured, wrong, " + ".join(ran_out) or "-"]
 
 
-def _on(kind: Document) -> Iterator[str]:
-    said = ", ".join(
-        f"{kind['jobs'][verdict]} {verdict} ({kind['gpus'][verdict]} GPUs)" for verdict in ("fits", "tight", "exceeds")
-    )
-    yield f"On {kind['gpu']} ({show_bytes(kind['total_bytes'])}): {said}"
+def _on_gpu(kind: Document) -> Iterator[str]:
+    jobs, gpus = kind["jobs"], kind["gpus"]
+    counts = ", ".join(f"{jobs[verdict]} {verdict} ({gpus[verdict]} GPUs)" for verdict in ("fits", "tight", "exceeds"))
+    yield f"On {kind['gpu']} ({show_bytes(kind['total_bytes'])}): {counts}"
     rows = [
         [
-            each["verdict"], f"{each['system']}/{each['job_id']}", each["name"] or "-", each["planned_gpu"],
-            each["ranks"], show_bytes(each["least_bytes"]), show_bytes(each["highest_bytes"]),
+            job["verdict"], f"{job['system']}/{job['job_id']}", job["name"] or "-", job["planned_gpu"],
+            job["ranks"], show_bytes(job["least_bytes"]), show_bytes(job["highest_bytes"]),
         ]
-        for each in kind["listed"][:MOST_ROWS]
+        for job in kind["listed"][:MOST_ROWS]
     ]  # fmt: skip
     if rows:
-        yield from _table(
-            ["verdict", "job", "name", "planned for", "ranks", "at least", "at most (95 %)"], rows, words=4
-        )
-    cut = sum(kind["jobs"].values()) - len(rows)
-    if cut:
+        head = ["verdict", "job", "name", "planned for", "ranks", "at least", "at most (95 %)"]
+        yield from _table(head, rows, words=4)
+    if cut := sum(jobs.values()) - len(rows):
         yield f"and {cut} smaller ones"
-
-
-def _format_added_nodes(found: Document) -> Iterator[str]:
-    yield (
-        f"{found['nodes']} more nodes with {found['gpus']} {found['gpu']}: {found['started_jobs']} waiting jobs start "
-        f"on {found['started_gpus']} of them, {found['idle_gpus']} stay idle"
-    )
-    yield (
-        f"{found['waiting_jobs']} jobs still wait for {found['waiting_gpus']} GPUs; "
-        f"{found['too_large_jobs']} are too large for this type"
-    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> Iterator[str]:
     """The first columns are words, the others figures."""
-    cells = [list(head), *([_printable(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
+    # Names come from whoever submitted a job: they do not steer a terminal.
+    cells = [
+        ["".join(character if character.isprintable() else "?" for character in str(cell)) for cell in row]
+        for row in (head, *rows)
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        padded = (
+        aligned = [
             cell.ljust(width) if place < words else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )  # fmt: skip
-        yield "  ".join(padded).rstrip()
-
-
-def _printable(cell: object) -> str:
-    """Names come from whoever submitted a job: they do not steer a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in str(cell))
+        ]
+        yield "  ".join(aligned).rstrip()

@@ -109,9 +109,14 @@ class _History:
                 self._complete_frees({event.block})
             elif isinstance(event, Synchronize | EmptyCache):
                 self._complete_frees(set(self._waiting))
-                self._wait(event)
+                if isinstance(event, EmptyCache):
+                    self._allocator.empty_cache()
+                else:
+                    self._allocator.synchronize()
             elif isinstance(event, Mark):
-                self._mark(event)
+                self._annotate("END")
+                self._phase = event
+                self._annotate("START")
         self._annotate("END")
 
     def note(self, action: str, address: int, size: int, life: Life | None = None) -> None:
@@ -123,23 +128,49 @@ class _History:
 
     def segments(self) -> list[dict[str, Any]]:
         """What is reserved at the end, segment by segment, with its blocks."""
-        found: list[dict[str, Any]] = []
+        segments: list[dict[str, Any]] = []
         end = -1
         for block in self._allocator.blocks():
             if not block.mapped:
                 continue
-            if block.before is None or block.address != end or not found:
-                found.append(self._segment(block))
+            if block.before is None or block.address != end or not segments:
+                segments.append(
+                    {
+                        "device": 0,
+                        "address": block.address,
+                        "total_size": 0,
+                        "allocated_size": 0,
+                        "active_size": 0,
+                        "requested_size": 0,
+                        "stream": block.pool.stream,
+                        "segment_type": "small" if block.pool.small else "large",
+                        "segment_pool_id": (0, 0),
+                        "is_expandable": block.segment.expandable,
+                        "frames": [],
+                        "blocks": [],
+                    }
+                )
             end = block.address + block.size
-            segment, entry = found[-1], self._block(block)
-            segment["blocks"].append(entry)
+            name, state = self._names.get(block.address, -1), "inactive"
+            if not block.free:
+                state = "active_pending_free" if name in self._waiting else "active_allocated"
+            segment = segments[-1]
+            segment["blocks"].append(
+                {
+                    "address": block.address,
+                    "size": block.size,
+                    "requested_size": 0 if block.free else block.requested,
+                    "state": state,
+                    "frames": [] if block.free else self._frames.get(name, []),
+                }
+            )
             segment["total_size"] += block.size
-            if entry["state"] != "inactive":
+            if not block.free:
                 segment["active_size"] += block.size
                 segment["requested_size"] += block.requested
-            if entry["state"] == "active_allocated":
+            if state == "active_allocated":
                 segment["allocated_size"] += block.size
-        return found
+        return segments
 
     def _alloc(self, event: Alloc) -> bool:
         self._stream = self._streams[event.block] = event.stream
@@ -178,17 +209,6 @@ class _History:
             if block.size:
                 self.note("free_completed", block.address, self._lives[name].requested_bytes, self._lives[name])
 
-    def _wait(self, event: Event) -> None:
-        if isinstance(event, EmptyCache):
-            self._allocator.empty_cache()
-        else:
-            self._allocator.synchronize()
-
-    def _mark(self, mark: Mark) -> None:
-        self._annotate("END")
-        self._phase = mark
-        self._annotate("START")
-
     def _annotate(self, stage: str) -> None:
         if self._phase is not None:
             name = f"{self._phase.phase.value} {self._phase.iteration}"
@@ -202,35 +222,6 @@ class _History:
         if phase is not None:
             frames.append(_frame(PHASE, f"iteration {phase.iteration}", phase.phase.value))
         return frames
-
-    def _segment(self, block: Block) -> dict[str, Any]:
-        return {
-            "device": 0,
-            "address": block.address,
-            "total_size": 0,
-            "allocated_size": 0,
-            "active_size": 0,
-            "requested_size": 0,
-            "stream": block.pool.stream,
-            "segment_type": "small" if block.pool.small else "large",
-            "segment_pool_id": (0, 0),
-            "is_expandable": block.segment.expandable,
-            "frames": [],
-            "blocks": [],
-        }
-
-    def _block(self, block: Block) -> dict[str, Any]:
-        name = self._names.get(block.address, -1)
-        state = "inactive"
-        if not block.free:
-            state = "active_pending_free" if name in self._waiting else "active_allocated"
-        return {
-            "address": block.address,
-            "size": block.size,
-            "requested_size": 0 if block.free else block.requested,
-            "state": state,
-            "frames": [] if block.free else self._frames.get(name, []),
-        }
 
 
 def _frame(about: str, place: str, name: str) -> dict[str, Any]:

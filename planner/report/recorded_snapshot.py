@@ -35,7 +35,7 @@ def frames_of(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     history = entry.get("history")
     if not frames and isinstance(history, list | tuple) and history and isinstance(history[0], Mapping):
         frames = history[0].get("frames")
-    return [each for each in frames if isinstance(each, Mapping)] if isinstance(frames, list | tuple) else []
+    return [frame for frame in frames if isinstance(frame, Mapping)] if isinstance(frames, list | tuple) else []
 
 
 def own_line(frames: Sequence[Mapping[str, Any]]) -> str:
@@ -60,23 +60,23 @@ def _autograds_work(frames: Sequence[Mapping[str, Any]]) -> str:
     """The node of autograd's graph in these C++ frames, else the operator by which its engine adds gradients up."""
     if not any("autograd::Engine" in _name(frame) for frame in frames):
         return ""
-    nodes = (_NODE.search(_name(each)) for each in frames)
-    return f"autograd {next((each[1] for each in nodes if each), operator_of(frames) or 'engine')}"
+    nodes = (_NODE.search(_name(frame)) for frame in frames)
+    return f"autograd {next((node[1] for node in nodes if node), operator_of(frames) or 'engine')}"
 
 
 def module_line(frames: Sequence[Mapping[str, Any]]) -> str:
     """The innermost `forward` that is not torch's own: the module whose work it was; empty where frames show none."""
     if planned := _planned(frames, ORIGIN):
         return _file(planned)
-    return next((_said(each) for each in frames if each.get("name") == "forward" and not _of_torch(each)), "")
+    return next((_said(frame) for frame in frames if frame.get("name") == "forward" and not _of_torch(frame)), "")
 
 
 def operator_of(frames: Sequence[Mapping[str, Any]]) -> str:
     """The operator that the program called, as `aten.relu`, where C++ frames were recorded; else empty."""
     if planned := _planned(frames, ORIGIN):
         return _name(planned)
-    calls = (_OPERATOR.search(_name(each)) for each in frames)
-    return next((f"aten.{match[1]}" for match in reversed([each for each in calls if each])), "")
+    calls = (_OPERATOR.search(_name(frame)) for frame in reversed(frames))
+    return next((f"aten.{call[1]}" for call in calls if call), "")
 
 
 def phase_of(frames: Sequence[Mapping[str, Any]]) -> Phase | None:
@@ -85,12 +85,14 @@ def phase_of(frames: Sequence[Mapping[str, Any]]) -> Phase | None:
     A recomputed forward has frames of both, and is of the backward; C++ frames have the names of autograd's engine.
     """
     if planned := _planned(frames, PHASE):
-        return next((each for each in Phase if each.value == _name(planned)), None)
-    if any(_of_torch(each, "/torch/optim/") for each in frames):
+        return next((phase for phase in Phase if phase.value == _name(planned)), None)
+    if any(_of_torch(frame, "/torch/optim/") for frame in frames):
         return Phase.OPTIMIZER_STEP
-    if any((each.get("name") in _BACKWARD and _of_torch(each)) or "autograd::Engine" in _name(each) for each in frames):
+    if any(
+        (frame.get("name") in _BACKWARD and _of_torch(frame)) or "autograd::Engine" in _name(frame) for frame in frames
+    ):
         return Phase.BACKWARD
-    if any(each.get("name") in _CALL and _of_torch(each, "/torch/nn/modules/module.py") for each in frames):
+    if any(frame.get("name") in _CALL and _of_torch(frame, "/torch/nn/modules/module.py") for frame in frames):
         return Phase.FORWARD
     return None
 
@@ -125,7 +127,7 @@ def _said(frame: Mapping[str, Any]) -> str:
 
 
 def _planned(frames: Sequence[Mapping[str, Any]], about: str) -> Mapping[str, Any] | None:
-    return next((each for each in frames if each.get(PLANNED) == about), None)
+    return next((frame for frame in frames if frame.get(PLANNED) == about), None)
 
 
 POINTS = 700
@@ -147,8 +149,8 @@ def explain(packed: bytes, conf: str | None = None, place: str = "the body") -> 
             watched[recording.device] = _Watched(recording, content["device_traces"][recording.device])
         watched[recording.device].look(index, allocator)
 
-    found = verify(snapshot, conf, watch=watch).to_json()
-    for device in found["devices"]:
+    report = verify(snapshot, conf, watch=watch).to_json()
+    for device in report["devices"]:
         number = device["device"]
         device["timeline"] = watched[number].to_json()
         device["out_of_memory"] = [
@@ -156,7 +158,7 @@ def explain(packed: bytes, conf: str | None = None, place: str = "the body") -> 
             for entry in content["device_traces"][number]
             if entry["action"] == "oom"
         ]
-    return {**found, "conf": snapshot.conf}
+    return {**report, "conf": snapshot.conf}
 
 
 @dataclass(slots=True)
@@ -198,7 +200,8 @@ class _Watched:
     def to_json(self) -> dict[str, Any]:
         """In the form of planner.report.class_timeline, of which there are no phases and no categories."""
         at = moments_of(self.allocated, POINTS)
-        places = Places(at, [self.allocated[each] for each in at], [(0, len(self.allocated))])
+        allocated = [self.allocated[event] for event in at]
+        places = Places(at, allocated, [(0, len(self.allocated))])
         peak = max(range(len(self.allocated)), key=self.allocated.__getitem__, default=0)
         return {
             "events": len(self.allocated),
@@ -207,8 +210,8 @@ class _Watched:
             "peak": {"event": peak, "allocated_bytes": self.allocated[peak] if self.allocated else 0},
             "at": at,
             "places": [places.of(event) for event in at],
-            "allocated_bytes": {"allocated": [self.allocated[each] for each in at]},
-            "reserved_bytes": [self.reserved[each] for each in at],
+            "allocated_bytes": {"allocated": allocated},
+            "reserved_bytes": [self.reserved[event] for event in at],
             "phases": [],
             **largest_at(self._changes, at, most=10).to_json(),
         }
