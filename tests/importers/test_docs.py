@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from planner.job import launchers
 from planner.job.importers import (
     accelerate,
     axolotl,
     fsdp,
-    launch_lines,
     llama_factory,
     peft,
     torchtitan,
@@ -76,7 +76,7 @@ def test_the_page_holds_the_table(name: str) -> None:
 def test_the_page_holds_the_options_of_launchers() -> None:
     text = (DOCS / "importers.md").read_text(encoding="utf-8")
 
-    for name in sorted(launch_lines.ACCELERATE_READ):
+    for name in sorted(launchers.ACCELERATE_READ):
         assert f"`--{name}`" in text, name
 
 

@@ -18,7 +18,8 @@ from torch.distributed.run import get_args_parser
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from planner.job.importers import accelerate, fsdp, launch_lines, peft, recipes, training_arguments
+from planner.job import launchers
+from planner.job.importers import accelerate, fsdp, peft, recipes, training_arguments
 from planner.job.importers.drafts import Key
 from planner.job.importers.training_arguments import KEYS, RETIRED
 
@@ -63,8 +64,8 @@ def test_every_option_of_deepspeeds_launcher_is_known() -> None:
     actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     names = {option.lstrip("-") for action in actions for option in action.option_strings}
     alone = {option.lstrip("-") for action in actions if action.nargs == 0 for option in action.option_strings}
-    assert names ^ (launch_lines.DEEPSPEED_ALONE | launch_lines.DEEPSPEED_WITH_VALUE) == set()
-    assert alone == launch_lines.DEEPSPEED_ALONE
+    assert names ^ (launchers.DEEPSPEED_ALONE | launchers.DEEPSPEED_WITH_VALUE) == set()
+    assert alone == launchers.DEEPSPEED_ALONE
 
 
 @pytest.mark.parametrize("model_type", recipes.NAMES)
@@ -106,9 +107,9 @@ def test_every_option_of_accelerate_launch_is_read_ignored_or_refused() -> None:
         assert _missing(known, names) == set(), prefix
         options -= {name for name in options if name.startswith(f"{prefix}_")}
     known_options = (
-        launch_lines.ACCELERATE_ALONE
-        | launch_lines.ACCELERATE_READ
-        | launch_lines.ACCELERATE_IGNORED
+        launchers.ACCELERATE_ALONE
+        | launchers.ACCELERATE_READ
+        | launchers.ACCELERATE_IGNORED
         | accelerate.DEEPSPEED_KEYS.keys()
     )
     assert {name for name in options - known_options if not name.startswith(("fp8_", "megatron_lm_"))} == set()
@@ -121,7 +122,7 @@ def test_options_of_accelerate_launch_that_stand_alone_do() -> None:
         if action.nargs == 0 and action.dest != "help"
         for option in action.option_strings
     }
-    assert alone == launch_lines.ACCELERATE_ALONE
+    assert alone == launchers.ACCELERATE_ALONE
 
 
 def test_every_option_of_torchrun_is_known_with_or_without_a_value() -> None:
@@ -130,8 +131,8 @@ def test_every_option_of_torchrun_is_known_with_or_without_a_value() -> None:
         names = {option.lstrip("-").replace("-", "_") for option in action.option_strings}
         (alone if action.nargs == 0 else valued).update(names - {"h", "help"})
 
-    assert alone == launch_lines.TORCHRUN_ALONE
-    assert valued == launch_lines.TORCHRUN_WITH_VALUE
+    assert alone == launchers.TORCHRUN_ALONE
+    assert valued == launchers.TORCHRUN_WITH_VALUE
 
 
 def test_every_field_of_accelerates_fsdp_plugin_has_its_fate() -> None:

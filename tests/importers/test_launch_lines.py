@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from importing_folder import ZERO_2, Folder
 
 from planner.job.deepspeed_config import zero_of
 from planner.job.importers import launch_lines
-from planner.job.importers.launch_lines import LaunchLine
+from planner.job.importers.launch_lines import Launch
 from planner.job.schema import DpReplicate, Recompute
 
 
@@ -120,12 +121,13 @@ def test_options_of_accelerate_launch_are_its_config(folder: Folder) -> None:
 
 
 def test_the_parts_of_a_line() -> None:
-    found = launch_lines.read("A=1 torchrun --standalone --nproc-per-node 2 train.py --x 'y z'")
+    launch = launch_lines.read("A=1 torchrun --standalone --nproc-per-node 2 train.py --x 'y z'", Path())
 
-    assert found == LaunchLine(
+    assert launch == Launch(
         launcher="torchrun",
         options={"standalone": None, "nproc_per_node": "2"},
-        script_arguments=["--x", "y z"],
         allocator_conf="",
-        not_read=["A"],
+        accelerate=None,
+        arguments=None,
+        not_read=["A", "--x", "--standalone"],
     )

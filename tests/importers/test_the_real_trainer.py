@@ -20,7 +20,7 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from planner.job.importers import fsdp, launcher_options, training_arguments
+from planner.job.importers import fsdp, launch_lines, training_arguments
 from planner.job.importers.training_arguments import KEYS
 from planner.job.nodes import node_from_data
 from planner.job.schema import DpShard
@@ -71,7 +71,7 @@ def test_the_optimizer_is_that_of_the_trainer(tmp_path: Path, changed: dict[str,
 def test_flags_are_read_as_the_parser_of_transformers_reads_them(tmp_path: Path, words: list[str]) -> None:
     parser = HfArgumentParser(TrainingArguments)
     theirs = parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path), "--use_cpu", *words])[0]
-    line = launcher_options.read(shlex.join(["torchrun", "train.py", *words]), tmp_path)
+    line = launch_lines.read(shlex.join(["torchrun", "train.py", *words]), tmp_path)
     assert line.arguments is not None
 
     ours = {name: node.plain() for name, node in line.arguments.written.items() if KEYS[name].matters}

@@ -95,7 +95,7 @@ def test_accelerate_reads_how_many_from_its_config(tmp_path: Path) -> None:
         ("make train", "starts 'make'"),
         ("python", "no program"),
         ("python -c print()", "stands in the command"),
-        ("torchrun --nproc-per-node gpu t.py", "--nproc-per-node is 'gpu'"),
+        ("torchrun --nproc-per-node gpu t.py", "--nproc-per-node is gpu, which the machine decides"),
         ("torchrun --nnodes 1:4 t.py", "changes while the job runs"),
         ("torchrun --nproc 4 t.py", "unknown option --nproc"),
         ("torchrun --nproc-per-node", "no value"),

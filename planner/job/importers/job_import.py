@@ -18,7 +18,7 @@ from planner.job.importers import (
     deepspeed,
     fsdp,
     fsdp_versions,
-    launcher_options,
+    launch_lines,
     llama_factory,
     peft,
     torchtitan,
@@ -83,7 +83,7 @@ class _ParsedSources:
     folder: Path
     arguments: training_arguments.TrainingArguments | None = None
     config: accelerate.Config | None = None
-    launch: launcher_options.Launch | None = None
+    launch: launch_lines.Launch | None = None
     deepspeed: Node | None = None
     fsdp: Mapping[str, Node] | None = None
     precision: Node | None = None
@@ -149,7 +149,7 @@ def _name(path: Path | None) -> str:
 def _read(given: ImportSources, folder: Path) -> _ParsedSources:
     found = _ParsedSources(given=given, folder=folder)
     if given.torchrun:
-        found.launch = launcher_options.read(given.torchrun, folder)
+        found.launch = launch_lines.read(given.torchrun, folder)
         found.arguments, found.config = found.launch.arguments, found.launch.accelerate
         found.ignored["the launch line"] = [] if found.arguments is None else found.arguments.ignored_keys
     if given.training_arguments is not None:
@@ -245,7 +245,7 @@ def _tell_sources(draft: Draft, sources: _ParsedSources) -> list[str]:
     for recipe in sources.recipes:
         fill_draft(draft, recipe)
     if sources.launch is not None:
-        launcher_options.fill_draft(draft, sources.launch)
+        launch_lines.fill_draft(draft, sources.launch)
     if sources.config is not None:
         accelerate.fill_draft(draft, sources.config)
     knows_precision = sources.arguments is not None or sources.config is not None

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from planner.errors import SpecError
-from planner.job.importers.launch_lines import words_of
+from planner.job.launchers import words_of
 from planner.job.loading import read_gpu
 from planner.job.shorthand import read_host_memory
 from planner.planning.program_ranks import choose_ranks

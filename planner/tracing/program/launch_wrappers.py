@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from planner.errors import SpecError
-from planner.job.importers.launch_lines import PLACE, read_options, refused
+from planner.job.launchers import PLACE, read_options, refused
 from planner.tracing.program import scheduler_lines
 from planner.tracing.program.scheduler_lines import Allocation, Starter, Tasks, job_variables
-from planner.tracing.program.shell_script import UNKNOWN, Shell, Statement, commands_of, said
+from planner.tracing.program.shell_script import UNKNOWN, Shell, Statement, commands_of, source_of
 
 TextOf = Callable[[str], str]
 _SHELLS = ("bash", "sh", "dash", "zsh")
@@ -57,32 +57,25 @@ class Surrounding:
     options: Mapping[str, str | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Unwrapped:
     """A launcher's own words, and what stood around them."""
 
-    words: tuple[str, ...]
-    environment: Mapping[str, str]
-    tasks: Tasks | None
-    folder: str
-    notes: tuple[str, ...]
-    surrounding: Surrounding | None = None
-
-
-@dataclass(slots=True)
-class _Layers:
-    """What was found on the way in."""
-
     words: list[str]
     text_of: TextOf
+    inherited: Mapping[str, str]
+    """Variables that a script finds when it is started."""
     environment: dict[str, str] = field(default_factory=dict)
-    inherited: Mapping[str, str] = field(default_factory=dict)
     tasks: Tasks | None = None
     allocation: Allocation | None = None
     folder: str = ""
-    notes: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
     surrounding: Surrounding | None = None
-    scripts: int = 0
+
+    def enter(self, folder: str | None) -> None:
+        """Goes to a folder, seen from the one that was reached."""
+        if folder and folder != ".":
+            self.folder = folder if folder.startswith("/") or not self.folder else f"{self.folder}/{folder}"
 
 
 def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str]) -> Unwrapped:
@@ -90,7 +83,7 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str]) 
 
     Raises SpecError for what only a shell or the job's machine decides, and for options that are not known.
     """
-    layers = _Layers([UNKNOWN.sub("", each) for each in words], text_of, inherited=inherited)
+    layers = Unwrapped([UNKNOWN.sub("", word) for word in words], text_of, inherited)
     for _ in range(_MOST_LAYERS):
         if not _peel(layers):
             break
@@ -100,7 +93,7 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str]) 
     for word in layers.words:
         if UNKNOWN.search(word):
             raise SpecError(
-                f"{said(word)[:80]} decides a part of the launch line, and is not known here",
+                f"{source_of(word)[:80]} decides a part of the launch line, and is not known here",
                 allowed="values that the command, its script or the environment of planner says",
                 remedy="set it before the command (NAME=value ...), or write its value",
                 place=PLACE,
@@ -110,43 +103,36 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str]) 
             raise refused(f"{name[:80]!a} is no variable, or too long", f"NAME=value, of {_LONGEST_VALUE} characters")
     if not all(map(_can_be_started, (*layers.words, layers.folder))) or len(layers.environment) > _MOST_VARIABLES:
         raise refused("the command cannot be started", f"{_MOST_VARIABLES} variables, and words as a system has them")
-    environment = {name: value for name, value in layers.environment.items() if not UNKNOWN.search(value)}
-    layers.notes += [
-        f"${name} comes from {said(value)}, which is not known here: the program runs without it"
-        for name, value in layers.environment.items()
-        if name not in environment and name not in ("MASTER_ADDR", "MASTER_PORT")
-    ]
-    return Unwrapped(
-        words=tuple(layers.words), environment=environment, tasks=layers.tasks, folder=layers.folder,
-        notes=tuple(layers.notes), surrounding=layers.surrounding,
-    )  # fmt: skip
+    unknown = {name: value for name, value in layers.environment.items() if UNKNOWN.search(value)}
+    for name, value in unknown.items():
+        del layers.environment[name]
+        if name not in ("MASTER_ADDR", "MASTER_PORT"):
+            note = f"${name} comes from {source_of(value)}, which is not known here: the program runs without it"
+            layers.notes += (note,)
+    return layers
 
 
-def _peel(layers: _Layers) -> bool:
+def _peel(layers: Unwrapped) -> bool:
     """Takes one layer off; whether there was one."""
     words = layers.words
     if not words:
         return False
+    name = PurePosixPath(words[0]).name
     if match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL):
         layers.environment[match[1]] = match[2]
         layers.words = words[1:]
-        return True
-    name = PurePosixPath(words[0]).name
-    reader = _READERS.get(name)
-    if reader is not None:
+    elif (reader := _READERS.get(name)) is not None:
         return reader(layers, words[1:])
-    if name in _SHELLS:
-        return _shell(layers, words[1:])
-    if name.endswith(".sh"):
+    elif name.endswith(".sh"):
         _script(layers, words[0], words[1:])
-        return True
-    if name in _BARE:
+    elif name in _BARE:
         layers.words = words[1:]
-        return True
-    return False
+    else:
+        return False
+    return True
 
 
-def _env(layers: _Layers, words: list[str]) -> bool:
+def _env(layers: Unwrapped, words: list[str]) -> bool:
     while words and words[0].startswith("-"):
         if words[0] in ("-u", "--unset"):
             layers.environment.pop(words[1] if len(words) > 1 else "", None)
@@ -158,39 +144,29 @@ def _env(layers: _Layers, words: list[str]) -> bool:
     return True
 
 
-def _uv(layers: _Layers, words: list[str]) -> bool:
+def _run_of_environment(layers: Unwrapped, words: list[str]) -> bool:
+    """`uv run`, `conda run`, and those without options that matter."""
+    tool = PurePosixPath(layers.words[0]).name
     if words[:1] != ["run"]:
         return False
-    options, rest = read_options(words[1:], _UV_WITH_VALUE, _UV_ALONE, "uv run")
-    layers.surrounding = Surrounding("uv", options)
-    if options.get("directory"):
-        _enter(layers, options["directory"] or "")
-    layers.words = ["python", "-m", *rest] if {"m", "module"} & options.keys() else rest
-    if {"s", "script"} & options.keys():
-        layers.words = ["python", *rest]
+    options: dict[str, str | None] = {}
+    rest = words[1:]
+    if tool == "uv":
+        options, rest = read_options(rest, _UV_WITH_VALUE, _UV_ALONE, "uv run")
+        layers.enter(options.get("directory"))
+        if {"s", "script"} & options.keys():
+            rest = ["python", *rest]
+        elif {"m", "module"} & options.keys():
+            rest = ["python", "-m", *rest]
+    elif tool in ("conda", "mamba", "micromamba"):
+        tool = "conda"
+        options, rest = read_options(rest, _CONDA_WITH_VALUE, _CONDA_ALONE, "conda run")
+        layers.enter(options.get("cwd"))
+    layers.surrounding, layers.words = Surrounding(tool, options), rest
     return True
 
 
-def _conda(layers: _Layers, words: list[str]) -> bool:
-    if words[:1] != ["run"]:
-        return False
-    options, rest = read_options(words[1:], _CONDA_WITH_VALUE, _CONDA_ALONE, "conda run")
-    layers.surrounding = Surrounding("conda", options)
-    if options.get("cwd"):
-        _enter(layers, options["cwd"] or "")
-    layers.words = rest
-    return True
-
-
-def _plain_run(layers: _Layers, words: list[str]) -> bool:
-    if words[:1] != ["run"]:
-        return False
-    layers.surrounding = Surrounding(PurePosixPath(layers.words[0]).name)
-    layers.words = words[1:]
-    return True
-
-
-def _with_options(layers: _Layers, words: list[str]) -> bool:
+def _with_options(layers: Unwrapped, words: list[str]) -> bool:
     """nice, numactl, stdbuf, taskset, timeout: what follows their options, of which none matters."""
     takes = {"-n", "-s", "-k", "-c"}
     while words and (words[0].startswith("-") or re.fullmatch(r"[0-9.,-]+[smhd]?", words[0])):
@@ -199,35 +175,26 @@ def _with_options(layers: _Layers, words: list[str]) -> bool:
     return True
 
 
-def _srun(layers: _Layers, words: list[str]) -> bool:
-    _refuse_nested(layers)
-    layers.tasks, options, layers.words = scheduler_lines.read_srun(words, layers.allocation)
-    _take_slurm(layers, options)
-    return True
-
-
-def _take_slurm(layers: _Layers, options: Mapping[str, str | None]) -> None:
-    if options.get("chdir"):
-        _enter(layers, options["chdir"] or "")
-    for each in (options.get("export") or "").split(","):
-        name, equals, value = each.partition("=")
-        if equals:
-            layers.environment[name] = value
-
-
-def _mpi(layers: _Layers, words: list[str]) -> bool:
-    _refuse_nested(layers)
-    layers.tasks, exports, layers.words = scheduler_lines.read_mpirun(words, layers.allocation)
-    layers.environment.update(exports)
-    return True
-
-
-def _refuse_nested(layers: _Layers) -> None:
+def _starter(layers: Unwrapped, words: list[str]) -> bool:
+    """srun and mpirun."""
     if layers.tasks is not None and layers.tasks.starter is not Starter.BATCH:
         raise refused(f"{layers.tasks.starter} starts another of its kind", "one of srun and mpirun")
+    if PurePosixPath(layers.words[0]).name == "srun":
+        layers.tasks, options, layers.words = scheduler_lines.read_srun(words, layers.allocation)
+        _take_slurm(layers, options)
+    else:
+        layers.tasks, exports, layers.words = scheduler_lines.read_mpirun(words, layers.allocation)
+        layers.environment.update(exports)
+    return True
 
 
-def _sbatch(layers: _Layers, words: list[str]) -> bool:
+def _take_slurm(layers: Unwrapped, options: Mapping[str, str | None]) -> None:
+    layers.enter(options.get("chdir"))
+    exports = (export.partition("=") for export in (options.get("export") or "").split(","))
+    layers.environment.update({name: value for name, equals, value in exports if equals})
+
+
+def _sbatch(layers: Unwrapped, words: list[str]) -> bool:
     options, rest = scheduler_lines.read_sbatch(words)
     wrapped = options.get("wrap")
     if wrapped is None and not rest:
@@ -243,18 +210,16 @@ def _sbatch(layers: _Layers, words: list[str]) -> bool:
     return True
 
 
-def _ray(layers: _Layers, words: list[str]) -> bool:
+def _ray(layers: Unwrapped, words: list[str]) -> bool:
     if words[:2] != ["job", "submit"]:
         return False
-    found = scheduler_lines.read_submit(words[2:], layers.text_of)
-    layers.environment.update(found.environment)
-    if found.folder:
-        _enter(layers, found.folder)
-    layers.words = list(found.entrypoint)
+    layers.words, variables, folder = scheduler_lines.read_submit(words[2:], layers.text_of)
+    layers.environment.update(variables)
+    layers.enter(folder)
     return True
 
 
-def _shell(layers: _Layers, words: list[str]) -> bool:
+def _shell(layers: Unwrapped, words: list[str]) -> bool:
     while words and re.fullmatch(r"-[a-zA-Z]+|--\w+|\+[a-z]", words[0]):
         option, words = words[0], words[1:]
         if option.startswith("-") and not option.startswith("--") and option.endswith("c") and words:
@@ -268,15 +233,15 @@ def _shell(layers: _Layers, words: list[str]) -> bool:
     return True
 
 
-def _script(layers: _Layers, written: str, arguments: Sequence[str]) -> None:
+def _script(layers: Unwrapped, written: str, arguments: Sequence[str]) -> None:
     path = f"{layers.folder}/{written}" if layers.folder and not written.startswith("/") else written
     _run_script(layers, layers.text_of(path), written, arguments)
 
 
-def _run_script(layers: _Layers, text: str, place: str, arguments: Sequence[str]) -> None:
+def _run_script(layers: Unwrapped, text: str, place: str, arguments: Sequence[str]) -> None:
     shell = Shell(place, {**layers.inherited, **layers.environment}, dict(layers.environment), list(arguments))
     commands = commands_of(text, shell)
-    launches = [each for each in commands if _launches(each.words)]
+    launches = [command for command in commands if _launches(command.words)]
     if not launches:
         raise SpecError(
             "the script has no launch line",
@@ -284,13 +249,20 @@ def _run_script(layers: _Layers, text: str, place: str, arguments: Sequence[str]
             remedy="write the launch line that the script comes to",
             place=place,
         )
-    chosen = next((each for each in reversed(launches) if _launches_ranks(each.words)), launches[-1])
-    layers.notes += [f"{place}: not run: {_shown(each)}" for each in commands if each is not chosen and _matters(each)]
-    activated = [_activation(each) for each in commands[: commands.index(chosen)]]
-    layers.surrounding = next(filter(None, reversed(activated)), layers.surrounding)
+    chosen = next((launch for launch in reversed(launches) if _launches_ranks(launch.words)), launches[-1])
+    for command in commands:
+        if command is not chosen and command.words[0] not in _QUIET:
+            words = " ".join(UNKNOWN.sub(lambda match: match[1], word) for word in command.words)
+            layers.notes += (f"{place}: not run: {words if len(words) <= 80 else f'{words[:80]}...'}",)
+    for command in commands[: commands.index(chosen)]:
+        layers.surrounding = _activation(command) or layers.surrounding
     layers.environment.update(chosen.exported)
     layers.words = list(chosen.words)
-    _enter(layers, chosen.folder)
+    layers.enter(chosen.folder)
+
+
+_QUIET = ("echo", "printf", "set", "date", "hostname", "nvidia-smi", "wait", "exit", "mkdir", "sleep", "trap", "pwd")
+"""Commands that nobody has to be told were not run."""
 
 
 def _activation(statement: Statement) -> Surrounding | None:
@@ -305,13 +277,12 @@ def _activation(statement: Statement) -> Surrounding | None:
 
 def _launches(words: Sequence[str]) -> bool:
     """Whether a command of a script starts a program, as far as its first words say."""
-    words = [each for each in words if not re.match(r"[A-Za-z_]\w*=", each)]
+    words = [word for word in words if not re.match(r"[A-Za-z_]\w*=", word)]
     if not words:
         return False
     wraps = PurePosixPath(words[0]).name in (*_BARE, "env", "nice", "numactl", "stdbuf", "timeout", "taskset")
-    return _launches_ranks(words) or any(
-        _starts_program(words[at : at + 3]) for at in (range(len(words)) if wraps else (0,))
-    )
+    starts = range(len(words)) if wraps else (0,)
+    return _launches_ranks(words) or any(_starts_program(words[start : start + 3]) for start in starts)
 
 
 def _starts_program(words: Sequence[str]) -> bool:
@@ -320,9 +291,16 @@ def _starts_program(words: Sequence[str]) -> bool:
     if re.fullmatch(r"python[0-9.]*", name):
         beside = words[1:2] == ["-m"] and words[2:3] in (["pip"], ["venv"], ["ensurepip"])
         return words[1:2] not in (["-c"], ["-V"], ["--version"]) and not beside
-    if name in ("uv", "conda", "mamba", "micromamba", "poetry", "pdm", "pipenv", "pixi"):
+    if _READERS.get(name) is _run_of_environment:
         return words[1:2] == ["run"]
     return name.endswith((".py", ".sh")) or (name in _SHELLS and len(words) > 1)
+
+
+def _launches_ranks(words: Sequence[str]) -> bool:
+    names = [PurePosixPath(word).name for word in words]
+    is_ray = any(names[at : at + 3] == ["ray", "job", "submit"] for at in range(len(names)))
+    modules = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+    return is_ray or "accelerate" in names or bool({*_RUNNERS} & {*names}) or bool(modules & {*names})
 
 
 def _can_be_started(text: str) -> bool:
@@ -333,65 +311,28 @@ def _can_be_started(text: str) -> bool:
         return False
 
 
-def _launches_ranks(words: Sequence[str]) -> bool:
-    names = [PurePosixPath(each).name for each in words]
-    is_ray = any(names[at : at + 3] == ["ray", "job", "submit"] for at in range(len(names)))
-    modules = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-    return is_ray or "accelerate" in names or bool({*_RUNNERS} & {*names}) or any(each in names for each in modules)
-
-
-def _matters(statement: Statement) -> bool:
-    """Whether it is worth telling that a command was not run."""
-    quiet = ("echo", "printf", "set", "date", "hostname", "nvidia-smi", "wait", "exit", "mkdir", "sleep", "trap", "pwd")
-    return statement.words[0] not in quiet
-
-
-def _shown(statement: Statement) -> str:
-    words = " ".join(UNKNOWN.sub(lambda match: match[1], each) for each in statement.words)
-    return words if len(words) <= 80 else f"{words[:80]}..."
-
-
-def _enter(layers: _Layers, folder: str) -> None:
-    if folder in ("", "."):
-        return
-    layers.folder = folder if folder.startswith("/") or not layers.folder else f"{layers.folder}/{folder}"
-
-
 def _without_addresses(words: Sequence[str]) -> list[str]:
     """What only the job's machines know is replaced where it says who meets where."""
-    found: list[str] = []
+    replaced: list[str] = []
     for number, word in enumerate(words):
         before = words[number - 1].lstrip("-").replace("-", "_") if number else ""
         option, equals, value = word.partition("=")
         name = option.lstrip("-").replace("-", "_")
         if UNKNOWN.search(word) and words[max(number - 1, 0)].startswith("-") and before in _ADDRESSES:
-            found.append(_ADDRESSES[before])
+            replaced.append(_ADDRESSES[before])
         elif equals and UNKNOWN.search(value) and option.startswith("-") and name in _ADDRESSES:
-            found.append(f"{option}={_ADDRESSES[name]}")
+            replaced.append(f"{option}={_ADDRESSES[name]}")
         else:
-            found.append(word)
-    return found
+            replaced.append(word)
+    return replaced
 
 
-_READERS: Mapping[str, Callable[[_Layers, list[str]], bool]] = {
+_READERS: Mapping[str, Callable[[Unwrapped, list[str]], bool]] = {
     "env": _env,
-    "uv": _uv,
-    "conda": _conda,
-    "mamba": _conda,
-    "micromamba": _conda,
-    "poetry": _plain_run,
-    "pdm": _plain_run,
-    "pipenv": _plain_run,
-    "pixi": _plain_run,
-    "nice": _with_options,
-    "numactl": _with_options,
-    "stdbuf": _with_options,
-    "taskset": _with_options,
-    "timeout": _with_options,
-    "srun": _srun,
-    "mpirun": _mpi,
-    "mpiexec": _mpi,
-    "orterun": _mpi,
+    **dict.fromkeys(("uv", "conda", "mamba", "micromamba", "poetry", "pdm", "pipenv", "pixi"), _run_of_environment),
+    **dict.fromkeys(("nice", "numactl", "stdbuf", "taskset", "timeout"), _with_options),
+    **dict.fromkeys(("srun", "mpirun", "mpiexec", "orterun"), _starter),
+    **dict.fromkeys(_SHELLS, _shell),
     "sbatch": _sbatch,
     "ray": _ray,
 }

@@ -10,8 +10,8 @@ from enum import StrEnum
 from typing import Any
 
 from planner.errors import SpecError
-from planner.job.importers.launch_lines import count_of, read_options, refused
 from planner.job.json_text import read_json
+from planner.job.launchers import count_of, read_options, refused
 from planner.job.yaml_text import read_yaml
 
 _ADDRESS = "127.0.0.1"
@@ -46,41 +46,47 @@ class Tasks:
         return self.nodes * self.per_node
 
     def variables(self, task: int) -> dict[str, str]:
-        """What the process of this number finds in its environment."""
-        return {**self.settings, **_VARIABLES[self.starter](self, task)}
+        """What the process of this number finds in its environment: of Slurm 25.05 (srun(1), OUTPUT ENVIRONMENT
+        VARIABLES), of Open MPI 5.0 (docs.open-mpi.org, environment variables of MPI processes). Addresses are this
+        machine's."""
+        node, local = divmod(task, self.per_node)
+        if self.starter is Starter.MPI:
+            return {
+                **self.settings,
+                "OMPI_COMM_WORLD_RANK": str(task),
+                "OMPI_COMM_WORLD_SIZE": str(self.count),
+                "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
+                "OMPI_COMM_WORLD_LOCAL_SIZE": str(self.per_node),
+                "OMPI_COMM_WORLD_NODE_RANK": str(local),
+                "OMPI_UNIVERSE_SIZE": str(self.count),
+                "PMIX_RANK": str(task),
+            }
+        if self.starter is Starter.BATCH:
+            place = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": "node1"}
+            return {**self.settings, **job_variables(self.job_nodes, self.job_tasks), **place}
+        layout = f"{self.per_node}" if self.nodes == 1 else f"{self.per_node}(x{self.nodes})"
+        job = job_variables(self.nodes, self.count)
+        return {
+            **self.settings,
+            **job,
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEPID": "0",
+            "SLURM_STEP_NUM_TASKS": str(self.count),
+            "SLURM_STEP_NUM_NODES": str(self.nodes),
+            "SLURM_STEP_TASKS_PER_NODE": layout,
+            "SLURM_STEP_NODELIST": job["SLURM_NODELIST"],
+            "SLURM_TASKS_PER_NODE": layout,
+            "SLURM_PROCID": str(task),
+            "SLURM_LOCALID": str(local),
+            "SLURM_NODEID": str(node),
+            "SLURMD_NODENAME": f"node{node + 1}",
+            "SLURM_LAUNCH_NODE_IPADDR": _ADDRESS,
+            "SLURM_SRUN_COMM_HOST": _ADDRESS,
+        }
 
 
-def _slurm(tasks: Tasks, task: int) -> dict[str, str]:
-    """Slurm 25.05 (srun(1), OUTPUT ENVIRONMENT VARIABLES); the addresses are this machine's."""
-    layout = f"{tasks.per_node}" if tasks.nodes == 1 else f"{tasks.per_node}(x{tasks.nodes})"
-    nodes = "node1" if tasks.nodes == 1 else f"node[1-{tasks.nodes}]"
-    steps = {
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEPID": "0",
-        "SLURM_STEP_NUM_TASKS": str(tasks.count),
-        "SLURM_STEP_NUM_NODES": str(tasks.nodes),
-        "SLURM_STEP_TASKS_PER_NODE": layout,
-        "SLURM_STEP_NODELIST": nodes,
-    }
-    return {
-        **_job(tasks.nodes, tasks.count),
-        **steps,
-        "SLURM_TASKS_PER_NODE": layout,
-        "SLURM_PROCID": str(task),
-        "SLURM_LOCALID": str(task % tasks.per_node),
-        "SLURM_NODEID": str(task // tasks.per_node),
-        "SLURMD_NODENAME": f"node{task // tasks.per_node + 1}",
-        "SLURM_LAUNCH_NODE_IPADDR": _ADDRESS,
-        "SLURM_SRUN_COMM_HOST": _ADDRESS,
-    }
-
-
-def _batch(tasks: Tasks, _: int) -> dict[str, str]:
-    place = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": "node1"}
-    return {**_job(tasks.job_nodes, tasks.job_tasks), **place}
-
-
-def _job(nodes: int, tasks: int) -> dict[str, str]:
+def job_variables(nodes: int, tasks: int) -> dict[str, str]:
+    """What a script of an allocation knows of it before anything is started."""
     names = "node1" if nodes == 1 else f"node[1-{nodes}]"
     return {
         "SLURM_JOB_ID": "1",
@@ -92,32 +98,6 @@ def _job(nodes: int, tasks: int) -> dict[str, str]:
         "SLURM_NODELIST": names,
         "SLURM_JOB_NODELIST": names,
     }
-
-
-def _open_mpi(tasks: Tasks, task: int) -> dict[str, str]:
-    """Open MPI 5.0 (docs.open-mpi.org, environment variables of MPI processes)."""
-    local = str(task % tasks.per_node)
-    return {
-        "OMPI_COMM_WORLD_RANK": str(task),
-        "OMPI_COMM_WORLD_SIZE": str(tasks.count),
-        "OMPI_COMM_WORLD_LOCAL_RANK": local,
-        "OMPI_COMM_WORLD_LOCAL_SIZE": str(tasks.per_node),
-        "OMPI_COMM_WORLD_NODE_RANK": local,
-        "OMPI_UNIVERSE_SIZE": str(tasks.count),
-        "PMIX_RANK": str(task),
-    }
-
-
-_VARIABLES: Mapping[Starter, Callable[[Tasks, int], dict[str, str]]] = {
-    Starter.SRUN: _slurm,
-    Starter.BATCH: _batch,
-    Starter.MPI: _open_mpi,
-}
-
-
-def job_variables(nodes: int, tasks: int) -> dict[str, str]:
-    """What a script of an allocation knows of it before anything is started."""
-    return _job(nodes, tasks)
 
 
 # Options are those of Slurm 25.05 (srun(1), sbatch(1)), and of its container plugin pyxis.
@@ -172,7 +152,12 @@ def read_srun(words: Sequence[str], allocation: Allocation | None) -> tuple[Task
     if "nodes" in own and "ntasks" not in own:
         inherited.pop("ntasks", None)
     if "ntasks" in own and "ntasks_per_node" not in own and "nodes" not in own:
-        inherited = _shrunk(inherited, own)
+        # A step of fewer processes than the allocation has: srun fills nodes with as many as were asked for on each.
+        per_node, nodes = inherited.pop("ntasks_per_node", None), inherited.get("nodes")
+        if per_node and own["ntasks"] and nodes:
+            needed = -(-count_of("--ntasks", own["ntasks"]) // count_of("--ntasks-per-node", per_node))
+            if needed < (_nodes(nodes) or 1):
+                inherited["nodes"] = str(needed)
     return _tasks({**inherited, **own}, Starter.SRUN), own, command
 
 
@@ -183,7 +168,7 @@ def read_sbatch(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]
 
 def read_script_options(text: str, place: str) -> dict[str, str | None]:
     """Those of the #SBATCH lines, which stand before the first command."""
-    found: dict[str, str | None] = {}
+    written: dict[str, str | None] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
             break
@@ -193,33 +178,33 @@ def read_script_options(text: str, place: str) -> dict[str, str | None]:
             words = shlex.split(line[len("#SBATCH") :], comments=True)
         except ValueError as error:
             raise SpecError(f"the line cannot be read: {error}", place=f"{place}:{number}") from None
-        options, rest = read_options(words, _SLURM_WITH_VALUE, _SLURM_ALONE, "sbatch of Slurm 25.05", short=_SHORT)
+        options, rest = read_sbatch(words)
         if rest:
             raise SpecError(f"{rest[0][:80]!a} is no option", allowed="options of sbatch", place=f"{place}:{number}")
-        found.update(options)
-    return found
+        written.update(options)
+    return written
 
 
-def _shrunk(options: dict[str, str | None], own: Mapping[str, str | None]) -> dict[str, str | None]:
-    """A step of fewer processes than the allocation has: srun fills nodes with as many as were asked for on each."""
-    per_node = options.get("ntasks_per_node")
-    nodes = options.get("nodes")
-    if per_node and own["ntasks"] and nodes:
-        there = _nodes(nodes) or 1
-        needed = -(-count_of("--ntasks", own["ntasks"]) // count_of("--ntasks-per-node", per_node))
-        if needed < there:
-            return {**options, "nodes": str(needed), "ntasks_per_node": None}
-        if needed == there:
-            return {name: value for name, value in options.items() if name != "ntasks_per_node"}
-    return {name: value for name, value in options.items() if name != "ntasks_per_node"}
+_SETTINGS = {
+    "ntasks_per_node": "SLURM_NTASKS_PER_NODE",
+    "cpus_per_task": "SLURM_CPUS_PER_TASK",
+    "job_name": "SLURM_JOB_NAME",
+    "gpus_per_node": "SLURM_GPUS_PER_NODE",
+    "gpus_per_task": "SLURM_GPUS_PER_TASK",
+    "gpus": "SLURM_GPUS",
+    "partition": "SLURM_JOB_PARTITION",
+}
+"""Variables that are set only if the option was given."""
 
 
 def _tasks(options: Mapping[str, str | None], starter: Starter) -> Tasks:
     for name in _REFUSED:
         if options.get(name) is not None or (name == "multi_prog" and name in options):
             raise refused(f"--{name.replace('_', '-')} is not read", "--nodes, --ntasks, --ntasks-per-node")
-    per_node = _number("--ntasks-per-node", options.get("ntasks_per_node"))
-    tasks = _number("--ntasks", options.get("ntasks"))
+    per_node, tasks = (
+        None if (written := options.get(name)) is None else count_of(f"--{name.replace('_', '-')}", written)
+        for name in ("ntasks_per_node", "ntasks")
+    )
     nodes = _nodes(options.get("nodes"))
     if nodes is None:
         nodes = -(-tasks // per_node) if tasks and per_node else 1
@@ -227,60 +212,36 @@ def _tasks(options: Mapping[str, str | None], starter: Starter) -> Tasks:
         tasks = nodes * (per_node or 1)
     if tasks % nodes:
         raise refused(f"{tasks} tasks on {nodes} nodes", "as many tasks on each node")
-    each = tasks // nodes
-    if starter is Starter.BATCH:
-        return Tasks(
-            starter=starter, gpus=_gpus(options, nodes, each), job_nodes=nodes, job_tasks=tasks,
-            settings=_settings(options, nodes),
-        )  # fmt: skip
-    return Tasks(
-        starter=starter, nodes=nodes, per_node=each, gpus=_gpus(options, nodes, each),
-        settings=_settings(options, nodes),
-    )  # fmt: skip
-
-
-def _gpus(options: Mapping[str, str | None], nodes: int, per_node: int) -> int | None:
-    """That one process sees: those of its node, or its own."""
+    on_node = _gpus_on_node(options, nodes)
+    gpus = on_node
     if options.get("gpus_per_task"):
-        return _gpu_count(options["gpus_per_task"])
-    if (on_node := _gpus_on_node(options, nodes)) is None:
-        return None
-    binding = options.get("gpu_bind") or ""
-    return max(on_node // per_node, 1) if binding.startswith(("single", "per_task")) else on_node
+        gpus = _gpu_count(options["gpus_per_task"])
+    elif on_node is not None and (options.get("gpu_bind") or "").startswith(("single", "per_task")):
+        gpus = max(on_node // (tasks // nodes), 1)
+    settings = {variable: str(options[name]) for name, variable in _SETTINGS.items() if options.get(name)}
+    settings |= {"SLURM_GPUS_ON_NODE": str(on_node)} if on_node else {}
+    settings["SLURM_SUBMIT_DIR"] = "."
+    if starter is Starter.BATCH:
+        return Tasks(starter=starter, gpus=gpus, job_nodes=nodes, job_tasks=tasks, settings=settings)
+    return Tasks(starter=starter, nodes=nodes, per_node=tasks // nodes, gpus=gpus, settings=settings)
 
 
 def _gpus_on_node(options: Mapping[str, str | None], nodes: int) -> int | None:
     if options.get("gpus_per_node"):
         return _gpu_count(options["gpus_per_node"])
-    for each in (options.get("gres") or "").split(","):
-        name, _, count = each.partition(":")
+    for resource in (options.get("gres") or "").split(","):
+        name, _, count = resource.partition(":")
         if name.removeprefix("gres/") == "gpu":
             return _gpu_count(count or "1")
     if options.get("gpus"):
-        return max((_gpu_count(options["gpus"]) or 0) // nodes, 1)
+        return max(_gpu_count(options["gpus"]) // nodes, 1)
     return None
 
 
-def _gpu_count(written: str | None) -> int | None:
+def _gpu_count(written: str | None) -> int:
     """`8`, or with a type `a100:8`."""
     number = (written or "").rpartition(":")[2].partition("(")[0]
     return count_of("the number of GPUs", number if number.isdigit() else written or "")
-
-
-def _settings(options: Mapping[str, str | None], nodes: int) -> dict[str, str]:
-    """Variables that are set only if the option was given."""
-    names = {
-        "ntasks_per_node": "SLURM_NTASKS_PER_NODE",
-        "cpus_per_task": "SLURM_CPUS_PER_TASK",
-        "job_name": "SLURM_JOB_NAME",
-        "gpus_per_node": "SLURM_GPUS_PER_NODE",
-        "gpus_per_task": "SLURM_GPUS_PER_TASK",
-        "gpus": "SLURM_GPUS",
-        "partition": "SLURM_JOB_PARTITION",
-    }
-    found = {variable: str(options[name]) for name, variable in names.items() if options.get(name)}
-    on_node = _gpus_on_node(options, nodes)
-    return found | ({"SLURM_GPUS_ON_NODE": str(on_node)} if on_node else {}) | {"SLURM_SUBMIT_DIR": "."}
 
 
 def _nodes(written: str | None) -> int | None:
@@ -290,10 +251,6 @@ def _nodes(written: str | None) -> int | None:
     if most and most != least:
         raise refused(f"--nodes is {written}: Slurm decides how many", "a number")
     return count_of("--nodes", least)
-
-
-def _number(name: str, written: str | None) -> int | None:
-    return None if written is None else count_of(name, written)
 
 
 # Options are those of Open MPI 5.0 (mpirun(1)); those of other MPIs that are called alike are the same for counts.
@@ -317,7 +274,10 @@ def read_mpirun(words: Sequence[str], allocation: Allocation | None) -> tuple[Ta
     options, command = read_options(rest, _MPI_WITH_VALUE, _MPI_ALONE, "mpirun of Open MPI 5.0", values=_SEVERAL)
     if ":" in command:
         raise refused("mpirun starts several programs", "one program")
-    hosts = _hosts(options)
+    hosts: dict[str, int] = {}  # with their slots, one where none is said
+    for host in filter(None, (options.get("H") or options.get("host") or "").split(",")):
+        name, _, slots = host.partition(":")
+        hosts[name] = hosts.get(name, 0) + (count_of("-H", slots) if slots else 1)
     per_node = _per_node(options)
     written = next((options[name] for name in ("np", "n", "c") if options.get(name)), None)
     whole = allocation.tasks if allocation is not None else None
@@ -336,17 +296,11 @@ def read_mpirun(words: Sequence[str], allocation: Allocation | None) -> tuple[Ta
             "-np NUMBER",
         )
     if per_node is None:
-        slots = next(iter(hosts.values()), 1) if hosts else 0
-        per_node = min(slots, processes) if slots else -(-processes // max(nodes, 1))
+        per_node = min(next(iter(hosts.values())), processes) if hosts else -(-processes // max(nodes, 1))
     if processes % per_node:
         raise refused(f"{processes} processes, {per_node} on each node", "as many processes on each node")
-    tasks = Tasks(
-        starter=Starter.MPI,
-        nodes=processes // per_node,
-        per_node=per_node,
-        gpus=whole.gpus if whole is not None else None,
-    )
-    return tasks, exports, command
+    gpus = whole.gpus if whole is not None else None
+    return Tasks(starter=Starter.MPI, nodes=processes // per_node, per_node=per_node, gpus=gpus), exports, command
 
 
 def _without_exports(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -381,15 +335,6 @@ def _per_node(options: Mapping[str, str | None]) -> int | None:
     return count_of("--map-by ppr", match[1]) if match else None
 
 
-def _hosts(options: Mapping[str, str | None]) -> dict[str, int]:
-    """Hosts with their slots, one where none is said."""
-    found: dict[str, int] = {}
-    for each in filter(None, (options.get("H") or options.get("host") or "").split(",")):
-        name, _, slots = each.partition(":")
-        found[name] = found.get(name, 0) + (count_of("-H", slots) if slots else 1)
-    return found
-
-
 # Options are those of Ray 2.60 (dashboard/modules/job/cli.py). The entrypoint is one process on one node.
 _RAY_WITH_VALUE = frozenset({
     "address", "job_id", "submission_id", "runtime_env", "runtime_env_json", "working_dir", "metadata_json",
@@ -399,40 +344,22 @@ _RAY_WITH_VALUE = frozenset({
 _RAY_ALONE = frozenset({"no_wait", "verbose", "v"})
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """What Ray is asked to run."""
-
-    entrypoint: tuple[str, ...]
-    environment: Mapping[str, str]
-    folder: str
-    """Of this machine; empty where the working folder is a package somewhere else, or not named."""
-
-
-def read_submit(words: Sequence[str], text_of: Callable[[str], str]) -> Submission:
-    """The parts of the words behind `ray job submit`. Raises SpecError."""
+def read_submit(words: Sequence[str], text_of: Callable[[str], str]) -> tuple[list[str], dict[str, str], str]:
+    """The entrypoint behind `ray job submit`, its variables, and its folder on this machine; empty where that is a
+    package somewhere else, or not named. Raises SpecError."""
     options, entrypoint = read_options(words, _RAY_WITH_VALUE, _RAY_ALONE, "ray job submit of Ray 2.60")
     if not entrypoint:
         raise refused("ray job submit has no entrypoint", "ray job submit [options] -- COMMAND")
-    runtime: Mapping[str, Any] = {}
+    runtime: Any = {}
     if path := options.get("runtime_env"):
-        runtime = _mapping(read_yaml(text_of(path), path).plain(), path)
+        runtime = read_yaml(text_of(path), path).plain()
     if text := options.get("runtime_env_json"):
-        runtime = _mapping(read_json(text, "--runtime-env-json"), "--runtime-env-json")
-    return submission_of(entrypoint, runtime, options.get("working_dir") or "")
-
-
-def submission_of(entrypoint: Sequence[str], runtime: Mapping[str, Any], folder: str = "") -> Submission:
-    """An entrypoint with its runtime environment, as Ray's command line and its REST interface have it."""
+        path, runtime = "--runtime-env-json", read_json(text, "--runtime-env-json")
+    if not isinstance(runtime, Mapping):
+        problem = f"is a {type(runtime).__name__}, and no mapping"
+        raise SpecError(problem, allowed="a runtime environment of Ray", place=path or "")
     variables = runtime.get("env_vars") or {}
-    if not isinstance(variables, Mapping) or not all(isinstance(each, str) for each in variables.values()):
+    if not isinstance(variables, Mapping) or not all(isinstance(value, str) for value in variables.values()):
         raise SpecError("env_vars are no texts", allowed="a mapping of names to texts", place="runtime_env.env_vars")
-    folder = folder or str(runtime.get("working_dir") or "")
-    return Submission(tuple(entrypoint), dict(variables), "" if "://" in folder else folder)
-
-
-def _mapping(found: Any, place: str) -> Mapping[str, Any]:
-    if not isinstance(found, Mapping):
-        said = f"is a {type(found).__name__}, and no mapping"
-        raise SpecError(said, allowed="a runtime environment of Ray", place=place)
-    return found
+    folder = options.get("working_dir") or str(runtime.get("working_dir") or "")
+    return entrypoint, dict(variables), "" if "://" in folder else folder

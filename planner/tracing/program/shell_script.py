@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.errors import SpecError
@@ -58,13 +58,13 @@ def commands_of(text: str, shell: Shell) -> list[Statement]:
     """The commands of a script, in order, besides those of the shell itself. Raises SpecError for what is not read."""
     if len(text) > _MOST_CHARACTERS:
         raise _refused(f"the script has {len(text)} characters", shell, f"up to {_MOST_CHARACTERS}")
-    found: list[Statement] = []
+    commands: list[Statement] = []
     for words in _Reader(text.translate(_MARKS), shell).statements():
         if (statement := _follow(words, shell)) is not None:
-            found.append(statement)
-        if len(found) > _MOST_COMMANDS or len(shell.variables) > _MOST_VARIABLES:
+            commands.append(statement)
+        if len(commands) > _MOST_COMMANDS or len(shell.variables) > _MOST_VARIABLES:
             raise _refused("the script has too many commands or variables", shell, f"up to {_MOST_COMMANDS} commands")
-    return found
+    return commands
 
 
 def _follow(words: list[str], shell: Shell) -> Statement | None:
@@ -72,13 +72,20 @@ def _follow(words: list[str], shell: Shell) -> Statement | None:
     first = words[0]
     if first in _BRANCHES or first.endswith("()"):
         raise _refused(f"the script has `{first[:40]}`, which is not followed", shell, "commands one after the other")
-    if first in _DECLARATIONS or all(_ASSIGNMENT.fullmatch(each) for each in words):
-        _assign(words, shell, is_export=first in ("export", "declare", "typeset"))
+    if first in _DECLARATIONS or all(_ASSIGNMENT.fullmatch(word) for word in words):
+        for word in words:
+            match = _ASSIGNMENT.fullmatch(word)
+            if match:
+                shell.variables[match[1]] = match[2]
+            name = match[1] if match else word
+            is_exported = first in ("export", "declare", "typeset") or name in shell.exported
+            if is_exported and name in shell.variables:
+                shell.exported[name] = shell.variables[name]
         return None
     match first, words[1:]:
         case "cd" | "pushd", [folder]:
             if UNKNOWN.search(folder):
-                raise _refused(f"cd leads to a folder that {said(folder)} decides", shell, "a folder by its path")
+                raise _refused(f"cd leads to a folder that {source_of(folder)} decides", shell, "a folder by its path")
             shell.folder = folder if folder.startswith("/") else f"{shell.folder}/{folder}".lstrip("/")
         case "set", ["--", *given]:
             shell.positional[:] = given
@@ -91,15 +98,6 @@ def _follow(words: list[str], shell: Shell) -> Statement | None:
         case _:
             return Statement(tuple(words), dict(shell.exported), shell.folder)
     return None
-
-
-def _assign(words: list[str], shell: Shell, *, is_export: bool) -> None:
-    for word in words:
-        if match := _ASSIGNMENT.fullmatch(word):
-            shell.variables[match[1]] = match[2]
-        name = match[1] if match else word
-        if (is_export or name in shell.exported) and name in shell.variables:
-            shell.exported[name] = shell.variables[name]
 
 
 class _Reader:
@@ -139,7 +137,8 @@ class _Reader:
             elif character == "`":
                 self._add(_unknown(f"`{self._until('`')[:40]}`"))
             elif character == "#" and self._word is None:
-                self._at = _index(self._text, "\n", self._at)
+                end = self._text.find("\n", self._at)
+                self._at = len(self._text) if end < 0 else end
             elif character in " \t":
                 self._end_word()
             elif character in "<>" or (character == "&" and self._peek() == ">"):
@@ -183,22 +182,18 @@ class _Reader:
     def _expand(self, *, is_quoted: bool) -> None:
         if self._text.startswith("@", self._at) or (self._text.startswith("*", self._at) and not is_quoted):
             self._at += 1
-            for number, each in enumerate(self._shell.positional):
-                if number:
-                    self._end_word()
-                self._add(each)
+            self._add_words(self._shell.positional)
             if is_quoted and not self._shell.positional and self._word == [""]:
                 self._word = None
             return
         value = self._value()
-        if is_quoted or UNKNOWN.search(value):
-            self._add(value)
-            return
-        parts = value.split()
-        for number, each in enumerate(parts):
+        self._add_words([value] if is_quoted or UNKNOWN.search(value) else value.split())
+
+    def _add_words(self, words: Sequence[str]) -> None:
+        for number, word in enumerate(words):
             if number:
                 self._end_word()
-            self._add(each)
+            self._add(word)
 
     def _value(self) -> str:
         if self._text.startswith("((", self._at):
@@ -220,10 +215,10 @@ class _Reader:
             name, default = match[1], match[2]
         if not re.fullmatch(r"\w+", name):
             return _unknown(f"${{{written[:40]}}}")
-        found = self._variable(name)
-        is_set = bool(found) and not (UNKNOWN.fullmatch(found) and name not in self._shell.variables)
+        value = self._variable(name)
+        is_set = bool(value) and not (UNKNOWN.fullmatch(value) and name not in self._shell.variables)
         if default is None or is_set:
-            return found
+            return value
         if "$" in default or "`" in default:
             inner = _Reader(f'"{default}"', self._shell)
             return next(iter(inner.statements()), [""])[0]
@@ -268,8 +263,8 @@ class _Reader:
         end = self._text.find(closing, self._at)
         if end < 0:
             raise self._open(closing)
-        found, self._at = self._text[self._at : end], end + len(closing)
-        return found
+        text, self._at = self._text[self._at : end], end + len(closing)
+        return text
 
     def _open(self, closing: str) -> SpecError:
         return _refused(f"a {closing} is missing", self._shell, "quotes and brackets that are closed")
@@ -286,8 +281,8 @@ class _Reader:
     def _plain(self) -> str:
         """What follows and means nothing but itself."""
         match = _PLAIN.match(self._text, self._at)
-        self._at = self._at if match is None else match.end()
-        return "" if match is None else match[0]
+        self._at += len(match[0]) if match else 0
+        return match[0] if match else ""
 
     def _add(self, text: str) -> None:
         self._length += len(text)
@@ -305,7 +300,7 @@ class _Reader:
         self._word, self._length = None, 0
 
 
-def said(text: str) -> str:
+def source_of(text: str) -> str:
     """What would have given the first unknown value of a text."""
     match = UNKNOWN.search(text)
     return match[1] if match else text
@@ -313,11 +308,6 @@ def said(text: str) -> str:
 
 def _unknown(source: str) -> str:
     return f"\ue000{source}\ue001"
-
-
-def _index(text: str, part: str, start: int) -> int:
-    found = text.find(part, start)
-    return len(text) if found < 0 else found
 
 
 def _refused(problem: str, shell: Shell, allowed: str) -> SpecError:

@@ -1,0 +1,215 @@
+"""Launchers of ranks: their options, and the words of a command that starts one, read without a shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+
+from planner.errors import SpecError
+from planner.job.size_limits import MOST_RANKS
+
+# Options are those of torch 2.13 (torch/distributed/run.py), accelerate 1.15.0 (commands/launch.py) and DeepSpeed
+# 0.19.8 (launcher/runner.py).
+PLACE = "the launch line"
+
+TORCHRUN_WITH_VALUE = frozenset({
+    "nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts",
+    "monitor_interval", "start_method", "event_log_handler", "role", "log_dir", "r", "redirects", "t", "tee",
+    "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters", "node_rank", "master_addr",
+    "master_port", "local_addr", "logs_specs", "numa_binding", "signals_to_handle", "shutdown_timeout",
+})  # fmt: skip
+TORCHRUN_ALONE = frozenset({"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"})
+DEEPSPEED_WITH_VALUE = frozenset({
+    "H", "hostfile", "i", "include", "e", "exclude", "num_nodes", "num_gpus", "num_accelerators", "master_port",
+    "master_addr", "node_rank", "launcher", "launcher_args", "enable_each_rank_log", "autotuning", "bind_core_list",
+    "ssh_port", "venv_script", "log_level",
+})  # fmt: skip
+DEEPSPEED_ALONE = frozenset({
+    "module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid",
+    "bind_cores_to_rank", "q", "quiet",
+})  # fmt: skip
+ACCELERATE_ALONE = frozenset({
+    "q", "quiet", "cpu", "multi_gpu", "tpu", "enable_cpu_affinity", "dynamo_use_fullgraph", "dynamo_use_dynamic",
+    "dynamo_use_regional_compilation", "use_deepspeed", "use_fsdp", "use_parallelism_config", "use_megatron_lm",
+    "same_network", "m", "module", "no_python", "tpu_cluster", "no_tpu_cluster", "tpu_use_sudo", "downcast_bf16",
+    "fp8_use_autocast_during_eval", "debug",
+})  # fmt: skip
+ACCELERATE_READ = frozenset({"num_processes", "num_machines", "mixed_precision", "config_file"})
+ACCELERATE_IGNORED = frozenset({
+    "gpu_ids", "machine_rank", "main_process_ip", "main_process_port", "t", "tee", "log_dir", "role", "rdzv_backend",
+    "rdzv_conf", "max_restarts", "monitor_interval", "main_training_function", "num_cpu_threads_per_process",
+    "mpirun_hostfile", "vm", "env", "aws_access_key_id", "aws_secret_access_key",
+})  # fmt: skip
+ACCELERATE_REFUSED = ("cpu", "tpu", "tpu_cluster", "use_megatron_lm", "downcast_bf16")
+
+LAUNCHER_OPTIONS: Mapping[str, tuple[Collection[str] | None, Collection[str], str]] = {
+    "torchrun": (TORCHRUN_WITH_VALUE, TORCHRUN_ALONE, "torchrun of torch 2.13"),
+    "accelerate": (None, ACCELERATE_ALONE, "accelerate launch of accelerate 1.15"),
+    "deepspeed": (DEEPSPEED_WITH_VALUE, DEEPSPEED_ALONE, "deepspeed of DeepSpeed 0.19.8"),
+}
+"""Of each launcher the options with a value, those that stand alone, and its name, as `read_options` takes them."""
+
+
+def read_options(
+    words: Sequence[str],
+    with_value: Collection[str] | None,
+    alone: Collection[str],
+    program: str,
+    *,
+    short: Mapping[str, str] | None = None,
+    values: Mapping[str, int] | None = None,
+) -> tuple[dict[str, str | None], list[str]]:
+    """Options up to the command, by their names with underscores, and what follows.
+
+    `with_value` None: every option that is not alone has a value. `short`: names of one letter, whose value may follow
+    without a space. `values`: options with several. Raises SpecError for an option that the program does not have.
+    """
+    options: dict[str, str | None] = {}
+    rest, counts = list(words), values or {}
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        word = rest.pop(0)
+        written, equals, value = word.lstrip("-").partition("=")
+        name = written.replace("-", "_")
+        if short is not None and not word.startswith("--"):
+            # `-N2`, `-N 2`, `-N=2`; of letters that stand alone several may follow each other.
+            written, value = word[1], word[2:]
+            if written not in short:
+                raise unknown_option(written, program)
+            name = short[written]
+            if name in alone and any(short.get(letter) not in alone for letter in value):
+                raise unknown_option(word.lstrip("-"), program)
+            equals = "=" if value and name not in alone else ""
+            value = value.removeprefix("=")
+        if name in alone:
+            options[name] = value if equals else None
+        elif with_value is not None and name not in with_value and name not in counts:
+            raise unknown_option(written, program)
+        elif equals:
+            options[name] = value
+        else:
+            count = counts.get(name, 1)
+            if len(rest) < count:
+                raise SpecError(
+                    f"--{written} has no value", allowed=f"--{written} VALUE", remedy="write its value", place=PLACE
+                )
+            options[name] = " ".join(rest[:count])
+            del rest[:count]
+    return options, rest[1:] if rest[:1] == ["--"] else rest
+
+
+def refused(problem: str, allowed: str) -> SpecError:
+    """The refusal of a launch line."""
+    return SpecError(problem, allowed=allowed, remedy="write the command as it would run on the cluster", place=PLACE)
+
+
+def unknown_option(name: str, program: str) -> SpecError:
+    """An option that nobody knows."""
+    return SpecError(
+        f"unknown option --{name}",
+        allowed=f"the options of {program}",
+        remedy="see how it is spelt there, or delete it",
+        place=PLACE,
+    )
+
+
+def count_of(name: str, written: str) -> int:
+    """A whole number from 1 on. Raises SpecError for anything else."""
+    if not re.fullmatch(r"[0-9]{1,7}", written) or not 0 < int(written) <= MOST_RANKS:
+        raise refused(f"{name} is {written[:40]!a}", f"a whole number from 1 to {MOST_RANKS:,}")
+    return int(written)
+
+
+def torchrun_size(options: Mapping[str, str | None]) -> tuple[int, int]:
+    """Nodes and processes of each. Raises SpecError for counts that are found while it runs."""
+    nodes, processes = options.get("nnodes") or "1", options.get("nproc_per_node") or "1"
+    least, _, most = nodes.partition(":")
+    if most and most != least:
+        raise SpecError(
+            f"--nnodes is {nodes}: the number of nodes changes while the job runs",
+            allowed="a number, or the same number twice (2:2)",
+            remedy="plan the job for the fewest nodes, where each rank holds most",
+            place=PLACE,
+        )
+    if processes in ("gpu", "auto", "cpu", "xpu"):
+        raise SpecError(
+            f"--nproc-per-node is {processes}, which the machine decides",
+            allowed="a number",
+            remedy="write how many GPUs a node has",
+            place=PLACE,
+        )
+    return count_of("--nnodes", least), count_of("--nproc-per-node", processes)
+
+
+def deepspeed_size(options: Mapping[str, str | None]) -> tuple[int | None, int | None]:
+    """Nodes and GPUs of each, as DeepSpeed's launcher is told them; None where it asks a file of hosts or the machine.
+
+    Raises SpecError for no counts, and for a line that starts several jobs.
+    """
+    if options.get("autotuning"):
+        raise SpecError(
+            "the line asks for autotuning, and so for several jobs",
+            allowed="a line that starts one job",
+            remedy="take --autotuning out",
+            place=PLACE,
+        )
+    hosts = {"H", "hostfile", "i", "include", "e", "exclude"} & options.keys()
+    included = (options.get("i") or options.get("include") or "").split("@")
+    slots = {len(slots.split(",")) if slots else 0 for _, _, slots in (host.partition(":") for host in included)}
+    if len(slots) == 1 and 0 not in slots:
+        return len(included), slots.pop()
+    gpus = options.get("num_gpus") or options.get("num_accelerators")
+    nodes = options.get("num_nodes") or (None if hosts or gpus is None else "1")
+    return (
+        None if nodes is None else count_of("--num_nodes", nodes),
+        None if gpus is None else count_of("--num_gpus", gpus),
+    )
+
+
+_MOST_CHARACTERS = 100_000
+_OPERATORS = {
+    ";": "several commands", "|": "a pipe", "&": "several commands", "<": "a redirection", ">": "a redirection",
+    "(": "a subshell", ")": "a subshell", "\n": "several commands", "*": "a pattern of file names",
+}  # fmt: skip
+
+
+def words_of(line: str, place: str) -> list[str]:
+    """The words of one command. Raises SpecError for variables, substitutions and everything but one command."""
+    if len(line) > _MOST_CHARACTERS:
+        raise SpecError(
+            f"the line has {len(line)} characters",
+            allowed=f"up to {_MOST_CHARACTERS}",
+            remedy="give the command that launches the job",
+            place=place,
+        )
+    line = line.replace("\r\n", "\n").replace("\\\n", " ").strip()
+    quote, is_escaped = "", False
+    for index, character in enumerate(line):
+        needs = ""
+        if is_escaped:
+            is_escaped = False
+        elif quote == "'":
+            quote = "" if character == "'" else quote
+        elif character == "\\":
+            is_escaped = True
+        elif character in "$`":
+            needs = "a variable" if character == "$" else "a command"
+        elif quote == '"':
+            quote = "" if character == '"' else quote
+        elif character in "'\"":
+            quote = character
+        else:
+            needs = _OPERATORS.get(character, "")
+        if needs:
+            raise SpecError(
+                f"{line[index : index + 30]!a} is {needs}, and no shell is run",
+                allowed="one command, with values as they are",
+                remedy="write what the shell would put there",
+                place=f"{place}:{index + 1}",
+            )
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise SpecError(
+            f"the line cannot be read: {error}", allowed="one command", remedy="close what is open", place=place
+        ) from None
