@@ -9,7 +9,7 @@ import pytest
 from foreign_files import FSDP_2, accelerate_config
 from importing_folder import LLAMA, TORCHRUN, ZERO_2, Folder
 
-from planner.job.importers.fsdp_versions import DIFFERENCE
+from planner.job.importers.fsdp import DIFFERENCE
 from planner.job.loading import document
 from planner.job.schema import (
     Adapter,

@@ -100,9 +100,9 @@ class Config:
             (KEYS, self.top), (fsdp.KEYS, self.fsdp), (DEEPSPEED_KEYS, self.deepspeed),
             (PARALLELISM_KEYS, self.parallelism), (DYNAMO_KEYS, self.dynamo),
         )  # fmt: skip
-        found = [name for known, written in parts for name in drafts.list_ignored(known, written)]
+        ignored = [name for known, written in parts for name in drafts.list_ignored(known, written)]
         off = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED"}
-        return found + [name for name, kind in off.items() if self.kind() != kind and self.top.get(name) is not None]
+        return ignored + [name for name, kind in off.items() if self.kind() != kind and self.top.get(name) is not None]
 
 
 def read(path: Path) -> Config:
@@ -112,26 +112,39 @@ def read(path: Path) -> Config:
 
 def of_nodes(written: Mapping[str, Node], folder: Path, place: str) -> Config:
     """That of values that somebody read. Raises SpecError as `read`."""
-    for name, node in written.items():
-        drafts.check(KEYS, name, node, PROGRAM)
-    _check_choices(written)
-    parts = {name: _part(written, f"{name}_config") for name in ("fsdp", "deepspeed", "parallelism", "dynamo")}
-    return Config(
-        top=written,
-        fsdp=fsdp.check_config(parts["fsdp"]),
-        deepspeed=_check_part(DEEPSPEED_KEYS, parts["deepspeed"], "", "deepspeed_config"),
-        parallelism=_check_part(PARALLELISM_KEYS, parts["parallelism"], "parallelism_config_", "parallelism_config"),
-        dynamo=_check_part(DYNAMO_KEYS, parts["dynamo"], "dynamo_", "dynamo_config"),
-        folder=folder,
-        place=place,
-    )
+    drafts.check_all(KEYS, written, PROGRAM)
+    for name, allowed in (("distributed_type", _TYPES), ("mixed_precision", ("no", "bf16", "fp16", False, None))):
+        node = written.get(name)
+        if node is not None and node.value not in allowed:
+            raise SpecError(
+                f"{name} is {node.summary}, which is not planned",
+                allowed=", ".join(value for value in allowed if isinstance(value, str)),
+                remedy="plan the job with one of these",
+                place=node.place,
+            )
+    tables = {
+        "fsdp": (fsdp.KEYS, "fsdp_", "fsdp_config"),
+        "deepspeed": (DEEPSPEED_KEYS, "", f"deepspeed_config of {PROGRAM}"),
+        "parallelism": (PARALLELISM_KEYS, "parallelism_config_", f"parallelism_config of {PROGRAM}"),
+        "dynamo": (DYNAMO_KEYS, "dynamo_", f"dynamo_config of {PROGRAM}"),
+    }
+    inner = {
+        name: {} if (node := written.get(f"{name}_config")) is None or node.value is None else node.mapping()
+        for name in tables
+    }
+    parts = {
+        name: drafts.check_all(known, inner[name], program, prefix) for name, (known, prefix, program) in tables.items()
+    }
+    return Config(top=written, folder=folder, place=place, **parts)
 
 
 def join_configs(first: Config, second: Config) -> Config:
     """Of a file and of a launch line. Raises SpecError where they contradict each other."""
     parts = ("fsdp", "deepspeed", "parallelism", "dynamo")
     values = {name: unite_drafts(getattr(first, name), getattr(second, name)) for name in parts}
-    plain = [{k: v for k, v in each.top.items() if not k.endswith("_config")} for each in (first, second)]
+    plain = [
+        {name: node for name, node in config.top.items() if not name.endswith("_config")} for config in (first, second)
+    ]
     return Config(top=unite_drafts(*plain), folder=first.folder, place=first.place, **values)
 
 
@@ -182,29 +195,3 @@ def _per_node(processes: Node, nodes: Node | None) -> Node:
             place=processes.place,
         )
     return node_from_data(count // machines, processes.place, "cluster.gpus_per_node")
-
-
-def _check_choices(written: Mapping[str, Node]) -> None:
-    for name, allowed in (("distributed_type", _TYPES), ("mixed_precision", ("no", "bf16", "fp16", False, None))):
-        node = written.get(name)
-        if node is not None and node.value not in allowed:
-            raise SpecError(
-                f"{name} is {node.summary}, which is not planned",
-                allowed=", ".join(each for each in allowed if isinstance(each, str)),
-                remedy="plan the job with one of these",
-                place=node.place,
-            )
-
-
-def _part(written: Mapping[str, Node], name: str) -> Mapping[str, Node]:
-    node = written.get(name)
-    return {} if node is None or node.value is None else node.mapping()
-
-
-def _check_part(known: Mapping[str, drafts.Key], part: Mapping[str, Node], prefix: str, name: str) -> dict[str, Node]:
-    found = {}
-    for written, node in part.items():
-        plain = written.removeprefix(prefix)
-        drafts.check(known, plain, node, f"{name} of {PROGRAM}")
-        found[plain] = node
-    return found

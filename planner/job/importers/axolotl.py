@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from planner.errors import SpecError
 from planner.job.importers import drafts, training_arguments
@@ -125,8 +124,7 @@ def read(path: Path) -> Recipe:
         for name, node in read_yaml_file(path, WRITER).mapping().items()
         if node.value is not None and node.value != ""  # written out, and left empty: as if it were not there
     }
-    for name, node in written.items():
-        drafts.check(KEYS, name, node, PROGRAM)
+    drafts.check_all(KEYS, written, PROGRAM)
     recipe = Recipe(
         source=str(path), folder=path.parent, ignored=tuple(drafts.list_ignored(KEYS, written)),
         model=written.get("base_model"),
@@ -141,14 +139,9 @@ def read(path: Path) -> Recipe:
         if name in written:
             recipe.say(degree, written[name].plain(), written[name].place)
     _tell_adapter(written, recipe)
-    if _value(written, "val_set_size"):
+    if drafts.value_of(KEYS, written, "val_set_size"):
         recipe.supposed += ("no evaluation: what it evaluates after how many steps is not read (JOB.yaml: train.eval)",)
     return recipe
-
-
-def _value(written: Mapping[str, Node], name: str) -> Any:
-    node = written.get(name)
-    return KEYS[name].default if node is None else node.plain()
 
 
 def _precision(written: Mapping[str, Node]) -> tuple[dict[str, Node], str]:
@@ -158,11 +151,11 @@ def _precision(written: Mapping[str, Node]) -> tuple[dict[str, Node], str]:
         raise asked.is_error(allowed="true, false, auto, full", remedy="write one of these")
     if asked is not None and asked.value in (True, "auto"):
         return {"bf16": node_from_data(True, asked.place, "bf16")}, "bfloat16"
-    if (asked is not None and asked.value == "full") or _value(written, "bfloat16"):
+    if (asked is not None and asked.value == "full") or drafts.value_of(KEYS, written, "bfloat16"):
         return {}, "bfloat16"
-    if _value(written, "fp16"):
+    if drafts.value_of(KEYS, written, "fp16"):
         return {"fp16": written["fp16"]}, "float16"
-    return {}, "float16" if _value(written, "float16") else "float32"
+    return {}, "float16" if drafts.value_of(KEYS, written, "float16") else "float32"
 
 
 def _recomputation(written: Mapping[str, Node]) -> dict[str, Node]:
@@ -191,28 +184,28 @@ def _sharding(written: Mapping[str, Node]) -> dict[str, Node]:
 
 
 def _tell_adapter(written: Mapping[str, Node], recipe: Recipe) -> None:
-    kind = _value(written, "adapter")
+    kind = drafts.value_of(KEYS, written, "adapter")
     if kind is None:
         return
     if kind not in ("lora", "qlora"):
         raise written["adapter"].is_error(allowed="lora, qlora", remedy="other adapters are not planned")
-    if kind == "lora" and _value(written, "load_in_4bit"):
+    if kind == "lora" and drafts.value_of(KEYS, written, "load_in_4bit"):
         kind = "qlora"
-    if _value(written, "peft_use_dora"):
+    if drafts.value_of(KEYS, written, "peft_use_dora"):
         if kind == "qlora":
             raise SpecError("peft_use_dora stands beside qlora", allowed="one of the two", place=recipe.source)
         kind = "dora"
     recipe.adapter = {
         "kind": kind,
-        "r": _value(written, "lora_r"),
-        "alpha": _value(written, "lora_alpha"),
-        "dropout": float(_value(written, "lora_dropout")),
+        "r": drafts.value_of(KEYS, written, "lora_r"),
+        "alpha": drafts.value_of(KEYS, written, "lora_alpha"),
+        "dropout": float(drafts.value_of(KEYS, written, "lora_dropout")),
     }
-    targets = _value(written, "lora_target_modules")
-    recipe.adapts_all = bool(_value(written, "lora_target_linear")) or targets == "all-linear"
+    targets = drafts.value_of(KEYS, written, "lora_target_modules")
+    recipe.adapts_all = bool(drafts.value_of(KEYS, written, "lora_target_linear")) or targets == "all-linear"
     if isinstance(targets, list):
         recipe.adapter["target_modules"] = targets
     elif targets is not None and not recipe.adapts_all:
         raise written["lora_target_modules"].is_error(allowed="a list of names", remedy="write the names out")
-    if kernels := [name for name in _KERNEL_FLAGS if _value(written, name)]:
+    if kernels := [name for name in _KERNEL_FLAGS if drafts.value_of(KEYS, written, name)]:
         recipe.supposed += (f"peft's own layers in the place of {', '.join(kernels)}, which keep less",)

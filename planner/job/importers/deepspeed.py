@@ -47,24 +47,21 @@ def of_accelerate(config: accelerate.Config) -> Node | None:
     file = config.deepspeed.get("deepspeed_config_file")
     if file is not None and file.value not in (None, "none"):
         return read_json_file(named_by(file, config.folder), WRITER)
-    return node_from_data(_short(config.deepspeed), config.place)
-
-
-def _short(written: Mapping[str, Node]) -> dict[str, Any]:
-    """What DeepSpeedPlugin makes of the answers to the questionnaire."""
-    said = {name: node.value for name, node in written.items()}
-    zero: dict[str, Any] = {"stage": said.get("zero_stage", 2)}
+    # What DeepSpeedPlugin makes of the answers to the questionnaire.
+    answers = {name: node.value for name, node in config.deepspeed.items()}
+    zero: dict[str, Any] = {"stage": answers.get("zero_stage", 2)}
     for name in ("offload_optimizer", "offload_param"):
-        device = said.get(f"{name}_device") or "none"
+        device = answers.get(f"{name}_device") or "none"
         if device != "none":
             zero[name] = {"device": device}
-    return {
+    whole = {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": said.get("gradient_accumulation_steps", "auto"),
-        "gradient_clipping": said.get("gradient_clipping", "auto"),
+        "gradient_accumulation_steps": answers.get("gradient_accumulation_steps", "auto"),
+        "gradient_clipping": answers.get("gradient_clipping", "auto"),
         "zero_optimization": zero,
     }
+    return node_from_data(whole, config.place)
 
 
 def same(first: Node | None, second: Node | None) -> Node | None:
@@ -84,8 +81,14 @@ def fill_draft(draft: Draft, written: Node, precision: Node | None, *, is_known:
     """
     config: dict[str, Any] = dict(written.plain())
     _set_precision(config, written, precision, is_known=is_known)
-    if by_transformers:
-        _set_optimizer(config)
+    if by_transformers and not config.get("optimizer"):
+        # accelerate lets DeepSpeed take any optimizer, and brings DeepSpeed's own where it is to rest on the host.
+        zero = config.get("zero_optimization")
+        offload = zero.get("offload_optimizer") if isinstance(zero, Mapping) else None
+        is_on_host = isinstance(offload, Mapping) and offload.get("device", "none") != "none"
+        if is_on_host and config.get("zero_force_ds_cpu_optimizer", True):
+            config["optimizer"] = {"type": "AdamW", "params": {}}
+        config["zero_allow_untested_optimizer"] = True
     for key, path in _NUMBERS.items():
         node = written.mapping().get(key)
         if node is not None and isinstance(node.value, int | float) and not isinstance(node.value, bool):
@@ -129,27 +132,12 @@ def _set_precision(config: dict[str, Any], written: Node, precision: Node | None
         if enabled == "auto":
             config[name] = {**part, "enabled": wanted == name}
         elif is_known and enabled is not (wanted == name):
-            raise _mismatch(written, name, enabled, precision)
-
-
-def _mismatch(written: Node, name: str, enabled: object, precision: Node | None) -> SpecError:
-    node = written.nearest_to(f"{name}.enabled")
-    other = "the training asks for none" if precision is None else f"{precision.place} asks for {precision.value}"
-    return SpecError(
-        f"{name}.enabled is {str(enabled).lower()}, and {other}",
-        allowed='"auto", or the same',
-        remedy="make them the same",
-        place=node.place,
-    )
-
-
-def _set_optimizer(config: dict[str, Any]) -> None:
-    """accelerate lets DeepSpeed take any optimizer, and brings DeepSpeed's own where it is to rest on the host."""
-    if config.get("optimizer"):
-        return
-    zero = config.get("zero_optimization")
-    offload = zero.get("offload_optimizer") if isinstance(zero, Mapping) else None
-    on_host = isinstance(offload, Mapping) and offload.get("device", "none") != "none"
-    if on_host and config.get("zero_force_ds_cpu_optimizer", True):
-        config["optimizer"] = {"type": "AdamW", "params": {}}
-    config["zero_allow_untested_optimizer"] = True
+            other = "the training asks for none"
+            if precision is not None:
+                other = f"{precision.place} asks for {precision.value}"
+            raise SpecError(
+                f"{name}.enabled is {str(enabled).lower()}, and {other}",
+                allowed='"auto", or the same',
+                remedy="make them the same",
+                place=written.nearest_to(f"{name}.enabled").place,
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from planner.errors import SpecError
 from planner.job.json_text import file_text, read_json
+from planner.job.layout import AXES
 from planner.job.nodes import Node, below, did_you_mean, node_from_data
 from planner.job.shorthand import Setting, with_settings
 from planner.job.yaml_text import read_yaml
@@ -20,7 +22,6 @@ _WHOLE = {
     "parallel.tp.plan", "cluster.gpu",
 }  # fmt: skip
 """Mappings that are one value: who says a part of it says the whole."""
-_DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
 
 
 class Draft:
@@ -33,9 +34,9 @@ class Draft:
 
     def say(self, path: str, node: Node) -> None:
         """A value of the spec's key `path`. Raises SpecError if another place says another."""
-        found = self._said.setdefault(path, node)
-        if found.plain() != node.plain():
-            raise contradiction(path, found, node)
+        first = self._said.setdefault(path, node)
+        if first.plain() != node.plain():
+            raise contradiction(path, first, node)
 
     def say_value(self, path: str, value: Any, place: str) -> None:
         """As `say`, of plain data."""
@@ -60,13 +61,17 @@ class Draft:
 
     def get(self, path: str) -> Node | None:
         """What is set, said, or supposed."""
-        for each in reversed(self._overriding):
-            if each.path == path:
-                return each.node
-        return self._said.get(path) or self._by_default.get(path)
+        settings = (setting.node for setting in reversed(self._overriding) if setting.path == path)
+        return next(settings, None) or self._said.get(path) or self._by_default.get(path)
 
     def has(self, *paths: str) -> bool:
+        """Whether one of the keys has a value."""
         return any(self.get(path) is not None for path in paths)
+
+    def count(self, path: str) -> int:
+        """A count, 1 where it is not said or no count: the reader of specs says what is wrong with it."""
+        node = self.get(path)
+        return node.value if node is not None and isinstance(node.value, int) and node.value > 0 else 1
 
     def document(self, source: str, folder: Path | None = None) -> Node:
         """All of it, as a spec that was read; what it refers to starts at `folder`."""
@@ -78,17 +83,21 @@ class Draft:
                 level = level.setdefault(parent, {})
                 if isinstance(level, Node):
                     raise level.is_error(allowed="a mapping", remedy=f"write what it holds, such as {last}")
-            level[last] = node if node.path == path else _at(node, path)
+            is_whole = node.path == path or not isinstance(node.value, dict | list)
+            level[last] = replace(node, path=path) if is_whole else node_from_data(node.plain(), node.place, path)
         return with_settings(_mapping(tree, source, ""), self._overriding, folder)
 
 
 def contradiction(name: str, first: Node, second: Node) -> SpecError:
     """Two places that say different things of one."""
+    here, there = (
+        str(node.plain())[:200] if isinstance(node.value, dict | list) else node.summary for node in (first, second)
+    )
     return SpecError(
-        f"{name} is {_format_value(first)} here, and {_format_value(second)} at {_where(second)}",
+        f"{name} is {here} here, and {there} at {second.place}",
         allowed="one value, wherever it is said",
         remedy="make them the same, or delete one of them",
-        place=_where(first),
+        place=first.place,
     )
 
 
@@ -98,20 +107,6 @@ def unite_drafts(first: Mapping[str, Node], second: Mapping[str, Node]) -> dict[
         if first[name].plain() != second[name].plain():
             raise contradiction(name, first[name], second[name])
     return {**first, **second}
-
-
-def _format_value(node: Node) -> str:
-    return node.summary if not isinstance(node.value, dict | list) else str(node.plain())[:200]
-
-
-def _where(node: Node) -> str:
-    return node.place
-
-
-def _at(node: Node, path: str) -> Node:
-    if isinstance(node.value, dict | list):
-        return node_from_data(node.plain(), node.place, path)
-    return replace(node, path=path)
 
 
 def _mapping(tree: Mapping[str, Any], source: str, path: str) -> Node:
@@ -127,7 +122,7 @@ def _leaves(node: Node) -> Iterator[tuple[str, Node]]:
     if isinstance(node.value, dict) and node.path not in _WHOLE:
         for child in node.value.values():
             yield from _leaves(child)
-    elif section == "parallel" and last in _DEGREES:
+    elif section == "parallel" and last in AXES:
         path = below(node.path, "degree")
         yield path, replace(node, path=path)
     elif node.path:
@@ -146,36 +141,30 @@ def read_json_file(path: Path, writer: str) -> Node:
     """The object in a JSON file, with lines and columns. Raises SpecError."""
     text, source = _text(path, writer), str(path)
     data = read_json(text, source)
-    return _require_mapping(_with_places(text, source, data), writer)
+    node = None
+    with contextlib.suppress(SpecError):
+        node = read_yaml(text, source)  # JSON is YAML in most cases, and this reader knows where each value stands
+    if node is None or node.plain() != data:
+        node = node_from_data(data, source)
+    return _require_mapping(node, writer)
 
 
 def named_by(node: Node, folder: Path) -> Path:
     """The regular file that a value names, links followed, within the folder. Raises SpecError."""
-    written = str(node.value)
-    allowed = f"a path within {folder}"
+    written, root = str(node.value), folder.resolve()
+
+    def fault(problem: str, remedy: str) -> SpecError:
+        problem = f"{node.name} is {written[:200]!a}, {problem}"
+        return SpecError(problem, allowed=f"a path within {folder}", remedy=remedy, place=node.place)
+
     if not written or "\0" in written or re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", written):
-        raise SpecError(
-            f"{node.name} is {written[:200]!a}, which is no file",
-            allowed=allowed,
-            remedy="copy the file there",
-            place=node.place,
-        )
-    root = folder.resolve()
+        raise fault("which is no file", "copy the file there")
     path = (root / written).resolve()
     if not path.is_relative_to(root):
-        raise SpecError(
-            f"{node.name} is {written[:200]!a}, which lies outside of {folder}",
-            allowed=allowed,
-            remedy="copy it there, or give it by itself (--from-deepspeed)",
-            place=node.place,
-        )
+        raise fault(f"which lies outside of {folder}", "copy it there, or give it by itself (--from-deepspeed)")
     if not path.is_file():
-        raise SpecError(
-            f"{node.name} is {written[:200]!a}, and there is no such file in {folder}",
-            allowed=allowed,
-            remedy="a relative path starts from the folder of the file that names it",
-            place=node.place,
-        )
+        remedy = "a relative path starts from the folder of the file that names it"
+        raise fault(f"and there is no such file in {folder}", remedy)
     return folder / path.relative_to(root)
 
 
@@ -191,15 +180,6 @@ def _text(path: Path, writer: str) -> str:
     return file_text(path, str(path))
 
 
-def _with_places(text: str, source: str, data: Any) -> Node:
-    """JSON is YAML in most cases, and the reader of YAML knows where each value stands."""
-    try:
-        node = read_yaml(text, source)
-    except SpecError:
-        return node_from_data(data, source)
-    return node if node.plain() == data else node_from_data(data, source)
-
-
 def _require_mapping(node: Node, writer: str) -> Node:
     if not isinstance(node.value, dict):
         raise SpecError(
@@ -211,21 +191,15 @@ def _require_mapping(node: Node, writer: str) -> Node:
     return node
 
 
-_IN_WORDS = {
-    "flag": "true or false",
-    "whole": "a whole number",
-    "number": "a number",
-    "text": "a text",
-    "mapping": "a mapping",
-    "any": "",
+_KINDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    "flag": ("true or false", (bool,)),
+    "whole": ("a whole number", (int,)),
+    "number": ("a number", (int, float)),
+    "text": ("a text", (str,)),
+    "mapping": ("a mapping", (dict,)),
+    "any": ("a value", ()),
 }
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "flag": (bool,),
-    "whole": (int,),
-    "number": (int, float),
-    "text": (str,),
-    "mapping": (dict,),
-}
+"""In words, and the types of such values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,34 +247,40 @@ def check(known: Mapping[str, Key], name: str, node: Node, program: str) -> Key:
             remedy=did_you_mean(name, known) or "delete it, or say what it decides in JOB.yaml",
             place=node.key_place or node.place,
         )
-    if key.only and not any(_same(node, value) for value in key.only):
+    if key.only and not any(_is_same(node, value) for value in key.only):
         raise SpecError(
             f"{name} is {node.summary}: {key.why}",
             allowed=", ".join(_format_plain(value) for value in key.only),
             remedy="take it out to plan the job without it",
             place=node.place,
         )
-    if node.value is not None and key.kind != "any" and type(node.value) not in _TYPES[key.kind]:
-        raise _wrong_type(name, node, key)
-    if node.value is None and key.to and key.default is not None:
-        raise _wrong_type(name, node, key)
+    in_words, types = _KINDS[key.kind]
+    is_missing = node.value is None and bool(key.to) and key.default is not None
+    if is_missing or (node.value is not None and types and type(node.value) not in types):
+        quoted = isinstance(node.value, str)
+        raise SpecError(
+            f"{name} is {node.summary}",
+            allowed=in_words,
+            remedy="write it without quotes" if quoted else "delete it for the default",
+            place=node.place,
+        )
     return key
 
 
-def _wrong_type(name: str, node: Node, key: Key) -> SpecError:
-    return SpecError(
-        f"{name} is {node.summary}",
-        allowed=_IN_WORDS[key.kind] or "a value",
-        remedy=_unquote(node) or "delete it for the default",
-        place=node.place,
-    )
+def check_all(known: Mapping[str, Key], written: Mapping[str, Node], program: str, prefix: str = "") -> dict[str, Node]:
+    """All that a file has, without a prefix that it may have. Raises SpecError as `check` does."""
+    plain = {name.removeprefix(prefix): node for name, node in written.items()}
+    for name, node in written.items():
+        check(known, name.removeprefix(prefix), node, program)
+    return plain
 
 
-def _unquote(node: Node) -> str:
-    return "write it without quotes" if isinstance(node.value, str) else ""
+def value_of(known: Mapping[str, Key], written: Mapping[str, Node], name: str) -> Any:
+    """What is written, or the default of the program."""
+    return written[name].plain() if name in written else known[name].default
 
 
-def _same(node: Node, value: Any) -> bool:
+def _is_same(node: Node, value: Any) -> bool:
     if node.value in ({}, []):
         return value == node.plain() or value is None
     return type(node.value) is type(value) and node.plain() == value

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import SpecError
-from planner.job.importers import drafts, fsdp_versions
+from planner.job.importers import drafts
 from planner.job.importers.drafts import Draft, named_by, read_json_file
 from planner.job.importers.training_arguments import TrainingArguments
 from planner.job.nodes import Node, node_from_data
@@ -54,21 +54,13 @@ def of_training_arguments(arguments: TrainingArguments) -> dict[str, Node] | Non
     config = arguments["fsdp_config"]
     if isinstance(config.value, str):
         config = read_json_file(named_by(config, arguments.folder), "fsdp_config names")
-    found = check_config({} if config.value is None else config.mapping())
-    found.setdefault("version", node_from_data(2, asked.place, "fsdp"))
-    for name, value in _legacy(asked).items():
-        found.setdefault(name, value)
-    return found
+    keys = check_config({} if config.value is None else config.mapping())
+    return {"version": node_from_data(2, asked.place, "fsdp"), **_legacy(asked), **keys}
 
 
 def check_config(config: Mapping[str, Node]) -> dict[str, Node]:
     """The keys without their prefix. Raises SpecError for what is unknown or not understood."""
-    found = {}
-    for written, node in config.items():
-        name = written.removeprefix("fsdp_")
-        drafts.check(KEYS, name, node, "fsdp_config")
-        found[name] = node
-    return found
+    return drafts.check_all(KEYS, config, "fsdp_config", "fsdp_")
 
 
 def _legacy(asked: Node) -> dict[str, Node]:
@@ -81,7 +73,7 @@ def _legacy(asked: Node) -> dict[str, Node]:
         "shard_grad_op": ("reshard_after_forward", False),
         "offload": ("cpu_offload", True),
     }
-    found = {}
+    keys = {}
     for word in words:
         if word in ("auto_wrap", "true", "True"):
             continue
@@ -93,8 +85,8 @@ def _legacy(asked: Node) -> dict[str, Node]:
                 place=asked.place,
             )
         name, value = meant[word]
-        found[name] = node_from_data(value, asked.place, "fsdp")
-    return found
+        keys[name] = node_from_data(value, asked.place, "fsdp")
+    return keys
 
 
 def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place: str) -> list[str]:
@@ -102,11 +94,18 @@ def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place
 
     Returns what is planned otherwise than it is, for people.
     """
-    first = fsdp_versions.is_first(settings)
-    _check_wrapping(settings)
-    reshard, strategy = settings.get("reshard_after_forward"), fsdp_versions.strategy_of(settings)
+    first = _is_first(settings)
+    policy = settings.get("auto_wrap_policy")
+    if policy is not None and str(policy.value).upper() != "TRANSFORMER_BASED_WRAP":
+        raise SpecError(
+            f"auto_wrap_policy is {policy.summary}, which is not planned",
+            allowed="TRANSFORMER_BASED_WRAP",
+            remedy="wrap by layers, or plan with a spec of your own",
+            place=policy.place,
+        )
+    reshard, strategy = settings.get("reshard_after_forward"), _strategy_of(settings)
     if first and strategy is not None:
-        draft.say_value(f"{_SHARD}.reshard_after_forward", fsdp_versions.reshards(strategy), strategy.place)
+        draft.say_value(f"{_SHARD}.reshard_after_forward", _reshards(strategy), strategy.place)
     elif reshard is not None:
         draft.say_value(f"{_SHARD}.reshard_after_forward", _truth(reshard), reshard.place)
     for name in ("offload_params", "cpu_offload"):
@@ -119,7 +118,7 @@ def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place
     draft.suppose(f"{_SHARD}.keep_last", True, place)
     if mixed:
         draft.say_value(f"{_SHARD}.reduce_dtype", "bfloat16", place)
-    return [fsdp_versions.DIFFERENCE] if first else []
+    return [DIFFERENCE] if first else []
 
 
 def tell_parts(draft: Draft, settings: Mapping[str, Node], config: Mapping[str, Any], place: str) -> list[str]:
@@ -144,19 +143,6 @@ def tell_parts(draft: Draft, settings: Mapping[str, Node], config: Mapping[str, 
     return missing
 
 
-def _check_wrapping(settings: Mapping[str, Node]) -> None:
-    policy = settings.get("auto_wrap_policy")
-    if policy is None:
-        return
-    if str(policy.value).upper() != "TRANSFORMER_BASED_WRAP":
-        raise SpecError(
-            f"auto_wrap_policy is {policy.summary}, which is not planned",
-            allowed="TRANSFORMER_BASED_WRAP",
-            remedy="wrap by layers, or plan with a spec of your own",
-            place=policy.place,
-        )
-
-
 def _truth(node: Node) -> bool:
     written = str(node.plain()).lower()
     if written not in (*_TRUE, *_FALSE):
@@ -167,6 +153,59 @@ def _truth(node: Node) -> bool:
             place=node.place,
         )
     return written in _TRUE
+
+
+# Version 1 as version 2. Words are those of ShardingStrategy of torch 2.13 (distributed/fsdp/api.py), or accelerate's
+# numbers of them (1.15.0, utils/constants.py, FSDP_SHARDING_STRATEGY).
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "HYBRID_SHARD_ZERO2": False}
+DIFFERENCE = (
+    "FSDP 1 is planned as FSDP 2: flat parameters and their padding, autocast around the forward, and layers that are"
+    " freed later (record_stream) are left out, so it may take more"
+)
+
+
+def _is_first(settings: Mapping[str, Node]) -> bool:
+    """Whether they ask for version 1, which accelerate takes where none is said. Raises SpecError for a third."""
+    version = settings.get("version")
+    if version is not None and str(version.value) not in ("1", "2"):
+        raise SpecError(
+            f"fsdp_version is {version.summary}", allowed="1, 2", remedy="write one of them", place=version.place
+        )
+    return version is None or str(version.value) == "1"
+
+
+def _strategy_of(settings: Mapping[str, Node]) -> Node | None:
+    """The sharding strategy, by either of its names; None where none is said."""
+    for name in ("sharding_strategy", "reshard_after_forward"):
+        node = settings.get(name)
+        if node is not None and not isinstance(node.value, bool) and str(node.value).lower() not in ("true", "false"):
+            return node
+    return None
+
+
+def _reshards(strategy: Node) -> bool:
+    """Whether layers are freed after their forward. Raises SpecError for a strategy that does not shard."""
+    name = _strategy_name(strategy)
+    if name not in _RESHARDS:
+        raise SpecError(
+            f"{strategy.name} is {strategy.summary}",
+            allowed=", ".join(_RESHARDS),
+            remedy="without sharding it is DDP: turn FSDP off" if name == "NO_SHARD" else "write one of these",
+            place=strategy.place,
+        )
+    return _RESHARDS[name]
+
+
+def is_hybrid(settings: Mapping[str, Node]) -> bool:
+    """Whether each node has a whole copy of the shards."""
+    strategy = _strategy_of(settings) if _is_first(settings) else None
+    return strategy is not None and _strategy_name(strategy).startswith("HYBRID")
+
+
+def _strategy_name(strategy: Node) -> str:
+    written = str(strategy.value).upper()
+    return _STRATEGIES[int(written) - 1] if written in ("1", "2", "3", "4", "5") else written
 
 
 # As `fsdp2_prepare_model` does (accelerate 1.15.0, utils/fsdp_utils.py): each layer, the embedding alone, the last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,6 @@ from planner.job.importers import (
     axolotl,
     deepspeed,
     fsdp,
-    fsdp_versions,
     launch_lines,
     llama_factory,
     peft,
@@ -27,6 +27,7 @@ from planner.job.importers import (
 from planner.job.importers.drafts import Draft, contradiction, read_yaml_file, unite_drafts
 from planner.job.importers.recipes import Recipe, fill_draft, tell_accumulation, tell_adapter, tell_model
 from planner.job.json_text import file_text, read_json
+from planner.job.layout import AXES
 from planner.job.loading import choices_of, document_of, load_node
 from planner.job.nodes import Node, did_you_mean, node_from_data
 from planner.job.schema import Job
@@ -72,7 +73,15 @@ class ImportedJob:
     """What was said and leaves something open, and what it was taken for."""
 
 
+_MODEL = "model.hf_config"
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
+_RECIPE_READERS: Mapping[str, Callable[[Path], Recipe]] = {
+    "peft": peft.recipe,
+    "torchtitan": torchtitan.read,
+    "axolotl": axolotl.read,
+    "llama_factory": llama_factory.read,
+}
+"""What reads the files of whole jobs, by the name that ImportSources has for them."""
 
 
 @dataclass(kw_only=True)
@@ -80,7 +89,6 @@ class _ParsedSources:
     """All of it, read and checked."""
 
     given: ImportSources
-    folder: Path
     arguments: training_arguments.TrainingArguments | None = None
     config: accelerate.Config | None = None
     launch: launch_lines.Launch | None = None
@@ -92,9 +100,20 @@ class _ParsedSources:
 
     @property
     def under(self) -> str:
+        """What divides the work among the ranks that no axis names."""
         if self.deepspeed is not None:
             return "deepspeed"
-        return "fsdp" if self.fsdp is not None or any(each.shards for each in self.recipes) else "ddp"
+        return "fsdp" if self.fsdp is not None or any(recipe.shards for recipe in self.recipes) else "ddp"
+
+    @property
+    def place_of_sharding(self) -> str:
+        """Where FSDP is asked for."""
+        if (own := next((recipe for recipe in self.recipes if recipe.shards), None)) is not None:
+            return own.source
+        if self.config is not None and self.config.kind() == "FSDP":
+            return self.config.top["distributed_type"].place
+        assert self.arguments is not None
+        return self.arguments["fsdp"].place
 
 
 def import_job(given: ImportSources, folder: Path) -> ImportedJob:
@@ -105,28 +124,32 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
     sources = _read(given, folder)
     draft = Draft()
     config = _tell_model_and_gpu(draft, given, sources.recipes)
-    otherwise = _tell_sources(draft, sources)
+    supposed = _tell_sources(draft, sources)
     for recipe in sources.recipes:
         tell_adapter(draft, recipe, config)
-    words = shorthand.of_spec(given.words, draft.document("the spec made of all that was given"))
+    made_of = "the spec made of all that was given"
+    words = shorthand.of_spec(given.words, draft.document(made_of))
     draft.override([*words.settings, *given.settings])
-    of_recipes = [each for recipe in sources.recipes for each in recipe.supposed]
-    supposed = [
-        *otherwise,
-        *words.supposed,
-        *of_recipes,
-        *_suppose_dtype(draft, config),
-        *_left_to_the_spec(draft, sources),
-    ]
-    missing = _missing(draft, sources, config)
-    if missing:
-        raise _incomplete(missing, sources)
+    supposed += [*words.supposed, *(sentence for recipe in sources.recipes for sentence in recipe.supposed)]
+    if config and not draft.has("model.parameter_dtype"):
+        # As transformers 5 loads a model: in the dtype of its config.
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        dtype = dtype if dtype in _DTYPES else "float32"
+        draft.suppose("model.parameter_dtype", dtype, "the model's config")
+        supposed.append(f"model.parameter_dtype is {dtype}, as from_pretrained of transformers 5 loads this config")
+    if sources.arguments is None and not draft.has("train.optimizer"):
+        # Without TrainingArguments the loop is the program's own, and a spec's defaults stand for what it does.
+        supposed.append(
+            "train.optimizer, train.loss and the rest of train as every spec has them: nothing says what the loop does"
+        )
+    _check_complete(draft, sources, config)
     world = _tell_ranks(draft, sources)
     if sources.arguments is not None:
         names = training_arguments.without_effect(sources.arguments, sources.under, world)
-        sources.ignored.setdefault(_source_of_arguments(sources), []).extend(names)
+        recipe_source = next((recipe.source for recipe in sources.recipes if recipe.arguments is not None), "")
+        sources.ignored.setdefault(recipe_source or _name(given.training_arguments), []).extend(names)
     start = given.job.parent if given.job else None
-    document = draft.document("the spec made of all that was given", start)
+    document = draft.document(made_of, start)
     job = load_node(document, start)
     return ImportedJob(
         job=job,
@@ -137,77 +160,61 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
     )
 
 
-def _source_of_arguments(sources: _ParsedSources) -> str:
-    recipe = next((each.source for each in sources.recipes if each.arguments is not None), "")
-    return recipe or _name(sources.given.training_arguments)
-
-
 def _name(path: Path | None) -> str:
     return str(path) if path is not None else "the launch line"
 
 
 def _read(given: ImportSources, folder: Path) -> _ParsedSources:
-    found = _ParsedSources(given=given, folder=folder)
+    sources = _ParsedSources(given=given)
     if given.torchrun:
-        found.launch = launch_lines.read(given.torchrun, folder)
-        found.arguments, found.config = found.launch.arguments, found.launch.accelerate
-        found.ignored["the launch line"] = [] if found.arguments is None else found.arguments.ignored_keys
+        sources.launch = launch_lines.read(given.torchrun, folder)
+        sources.arguments, sources.config = sources.launch.arguments, sources.launch.accelerate
+        sources.ignored["the launch line"] = [] if sources.arguments is None else sources.arguments.ignored_keys
     if given.training_arguments is not None:
-        read = training_arguments.read(given.training_arguments)
-        found.ignored[_name(given.training_arguments)] = read.ignored_keys
-        found.arguments = training_arguments.join_arguments(read, found.arguments)
+        arguments = training_arguments.read(given.training_arguments)
+        sources.ignored[_name(given.training_arguments)] = arguments.ignored_keys
+        sources.arguments = training_arguments.join_arguments(arguments, sources.arguments)
     if given.accelerate is not None:
         config = accelerate.read(given.accelerate)
-        found.ignored[_name(given.accelerate)] = config.ignored_keys
-        found.config = config if found.config is None else accelerate.join_configs(config, found.config)
-    for reader, path in _recipes_of(given):
-        recipe = reader(path)
-        found.recipes.append(recipe)
-        found.ignored[recipe.source] = list(recipe.ignored)
-        if recipe.arguments is not None:
-            first = found.arguments
-            found.arguments = (
-                recipe.arguments if first is None else training_arguments.join_arguments(recipe.arguments, first)
-            )
-    _read_distribution(found)
-    return found
+        sources.ignored[_name(given.accelerate)] = config.ignored_keys
+        sources.config = config if sources.config is None else accelerate.join_configs(config, sources.config)
+    for name, reader in _RECIPE_READERS.items():
+        if (path := getattr(given, name)) is not None:
+            recipe = reader(path)
+            sources.recipes.append(recipe)
+            sources.ignored[recipe.source] = list(recipe.ignored)
+            if recipe.arguments is not None:
+                sources.arguments = training_arguments.join_arguments(recipe.arguments, sources.arguments)
+    _read_distribution(sources)
+    return sources
 
 
-def _recipes_of(given: ImportSources) -> list[tuple[Callable[[Path], Recipe], Path]]:
-    """The files of whole jobs, with what reads each."""
-    readers = (
-        (peft.recipe, given.peft), (torchtitan.read, given.torchtitan), (axolotl.read, given.axolotl),
-        (llama_factory.read, given.llama_factory),
-    )  # fmt: skip
-    return [(reader, path) for reader, path in readers if path is not None]
-
-
-def _read_distribution(found: _ParsedSources) -> None:
-    given, arguments, config = found.given, found.arguments, found.config
+def _read_distribution(sources: _ParsedSources) -> None:
+    given, arguments, config = sources.given, sources.arguments, sources.config
     if given.deepspeed is not None:
-        found.deepspeed = deepspeed.read(given.deepspeed)
-        found.ignored[_name(given.deepspeed)] = deepspeed.list_ignored(found.deepspeed)
+        sources.deepspeed = deepspeed.read(given.deepspeed)
+        sources.ignored[_name(given.deepspeed)] = deepspeed.list_ignored(sources.deepspeed)
     settings = []
     if arguments is not None:
-        found.deepspeed = deepspeed.same(found.deepspeed, deepspeed.of_training_arguments(arguments))
+        sources.deepspeed = deepspeed.same(sources.deepspeed, deepspeed.of_training_arguments(arguments))
         settings.append(fsdp.of_training_arguments(arguments))
-        found.precision = training_arguments.precision_of(arguments)
+        sources.precision = training_arguments.precision_of(arguments)
     if config is not None:
-        found.deepspeed = deepspeed.same(found.deepspeed, deepspeed.of_accelerate(config))
+        sources.deepspeed = deepspeed.same(sources.deepspeed, deepspeed.of_accelerate(config))
         settings.append(accelerate.settings_of_fsdp(config, alone=not any(settings)))
         asked = accelerate.precision_of(config)
-        if asked is not None and found.precision is not None and asked.value != found.precision.value:
-            raise contradiction("the precision", found.precision, asked)
-        found.precision = found.precision or asked
-    asked_for = [each for each in settings if each is not None]
+        if asked is not None and sources.precision is not None and asked.value != sources.precision.value:
+            raise contradiction("the precision", sources.precision, asked)
+        sources.precision = sources.precision or asked
+    asked_for = [keys for keys in settings if keys is not None]
     if asked_for:
-        found.fsdp = unite_drafts(asked_for[0], asked_for[-1])
-    if found.fsdp is not None and found.deepspeed is not None:
+        sources.fsdp = unite_drafts(asked_for[0], asked_for[-1])
+    if sources.fsdp is not None and sources.deepspeed is not None:
         raise SpecError(
             "DeepSpeed and FSDP are both asked for",
             allowed="one of the two",
             remedy="delete fsdp and fsdp_config, or the DeepSpeed config",
-            place=found.deepspeed.place,
+            place=sources.deepspeed.place,
         )
 
 
@@ -216,11 +223,12 @@ def _tell_model_and_gpu(draft: Draft, given: ImportSources, recipes: Sequence[Re
     if given.job is not None:
         overlay = read_yaml_file(given.job, "holds a job spec, which need not be complete")
         draft.overlay(overlay)
-        _inline_config(draft, overlay, given.job.parent)
+        node = overlay.nearest_to(_MODEL)
+        if node.path == _MODEL and isinstance(node.value, str):
+            draft.replace(_MODEL, hf_config.read(node, given.job.parent), node.place)
     if given.model is not None:
-        node = node_from_data(str(given.model), "--model", "model.hf_config")
-        config = hf_config.read(node, Path())
-        draft.say_value("model.hf_config", config, str(given.model))
+        node = node_from_data(str(given.model), "--model", _MODEL)
+        draft.say_value(_MODEL, hf_config.read(node, Path()), str(given.model))
     if given.gpu:
         written = draft.get("cluster.gpu")
         if written is None or written.plain() != given.gpu:
@@ -229,124 +237,82 @@ def _tell_model_and_gpu(draft: Draft, given: ImportSources, recipes: Sequence[Re
         draft.say_value("train.sequence_length", given.sequence_length, "--sequence-length")
     for recipe in recipes:
         tell_model(draft, recipe)
-    found = draft.get("model.hf_config")
-    return {} if found is None else found.plain()
-
-
-def _inline_config(draft: Draft, overlay: Node, folder: Path) -> None:
-    node = overlay.nearest_to("model.hf_config")
-    if node.path == "model.hf_config" and isinstance(node.value, str):
-        draft.replace("model.hf_config", hf_config.read(node, folder), node.place)
+    config = draft.get(_MODEL)
+    return {} if config is None else config.plain()
 
 
 def _tell_sources(draft: Draft, sources: _ParsedSources) -> list[str]:
     """Returns what is planned otherwise than it is."""
-    otherwise: list[str] = []
     for recipe in sources.recipes:
         fill_draft(draft, recipe)
     if sources.launch is not None:
         launch_lines.fill_draft(draft, sources.launch)
     if sources.config is not None:
         accelerate.fill_draft(draft, sources.config)
-    knows_precision = sources.arguments is not None or sources.config is not None
+    knows_precision, precision = sources.arguments is not None or sources.config is not None, sources.precision
     if sources.arguments is not None:
-        written = sources.deepspeed
-        clips = written is None or written.mapping().get("gradient_clipping") is not None
+        config = sources.deepspeed
+        clips = config is None or config.mapping().get("gradient_clipping") is not None
         training_arguments.fill_draft(draft, sources.arguments, clips=clips)
-        if draft.has("model.hf_config"):
+        if draft.has(_MODEL):
             draft.suppose("train.loss", "model", "the Trainer, which hands the labels to the model")
     if sources.deepspeed is not None:
         deepspeed.fill_draft(
-            draft, sources.deepspeed, sources.precision, is_known=knows_precision, by_transformers=knows_precision
+            draft, sources.deepspeed, precision, is_known=knows_precision, by_transformers=knows_precision
         )
     elif sources.fsdp is not None:
-        otherwise = fsdp.fill_draft(
-            draft, sources.fsdp, mixed=sources.precision is not None, place=_place_of_sharding(sources)
-        )
-        _tell_sharded_precision(draft, sources)
-    elif knows_precision and sources.precision is not None:
-        draft.say_value("train.precision", f"{sources.precision.value}_autocast", sources.precision.place)
-    return otherwise
+        place = sources.place_of_sharding
+        otherwise = fsdp.fill_draft(draft, sources.fsdp, mixed=precision is not None, place=place)
+        if precision is None:
+            return otherwise
+        if precision.value == "fp16":
+            raise SpecError(
+                "fp16 under FSDP is not planned",
+                allowed="bf16, or none",
+                remedy="train in bf16",
+                place=precision.place,
+            )
+        # accelerate gathers parameters in bfloat16, and runs no autocast beside.
+        draft.say_value("train.precision", "fsdp_mixed", precision.place)
+        if not draft.has("model.adapter"):
+            place = f"{precision.place} (accelerate keeps trained parameters in float32)"
+            draft.say_value("model.parameter_dtype", "float32", place)
+        return otherwise
+    elif precision is not None:
+        draft.say_value("train.precision", f"{precision.value}_autocast", precision.place)
+    return []
 
 
-def _place_of_sharding(sources: _ParsedSources) -> str:
-    config = sources.config
-    if (own := next((each for each in sources.recipes if each.shards), None)) is not None:
-        return own.source
-    if config is not None and config.kind() == "FSDP":
-        return config.top["distributed_type"].place
-    assert sources.arguments is not None
-    return sources.arguments["fsdp"].place
-
-
-def _tell_sharded_precision(draft: Draft, sources: _ParsedSources) -> None:
-    """accelerate keeps trained parameters in float32 and gathers them in bfloat16; it runs no autocast beside."""
-    node = sources.precision
-    if node is None:
-        return
-    if node.value == "fp16":
-        raise SpecError(
-            "fp16 under FSDP is not planned",
-            allowed="bf16, or none",
-            remedy="train in bf16",
-            place=node.place,
-        )
-    draft.say_value("train.precision", "fsdp_mixed", node.place)
-    if not draft.has("model.adapter"):
-        draft.say_value(
-            "model.parameter_dtype", "float32", f"{node.place} (accelerate keeps trained parameters in float32)"
-        )
-
-
-def _suppose_dtype(draft: Draft, config: Mapping[str, Any]) -> list[str]:
-    """As transformers 5 loads a model: in the dtype of its config."""
-    if draft.has("model.parameter_dtype") or not config:
-        return []
-    said = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-    dtype = said if said in _DTYPES else "float32"
-    draft.suppose("model.parameter_dtype", dtype, "the model's config")
-    return [f"model.parameter_dtype is {dtype}, as from_pretrained of transformers 5 loads this config"]
-
-
-def _left_to_the_spec(draft: Draft, sources: _ParsedSources) -> list[str]:
-    """Without TrainingArguments the loop is the program's own, and a spec's defaults stand for what it does."""
-    if sources.arguments is not None or draft.has("train.optimizer"):
-        return []
-    return ["train.optimizer, train.loss and the rest of train as every spec has them: nothing says what the loop does"]
-
-
-def _missing(draft: Draft, sources: _ParsedSources, config: Mapping[str, Any]) -> list[str]:
-    found = []
-    if not draft.has("model.hf_config", "model.factory", "model.decoder"):
-        found.append("model: its config (--model CONFIG.json, or JOB.yaml: model: {hf_config: config.json})")
+def _check_complete(draft: Draft, sources: _ParsedSources, config: Mapping[str, Any]) -> None:
+    """Raises SpecError for all that nobody says."""
+    missing, given = [], sources.given
+    if not draft.has(_MODEL, "model.factory", "model.decoder"):
+        missing.append("model: its config (--model CONFIG.json, or JOB.yaml: model: {hf_config: config.json})")
     if not draft.has("cluster.gpu", "cluster.gpu.name"):
-        found.append(f"cluster.gpu: the GPU (--gpu NAME, or JOB.yaml: cluster: {{gpu: {catalog.names()[0]}}})")
+        missing.append(f"cluster.gpu: the GPU (--gpu NAME, or JOB.yaml: cluster: {{gpu: {catalog.names()[0]}}})")
     if not draft.has("train.micro_batch_size"):
-        found.append(
+        missing.append(
             "train.micro_batch_size: the samples of a micro-batch (--batch N, --from-training-arguments, or JOB.yaml:"
             " train: {micro_batch_size: 4})"
         )
     takes_tokens = not config or "vocab_size" in config
-    if takes_tokens and not draft.has("train.sequence_length", "train.inputs") and not draft.has("model.factory"):
-        found.append("train.sequence_length: the tokens of a sequence (--sequence-length N, or JOB.yaml)")
+    if takes_tokens and not draft.has("train.sequence_length", "train.inputs", "model.factory"):
+        missing.append("train.sequence_length: the tokens of a sequence (--sequence-length N, or JOB.yaml)")
     if not draft.has("cluster.nodes", "cluster.gpus_per_node"):
-        found.append(
+        missing.append(
             "cluster.gpus_per_node: how many processes there are (--gpus 8, --from-torchrun 'torchrun ...',"
             " --from-accelerate, or JOB.yaml: cluster: {nodes: 1, gpus_per_node: 8})"
         )
     if sources.fsdp is not None and (config or draft.has("model.factory")):
-        found += fsdp.tell_parts(draft, sources.fsdp, config, _place_of_sharding(sources))
-    return found
-
-
-def _incomplete(missing: list[str], sources: _ParsedSources) -> SpecError:
-    given = sources.given
+        missing += fsdp.tell_parts(draft, sources.fsdp, config, sources.place_of_sharding)
+    if not missing:
+        return
     files = (given.training_arguments, given.accelerate, given.deepspeed, given.peft, given.torchtitan, given.axolotl)
     names = [str(path) for path in (*files, given.llama_factory) if path is not None]
-    said_by = ", ".join([*names, *(["the launch line"] if given.torchrun else [])])
-    lines = "".join(f"\n    {each}" for each in missing)
-    return SpecError(
-        f"{said_by} do not say everything that decides memory; what is missing:{lines}",
+    names += ["the launch line"] if given.torchrun else []
+    lines = "".join(f"\n    {sentence}" for sentence in missing)
+    raise SpecError(
+        f"{', '.join(names)} do not say everything that decides memory; what is missing:{lines}",
         allowed="what these files cannot say, by options or in a JOB.yaml",
         remedy=f"add {'it' if len(missing) == 1 else 'all of these'}",
     )
@@ -354,70 +320,50 @@ def _incomplete(missing: list[str], sources: _ParsedSources) -> SpecError:
 
 def _tell_ranks(draft: Draft, sources: _ParsedSources) -> int:
     """How many ranks each axis has; returns how many there are."""
-    world = _number(draft, "cluster.nodes") * _number(draft, "cluster.gpus_per_node")
+    nodes = draft.count("cluster.nodes")
+    world = nodes * draft.count("cluster.gpus_per_node")
     sizes = {} if sources.config is None else sources.config.parallelism
     split = {name: node for name, node in sizes.items() if name.endswith("_size") and node.value != 1}
     if split:
-        _tell_split(draft, sources, split)
-    elif sources.fsdp is not None and fsdp_versions.is_hybrid(sources.fsdp):
-        nodes = _number(draft, "cluster.nodes")
-        draft.suppose("parallel.dp_replicate.degree", nodes, _place_of_sharding(sources))
-        _suppose_rest(draft, "parallel.dp_shard.degree", world, _place_of_sharding(sources))
+        if sources.under == "deepspeed" or (sources.under == "ddp" and split.keys() & {"dp_shard_size", "cp_size"}):
+            name, node = next(iter(split.items()))
+            raise SpecError(
+                f"{name} is {node.summary}, and FSDP is not on",
+                allowed="1, or distributed_type: FSDP with fsdp_version: 2",
+                remedy="delete parallelism_config, or turn FSDP on",
+                place=node.place,
+            )
+        for axis in ("dp_replicate", "dp_shard", "tp", "cp"):
+            if f"{axis}_size" in split:
+                draft.say(f"parallel.{axis}.degree", split[f"{axis}_size"])
+        rotate = sizes.get("cp_comm_strategy")
+        if rotate is not None and "cp_size" in split:
+            draft.say("parallel.cp.rotate", rotate)
     elif sources.under == "fsdp":
-        _suppose_rest(draft, "parallel.dp_shard.degree", world, _place_of_sharding(sources))
+        if sources.fsdp is not None and fsdp.is_hybrid(sources.fsdp):
+            draft.suppose("parallel.dp_replicate.degree", nodes, sources.place_of_sharding)
+        _suppose_rest(draft, "dp_shard", world, sources.place_of_sharding)
     else:
-        _suppose_rest(draft, "parallel.dp_replicate.degree", world, "the number of processes")
+        _suppose_rest(draft, "dp_replicate", world, "the number of processes")
     if sources.under == "ddp" and sources.arguments is not None and world > 1:
         training_arguments.tell_ddp(draft, sources.arguments)
+    data_ranks = math.prod(draft.count(f"parallel.{axis}.degree") for axis in ("dp_replicate", "dp_shard", "ep"))
     for recipe in sources.recipes:
-        tell_accumulation(draft, recipe, _product(draft, "dp_replicate", "dp_shard", "ep"))
+        tell_accumulation(draft, recipe, data_ranks)
     if sources.fsdp is not None:
         syncs = sources.arguments is not None and training_arguments.syncs_each_batch(sources.arguments)
-        draft.suppose("parallel.dp_shard.no_sync", not syncs, _place_of_sharding(sources))
+        draft.suppose("parallel.dp_shard.no_sync", not syncs, sources.place_of_sharding)
     return world
 
 
-def _tell_split(draft: Draft, sources: _ParsedSources, split: Mapping[str, Node]) -> None:
-    assert sources.config is not None
-    if sources.under == "deepspeed" or (sources.under == "ddp" and split.keys() & {"dp_shard_size", "cp_size"}):
-        name, node = next(iter(split.items()))
-        raise SpecError(
-            f"{name} is {node.summary}, and FSDP is not on",
-            allowed="1, or distributed_type: FSDP with fsdp_version: 2",
-            remedy="delete parallelism_config, or turn FSDP on",
-            place=node.place,
-        )
-    for size, axis in (("dp_replicate", "dp_replicate"), ("dp_shard", "dp_shard"), ("tp", "tp"), ("cp", "cp")):
-        if f"{size}_size" in split:
-            draft.say(f"parallel.{axis}.degree", split[f"{size}_size"])
-    rotate = sources.config.parallelism.get("cp_comm_strategy")
-    if rotate is not None and "cp_size" in split:
-        draft.say("parallel.cp.rotate", rotate)
-
-
-def _suppose_rest(draft: Draft, path: str, world: int, place: str) -> None:
+def _suppose_rest(draft: Draft, rest: str, world: int, place: str) -> None:
     """The ranks that no axis of JOB.yaml has taken."""
-    others = 1
-    for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep"):
-        if path != f"parallel.{axis}.degree" and draft.has(f"parallel.{axis}.degree"):
-            others *= _number(draft, f"parallel.{axis}.degree")
+    others = math.prod(draft.count(f"parallel.{axis}.degree") for axis in AXES if axis != rest)
     if world % others == 0:
-        draft.suppose(path, world // others, place)
-
-
-def _product(draft: Draft, *axes: str) -> int:
-    return math.prod(_number(draft, f"parallel.{axis}.degree") for axis in axes)
-
-
-def _number(draft: Draft, path: str) -> int:
-    """A count, 1 where it is not said or no count: the reader of specs says what is wrong with it."""
-    node = draft.get(path)
-    value = 1 if node is None else node.value
-    return value if isinstance(value, int) and value > 0 else 1
+        draft.suppose(f"parallel.{rest}.degree", world // others, place)
 
 
 STANDARD_INPUT = "-"
-_MODEL = "model.hf_config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,15 +386,24 @@ def read(given: GivenJob, folder: Path | None) -> ImportedJob:
 
     Without a folder no file is read: then `named` is a model that planner knows or `-`, and there are no sources.
     """
-    settings = [shorthand.parse(each) if isinstance(each, str) else each for each in given.settings]
+    settings = [shorthand.parse(written) if isinstance(written, str) else written for written in given.settings]
     if given.sources is not None:
         assert folder is not None
-        return import_job(_with_words(given, settings), folder)
+        length = given.words.seq
+        sources = replace(
+            given.sources,
+            job=Path(given.named) if given.named else None,
+            gpu=given.words.gpu,
+            sequence_length=int(length) if length.isdecimal() and len(length) < 20 else length or None,
+            words=replace(given.words, gpu="", seq=""),
+            settings=settings,
+        )
+        return import_job(sources, folder)
     text, source = _text(given, folder)
-    if text is None:
-        return _of_model(_Model(given.named, "the model"), given.words, settings, folder)
-    if (found := _model_of(text, source, given.named)) is not None:
-        return _of_model(found, given.words, settings, folder)
+    model = _Model(given.named, "the model") if text is None else _model_of(text, source, given.named)
+    if text is None or model is not None:
+        assert model is not None
+        return _of_model(model, given.words, settings, folder)
     document, start = document_of(text, source, folder if given.named == STANDARD_INPUT else Path(given.named).parent)
     document.mapping("a mapping with model, train, parallel, cluster, ...")
     words = shorthand.of_spec(given.words, document)
@@ -465,21 +420,6 @@ class _Model:
     place: str
     adapter: Mapping[str, Any] | None = None
     ignored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-def _with_words(given: GivenJob, settings: Sequence[Setting]) -> ImportSources:
-    assert given.sources is not None
-    job = Path(given.named) if given.named else None
-    length = given.words.seq
-    words = replace(given.words, gpu="", seq="")
-    return replace(
-        given.sources,
-        job=job,
-        gpu=given.words.gpu,
-        sequence_length=int(length) if length.isdecimal() and len(length) < 20 else length or None,
-        words=words,
-        settings=settings,
-    )
 
 
 def _text(given: GivenJob, folder: Path | None) -> tuple[str | None, str]:
@@ -502,15 +442,11 @@ def _text(given: GivenJob, folder: Path | None) -> tuple[str | None, str]:
     if not os.path.exists(path):
         if not hf_config.looks_like_path(named):
             return None, named
-        raise SpecError(f"there is no file {named}", remedy=did_you_mean(path.name, _files_of(path.parent)))
+        neighbours: list[str] = []
+        with contextlib.suppress(OSError):
+            neighbours = sorted(os.listdir(path.parent))[:1000]
+        raise SpecError(f"there is no file {named}", remedy=did_you_mean(path.name, neighbours))
     return file_text(path, named), named
-
-
-def _files_of(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))[:1000]
-    except OSError:
-        return []
 
 
 def _model_of(text: str, source: str, named: str) -> _Model | None:
@@ -524,8 +460,8 @@ def _model_of(text: str, source: str, named: str) -> _Model | None:
     if isinstance(data, dict) and "model_type" in data:
         return _Model(source, "the model") if named != STANDARD_INPUT else None
     if isinstance(data, dict) and "peft_type" in data:
-        found = peft.of_node(node_from_data(data, source))
-        return _Model(found.base, source, found.adapter, {source: found.ignored})
+        adapter = peft.of_node(node_from_data(data, source))
+        return _Model(adapter.base, source, adapter.adapter, {source: adapter.ignored})
     return None
 
 
@@ -539,7 +475,7 @@ def _of_model(model: _Model, words: Shorthand, settings: list[Setting], folder: 
     if model.adapter is not None:
         facts.append(setting("model.adapter", model.adapter, model.place))
     document = shorthand.with_settings(document, facts, folder)
-    meaning = shorthand.of_model(words, document, config, [each.path for each in settings])
+    meaning = shorthand.of_model(words, document, config, [given.path for given in settings])
     document = shorthand.with_settings(document, [*meaning.settings, *settings], folder)
     if not document.nearest_to("cluster.gpu").path.startswith("cluster.gpu"):
         raise SpecError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from planner.errors import SpecError
 from planner.job.importers import drafts, training_arguments
@@ -79,8 +78,7 @@ def read(path: Path) -> Recipe:
     written = read_yaml_file(path, WRITER).mapping()
     trainer = {name: node for name, node in written.items() if name not in KEYS and name in {**TRAINER, **RETIRED}}
     own = {name: node for name, node in written.items() if name not in trainer}
-    for name, node in own.items():
-        drafts.check(KEYS, name, node, PROGRAM)
+    drafts.check_all(KEYS, own, PROGRAM)
     recipe = Recipe(
         source=str(path), folder=path.parent, ignored=tuple(drafts.list_ignored(KEYS, own)),
         model=own.get("model_name_or_path"),
@@ -91,14 +89,9 @@ def read(path: Path) -> Recipe:
     return recipe
 
 
-def _value(written: Mapping[str, Node], name: str) -> Any:
-    node = written.get(name)
-    return KEYS[name].default if node is None else node.plain()
-
-
 def _with_recomputation(trainer: Mapping[str, Node], own: Mapping[str, Node], recipe: Recipe) -> dict[str, Node]:
     """It recomputes unless it is told not to, whatever TrainingArguments say."""
-    recomputes = not _value(own, "disable_gradient_checkpointing")
+    recomputes = not drafts.value_of(KEYS, own, "disable_gradient_checkpointing")
     if recomputes:
         recipe.supposed += ("recomputation without reentrancy, which LLaMA-Factory has under FSDP alone",)
     place = own["disable_gradient_checkpointing"].place if "disable_gradient_checkpointing" in own else recipe.source
@@ -108,8 +101,8 @@ def _with_recomputation(trainer: Mapping[str, Node], own: Mapping[str, Node], re
 
 def _tell_adapter(own: Mapping[str, Node], recipe: Recipe) -> None:
     """Full training keeps parameters in float32; beside an adapter they have the dtype of the mixed precision."""
-    kind = _value(own, "finetuning_type")
-    bits = _value(own, "quantization_bit")
+    kind = drafts.value_of(KEYS, own, "finetuning_type")
+    bits = drafts.value_of(KEYS, own, "quantization_bit")
     if kind not in ("lora", "full"):
         raise own["finetuning_type"].error(f"is {kind!r}", allowed="lora, full", remedy="other kinds are not planned")
     if kind == "full":
@@ -117,17 +110,17 @@ def _tell_adapter(own: Mapping[str, Node], recipe: Recipe) -> None:
         return
     if bits not in (None, 4):
         raise own["quantization_bit"].error(f"is {bits}", allowed="4, null", remedy="other widths are not planned")
-    dora = _value(own, "use_dora")
+    dora = drafts.value_of(KEYS, own, "use_dora")
     if dora and bits:
         raise SpecError("use_dora stands beside quantization_bit", allowed="one of the two", place=recipe.source)
-    rank, alpha = _value(own, "lora_rank"), _value(own, "lora_alpha")
+    rank, alpha = drafts.value_of(KEYS, own, "lora_rank"), drafts.value_of(KEYS, own, "lora_alpha")
     recipe.adapter = {
         "kind": "qlora" if bits else "dora" if dora else "lora",
         "r": rank,
         "alpha": 2 * rank if alpha is None else alpha,
-        "dropout": float(_value(own, "lora_dropout")),
+        "dropout": float(drafts.value_of(KEYS, own, "lora_dropout")),
     }
-    targets = str(_value(own, "lora_target"))
+    targets = str(drafts.value_of(KEYS, own, "lora_target"))
     recipe.adapts_all = targets == "all"
     if not recipe.adapts_all:
         recipe.adapter["target_modules"] = [each.strip() for each in targets.split(",") if each.strip()]

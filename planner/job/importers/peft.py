@@ -76,47 +76,38 @@ def read(path: Path) -> AdapterConfig:
 def recipe(path: Path) -> Recipe:
     """The adapter of a file, or of the one in a folder, as a source beside others. Raises SpecError as `read`."""
     file = path / FILE if path.is_dir() else path
-    found = read(file)
-    made = Recipe(source=str(file), folder=file.parent, ignored=found.ignored)
-    made.say(_ADAPTER, found.adapter, found.place)
-    if found.base:
-        made.model = node_from_data(found.base, found.place, "base_model_name_or_path")
-    return made
+    config = read(file)
+    recipe = Recipe(source=str(file), folder=file.parent, ignored=config.ignored)
+    recipe.say(_ADAPTER, config.adapter, config.place)
+    if config.base:
+        recipe.model = node_from_data(config.base, config.place, "base_model_name_or_path")
+    return recipe
 
 
 def of_node(document: Node) -> AdapterConfig:
     """As `read`, of a config that somebody read."""
     written = document.mapping()
-    for name, node in written.items():
-        drafts.check(KEYS, name, node, "LoraConfig of peft 0.21")
-    found: dict[str, Any] = {"kind": "dora" if _value(written, "use_dora") else "lora", "r": _value(written, "r")}
-    found["alpha"] = _whole(written, "lora_alpha")
-    found["dropout"] = float(_value(written, "lora_dropout"))
-    if (targets := written.get("target_modules")) is not None and targets.value is not None:
-        found["target_modules"] = _names(targets)
-    base = _value(written, "base_model_name_or_path")
-    ignored = tuple(drafts.list_ignored(KEYS, written))
-    return AdapterConfig(base or "", found, document.place, ignored)
-
-
-def _value(written: Mapping[str, Node], name: str) -> Any:
-    node = written.get(name)
-    return KEYS[name].default if node is None or node.value is None else node.value
-
-
-def _whole(written: Mapping[str, Node], name: str) -> int:
-    value = _value(written, name)
-    if isinstance(value, float) and not value.is_integer():
-        raise written[name].is_error(allowed="a whole number", remedy="round it; it has no effect on memory")
-    return int(value)
-
-
-def _names(targets: Node) -> list[str]:
-    if isinstance(targets.value, list) and all(isinstance(each.value, str) for each in targets.value):
-        return sorted(str(each.value) for each in targets.value)
-    raise SpecError(
-        f"target_modules is {targets.summary}",
-        allowed="a list of names, as q_proj and v_proj",
-        remedy="write out the names that the pattern stands for",
-        place=targets.place,
-    )
+    drafts.check_all(KEYS, written, "LoraConfig of peft 0.21")
+    given = {name: node.plain() for name, node in written.items() if node.value is not None}
+    values = {name: given.get(name, key.default) for name, key in KEYS.items()}
+    alpha, targets = values["lora_alpha"], written.get("target_modules")
+    if isinstance(alpha, float) and not alpha.is_integer():
+        raise written["lora_alpha"].is_error(allowed="a whole number", remedy="round it; it has no effect on memory")
+    adapter: dict[str, Any] = {
+        "kind": "dora" if values["use_dora"] else "lora",
+        "r": values["r"],
+        "alpha": int(alpha),
+        "dropout": float(values["lora_dropout"]),
+    }
+    if targets is not None and targets.value is not None:
+        names = targets.plain()
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise SpecError(
+                f"target_modules is {targets.summary}",
+                allowed="a list of names, as q_proj and v_proj",
+                remedy="write out the names that the pattern stands for",
+                place=targets.place,
+            )
+        adapter["target_modules"] = sorted(names)
+    base = values["base_model_name_or_path"] or ""
+    return AdapterConfig(base, adapter, document.place, tuple(drafts.list_ignored(KEYS, written)))

@@ -86,15 +86,15 @@ def tell_adapter(draft: Draft, recipe: Recipe, config: Mapping[str, Any]) -> Non
         return
     adapter = dict(recipe.adapter)
     if recipe.adapts_all:
-        names = set(names_of(config)) | set(adapter.get("target_modules", ()))
-        if not names_of(config):
+        linear = NAMES.get(str(config.get("model_type")), ())
+        if not linear:
             raise SpecError(
                 f"all linear layers are adapted, and those of {config.get('model_type', 'this model')} are not known",
                 allowed="names of modules, or one of " + ", ".join(NAMES),
                 remedy="write the names out",
                 place=recipe.source,
             )
-        adapter["target_modules"] = sorted(names)
+        adapter["target_modules"] = sorted({*linear, *adapter.get("target_modules", ())})
     draft.say_value("model.adapter", adapter, recipe.source)
 
 
@@ -115,13 +115,10 @@ def tell_accumulation(draft: Draft, recipe: Recipe, data_ranks: int) -> None:
 
 def leaves(written: Mapping[str, Node], prefix: str = "") -> dict[str, Node]:
     """The values of nested tables by their dotted names."""
-    found: dict[str, Node] = {}
+    values: dict[str, Node] = {}
     for name, node in written.items():
-        if isinstance(node.value, dict):
-            found |= leaves(node.value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = node
-    return found
+        values |= leaves(node.value, f"{prefix}{name}.") if isinstance(node.value, dict) else {f"{prefix}{name}": node}
+    return values
 
 
 # As transformers 5.23 builds the models; a test builds each and looks.
@@ -131,8 +128,3 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
 }
-
-
-def names_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names for a model's config; empty for a model that is not in the table."""
-    return NAMES.get(str(config.get("model_type")), ())

@@ -110,22 +110,18 @@ _BUCKET_CAP_MB = 100
 def read(path: Path) -> Recipe:
     """The job of a file. Raises SpecError for what is unknown, of a wrong type or not understood."""
     source = str(path)
-    written = leaves(_document(path, source).mapping())
-    ignored = []
-    for name, node in written.items():
-        of_no_account = name not in KEYS and name.startswith(tuple(f"{each}." for each in IGNORED_SECTIONS))
-        if of_no_account or not drafts.check(KEYS, name, node, PROGRAM).matters:
-            ignored.append(name)
-    return _Reading(written, Recipe(source=source, folder=path.parent, ignored=tuple(ignored))).recipe()
-
-
-def _document(path: Path, source: str) -> Node:
     try:
-        return node_from_data(tomllib.loads(file_text(path, source)), source)
+        document = node_from_data(tomllib.loads(file_text(path, source)), source)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpecError(
             f"no TOML: {error}", allowed="a TOML file, as torchtitan's train_configs", place=source
         ) from None
+    written, ignored = leaves(document.mapping()), []
+    for name, node in written.items():
+        of_no_account = name not in KEYS and name.startswith(tuple(f"{section}." for section in IGNORED_SECTIONS))
+        if of_no_account or not drafts.check(KEYS, name, node, PROGRAM).matters:
+            ignored.append(name)
+    return _Reading(written, Recipe(source=source, folder=path.parent, ignored=tuple(ignored))).recipe()
 
 
 class _Reading:
@@ -135,35 +131,35 @@ class _Reading:
         self._written, self._recipe = written, recipe
 
     def recipe(self) -> Recipe:
-        self._model()
+        """What all of them come to; a model that is none of these is left to other sources."""
+        if self._value("model.name") == "llama3":
+            self._recipe.decoder = _LLAMA.get(self._value("model.flavor"))
         self._training()
         self._optimizer()
         self._recompute()
         self._parallelism()
         self._sharding()
-        self._validation()
+        if self._value("validation.enable"):
+            if self._value("validation.seq_len") != self._value("training.seq_len"):
+                raise self._fault("validation.seq_len", f"{self._value('training.seq_len')}, as training.seq_len")
+            batch, every = self._value("validation.local_batch_size"), self._value("validation.freq")
+            self._say("validation.enable", "train.eval", {"micro_batch_size": batch, "every": every})
         return self._recipe
 
     def _value(self, name: str) -> Any:
-        node = self._written.get(name)
-        return KEYS[name].default if node is None else node.plain()
+        return drafts.value_of(KEYS, self._written, name)
 
     def _say(self, name: str, path: str, value: Any = None) -> None:
         """A value of the file, or torchtitan's default, which other sources may replace, for a key of the spec."""
-        found = self._value(name) if value is None else value
+        value = self._value(name) if value is None else value
         if name in self._written:
-            self._recipe.say(path, found, f"{self._recipe.source}: {name}")
+            self._recipe.say(path, value, f"{self._recipe.source}: {name}")
         else:
-            self._recipe.suppose(path, found)
+            self._recipe.suppose(path, value)
 
     def _fault(self, name: str, allowed: str, remedy: str = "write one of these") -> SpecError:
         place = f"{self._recipe.source}: {name}"
         return SpecError(f"{name} is {self._value(name)!r}", allowed=allowed, remedy=remedy, place=place)
-
-    def _model(self) -> None:
-        """A model that is none of these is left to other sources."""
-        if self._value("model.name") == "llama3" and self._value("model.flavor") in _LLAMA:
-            self._recipe.decoder = _LLAMA[self._value("model.flavor")]
 
     def _training(self) -> None:
         pipelined = self._value("parallelism.pipeline_parallel_degree") > 1
@@ -200,21 +196,16 @@ class _Reading:
             self._say("optimizer.early_step_in_backward", "train.optimizer_in_backward", True)
 
     def _recompute(self) -> None:
-        mode, option = (
-            self._value("activation_checkpoint.mode"),
-            self._value("activation_checkpoint.selective_ac_option"),
-        )
+        name = "activation_checkpoint.mode"
+        mode, option = self._value(name), self._value("activation_checkpoint.selective_ac_option")
         if mode == "selective" and option.isdecimal() and 0 < len(option) < 6:
-            every = int(option)
-            self._say("activation_checkpoint.mode", "train.recompute", {"every": every} if every > 1 else "full")
+            self._say(name, "train.recompute", {"every": int(option)} if int(option) > 1 else "full")
         elif mode == "selective" and option != "op":
             raise self._fault("activation_checkpoint.selective_ac_option", "op, or a number")
         elif mode in ("none", "full", "selective"):
-            self._say("activation_checkpoint.mode", "train.recompute")
+            self._say(name, "train.recompute")
         else:
-            raise self._fault(
-                "activation_checkpoint.mode", "none, full, selective", "memory budgets are not planned here"
-            )
+            raise self._fault(name, "none, full, selective", "memory budgets are not planned here")
 
     def _parallelism(self) -> None:
         self._say("parallelism.data_parallel_replicate_degree", "parallel.dp_replicate.degree")
@@ -258,13 +249,3 @@ class _Reading:
             self._recipe.groups = ("embedding", "norm head")
         if self._value("training.enable_cpu_offload"):
             self._say("training.enable_cpu_offload", f"{_SHARD}.offload", "cpu")
-
-    def _validation(self) -> None:
-        if not self._value("validation.enable"):
-            return
-        if self._value("validation.seq_len") != self._value("training.seq_len"):
-            raise self._fault("validation.seq_len", f"{self._value('training.seq_len')}, as training.seq_len")
-        batch = self._value("validation.local_batch_size")
-        self._say(
-            "validation.enable", "train.eval", {"micro_batch_size": batch, "every": self._value("validation.freq")}
-        )

@@ -157,63 +157,49 @@ _IN_32_BITS = ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit")
 
 def optimizer_of(values: Values) -> dict[str, Any]:
     """`train.optimizer` as a spec writes it. Raises SpecError for an optimizer that is not planned."""
-    written = values["optim"]
+    written, options = values["optim"], values["optim_args"]
     name = str(written.value)
-    if name in _OF_TORCHAO and values["optim_args"].value:
+    if name in _OF_TORCHAO and options.value:
         raise SpecError(
-            f"optim_args is {values['optim_args'].summary} beside {name}, and is not planned",
+            f"optim_args is {options.summary} beside {name}, and is not planned",
             allowed="null",
             remedy=f"write train.optimizer in JOB.yaml ({_ADAMS[name]['name']} takes block_size), without optim",
-            place=values["optim_args"].place,
+            place=options.place,
         )
+    rate, decay = values["learning_rate"].value, values["weight_decay"].value
     if name in _ADAMS:
-        return {**_ADAMS[name], **_adam_arguments(values)}
-    if name in _OF_TORCH:
-        return _of_torch(name, values)
-    why, remedy = "is not planned", ""
-    if name in _IN_32_BITS:
-        why = "keeps the state of embeddings in 32 bits and of the rest in 8, which is not planned"
-        remedy = "for a lower bound, plan with train.optimizer bitsandbytes.AdamW8bit and without optim"
-    raise SpecError(
-        f"optim is {written.summary}, which {why}",
-        allowed=", ".join(PLANNED),
-        remedy=remedy or "name one of these, or plan without it and write train.optimizer in JOB.yaml",
-        place=written.place,
-    )
-
-
-def _adam_arguments(values: Values) -> dict[str, Any]:
-    return {
-        "lr": values["learning_rate"].value,
-        "betas": [values["adam_beta1"].value, values["adam_beta2"].value],
-        "eps": values["adam_epsilon"].value,
-        "weight_decay": values["weight_decay"].value,
-    }
-
-
-def _of_torch(name: str, values: Values) -> dict[str, Any]:
+        betas = [values["adam_beta1"].value, values["adam_beta2"].value]
+        return {**_ADAMS[name], "lr": rate, "betas": betas, "eps": values["adam_epsilon"].value, "weight_decay": decay}
+    if name not in _OF_TORCH:
+        why, remedy = "is not planned", ""
+        if name in _IN_32_BITS:
+            why = "keeps the state of embeddings in 32 bits and of the rest in 8, which is not planned"
+            remedy = "for a lower bound, plan with train.optimizer bitsandbytes.AdamW8bit and without optim"
+        raise SpecError(
+            f"optim is {written.summary}, which {why}",
+            allowed=", ".join(PLANNED),
+            remedy=remedy or "name one of these, or plan without it and write train.optimizer in JOB.yaml",
+            place=written.place,
+        )
     kind, numbers, flags = _OF_TORCH[name]
-    found: dict[str, Any] = {
-        "name": kind, "lr": values["learning_rate"].value, "weight_decay": values["weight_decay"].value,
-    }  # fmt: skip
-    written = values["optim_args"]
-    for part in str(written.value or "").replace(" ", "").split(","):
+    optimizer: dict[str, Any] = {"name": kind, "lr": rate, "weight_decay": decay}
+    for part in str(options.value or "").replace(" ", "").split(","):
         key, _, value = part.partition("=")
         try:
             if key in numbers:
-                found[key] = float(value)
+                optimizer[key] = float(value)
             elif key in flags:
-                found[key] = value.lower() in ("true", "1", "yes")
+                optimizer[key] = value.lower() in ("true", "1", "yes")
             elif key:
                 raise ValueError
         except ValueError:
             raise SpecError(
                 f"optim_args holds {part[:80]!a}",
-                allowed=", ".join(f"{each}=..." for each in (*numbers, *flags)),
+                allowed=", ".join(f"{option}=..." for option in (*numbers, *flags)),
                 remedy=f"write what {name} takes",
-                place=written.place,
+                place=options.place,
             ) from None
-    return found
+    return optimizer
 
 
 WRITER = "TrainingArguments.to_json_string() writes"
@@ -233,8 +219,7 @@ class TrainingArguments:
     """Where paths that they name start."""
 
     def __getitem__(self, name: str) -> Node:
-        found = self.written.get(name)
-        return found or node_from_data(KEYS[name].default, "the defaults of TrainingArguments", name)
+        return self.written.get(name) or node_from_data(KEYS[name].default, "the defaults of TrainingArguments", name)
 
     def says(self, *names: str) -> bool:
         return any(name in self.written for name in names)
@@ -256,8 +241,7 @@ def read(path: Path) -> TrainingArguments:
 
 def of_nodes(written: Mapping[str, Node], folder: Path) -> TrainingArguments:
     """Those of values that somebody read. Raises SpecError as `read`."""
-    for name, node in written.items():
-        drafts.check(_ALL, name, node, PROGRAM)
+    drafts.check_all(_ALL, written, PROGRAM)
     return TrainingArguments(written, folder)
 
 
@@ -265,40 +249,61 @@ def join_arguments(first: TrainingArguments, second: TrainingArguments | None) -
     """Of two sources, or the first alone. Raises SpecError where they contradict each other in what matters."""
     if second is None:
         return first
-    mattering = unite_drafts(_mattering(first), _mattering(second))
-    return TrainingArguments({**second.written, **first.written, **mattering}, first.folder)
-
-
-def _mattering(arguments: TrainingArguments) -> dict[str, Node]:
-    return {name: node for name, node in arguments.written.items() if _ALL[name].matters}
+    mattering = [
+        {name: node for name, node in source.written.items() if _ALL[name].matters} for source in (first, second)
+    ]
+    return TrainingArguments({**second.written, **first.written, **unite_drafts(*mattering)}, first.folder)
 
 
 def precision_of(arguments: TrainingArguments) -> Node | None:
     """`bf16` or `fp16`, if one is asked for."""
-    asked = [arguments[name] for name in ("bf16", "fp16") if arguments[name].value]
+    asked = [
+        node_from_data(name, node.place, node.path) for name in ("bf16", "fp16") if (node := arguments[name]).value
+    ]
     if len(asked) > 1:
-        raise contradiction("precision", _replace_value(asked[0], "bf16"), _replace_value(asked[1], "fp16"))
-    if not asked:
-        return None
-    return _replace_value(asked[0], "bf16" if arguments["bf16"].value else "fp16")
-
-
-def _replace_value(node: Node, value: str) -> Node:
-    return node_from_data(value, node.place, node.path)
+        raise contradiction("precision", *asked)
+    return asked[0] if asked else None
 
 
 def fill_draft(draft: Draft, arguments: TrainingArguments, *, clips: bool) -> None:
     """What holds for every job; `clips` is false where DeepSpeed's config takes the place of max_grad_norm."""
-    _tell(draft, arguments, "per_device_train_batch_size", "train.micro_batch_size")
-    _tell(draft, arguments, "gradient_accumulation_steps", "train.gradient_accumulation_steps")
-    if clips:
-        _tell(draft, arguments, "max_grad_norm", "train.gradient_clipping")
-    _tell_optimizer(draft, arguments)
-    _tell_recompute(draft, arguments)
-    _tell_compile(draft, arguments)
+    direct = {
+        "per_device_train_batch_size": "train.micro_batch_size",
+        "gradient_accumulation_steps": "train.gradient_accumulation_steps",
+        **({"max_grad_norm": "train.gradient_clipping"} if clips else {}),
+        "dataloader_num_workers": "train.data_loader.workers",
+        "dataloader_pin_memory": "train.data_loader.pin_memory",
+    }
+    for name, path in direct.items():
+        if arguments.says(name):
+            draft.say(path, arguments[name])
+        else:
+            draft.suppose(path, arguments[name].value, arguments[name].place)
+    optimizer = optimizer_of({name: arguments[name] for name in OPTIMIZER})
+    tell = draft.say_value if arguments.says("optim") else draft.suppose
+    tell("train.optimizer", optimizer, arguments["optim"].place)
+    if (asked := _recompute(arguments)).value:
+        options = arguments["activation_checkpointing_kwargs"]
+        if options.value is None:
+            options = arguments["gradient_checkpointing_kwargs"]
+        every = _recomputes_every(options) if options.value is not None else 1
+        draft.say_value("train.recompute", {"every": every} if every > 1 else "full", asked.place)
+    # The Trainer compiles the model whole (transformers 5.23, training_args.py); backend or mode alone ask for it.
+    for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"):
+        if arguments[name].value:
+            draft.say_value("train.compile.scope", "model", arguments[name].place)
+            break
+    for name in ("backend", "mode"):
+        if (node := arguments[f"torch_compile_{name}"]).value:
+            draft.say_value(f"train.compile.{name}", node.value, node.place)
     _tell_evaluation(draft, arguments)
-    _tell_data_loader(draft, arguments)
-    _check_accumulation(arguments)
+    if arguments.is_set("dataloader_prefetch_factor"):
+        draft.say("train.data_loader.prefetch_factor", arguments["dataloader_prefetch_factor"])
+    config = arguments["accelerator_config"]
+    if config.value is not None:
+        inner = config.mapping("a mapping, as to_json_string() writes it")
+        drafts.check_all(ACCELERATOR_KEYS, inner, "accelerator_config")
+        drafts.check_all(ACCUMULATION_KEYS, _accumulation(arguments), "gradient_accumulation_kwargs")
     if arguments.is_set("run_name"):
         draft.suppose("metadata.name", arguments["run_name"].value, arguments["run_name"].place)
 
@@ -311,43 +316,26 @@ def tell_ddp(draft: Draft, arguments: TrainingArguments) -> None:
     for name in _DDP_FLAGS:
         if arguments.is_set(name):
             draft.say(f"{_DDP}.{name.removeprefix('ddp_')}", arguments[name])
-    each = _accumulation(arguments).get("sync_each_batch")
-    if each is not None and each.value is True:
-        draft.say_value(f"{_DDP}.no_sync", False, each.place)
+    if syncs_each_batch(arguments):
+        draft.say_value(f"{_DDP}.no_sync", False, _accumulation(arguments)["sync_each_batch"].place)
 
 
 def without_effect(arguments: TrainingArguments, under: str, world: int) -> list[str]:
     """`under` is ddp, fsdp or deepspeed. Names of what is written and matters to other jobs than this one."""
-    found = [] if under == "ddp" and world > 1 else [name for name in _DDP_FLAGS if arguments.says(name)]
     off = {
+        _DDP_FLAGS: under != "ddp" or world == 1,
         _EVALUATION: arguments["eval_strategy"].value == "no",
         ("fsdp_config",): not arguments["fsdp"].value,
         ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"): not _recompute(arguments).value,
         ("optim_args",): str(arguments["optim"].value).startswith("adamw"),
     }
-    return found + [name for names, is_off in off.items() if is_off for name in names if arguments.says(name)]
+    return [name for names, is_off in off.items() if is_off for name in names if arguments.says(name)]
 
 
 def syncs_each_batch(arguments: TrainingArguments) -> bool:
     """Gradients are reduced after every micro-batch."""
-    each = _accumulation(arguments).get("sync_each_batch")
-    return each is not None and each.value is True
-
-
-def _tell(draft: Draft, arguments: TrainingArguments, name: str, path: str) -> None:
-    if arguments.says(name):
-        draft.say(path, arguments[name])
-    else:
-        draft.suppose(path, arguments[name].value, arguments[name].place)
-
-
-def _tell_optimizer(draft: Draft, arguments: TrainingArguments) -> None:
-    values = {name: arguments[name] for name in OPTIMIZER}
-    found, place = optimizer_of(values), values["optim"].place
-    if arguments.says("optim"):
-        draft.say_value("train.optimizer", found, place)
-    else:
-        draft.suppose("train.optimizer", found, place)
+    node = _accumulation(arguments).get("sync_each_batch")
+    return node is not None and node.value is True
 
 
 def _recompute(arguments: TrainingArguments) -> Node:
@@ -356,24 +344,12 @@ def _recompute(arguments: TrainingArguments) -> Node:
     return new if new.value is not None else arguments["gradient_checkpointing"]
 
 
-def _tell_recompute(draft: Draft, arguments: TrainingArguments) -> None:
-    asked = _recompute(arguments)
-    if not asked.value:
-        return
-    options = arguments["activation_checkpointing_kwargs"]
-    if options.value is None:
-        options = arguments["gradient_checkpointing_kwargs"]
-    every = _checked_recompute(options) if options.value is not None else 1
-    draft.say_value("train.recompute", {"every": every} if every > 1 else "full", asked.place)
-
-
-def _checked_recompute(options: Node) -> int:
+def _recomputes_every(options: Node) -> int:
+    """After how many layers one is recomputed."""
     written = options.mapping()
-    for name, child in written.items():
-        drafts.check(RECOMPUTE_KEYS, name, child, "activation_checkpointing_kwargs")
+    drafts.check_all(RECOMPUTE_KEYS, written, "activation_checkpointing_kwargs")
     every = written.get("every_n_layers")
-    forwarded = written.keys() - {"every_n_layers", "offload"}
-    if forwarded and "use_reentrant" not in written:
+    if written.keys() - {"every_n_layers", "offload"} and "use_reentrant" not in written:
         raise SpecError(
             f"{options.name} does not say use_reentrant, and torch then refuses or is reentrant",
             allowed='"use_reentrant": false',
@@ -391,18 +367,6 @@ RECOMPUTE_KEYS = {
 }
 
 
-def _tell_compile(draft: Draft, arguments: TrainingArguments) -> None:
-    """The Trainer compiles the model whole (transformers 5.23, training_args.py); backend or mode alone ask for it."""
-    asked = [name for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode") if arguments[name].value]
-    if not asked:
-        return
-    draft.say_value("train.compile.scope", "model", arguments[asked[0]].place)
-    for name in ("backend", "mode"):
-        said = arguments[f"torch_compile_{name}"]
-        if said.value:
-            draft.say_value(f"train.compile.{name}", said.value, said.place)
-
-
 def _tell_evaluation(draft: Draft, arguments: TrainingArguments) -> None:
     strategy = arguments["eval_strategy"]
     if strategy.value not in ("no", "steps", "epoch"):
@@ -414,19 +378,10 @@ def _tell_evaluation(draft: Draft, arguments: TrainingArguments) -> None:
         )
     if strategy.value == "no":
         return
-    steps = arguments["eval_steps"] if arguments["eval_steps"].value else arguments["logging_steps"]
-    said: Any = steps.value
-    every = int(said) if strategy.value == "steps" and said >= 1 else _USUAL_STEPS
+    steps: Any = arguments["eval_steps"].value or arguments["logging_steps"].value
+    every = int(steps) if strategy.value == "steps" and steps >= 1 else _USUAL_STEPS
     batch = arguments["per_device_eval_batch_size"]
     draft.say_value("train.eval", {"micro_batch_size": batch.value, "every": every}, strategy.place)
-
-
-def _tell_data_loader(draft: Draft, arguments: TrainingArguments) -> None:
-    """What the host's memory hinges on; how large the data set is no argument says."""
-    _tell(draft, arguments, "dataloader_num_workers", "train.data_loader.workers")
-    _tell(draft, arguments, "dataloader_pin_memory", "train.data_loader.pin_memory")
-    if arguments.is_set("dataloader_prefetch_factor"):
-        draft.say("train.data_loader.prefetch_factor", arguments["dataloader_prefetch_factor"])
 
 
 ACCELERATOR_KEYS = {
@@ -444,18 +399,6 @@ ACCUMULATION_KEYS = {
 
 
 def _accumulation(arguments: TrainingArguments) -> Mapping[str, Node]:
-    config = arguments["accelerator_config"]
-    if not isinstance(config.value, dict):
-        return {}
-    found = config.value.get("gradient_accumulation_kwargs")
-    return found.value if found is not None and isinstance(found.value, dict) else {}
-
-
-def _check_accumulation(arguments: TrainingArguments) -> None:
-    config = arguments["accelerator_config"]
-    if config.value is None:
-        return
-    for name, child in config.mapping("a mapping, as to_json_string() writes it").items():
-        drafts.check(ACCELERATOR_KEYS, name, child, "accelerator_config")
-    for name, child in _accumulation(arguments).items():
-        drafts.check(ACCUMULATION_KEYS, name, child, "gradient_accumulation_kwargs")
+    config = arguments["accelerator_config"].value
+    options = config.get("gradient_accumulation_kwargs") if isinstance(config, dict) else None
+    return options.value if options is not None and isinstance(options.value, dict) else {}
