@@ -51,16 +51,16 @@ class ConfigValues:
         value = self._value(name)
         if value is None:
             return 0
-        if not isinstance(value, list | tuple) or not all(type(each) is int for each in value):
+        if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
             raise UnknownSizeError(name)
-        return len({each for each in value if 0 <= each < below and (each + 1) % step == 0})
+        return len({index for index in value if 0 <= index < below and (index + 1) % step == 0})
 
     def _value(self, name: str) -> Any:
         names = (name, *(alias for alias, meant in self.aliases.items() if meant == name))
-        said = [self.content[each] for each in names if each in self.content]
-        if len(said) > 1 and any(each != said[0] for each in said):
+        written = [self.content[key] for key in names if key in self.content]
+        if any(value != written[0] for value in written):
             raise UnknownSizeError(name)
-        return said[0] if said else self.defaults.get(name)
+        return written[0] if written else self.defaults.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,22 @@ def built_in(decoder: Decoder) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderFamily:
-    """What the decoders of one model type have beside q, k, v, o, the MLP and the two embeddings."""
+class Family:
+    """The models of one model type."""
 
     defaults: Mapping[str, Any]
+    """Of the config."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def elements(self, values: ConfigValues) -> Elements:
+        """Raises UnknownSizeError."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderFamily(Family):
+    """What the decoders of one model type have beside q, k, v, o, the MLP and the two embeddings."""
+
     query_bias: Flag = False
     """Of queries, keys and values."""
     output_bias: Flag = False
@@ -129,52 +141,110 @@ class DecoderFamily:
 
     def elements(self, values: ConfigValues) -> Elements:
         """Raises UnknownSizeError."""
-        layer = self.attention(values) + self.mlp(values) + self.layer_norms(values)
-        return self.outside_layers(values, values.whole("num_hidden_layers", least=0) * layer)
-
-    def outside_layers(self, values: ConfigValues, layers: int) -> Elements:
-        """With the embedding, the last norm and the head."""
-        hidden, vocab = values.whole("hidden_size"), values.whole("vocab_size")
+        layers, hidden = values.whole("num_hidden_layers", least=0), values.whole("hidden_size")
+        vocab = values.whole("vocab_size")
+        norms = 1 if self.one_norm_if and values.flag(self.one_norm_if) else self.norms
+        layer = self.attention(values) + norms * layer_norm(hidden, bias=self.norm_bias)
+        body = vocab * hidden + layers * layer + self.mlps(values, layers) + layer_norm(hidden, bias=self.norm_bias)
         head = 0 if values.flag("tie_word_embeddings") else vocab * hidden
-        body = vocab * hidden + layers + layer_norm(hidden, bias=self.norm_bias)
         return Elements(body, head + vocab * self.head_bias)
 
     def attention(self, values: ConfigValues) -> int:
         """Of one layer."""
         hidden, heads, size = values.whole("hidden_size"), values.whole("num_attention_heads"), self.head_size(values)
         pairs = values.whole_or("num_key_value_heads", heads)
-        bias = self.has(values, self.query_bias)
-        found = linear(hidden, (heads + 2 * pairs) * size, bias=bias)
-        found += linear(heads * size, hidden, bias=self.has(values, self.output_bias))
-        if self.has(values, self.head_norm):
-            found += 2 * layer_norm(size, bias=self.head_norm_bias)
-        if self.has(values, self.whole_norm):
-            found += (heads + pairs) * (hidden // heads if self.whole_norm_of_hidden else size)
-        return found
+        elements = linear(hidden, (heads + 2 * pairs) * size, bias=_has(values, self.query_bias))
+        elements += linear(heads * size, hidden, bias=_has(values, self.output_bias))
+        if _has(values, self.head_norm):
+            elements += 2 * layer_norm(size, bias=self.head_norm_bias)
+        if _has(values, self.whole_norm):
+            elements += (heads + pairs) * (hidden // heads if self.whole_norm_of_hidden else size)
+        return elements
 
-    def mlp(self, values: ConfigValues, inside: str = "intermediate_size") -> int:
-        """Of one layer, `inside` being the key of its inner size."""
-        return self.mlp_of(values, values.whole(inside))
+    def mlps(self, values: ConfigValues, layers: int) -> int:
+        """Of all layers."""
+        return layers * self.mlp(values, values.whole("intermediate_size"))
 
-    def mlp_of(self, values: ConfigValues, inside: int) -> int:
-        """Of this inner size."""
-        hidden, bias = values.whole("hidden_size"), self.has(values, self.mlp_bias)
+    def mlp(self, values: ConfigValues, inside: int) -> int:
+        """Of one layer, of this inner size."""
+        hidden, bias = values.whole("hidden_size"), _has(values, self.mlp_bias)
         into = (2 if self.gated else 1) * linear(hidden, inside, bias=bias)
         return into + linear(inside, hidden, bias=bias)
-
-    def layer_norms(self, values: ConfigValues) -> int:
-        """Of one layer."""
-        fewer = bool(self.one_norm_if) and values.flag(self.one_norm_if)
-        return (1 if fewer else self.norms) * layer_norm(values.whole("hidden_size"), bias=self.norm_bias)
 
     def head_size(self, values: ConfigValues) -> int:
         """Elements of one head."""
         usual = values.whole("hidden_size") // values.whole("num_attention_heads")
         return values.whole_or("head_dim", usual) if self.reads_head_dim else usual
 
-    def has(self, values: ConfigValues, flag: Flag) -> bool:
-        """What the family or the config says."""
-        return flag if isinstance(flag, bool) else values.flag(flag)
+
+def _has(values: ConfigValues, flag: Flag) -> bool:
+    return flag if isinstance(flag, bool) else values.flag(flag)
+
+
+# Experts of transformers 5.23 lie in one tensor for each matrix. All of an expert's elements have a gradient, whether
+# or not a token reaches it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureFamily(DecoderFamily):
+    """A decoder and its experts. `inside` is the key of an expert's inner size."""
+
+    inside: str = "intermediate_size"
+    experts: str = "num_local_experts"
+    expert_bias: bool = False
+    """Of the router and of both matrices of an expert."""
+    sinks: bool = False
+    """One more parameter for each head of the attention."""
+    sparse_step: bool = False
+    """Some layers have an MLP: decoder_sparse_step and mlp_only_layers say which."""
+    shared: str = ""
+    """The key of the inner size of an expert for all tokens, which has a gate; empty: there is none."""
+
+    def attention(self, values: ConfigValues) -> int:
+        """Of one layer."""
+        return DecoderFamily.attention(self, values) + self.sinks * values.whole("num_attention_heads")
+
+    def mlps(self, values: ConfigValues, layers: int) -> int:
+        """Of all layers: every n-th has experts, but those that are listed."""
+        hidden, experts, inside = values.whole("hidden_size"), values.whole(self.experts), values.whole(self.inside)
+        expert = linear(hidden, 2 * inside, bias=self.expert_bias) + linear(inside, hidden, bias=self.expert_bias)
+        layer = linear(hidden, experts, bias=self.expert_bias) + experts * expert
+        if self.shared:
+            layer += 3 * hidden * values.whole(self.shared) + hidden
+        sparse = layers
+        if self.sparse_step:
+            step = values.whole("decoder_sparse_step")
+            sparse = layers // step - values.multiples("mlp_only_layers", step=step, below=layers)
+        dense = layers - sparse
+        return sparse * layer + (DecoderFamily.mlps(self, values, dense) if dense else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentMixtureFamily(DecoderFamily):
+    """DeepSeek's: keys and values from a latent vector, the first layers with an MLP, experts for all tokens."""
+
+    def attention(self, values: ConfigValues) -> int:
+        """Of one layer."""
+        hidden, heads = values.whole("hidden_size"), values.whole("num_attention_heads")
+        latent, rotary = values.whole("kv_lora_rank"), values.whole("qk_rope_head_dim")
+        plain, value = values.whole("qk_nope_head_dim"), values.whole("v_head_dim")
+        bias = values.flag("attention_bias")
+        elements = linear(hidden, latent + rotary, bias=bias) + layer_norm(latent, bias=False)
+        elements += linear(latent, heads * (plain + value)) + linear(heads * value, hidden, bias=bias)
+        queries = heads * (plain + rotary)
+        if values.is_null("q_lora_rank"):
+            return elements + linear(hidden, queries)
+        rank = values.whole("q_lora_rank")
+        return elements + linear(hidden, rank, bias=bias) + layer_norm(rank, bias=False) + linear(rank, queries)
+
+    def mlps(self, values: ConfigValues, layers: int) -> int:
+        """Of all layers, of which the first have no experts."""
+        dense = min(values.whole("first_k_dense_replace", least=0), layers)
+        elements = DecoderFamily.mlps(self, values, dense) if dense else 0
+        if dense < layers:
+            hidden, experts = values.whole("hidden_size"), values.whole("n_routed_experts")
+            inside = values.whole("moe_intermediate_size")
+            shared = self.mlp(values, inside * values.whole("n_shared_experts"))
+            elements += (layers - dense) * (experts * (hidden + 3 * hidden * inside) + shared)
+        return elements
 
 
 def _dense(
@@ -182,56 +252,54 @@ def _dense(
 ) -> dict[str, Any]:
     return {
         "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": pairs, "tie_word_embeddings": False, **more,
+        "num_attention_heads": heads, "num_key_value_heads": pairs, "tie_word_embeddings": False,
+        "attention_bias": False, "mlp_bias": False, **more,
     }  # fmt: skip
 
 
-_NO_BIAS = {"attention_bias": False, "mlp_bias": False}
+_BIASES: dict[str, Any] = {"query_bias": "attention_bias", "output_bias": "attention_bias"}
 
 DECODERS: dict[str, DecoderFamily] = {
     "llama": DecoderFamily(
-        defaults=_dense(32000, 4096, 11008, 32, 32, None, **_NO_BIAS),
-        query_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias",
+        defaults=_dense(32000, 4096, 11008, 32, 32, None),
+        **_BIASES, mlp_bias="mlp_bias",
     ),
     "mistral": DecoderFamily(defaults=_dense(32000, 4096, 14336, 32, 32, 8)),
     "qwen2": DecoderFamily(defaults=_dense(151936, 4096, 22016, 32, 32, 32), query_bias=True),
     "qwen3": DecoderFamily(
-        defaults=_dense(151936, 4096, 22016, 32, 32, 32, head_dim=128, **_NO_BIAS),
-        query_bias="attention_bias", output_bias="attention_bias", head_norm=True,
+        defaults=_dense(151936, 4096, 22016, 32, 32, 32, head_dim=128),
+        **_BIASES, head_norm=True,
     ),
     "phi3": DecoderFamily(defaults=_dense(32064, 3072, 8192, 32, 32, None)),
     "gemma": DecoderFamily(
-        defaults=_dense(256000, 3072, 24576, 28, 16, 16, head_dim=256, tie_word_embeddings=True, **_NO_BIAS),
-        query_bias="attention_bias", output_bias="attention_bias",
+        defaults=_dense(256000, 3072, 24576, 28, 16, 16, head_dim=256, tie_word_embeddings=True),
+        **_BIASES,
     ),
     "gemma2": DecoderFamily(
-        defaults=_dense(256000, 2304, 9216, 26, 8, 4, head_dim=256, tie_word_embeddings=True, **_NO_BIAS),
-        query_bias="attention_bias", output_bias="attention_bias", norms=4,
+        defaults=_dense(256000, 2304, 9216, 26, 8, 4, head_dim=256, tie_word_embeddings=True),
+        **_BIASES, norms=4,
     ),
     "gemma3_text": DecoderFamily(
-        defaults=_dense(262208, 2304, 9216, 26, 8, 4, head_dim=256, tie_word_embeddings=True, **_NO_BIAS),
-        query_bias="attention_bias", output_bias="attention_bias", norms=4, head_norm=True,
+        defaults=_dense(262208, 2304, 9216, 26, 8, 4, head_dim=256, tie_word_embeddings=True),
+        **_BIASES, norms=4, head_norm=True,
     ),
     "nemotron": DecoderFamily(
-        defaults=_dense(256000, 6144, 24576, 32, 48, None, **_NO_BIAS),
-        query_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", gated=False, norm_bias=True,
+        defaults=_dense(256000, 6144, 24576, 32, 48, None),
+        **_BIASES, mlp_bias="mlp_bias", gated=False, norm_bias=True,
     ),
     "phi": DecoderFamily(
         defaults=_dense(51200, 2048, 8192, 24, 32, None, qk_layernorm=False),
         query_bias=True, output_bias=True, mlp_bias=True, head_bias=True, gated=False, norms=1, norm_bias=True,
         head_norm="qk_layernorm", head_norm_bias=True,
     ),
-    "olmo2": DecoderFamily(
-        defaults=_dense(50304, 4096, 11008, 32, 32, None, **_NO_BIAS),
-        query_bias="attention_bias", output_bias="attention_bias", whole_norm=True,
-    ),
+    "olmo2": DecoderFamily(defaults=_dense(50304, 4096, 11008, 32, 32, None), **_BIASES, whole_norm=True),
     "granite": DecoderFamily(
-        defaults=_dense(32000, 4096, 11008, 32, 32, None, **_NO_BIAS),
-        query_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias",
+        defaults=_dense(32000, 4096, 11008, 32, 32, None),
+        **_BIASES, mlp_bias="mlp_bias",
     ),
     "cohere": DecoderFamily(
-        defaults=_dense(256000, 8192, 22528, 40, 64, None, tie_word_embeddings=True, use_qk_norm=False, **_NO_BIAS),
-        query_bias="attention_bias", output_bias="attention_bias", norms=1, whole_norm="use_qk_norm",
+        defaults=_dense(256000, 8192, 22528, 40, 64, None, tie_word_embeddings=True, use_qk_norm=False),
+        **_BIASES, norms=1, whole_norm="use_qk_norm",
     ),
     "starcoder2": DecoderFamily(
         defaults=_dense(49152, 3072, 12288, 30, 24, 2, tie_word_embeddings=True, use_bias=True),
@@ -244,8 +312,8 @@ DECODERS: dict[str, DecoderFamily] = {
         reads_head_dim=False,
     ),
     "smollm3": DecoderFamily(
-        defaults=_dense(128256, 2048, 11008, 36, 16, 4, tie_word_embeddings=True, **_NO_BIAS),
-        query_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias",
+        defaults=_dense(128256, 2048, 11008, 36, 16, 4, tie_word_embeddings=True),
+        **_BIASES, mlp_bias="mlp_bias",
     ),
     "glm4": DecoderFamily(
         defaults=_dense(151552, 4096, 13696, 40, 32, 2, head_dim=128, attention_bias=True),
@@ -253,163 +321,43 @@ DECODERS: dict[str, DecoderFamily] = {
     ),
 }  # fmt: skip
 """By the model_type of their config."""
-
-
-# Shapes are those of transformers 5.23, whose experts lie in one tensor for each matrix. All of an expert's elements
-# have a gradient, whether or not a token reaches it.
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureFamily:
-    """A decoder and its experts. `inside` is the key of an expert's inner size."""
-
-    decoder: DecoderFamily
-    inside: str = "intermediate_size"
-    experts: str = "num_local_experts"
-    expert_bias: bool = False
-    """Of the router and of both matrices of an expert."""
-    sinks: bool = False
-    """One more parameter for each head of the attention."""
-    sparse_step: bool = False
-    """Some layers have an MLP: decoder_sparse_step and mlp_only_layers say which."""
-    shared: str = ""
-    """The key of the inner size of an expert for all tokens, which has a gate; empty: there is none."""
-    aliases: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        return self.decoder.defaults
-
-    def elements(self, values: ConfigValues) -> Elements:
-        """Raises UnknownSizeError."""
-        layers = values.whole("num_hidden_layers", least=0)
-        sparse = self._sparse_layers(values, layers)
-        each = self.decoder.attention(values) + self.decoder.layer_norms(values)
-        each += values.whole("num_attention_heads") if self.sinks else 0
-        found = layers * each + sparse * self._experts(values)
-        if sparse < layers:
-            found += (layers - sparse) * self.decoder.mlp(values)
-        return self.decoder.outside_layers(values, found)
-
-    def _experts(self, values: ConfigValues) -> int:
-        hidden, experts, inside = values.whole("hidden_size"), values.whole(self.experts), values.whole(self.inside)
-        expert = linear(hidden, 2 * inside, bias=self.expert_bias) + linear(inside, hidden, bias=self.expert_bias)
-        found = linear(hidden, experts, bias=self.expert_bias) + experts * expert
-        if self.shared:
-            found += 3 * hidden * values.whole(self.shared) + hidden
-        return found
-
-    def _sparse_layers(self, values: ConfigValues, layers: int) -> int:
-        """Every n-th layer, but those that are listed."""
-        if not self.sparse_step:
-            return layers
-        step = values.whole("decoder_sparse_step")
-        return layers // step - values.multiples("mlp_only_layers", step=step, below=layers)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentMixtureFamily:
-    """DeepSeek's: keys and values from a latent vector, the first layers with an MLP, experts for all tokens."""
-
-    decoder: DecoderFamily
-    aliases: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        return self.decoder.defaults
-
-    def elements(self, values: ConfigValues) -> Elements:
-        """Raises UnknownSizeError."""
-        layers = values.whole("num_hidden_layers", least=0)
-        dense = min(values.whole("first_k_dense_replace", least=0), layers)
-        found = layers * (self._attention(values) + self.decoder.layer_norms(values))
-        if dense:
-            found += dense * self.decoder.mlp(values)
-        if dense < layers:
-            found += (layers - dense) * self._experts(values)
-        return self.decoder.outside_layers(values, found)
-
-    def _attention(self, values: ConfigValues) -> int:
-        hidden, heads = values.whole("hidden_size"), values.whole("num_attention_heads")
-        latent, rotary = values.whole("kv_lora_rank"), values.whole("qk_rope_head_dim")
-        plain, value = values.whole("qk_nope_head_dim"), values.whole("v_head_dim")
-        bias = values.flag("attention_bias")
-        found = linear(hidden, latent + rotary, bias=bias) + layer_norm(latent, bias=False)
-        found += linear(latent, heads * (plain + value)) + linear(heads * value, hidden, bias=bias)
-        queries = heads * (plain + rotary)
-        if values.is_null("q_lora_rank"):
-            return found + linear(hidden, queries)
-        rank = values.whole("q_lora_rank")
-        return found + linear(hidden, rank, bias=bias) + layer_norm(rank, bias=False) + linear(rank, queries)
-
-    def _experts(self, values: ConfigValues) -> int:
-        hidden, experts = values.whole("hidden_size"), values.whole("n_routed_experts")
-        inside = values.whole("moe_intermediate_size")
-        shared = self.decoder.mlp_of(values, inside * values.whole("n_shared_experts"))
-        return experts * (hidden + 3 * hidden * inside) + shared
-
-
-def _sizes(
-    vocab: int, hidden: int, ffn: int, layers: int, heads: int, pairs: int | None, **more: Any
-) -> dict[str, Any]:
-    return {
-        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": pairs, "tie_word_embeddings": False,
-        "attention_bias": False, **more,
-    }  # fmt: skip
-
-
 _SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": None}
 
-MIXTURES: dict[str, MixtureFamily | LatentMixtureFamily] = {
+MIXTURES: dict[str, DecoderFamily] = {
     "mixtral": MixtureFamily(
-        decoder=DecoderFamily(defaults=_sizes(32000, 4096, 14336, 32, 32, 8, num_local_experts=8)),
+        defaults=_dense(32000, 4096, 14336, 32, 32, 8, num_local_experts=8),
         aliases={"num_experts": "num_local_experts"},
     ),
     "qwen2_moe": MixtureFamily(
-        decoder=DecoderFamily(
-            defaults=_sizes(151936, 2048, 5632, 24, 16, 16, qkv_bias=True, moe_intermediate_size=1408, num_experts=60,
-                            shared_expert_intermediate_size=5632, **_SPARSE),
-            query_bias="qkv_bias",
-        ),
-        inside="moe_intermediate_size", experts="num_experts", shared="shared_expert_intermediate_size",
-        sparse_step=True,
+        defaults=_dense(151936, 2048, 5632, 24, 16, 16, qkv_bias=True, moe_intermediate_size=1408, num_experts=60,
+                        shared_expert_intermediate_size=5632, **_SPARSE),
+        query_bias="qkv_bias", inside="moe_intermediate_size", experts="num_experts",
+        shared="shared_expert_intermediate_size", sparse_step=True,
     ),
     "qwen3_moe": MixtureFamily(
-        decoder=DecoderFamily(
-            defaults=_sizes(151936, 2048, 6144, 24, 32, 4, moe_intermediate_size=768, num_local_experts=128, **_SPARSE),
-            query_bias="attention_bias", output_bias="attention_bias", head_norm=True,
-        ),
-        inside="moe_intermediate_size", sparse_step=True, aliases={"num_experts": "num_local_experts"},
+        defaults=_dense(151936, 2048, 6144, 24, 32, 4, moe_intermediate_size=768, num_local_experts=128, **_SPARSE),
+        **_BIASES, head_norm=True, inside="moe_intermediate_size", sparse_step=True,
+        aliases={"num_experts": "num_local_experts"},
     ),
     "olmoe": MixtureFamily(
-        decoder=DecoderFamily(
-            defaults=_sizes(50304, 2048, 2048, 16, 16, None, num_experts=64),
-            query_bias="attention_bias", output_bias="attention_bias", whole_norm=True,
-            whole_norm_of_hidden=True,
-        ),
-        experts="num_experts", aliases={"num_local_experts": "num_experts"},
+        defaults=_dense(50304, 2048, 2048, 16, 16, None, num_experts=64),
+        **_BIASES, whole_norm=True, whole_norm_of_hidden=True, experts="num_experts",
+        aliases={"num_local_experts": "num_experts"},
     ),
     "gpt_oss": MixtureFamily(
-        decoder=DecoderFamily(
-            defaults=_sizes(201088, 2880, 2880, 36, 64, 8, head_dim=64, num_local_experts=128, attention_bias=True),
-            query_bias="attention_bias", output_bias="attention_bias",
-        ),
-        expert_bias=True, sinks=True, aliases={"num_experts": "num_local_experts"},
+        defaults=_dense(201088, 2880, 2880, 36, 64, 8, head_dim=64, num_local_experts=128, attention_bias=True),
+        **_BIASES, expert_bias=True, sinks=True, aliases={"num_experts": "num_local_experts"},
     ),
     "deepseek_v2": LatentMixtureFamily(
-        decoder=DecoderFamily(
-            defaults=_sizes(102400, 4096, 11008, 32, 32, None, mlp_bias=False, first_k_dense_replace=0,
-                            kv_lora_rank=512, q_lora_rank=1536, n_routed_experts=64, n_shared_experts=2,
-                            qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=1407),
-            mlp_bias="mlp_bias",
-        ),
-        aliases={"num_experts": "n_routed_experts"},
+        defaults=_dense(102400, 4096, 11008, 32, 32, None, first_k_dense_replace=0,
+                        kv_lora_rank=512, q_lora_rank=1536, n_routed_experts=64, n_shared_experts=2,
+                        qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=1407),
+        mlp_bias="mlp_bias", aliases={"num_experts": "n_routed_experts"},
     ),
     "deepseek_v3": LatentMixtureFamily(
-        decoder=DecoderFamily(
-            defaults=_sizes(129280, 7168, 18432, 61, 128, 128, first_k_dense_replace=3, kv_lora_rank=512,
-                            q_lora_rank=1536, n_routed_experts=256, n_shared_experts=1, qk_nope_head_dim=128,
-                            qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=2048),
-        ),
+        defaults=_dense(129280, 7168, 18432, 61, 128, 128, first_k_dense_replace=3, kv_lora_rank=512,
+                        q_lora_rank=1536, n_routed_experts=256, n_shared_experts=1, qk_nope_head_dim=128,
+                        qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=2048),
         aliases={"num_local_experts": "n_routed_experts"},
     ),
 }  # fmt: skip

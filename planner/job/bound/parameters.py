@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
 
 from planner.job.bound.decoders import (
     DECODERS,
     MIXTURES,
     ConfigValues,
+    DecoderFamily,
     Elements,
+    Family,
     UnknownSizeError,
     built_in,
     layer_norm,
     linear,
 )
-from planner.job.schema import Decoder, Model
+from planner.job.schema import Model
 
 
 # Shapes and defaults are those of transformers 5.23 (models/*/modeling_*.py, configuration_*.py).
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnFamily:
+class OwnFamily(Family):
     """A model type with a formula of its own."""
 
     formula: Callable[[ConfigValues], Elements]
-    defaults: Mapping[str, Any]
-    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def elements(self, values: ConfigValues) -> Elements:
         """Raises UnknownSizeError."""
@@ -162,17 +161,6 @@ POSITIONED: dict[str, OwnFamily] = {
 """By the model_type of their config."""
 
 
-class Family(Protocol):
-    """The models of one model type."""
-
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        """Of the config."""
-
-    def elements(self, values: ConfigValues) -> Elements:
-        """Raises UnknownSizeError."""
-
-
 FAMILIES: Mapping[str, Family] = {**DECODERS, **MIXTURES, **POSITIONED}
 """By the model_type of their config."""
 
@@ -206,46 +194,26 @@ def elements_of(model: Model) -> int:
     """How many elements the parameters have that are known for sure and get a gradient; 0 where nobody knows."""
     if model.decoder is not None:
         return built_in(model.decoder)
-    if model.hf_config is None:
+    config = model.hf_config or {}
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         return 0
+    family, main = FAMILIES[model_type], CLASSES[model_type]
     try:
-        return _of_config(model.hf_config, model.head)
+        elements = family.elements(ConfigValues(content=config, defaults=family.defaults, aliases=family.aliases))
     except UnknownSizeError:
         return 0
-
-
-def _of_config(config: Mapping[str, Any], head: str) -> int:
-    model_type = config.get("model_type")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if family is None or not isinstance(model_type, str):
-        return 0
-    aliases = getattr(family, "aliases", {})
-    found = family.elements(ConfigValues(content=config, defaults=family.defaults, aliases=aliases))
-    main, others = _classes(CLASSES[model_type])
-    wanted = head or _first_architecture(config) or main
-    if wanted == main or (head and CLASSES[model_type].endswith(tuple(_suffixes(head)))):
-        return found.body + found.head
-    return found.body if wanted in others else 0
-
-
-def _first_architecture(config: Mapping[str, Any]) -> str:
-    """The class that the config names; one that is no text names none, and nobody knows which comes then."""
     named = config.get("architectures")
-    if not named:
-        return ""
-    first = named[0] if isinstance(named, list) else None
-    return first if isinstance(first, str) and first else "?"
-
-
-def _classes(main: str) -> tuple[str, set[str]]:
-    """The class with the usual head, and the names of those for other tasks: their class, or the head's name."""
-    prefix = next(main.removesuffix(each) for each in _HEADS if main.endswith(each))
+    first = named[0] if isinstance(named, list) and named else None
+    # A class that is no text names none, and nobody knows which comes then.
+    architecture = main if not named else first if isinstance(first, str) and first else "?"
+    suffixes = tuple(suffix for suffix, name in _HEADS.items() if name == model.head)
+    if (model.head or architecture) == main or (model.head and main.endswith(suffixes)):
+        return elements.body + elements.head
+    prefix = next(main.removesuffix(suffix) for suffix in _HEADS if main.endswith(suffix))
     prefixes = (prefix, f"{prefix}Text")  # Gemma3ForCausalLM, Gemma3TextForSequenceClassification
-    return main, {*_OTHER_HEADS, *(each + task for each in prefixes for task in _OTHER_HEADS.values())}
-
-
-def _suffixes(head: str) -> list[str]:
-    return [suffix for suffix, name in _HEADS.items() if name == head]
+    others = {*_OTHER_HEADS, *(start + task for start in prefixes for task in _OTHER_HEADS.values())}
+    return elements.body if (model.head or architecture) in others else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,32 +240,33 @@ class Shape:
 
 def shape_of(model: Model) -> Shape | None:
     """The sizes; None for a factory's model, and for a config that is not understood."""
-    if model.decoder is not None:
-        return _built_in(model.decoder, elements_of(model))
-    elements = elements_of(model)
-    if model.hf_config is None or not elements:
+    elements, decoder, config = elements_of(model), model.decoder, model.hf_config
+    if decoder is not None:
+        return Shape(
+            layers=decoder.layers,
+            hidden=decoder.hidden,
+            heads=decoder.heads,
+            kv_heads=decoder.kv_heads,
+            head_size=decoder.head_dim or decoder.hidden // decoder.heads,
+            vocab=decoder.vocab,
+            elements=elements,
+            active_elements=elements - (0 if decoder.tie_embeddings else decoder.vocab * decoder.hidden),
+            gated_ffn=decoder.ffn,
+        )
+    if config is None or not elements:
         return None
-    family = FAMILIES[model.hf_config["model_type"]]
-    aliases = getattr(family, "aliases", {})
+    family = FAMILIES[config["model_type"]]
+    # With a family's own names read as the usual ones.
+    defaults = dict(family.defaults)
+    for usual, others in _NAMES.items():
+        for other in others:
+            if other in defaults:
+                defaults.setdefault(usual, defaults[other])
     try:
-        return _of_values(ConfigValues(content=model.hf_config, defaults=_defaults(family.defaults), aliases=aliases),
-                          model.hf_config["model_type"], elements)  # fmt: skip
+        values = ConfigValues(content=config, defaults=defaults, aliases=family.aliases)
+        return _shape_of_values(values, DECODERS.get(config["model_type"]), elements)
     except UnknownSizeError:
         return None
-
-
-def _built_in(decoder: Decoder, elements: int) -> Shape:
-    return Shape(
-        layers=decoder.layers,
-        hidden=decoder.hidden,
-        heads=decoder.heads,
-        kv_heads=decoder.kv_heads,
-        head_size=decoder.head_dim or decoder.hidden // decoder.heads,
-        vocab=decoder.vocab,
-        elements=elements,
-        active_elements=elements - (0 if decoder.tie_embeddings else decoder.vocab * decoder.hidden),
-        gated_ffn=decoder.ffn,
-    )
 
 
 _NAMES = {
@@ -306,30 +275,26 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _defaults(defaults: object) -> dict[str, object]:
-    """With a family's own names read as the usual ones."""
-    found = dict(defaults) if isinstance(defaults, dict) else {}
-    for usual, others in _NAMES.items():
-        for other in others:
-            if other in found:
-                found.setdefault(usual, found[other])
-    return found
-
-
-def _of_values(values: ConfigValues, model_type: str, elements: int) -> Shape:
-    hidden, heads = _first(values, "hidden_size"), _first(values, "num_attention_heads")
-    vocab = values.whole_or("vocab_size", 0) if not values.is_null("vocab_size") else 0
+def _shape_of_values(values: ConfigValues, family: DecoderFamily | None, elements: int) -> Shape:
+    hidden, layers, heads = (
+        values.whole(next((name for name in (usual, *others) if not values.is_null(name)), usual))
+        for usual, others in _NAMES.items()
+    )
+    vocab = values.whole_or("vocab_size", 0)
     tied = not values.is_null("tie_word_embeddings") and values.flag("tie_word_embeddings")
-    family = DECODERS.get(model_type)
-    layers, experts = _first(values, "num_hidden_layers"), _experts(values)
+    counts = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((values.whole(name) for name in counts if not values.is_null(name)), 0)
     routed = values.whole("num_experts_per_tok") if experts and not values.is_null("num_experts_per_tok") else 0
-    idle = layers * (experts - routed) * 3 * hidden * _expert_size(values) if routed else 0
+    idle = 0
+    if routed:
+        inside = "intermediate_size" if values.is_null("moe_intermediate_size") else "moe_intermediate_size"
+        idle = layers * (experts - routed) * 3 * hidden * values.whole(inside)
     return Shape(
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=heads if values.is_null("num_key_value_heads") else values.whole("num_key_value_heads"),
-        head_size=family.head_size(values) if family is not None else _head_size(values, hidden, heads),
+        kv_heads=values.whole_or("num_key_value_heads", heads),
+        head_size=values.whole_or("head_dim", hidden // heads) if family is None else family.head_size(values),
         vocab=vocab,
         elements=elements,
         active_elements=max(elements - idle - (0 if tied else vocab * hidden), 1),
@@ -337,26 +302,3 @@ def _of_values(values: ConfigValues, model_type: str, elements: int) -> Shape:
         is_mixture=experts > 0,
         routed=routed,
     )
-
-
-def _first(values: ConfigValues, name: str) -> int:
-    for each in (name, *_NAMES.get(name, ())):
-        if not values.is_null(each):
-            return values.whole(each)
-    raise UnknownSizeError(name)
-
-
-def _head_size(values: ConfigValues, hidden: int, heads: int) -> int:
-    return hidden // heads if values.is_null("head_dim") else values.whole("head_dim")
-
-
-def _experts(values: ConfigValues) -> int:
-    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if not values.is_null(name):
-            return values.whole(name)
-    return 0
-
-
-def _expert_size(values: ConfigValues) -> int:
-    name = "intermediate_size" if values.is_null("moe_intermediate_size") else "moe_intermediate_size"
-    return values.whole(name)
