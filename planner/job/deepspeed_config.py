@@ -113,21 +113,39 @@ def zero_of(job: Job, place: str = _PLACE) -> ZeroConfig:
             f"is not set, and model.parameter_dtype is {job.model.parameter_dtype}: DeepSpeed then takes float32 alone",
             remedy='write {"bf16": {"enabled": true}}',
         )
-    stage = _stage(zero)
-    offload, pinned = _offload(zero)
-    in_fp32 = _accumulates_in_fp32(config, dtype, stage, offload=offload)
-    chosen = _optimizer(config, job, offload=offload)
+    stage = zero.values.get("stage", 0)
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        raise zero.error("stage", f"is {_format_value(stage)}", allowed="1, 2 or 3", remedy=_format_resolved(stage))
+    if stage == 0:
+        raise zero.error(
+            "stage",
+            "is 0: nothing is divided",
+            allowed="1, 2 or 3",
+            remedy="delete parallel.deepspeed: dp_replicate alone is data parallelism",
+        )
+    offload = zero.part("offload_optimizer")
+    device = offload.values.get("device", "none")
+    if device not in ("none", "cpu"):
+        raise offload.error("device", f"is {_format_value(device)}, which is not planned", allowed="none, cpu")
+    for key, only in (("ratio", 1.0), ("super_offload", False)):
+        if offload.values.get(key, only) != only:
+            raise offload.error(
+                key, f"is {_format_value(offload.values[key])}, which is not planned", allowed=str(only)
+            )
+    offloads, pinned = device == "cpu", offload.flag("pin_memory", True)
+    in_fp32 = _accumulates_in_fp32(config, dtype, stage, offload=offloads)
+    chosen = _optimizer(config, job, offload=offloads)
     computes_norm = zero.flag("compute_grad_norm", True)
-    if not computes_norm and (offload or job.train.gradient_clipping):
+    if not computes_norm and (offloads or job.train.gradient_clipping):
         raise zero.error("compute_grad_norm", "is false, and clipping or offload_optimizer needs the norm")
     return ZeroConfig(
-        stage=stage,
+        stage=int(stage),
         dtype=dtype,
-        communication_dtype=_dtype(config, "communication_data_type") or dtype,
+        communication_dtype=config.dtype("communication_data_type") or dtype,
         reduce_bucket_elements=elements(zero, "reduce_bucket_size", job),
         reduce_scatter=zero.flag("reduce_scatter", True),
         overlap_comm=zero.flag("overlap_comm", stage == 3),
-        offload=offload,
+        offload=offloads,
         accumulates_in_fp32=in_fp32,
         pinned=pinned,
         checks_overflow=is_fp16 or (is_bf16 and bf16.flag("check_grad_overflow", True)),
@@ -156,20 +174,33 @@ class Part:
         )
 
     def part(self, key: str) -> Part:
-        found = self.values.get(key)
-        if found is not None and not isinstance(found, Mapping):
-            raise self.error(key, f"is {found!r}", allowed="a mapping")
-        return Part(found or {}, self.name(key), self.place)
+        values = self.values.get(key)
+        if values is not None and not isinstance(values, Mapping):
+            raise self.error(key, f"is {values!r}", allowed="a mapping")
+        return Part(values or {}, self.name(key), self.place)
 
     def flag(self, key: str, default: bool, *, auto: bool | None = None) -> bool:
-        found = self.values.get(key)
-        if found is None:
+        value = self.values.get(key)
+        if value is None:
             return default
-        if found == "auto" and auto is not None:
+        if value == "auto" and auto is not None:
             return auto
-        if not isinstance(found, bool):
-            raise self.error(key, f"is {_format_value(found)}", allowed="true or false", remedy=_format_resolved(found))
-        return found
+        if not isinstance(value, bool):
+            raise self.is_error(key, allowed="true or false")
+        return value
+
+    def dtype(self, key: str) -> str | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, str) or value not in _DTYPES:
+            raise self.is_error(key, allowed=", ".join(_DTYPES))
+        return _DTYPES[value]
+
+    def is_error(self, key: str, *, allowed: str) -> SpecError:
+        """The fault that a value is what it is."""
+        value = self.values.get(key)
+        return self.error(key, f"is {_format_value(value)}", allowed=allowed, remedy=_format_resolved(value))
 
 
 def _format_value(value: Any) -> str:
@@ -180,30 +211,14 @@ def _format_resolved(value: Any) -> str:
     return "write the value: nothing in a job says it, nor does transformers resolve it" if value == "auto" else ""
 
 
-def _stage(zero: Part) -> int:
-    stage = zero.values.get("stage", 0)
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise zero.error("stage", f"is {_format_value(stage)}", allowed="1, 2 or 3", remedy=_format_resolved(stage))
-    if stage == 0:
-        raise zero.error(
-            "stage",
-            "is 0: nothing is divided",
-            allowed="1, 2 or 3",
-            remedy="delete parallel.deepspeed: dp_replicate alone is data parallelism",
-        )
-    return int(stage)
-
-
 def _accumulates_in_fp32(config: Part, dtype: str, stage: int, *, offload: bool) -> bool:
     types = config.part("data_types")
     for key in sorted(types.values.keys() - {"grad_accum_dtype", "param_dtype", "buffer_dtype"}):
         raise types.error(key, "is not planned", allowed="grad_accum_dtype")
-    accumulation = _dtype(types, "grad_accum_dtype")
+    accumulation = types.dtype("grad_accum_dtype")
     if accumulation in (None, dtype):
         return False
-    if stage == 3 and accumulation == "float32":
-        return True
-    if accumulation == "float32" and stage == 2 and not offload:
+    if accumulation == "float32" and (stage == 3 or (stage == 2 and not offload)):
         return True
     where = "with offload_optimizer" if stage == 2 else "in stage 1 (of bfloat16: BF16_Optimizer)"
     raise types.error(
@@ -213,46 +228,23 @@ def _accumulates_in_fp32(config: Part, dtype: str, stage: int, *, offload: bool)
     )
 
 
-def _dtype(part: Part, key: str) -> str | None:
-    found = part.values.get(key)
-    if found is None:
-        return None
-    if not isinstance(found, str) or found not in _DTYPES:
-        raise part.error(key, f"is {_format_value(found)}", allowed=", ".join(_DTYPES), remedy=_format_resolved(found))
-    return _DTYPES[found]
-
-
-def _offload(zero: Part) -> tuple[bool, bool]:
-    offload = zero.part("offload_optimizer")
-    device = offload.values.get("device", "none")
-    if device not in ("none", "cpu"):
-        raise offload.error("device", f"is {_format_value(device)}, which is not planned", allowed="none, cpu")
-    for key, only in (("ratio", 1.0), ("super_offload", False)):
-        if offload.values.get(key, only) != only:
-            raise offload.error(
-                key, f"is {_format_value(offload.values[key])}, which is not planned", allowed=str(only)
-            )
-    return device == "cpu", offload.flag("pin_memory", True)
-
-
 def elements(
     zero: Part, key: str, job: Job, *, least: int = 1, automatic: Callable[[int], int] | None = lambda hidden: hidden**2
 ) -> int:
     """A size of the config; `automatic` is what `"auto"` is for a hidden size. Raises SpecError."""
-    found = zero.values.get(key, _BUCKET)
-    if found == "auto" and automatic is not None:
+    value = zero.values.get(key, _BUCKET)
+    if value == "auto" and automatic is not None:
         return automatic(_hidden_size(zero, key, job))
     auto = ', or "auto"' if automatic is not None else ""
-    if isinstance(found, str) and found != "auto":
+    if isinstance(value, str) and value != "auto":
         raise zero.error(
             key,
-            f"is {_format_value(found)}: DeepSpeed's sizes are numbers of elements, without a unit",
+            f"is {_format_value(value)}: DeepSpeed's sizes are numbers of elements, without a unit",
             allowed=f"a whole number such as 500000000 (of bfloat16: 1000000000 bytes){auto}",
         )
-    if isinstance(found, bool | str) or not isinstance(found, int | float) or found < least or found != found // 1:
-        allowed = f"a whole number of elements from {least}{auto}"
-        raise zero.error(key, f"is {_format_value(found)}", allowed=allowed, remedy=_format_resolved(found))
-    return int(found)
+    if isinstance(value, bool | str) or not isinstance(value, int | float) or value < least or value != value // 1:
+        raise zero.is_error(key, allowed=f"a whole number of elements from {least}{auto}")
+    return int(value)
 
 
 def _hidden_size(zero: Part, key: str, job: Job) -> int:
@@ -260,12 +252,12 @@ def _hidden_size(zero: Part, key: str, job: Job) -> int:
     if job.model.decoder is not None:
         return job.model.decoder.hidden
     config = job.model.hf_config or {}
-    for found in (config.get("hidden_size"), config.get("hidden_sizes")):
-        if isinstance(found, int):
-            return found
-        if isinstance(found, list) and found and all(isinstance(each, int) for each in found):
-            return int(max(found))
-    text = config.get("text_config")
+    size, sizes, text = config.get("hidden_size"), config.get("hidden_sizes"), config.get("text_config")
+    for value in (size, sizes):
+        if isinstance(value, int):
+            return value
+        if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
+            return int(max(value))
     if isinstance(text, Mapping) and isinstance(text.get("hidden_size"), int):
         return int(text["hidden_size"])
     raise zero.error(key, 'is "auto", and the model has no hidden_size', remedy="write a number of elements")
@@ -273,9 +265,22 @@ def _hidden_size(zero: Part, key: str, job: Job) -> int:
 
 def _optimizer(config: Part, job: Job, *, offload: bool) -> Optimizer:
     """DeepSpeed's FusedAdam keeps what torch's fused kernel keeps, and steps without temporaries as it does."""
-    written = config.part("optimizer")
+    written, own = config.part("optimizer"), job.train.optimizer
     if not written.values:
-        return _of_the_job(config, job.train.optimizer, offload=offload)
+        if offload and config.flag("zero_force_ds_cpu_optimizer", True):
+            raise config.error(
+                "optimizer",
+                "is missing: DeepSpeed refuses an optimizer of the program's own beside offload_optimizer",
+                remedy='add {"optimizer": {"type": "AdamW"}}, or {"zero_force_ds_cpu_optimizer": false}',
+            )
+        if own.name not in _TESTED and not config.flag("zero_allow_untested_optimizer", False):
+            raise config.error(
+                "zero_allow_untested_optimizer",
+                f"is not true, and train.optimizer is {own.name}",
+                allowed=", ".join(_TESTED),
+                remedy='add {"zero_allow_untested_optimizer": true}',
+            )
+        return own
     kind = written.values.get("type")
     if not isinstance(kind, str) or kind.lower() not in _ADAMS:
         raise written.error(
@@ -285,27 +290,10 @@ def _optimizer(config: Part, job: Job, *, offload: bool) -> Optimizer:
         )
     known = ("lr", "betas", "eps", "weight_decay", "amsgrad")
     params = written.part("params").values
-    arguments = {key: params[key] for key in known if params.get(key, "auto") != "auto"}
-    own = {key: value for key, value in job.train.optimizer.arguments.items() if key in known}
-    fused = not offload and params.get("torch_adam") is not True
-    return Optimizer(name=_ADAMS[kind.lower()], arguments={**own, **arguments, **({"fused": True} if fused else {})})
-
-
-def _of_the_job(config: Part, optimizer: Optimizer, *, offload: bool) -> Optimizer:
-    if offload and config.flag("zero_force_ds_cpu_optimizer", True):
-        raise config.error(
-            "optimizer",
-            "is missing: DeepSpeed refuses an optimizer of the program's own beside offload_optimizer",
-            remedy='add {"optimizer": {"type": "AdamW"}}, or {"zero_force_ds_cpu_optimizer": false}',
-        )
-    if optimizer.name not in _TESTED and not config.flag("zero_allow_untested_optimizer", False):
-        raise config.error(
-            "zero_allow_untested_optimizer",
-            f"is not true, and train.optimizer is {optimizer.name}",
-            allowed=", ".join(_TESTED),
-            remedy='add {"zero_allow_untested_optimizer": true}',
-        )
-    return optimizer
+    arguments = {key: value for key, value in own.arguments.items() if key in known}
+    arguments |= {key: params[key] for key in known if params.get(key, "auto") != "auto"}
+    fused = {"fused": True} if not offload and params.get("torch_adam") is not True else {}
+    return Optimizer(name=_ADAMS[kind.lower()], arguments={**arguments, **fused})
 
 
 def check_keys(config: Mapping[str, Any], place: str) -> None:
@@ -327,20 +315,16 @@ def check_keys(config: Mapping[str, Any], place: str) -> None:
             continue
         if key in ZERO_OF_STAGE_3 and zero.values.get("stage") == 3:
             continue
-        if key in _ZERO_AS_IT_IS:
-            _check_as_it_is(zero, key, value)
-            continue
-        known = [*ZERO_UNDERSTOOD, *_ZERO_AS_IT_IS, *ZERO_WITHOUT_EFFECT]
-        raise zero.error(key, f"is no key of DeepSpeed {VERSION}", remedy=did_you_mean(key, known))
-
-
-def _check_as_it_is(zero: Part, key: str, value: Any) -> None:
-    only = _ZERO_AS_IT_IS[key]
-    if value == only or (_is_off(value) and _is_off(only)):
-        return
-    remedy = 'write {"offload_optimizer": {"device": "cpu"}}' if key == "cpu_offload" else _format_resolved(value)
-    shown = str(only).lower() if isinstance(only, bool) else "none" if only is None else str(only)
-    raise zero.error(key, "is not planned with this value", allowed=shown, remedy=remedy)
+        if key not in _ZERO_AS_IT_IS:
+            known = [*ZERO_UNDERSTOOD, *_ZERO_AS_IT_IS, *ZERO_WITHOUT_EFFECT]
+            raise zero.error(key, f"is no key of DeepSpeed {VERSION}", remedy=did_you_mean(key, known))
+        only = _ZERO_AS_IT_IS[key]
+        if value != only and not (_is_off(value) and _is_off(only)):
+            remedy = _format_resolved(value)
+            if key == "cpu_offload":
+                remedy = 'write {"offload_optimizer": {"device": "cpu"}}'
+            shown = str(only).lower() if isinstance(only, bool) else "none" if only is None else str(only)
+            raise zero.error(key, "is not planned with this value", allowed=shown, remedy=remedy)
 
 
 def _is_off(value: Any) -> bool:
@@ -368,7 +352,11 @@ _ENGINE = ("communication_data_type", "data_types", "gradient_predivide_factor",
 def check(job: Job, place: str) -> None:
     """Raises SpecError at `place` for what is refused in stage 3."""
     zero = Part(job.parallel.deepspeed or {}, "", place).part("zero_optimization")
-    _check_offload(zero.part("offload_param"))
+    offload = zero.part("offload_param")
+    device = offload.values.get("device", "none")
+    if device not in ("none", "cpu"):
+        raise offload.error("device", f'is "{device}", which is not planned', allowed="none, cpu")
+    offload.flag("pin_memory", True)
     if zero.values.get("compute_grad_norm") is False:
         raise zero.error("compute_grad_norm", "is false", allowed="true in stage 3, as DeepSpeed has it")
     for key in ("module_granularity_threshold", "stage3_module_granularity_threshold", "leaf_module"):
@@ -379,12 +367,12 @@ def check(job: Job, place: str) -> None:
 
 def sizes(zero: Part, job: Job) -> dict[str, int]:
     """The keys in elements that the config names, by its own names for them. Raises SpecError."""
-    found = {}
-    for plain, automatic in _SIZES.items():
-        for key in (plain, f"stage3_{plain}"):
-            if key in zero.values:
-                found[key] = elements(zero, key, job, least=0, automatic=automatic)
-    return found
+    return {
+        key: elements(zero, key, job, least=0, automatic=automatic)
+        for plain, automatic in _SIZES.items()
+        for key in (plain, f"stage3_{plain}")
+        if key in zero.values
+    }
 
 
 def engine_config(job: Job) -> dict[str, Any]:
@@ -392,7 +380,7 @@ def engine_config(job: Job) -> dict[str, Any]:
     resolved = zero_of(job)
     config: Mapping[str, Any] = job.parallel.deepspeed or {}
     zero = Part(config, "", "parallel.deepspeed").part("zero_optimization")
-    said = {key: value for key, value in zero.values.items() if value is not None and value != "auto"}
+    given = {key: value for key, value in zero.values.items() if value is not None and value != "auto"}
     made: dict[str, Any] = {key: config[key] for key in _ENGINE if config.get(key) is not None}
     for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         if resolved.dtype == dtype:
@@ -403,15 +391,8 @@ def engine_config(job: Job) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": job.train.micro_batch_size,
         "gradient_accumulation_steps": job.train.gradient_accumulation_steps,
         "gradient_clipping": job.train.gradient_clipping,
-        "zero_optimization": {**said, **sizes(zero, job), "reduce_bucket_size": resolved.reduce_bucket_elements},
+        "zero_optimization": {**given, **sizes(zero, job), "reduce_bucket_size": resolved.reduce_bucket_elements},
         # The optimizer is torch's, whose fused kernel keeps what DeepSpeed's own keeps.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
-
-
-def _check_offload(offload: Part) -> None:
-    device = offload.values.get("device", "none")
-    if device not in ("none", "cpu"):
-        raise offload.error("device", f'is "{device}", which is not planned', allowed="none, cpu")
-    offload.flag("pin_memory", True)

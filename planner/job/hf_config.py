@@ -26,26 +26,23 @@ def find(name: str, file: str = "config.json", environment: Mapping[str, str] | 
     """The file of the revision `main`, or of the only other one; None if this machine does not have it."""
     if not _NAME.fullmatch(name) or ".." in name:
         return None
-    folder = _root(os.environ if environment is None else environment) / f"models--{name.replace('/', '--')}"
+    environment = os.environ if environment is None else environment
+    home = environment.get("HF_HOME") or f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    cache = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    folder = Path(cache).expanduser() / f"models--{name.replace('/', '--')}"
     try:
         revision = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
         revisions = [revision] if re.fullmatch(r"\w+", revision) else []
     except (OSError, ValueError):
         revisions = []
     try:
-        revisions = revisions or sorted(each.name for each in (folder / "snapshots").iterdir())
+        revisions = revisions or sorted(snapshot.name for snapshot in (folder / "snapshots").iterdir())
     except OSError:
         return None
-    found = folder / "snapshots" / revisions[0] / file if len(revisions) == 1 else None
-    return found if found is not None and found.is_file() else None
-
-
-def _root(environment: Mapping[str, str]) -> Path:
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if environment.get(name):
-            return Path(environment[name]).expanduser()
-    home = environment.get("HF_HOME") or f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    return Path(home).expanduser() / "hub"
+    if len(revisions) != 1:
+        return None
+    path = folder / "snapshots" / revisions[0] / file
+    return path if path.is_file() else None
 
 
 _FILE = "known_models.json"
@@ -84,7 +81,7 @@ def by_name(name: str) -> KnownModel | None:
 
 def by_config(config: Mapping[str, Any]) -> KnownModel | None:
     """The model that has exactly this config."""
-    return next((each for each in models().values() if each.config == config), None)
+    return next((model for model in models().values() if model.config == config), None)
 
 
 def near_models(name: str, count: int = 6) -> list[str]:
@@ -94,25 +91,24 @@ def near_models(name: str, count: int = 6) -> list[str]:
     if len(name) > LONGEST_NAME:
         return []
     short = name.rpartition("/")[2].casefold()
-    names = [each for model in models().values() for each in (model.name, *model.also)]
-    called = {each.rpartition("/")[2].casefold(): each for each in names}
+    names = [name for model in models().values() for name in (model.name, *model.also)]
+    called = {name.rpartition("/")[2].casefold(): name for name in names}
     longer = [other for other in called if re.match(re.escape(short) + r"[-_.a-z]", other) and len(short) > 2]
     alike = [other for other in called if _is_misspelt(short, other)]
-    found: dict[str, str] = {}
-    for each in longer + alike:
-        found.setdefault(_by_folded()[each].name, called[each])
-    return list(found.values())[:count]
+    near: dict[str, str] = {}
+    for other in longer + alike:
+        near.setdefault(_by_folded()[other].name, called[other])
+    return list(near.values())[:count]
 
 
 def _is_misspelt(name: str, known: str) -> bool:
     words, others = _words(name), _words(known)
     if re.findall(r"\d+", name) != re.findall(r"\d+", known) or len(words) != len(others):
         return False
-    return all(_are_alike(*pair) for pair in zip(words, others, strict=True))
-
-
-def _are_alike(word: str, other: str) -> bool:
-    return word == other or (len(word) > 3 and difflib.SequenceMatcher(None, word, other).ratio() > 0.75)
+    return all(
+        word == other or (len(word) > 3 and difflib.SequenceMatcher(None, word, other).ratio() > 0.75)
+        for word, other in zip(words, others, strict=True)
+    )
 
 
 def _words(name: str) -> list[str]:
@@ -120,18 +116,18 @@ def _words(name: str) -> list[str]:
     words = re.findall(r"(?<!\d)[a-z]+", name)
     if not re.search(r"\d[bm](?![a-z])", name):
         return words
-    return [each for each in words if not difflib.get_close_matches(each, _TRAINED_ON, cutoff=0.8)]
+    return [word for word in words if not difflib.get_close_matches(word, _TRAINED_ON, cutoff=0.8)]
 
 
 @cache
 def _by_folded() -> dict[str, KnownModel]:
-    found: dict[str, KnownModel] = {}
+    by_folded: dict[str, KnownModel] = {}
     for model in models().values():
         for name in (model.name, *model.also):
             for called in (name, name.rpartition("/")[2]):
-                if found.setdefault(called.casefold(), model) is not model:
+                if by_folded.setdefault(called.casefold(), model) is not model:
                     raise AssertionError(f"{called} names two models")
-    return found
+    return by_folded
 
 
 def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
@@ -144,21 +140,35 @@ def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
     if node.value is None:
         return None
     if isinstance(node.value, str):
-        if (found := shipped(node.value, folder)) is not None:
-            return found.config
+        if (model := shipped(node.value, folder)) is not None:
+            return model.config
         path = _file(node, folder)
         config, place = content_of(path, node), str(path)
     elif isinstance(node.value, dict):
         config, place = node.plain(), node.place
     else:
         raise node.is_error(allowed="the name of a well-known model, the path of a config.json, or its content")
-    return _check_config(config, place)
+    if not isinstance(config, dict):
+        raise SpecError(
+            f"the config is {'a list' if isinstance(config, list) else 'a single value'}",
+            allowed="the object that transformers writes as config.json",
+            place=place,
+        )
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise SpecError(
+            "the config does not say its model_type",
+            allowed="a text such as llama, bert or vit",
+            remedy="add the `model_type` that transformers knows it by",
+            place=place,
+        )
+    return config
 
 
 def shipped(name: str, folder: Path | None) -> KnownModel | None:
     """The well-known model of that name, unless a file or folder of the spec is called so."""
-    found = by_name(name)
-    return None if found is None or (folder is not None and os.path.exists(folder / name)) else found
+    model = by_name(name)
+    return None if model is None or (folder is not None and os.path.exists(folder / name)) else model
 
 
 def _file(node: Node, folder: Path | None) -> Path:
@@ -181,15 +191,8 @@ def _file(node: Node, folder: Path | None) -> Path:
 
 def looks_like_path(name: str) -> bool:
     """Whether a text is written as a path rather than as the name of a model."""
-    suffixed = name.lower().endswith((".json", ".yaml", ".yml"))
-    return (
-        suffixed
-        or "\0" in name
-        or name.startswith((".", "/", "~"))
-        or name.count("/") > 1
-        or name.endswith("/")
-        or "\\" in name
-    )
+    has_ends = name.startswith((".", "/", "~")) or name.lower().endswith((".json", ".yaml", ".yml", "/"))
+    return has_ends or name.count("/") > 1 or "\0" in name or "\\" in name
 
 
 def _unknown_model(node: Node, looked_in: str) -> SpecError:
@@ -198,15 +201,15 @@ def _unknown_model(node: Node, looked_in: str) -> SpecError:
     near = near_models(node.value)
     named = f"one of the {len(models())} models of docs/reference/spec.md"
     if not looked_in:
-        given, found = "the content of a config.json", "send the content of its config.json as model.hf_config"
+        given, remedy = "the content of a config.json", "send the content of its config.json as model.hf_config"
     else:
         given, name = "the path of a config.json", node.value if "/" in node.value else f"PUBLISHER/{node.value}"
         fetch = f"`hf download {shorten(name, LONGEST_NAME)} config.json`"
-        found = f"{fetch}, and planner finds it by its name; or write the path of that file in the place of the name"
+        remedy = f"{fetch}, and planner finds it by its name; or write the path of that file in the place of the name"
     return SpecError(
         f"there is no model {node.summary} among those that planner knows{looked_in}",
         allowed=f"{', '.join(near) or named}; or {given}",
-        remedy=f"did you mean `{near[0]}`? For another model: {found}" if len(near) == 1 else found,
+        remedy=f"did you mean `{near[0]}`? For another model: {remedy}" if len(near) == 1 else remedy,
         place=node.place,
     )
 
@@ -226,21 +229,3 @@ def content_of(path: Path, node: Node) -> Any:
     """The plain data of the JSON file that a value names, within the limits of a spec. Raises SpecError."""
     assert isinstance(node.value, str)
     return node_from_data(read_json(file_text(path, node.value, node.place), str(path)), str(path)).plain()
-
-
-def _check_config(config: Any, place: str) -> Mapping[str, Any]:
-    if not isinstance(config, dict):
-        raise SpecError(
-            f"the config is {'a list' if isinstance(config, list) else 'a single value'}",
-            allowed="the object that transformers writes as config.json",
-            place=place,
-        )
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
-        raise SpecError(
-            "the config does not say its model_type",
-            allowed="a text such as llama, bert or vit",
-            remedy="add the `model_type` that transformers knows it by",
-            place=place,
-        )
-    return config
