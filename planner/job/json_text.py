@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,16 @@ def read_json(text: str, source: str, *, constants: bool = True) -> Any:
     """
 
     def object_of(pairs: list[tuple[str, Any]]) -> Any:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = _first_repeated(pairs)
+        members = dict(pairs)
+        if len(members) < len(pairs):
+            twice = _first_repeated(name for name, _ in pairs)
             raise SpecError(
                 f"the key `{shorten(twice, LONGEST_NAME)}` stands twice in one object",
                 remedy="keep one of them",
                 place=source,
             )
-        special = special_float(found)
-        return found if special is None else special
+        special = special_float(members)
+        return members if special is None else special
 
     def refuse(name: str) -> float:
         raise SpecError(f"no JSON: {name}", allowed="numbers that are finite", place=source)
@@ -45,17 +45,17 @@ def read_json(text: str, source: str, *, constants: bool = True) -> Any:
         return whole_number(written, source)
 
     def fraction(written: str) -> float:
-        found = fractional_number(written, source)
-        return found if constants or math.isfinite(found) else refuse(written[:40])
+        number = fractional_number(written, source)
+        return number if constants or math.isfinite(number) else refuse(written[:40])
 
-    _check_size(text, source)
+    # Before anything is built: each value stands behind a comma or an opening bracket, or is the whole text.
+    if _most_values(text) > MOST_JSON_VALUES and _most_values(_TEXTS.sub("", text)) > MOST_JSON_VALUES:
+        raise SpecError(f"the JSON has more than {MOST_JSON_VALUES} values", allowed="fewer", place=source)
     try:
         hook = None if constants else refuse
-        found = json.loads(
-            text, object_pairs_hook=object_of, parse_constant=hook, parse_int=whole, parse_float=fraction
-        )
-        _check_depth(found)
-        return found
+        data = json.loads(text, object_pairs_hook=object_of, parse_constant=hook, parse_int=whole, parse_float=fraction)
+        _check_depth(data)
+        return data
     except json.JSONDecodeError as error:
         place = f"{source}:{error.lineno}:{error.colno}"
         problem = error.msg.removesuffix(" at")  # in Python's own message the position follows
@@ -68,9 +68,9 @@ def whole_number(written: str, place: str, name: str = "") -> int:
     """The number that a text writes, also in another base (`0x10`). Raises SpecError for one beyond MOST_WHOLE, and
     ValueError for a text that writes none."""
     if len(written) <= LONGEST_NUMBER:
-        found = int(written, 0)
-        if abs(found) <= MOST_WHOLE:
-            return found
+        number = int(written, 0)
+        if abs(number) <= MOST_WHOLE:
+            return number
     raise number_too_long(written, place, name)
 
 
@@ -90,19 +90,13 @@ def number_too_long(written: str, place: str, name: str = "") -> SpecError:
     )
 
 
-def _first_repeated(pairs: list[tuple[str, Any]]) -> str:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            return key
-        seen.add(key)
+def _first_repeated(names: Iterable[str]) -> str:
+    before: set[str] = set()
+    for name in names:
+        if name in before:
+            return name
+        before.add(name)
     raise AssertionError("every key is there once")
-
-
-def _check_size(text: str, source: str) -> None:
-    """Before anything is built: each value stands behind a comma or an opening bracket, or is the whole text."""
-    if _most_values(text) > MOST_JSON_VALUES and _most_values(_TEXTS.sub("", text)) > MOST_JSON_VALUES:
-        raise SpecError(f"the JSON has more than {MOST_JSON_VALUES} values", allowed="fewer", place=source)
 
 
 def _most_values(text: str) -> int:
@@ -114,9 +108,9 @@ def _check_depth(data: Any, depth: int = 0) -> None:
     if depth > MOST_DEPTH:
         raise RecursionError
     inner = data.values() if isinstance(data, dict) else data
-    for each in inner if isinstance(data, dict | list) else ():
-        if isinstance(each, dict | list):
-            _check_depth(each, depth + 1)
+    for value in inner if isinstance(data, dict | list) else ():
+        if isinstance(value, dict | list):
+            _check_depth(value, depth + 1)
 
 
 def special_float(data: Mapping[str, Any]) -> float | None:
@@ -145,7 +139,7 @@ def canonical_json(data: Any) -> str:
 
 def is_plain_text(value: str) -> bool:
     """Whether it can be written as UTF-8: it has no half of a pair of code units."""
-    return value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)
+    return value.isascii() or not any("\ud800" <= unit <= "\udfff" for unit in value)
 
 
 _MOST_BYTES = 16 * 2**20

@@ -52,10 +52,10 @@ class Mesh:
         """Where a rank stands on each axis; ValueError if the world has no such rank."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is not in a world of {self.world_size}")
-        found: dict[str, int] = {}
+        places: dict[str, int] = {}
         for axis, degree in zip(reversed(MESH_AXES), reversed(self.degrees), strict=True):
-            rank, found[axis] = divmod(rank, degree)
-        return {axis: found[axis] for axis in MESH_AXES}
+            rank, places[axis] = divmod(rank, degree)
+        return {axis: places[axis] for axis in MESH_AXES}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
         """The rank that stands there; axes that are not named count as 0. ValueError if nobody can stand there."""
@@ -92,11 +92,10 @@ class RankClass:
 def rank_classes(mesh: Mesh) -> tuple[RankClass, ...]:
     """The classes of a world, by ascending representative; together they are all of its ranks, each once."""
     by_axis: list[list[Sequence[int]]] = [
-        [range(degree)] if axis in _ALIKE else [range(each, each + 1) for each in range(degree)]
+        [range(degree)] if axis in _ALIKE else [range(place, place + 1) for place in range(degree)]
         for axis, degree in zip(MESH_AXES, mesh.degrees, strict=True)
     ]
-    found = (_class(mesh, RankSet.of(_spans(mesh, chosen))) for chosen in itertools.product(*by_axis))
-    return tuple(sorted(found, key=lambda each: each.representative))
+    return _sorted(_class(mesh, RankSet.of(_spans(mesh, chosen))) for chosen in itertools.product(*by_axis))
 
 
 def representatives(mesh: Mesh, most: int) -> tuple[int, ...]:
@@ -127,8 +126,7 @@ def split_by_shards(mesh: Mesh, rank_class: RankClass, dims: Iterable[int]) -> t
         RankSet.of(span for shard in range(first, after) for span in _of_shard(mesh, rank_class, shard))
         for first, after in itertools.pairwise(bounds)
     ]
-    found = sorted((ranks for ranks in parts if ranks.spans), key=lambda ranks: ranks.spans)
-    return tuple(_class(mesh, ranks) for ranks in found)
+    return _sorted(_class(mesh, ranks) for ranks in parts if ranks.spans)
 
 
 def split_by_parts(mesh: Mesh, rank_class: RankClass, parts: Sequence[int]) -> tuple[RankClass, ...]:
@@ -139,20 +137,13 @@ def split_by_parts(mesh: Mesh, rank_class: RankClass, parts: Sequence[int]) -> t
     """
     if len(set(parts)) < 2:
         return (rank_class,)
-    found: dict[int, list[int]] = {}
+    coordinates: dict[int, list[int]] = {}
     for coordinate, part in enumerate(parts):
-        found.setdefault(part, []).append(coordinate)
-    replicate = MESH_AXES.index("dp_replicate")
-    classes = []
-    for coordinates in found.values():
-        chosen: list[Sequence[int]] = []
-        for number, (axis, degree) in enumerate(zip(MESH_AXES, mesh.degrees, strict=True)):
-            here = rank_class.coordinates[axis]
-            chosen.append(range(degree) if axis in _ALIKE else range(here, here + 1))
-            if number == replicate:
-                chosen[-1] = coordinates
-        classes.append(_class(mesh, RankSet.of(_spans(mesh, chosen))))
-    return tuple(sorted(classes, key=lambda each: each.representative))
+        coordinates.setdefault(part, []).append(coordinate)
+    return _sorted(
+        _class(mesh, RankSet.of(_spans(mesh, _chosen(mesh, rank_class, {"dp_replicate": replicas}))))
+        for replicas in coordinates.values()
+    )
 
 
 def first_rank_differs(train: Train) -> bool:
@@ -164,14 +155,14 @@ def first_rank_differs(train: Train) -> bool:
 
 def set_first_apart(mesh: Mesh, classes: Sequence[RankClass]) -> tuple[RankClass, ...]:
     """The same classes, but that rank 0 is one of its own: it does what nobody else does."""
-    found: list[RankClass] = []
-    for each in classes:
-        others = [(max(first, 1), last) for first, last in each.ranks.spans if last > 0]
-        if 0 in each.ranks:
-            found.append(_class(mesh, RankSet(((0, 0),))))
+    apart: list[RankClass] = []
+    for rank_class in classes:
+        others = [(max(first, 1), last) for first, last in rank_class.ranks.spans if last > 0]
+        if 0 in rank_class.ranks:
+            apart.append(_class(mesh, RankSet(((0, 0),))))
         if others:
-            found.append(_class(mesh, RankSet.of(others)))
-    return tuple(sorted(found, key=lambda each: each.representative))
+            apart.append(_class(mesh, RankSet.of(others)))
+    return _sorted(apart)
 
 
 def _bounds(size: int, degree: int) -> tuple[int, int]:
@@ -182,19 +173,26 @@ def _bounds(size: int, degree: int) -> tuple[int, int]:
 
 def _of_shard(mesh: Mesh, rank_class: RankClass, shard: int) -> list[tuple[int, int]]:
     """The ranks of the class that hold this shard, as spans."""
-    at = {}
+    at: dict[str, Sequence[int]] = {}
     for axis in reversed(SHARDING):
-        shard, at[axis] = divmod(shard, mesh.degrees[MESH_AXES.index(axis)])
-    if any(axis not in _ALIKE and at[axis] != rank_class.coordinates[axis] for axis in SHARDING):
-        return []
+        shard, place = divmod(shard, mesh.degrees[MESH_AXES.index(axis)])
+        at[axis] = range(place, place + 1)
+        if axis not in _ALIKE and place != rank_class.coordinates[axis]:
+            return []
+    return _spans(mesh, _chosen(mesh, rank_class, at))
+
+
+def _chosen(mesh: Mesh, rank_class: RankClass, at: Mapping[str, Sequence[int]]) -> list[Sequence[int]]:
+    """Of each axis the coordinates of a class, where `at` has no others."""
     chosen: list[Sequence[int]] = []
     for axis, degree in zip(MESH_AXES, mesh.degrees, strict=True):
-        if axis in at:
-            chosen.append(range(at[axis], at[axis] + 1))
-        else:
-            here = rank_class.coordinates[axis]
-            chosen.append(range(degree) if axis in _ALIKE else range(here, here + 1))
-    return _spans(mesh, chosen)
+        here = rank_class.coordinates[axis]
+        chosen.append(at.get(axis, range(degree) if axis in _ALIKE else range(here, here + 1)))
+    return chosen
+
+
+def _sorted(classes: Iterable[RankClass]) -> tuple[RankClass, ...]:
+    return tuple(sorted(classes, key=lambda rank_class: rank_class.representative))
 
 
 def _class(mesh: Mesh, ranks: RankSet) -> RankClass:

@@ -125,7 +125,7 @@ def placed(node: Node, path: str, place: str) -> Node:
         children = {key: placed(child, below(path, key), place) for key, child in node.value.items()}
         return replace(moved, value=children)
     if isinstance(node.value, list):
-        items = [placed(each, item_of(path, index), place) for index, each in enumerate(node.value)]
+        items = [placed(item, item_of(path, index), place) for index, item in enumerate(node.value)]
         return replace(moved, value=items)
     return moved
 
@@ -141,40 +141,28 @@ class _Conversion:
         self._count += 1
         if self._count > MOST_VALUES:
             raise too_many_values(source)
-        if data is None or type(data) is float or type(data) is bool:
-            return Node(data, path, source, source)
         if isinstance(data, str):
             check_text(data, path, source)
+        elif isinstance(data, int) and abs(data) > MOST_WHOLE:
+            raise number_too_long(hex(data), source, path)
+        if data is None or isinstance(data, str | int | float):
             return Node(data, path, source, source)
-        if isinstance(data, int):
-            if abs(data) > MOST_WHOLE:
-                raise number_too_long(hex(data), source, path)
-            return Node(data, path, source, source)
-        return self._collection(data, path, depth)
-
-    def _collection(self, data: Any, path: str, depth: int) -> Node:
-        source = self._source
         if depth > MOST_DEPTH:
             raise SpecError("no usable document: nested too deeply", place=source)
         if isinstance(data, Mapping):
             if (special := special_float(data)) is not None:
                 return Node(special, path, source, source)
-            return Node(self._mapping(data, path, depth), path, source, source)
+            children: dict[str, Node] = {}
+            for key, value in data.items():
+                name = str(key)
+                check_text(name, f"a key of {path or 'the document'}", source)
+                children[name] = self.node(value, below(path, name), depth + 1)
+            return Node(children, path, source, source)
         if isinstance(data, list | tuple):
             items = [self.node(value, item_of(path, index), depth + 1) for index, value in enumerate(data)]
             return Node(items, path, source, source)
-        if isinstance(data, float):
-            return Node(data, path, source, source)
         kind = type(data).__name__
         raise SpecError(f"{path or 'the document'} is a {kind}", allowed="what JSON can hold", place=source)
-
-    def _mapping(self, data: Mapping[Any, Any], path: str, depth: int) -> dict[str, Node]:
-        found: dict[str, Node] = {}
-        for key, value in data.items():
-            name = str(key)
-            check_text(name, f"a key of {path or 'the document'}", self._source)
-            found[name] = self.node(value, below(path, name), depth + 1)
-        return found
 
 
 def too_many_values(place: str) -> SpecError:
@@ -194,5 +182,5 @@ def nearest(name: str, known: Iterable[str], *, count: int = 1) -> list[str]:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A remedy for an unknown name; empty if nothing known is near."""
-    found = nearest(name, known)
-    return f"did you mean `{found[0]}`?" if found else ""
+    near = nearest(name, known)
+    return f"did you mean `{near[0]}`?" if near else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -71,25 +72,15 @@ class Distribution:
 
 def distribution_of(lengths: Lengths, longest: int) -> Distribution:
     """The distribution that a spec gives; `longest` is `train.sequence_length`."""
+    multiple = lengths.pad_to_multiple_of
     if lengths.histogram:
         bins = sorted((tokens_of(length), share) for length, share in lengths.histogram.items())
-        total, shares = 0.0, []
-        for _, share in bins:
-            total += share
-            shares.append(total)
-        shares[-1] = 1.0
-        return Distribution(
-            tuple(length for length, _ in bins), tuple(shares), False, longest, lengths.pad_to_multiple_of
-        )
-    said = [(getattr(lengths, name), share) for name, share in PERCENTILES.items() if getattr(lengths, name)]
-    points = [(lengths.min, 0.0), *said, (max(longest, *(length for length, _ in said)), 1.0)]
-    return Distribution(
-        tuple(length for length, _ in points),
-        tuple(share for _, share in points),
-        True,
-        longest,
-        lengths.pad_to_multiple_of,
-    )
+        shares = [*itertools.accumulate(share for _, share in bins)]
+        return Distribution(tuple(length for length, _ in bins), (*shares[:-1], 1.0), False, longest, multiple)
+    known = [(getattr(lengths, name), share) for name, share in PERCENTILES.items() if getattr(lengths, name)]
+    points = [(lengths.min, 0.0), *known, (max(longest, *(length for length, _ in known)), 1.0)]
+    ends = tuple(length for length, _ in points)
+    return Distribution(ends, tuple(share for _, share in points), True, longest, multiple)
 
 
 def draw_steps(train: Train) -> Steps:
@@ -97,16 +88,16 @@ def draw_steps(train: Train) -> Steps:
     lengths, micro_batches = train.lengths, train.gradient_accumulation_steps
     assert lengths is not None
     if lengths.batches:
-        cut = tuple(min(each, train.sequence_length) for each in lengths.batches)
+        cut = tuple(min(length, train.sequence_length) for length in lengths.batches)
         firsts = range(0, len(cut) - micro_batches + 1, micro_batches)
         return tuple(cut[first : first + micro_batches] for first in firsts)
-    shape = (lengths.steps, micro_batches)
-    return _draw(distribution_of(lengths, train.sequence_length), train.micro_batch_size, shape, lengths.seed)
+    distribution = distribution_of(lengths, train.sequence_length)
+    return _draw(distribution, train.micro_batch_size, lengths.steps, micro_batches, lengths.seed)
 
 
 @cache
-def _draw(distribution: Distribution, sequences: int, shape: tuple[int, int], seed: int) -> Steps:
-    chance, (steps, micro_batches) = random.Random(seed), shape
+def _draw(distribution: Distribution, sequences: int, steps: int, micro_batches: int, seed: int) -> Steps:
+    chance = random.Random(seed)
     # The longest of so many: one draw of the highest share stands for one of each sequence.
     return tuple(
         tuple(distribution.length_at(chance.random() ** (1 / sequences)) for _ in range(micro_batches))
@@ -126,7 +117,7 @@ def traced_lengths(train: Train) -> tuple[int, ...]:
     if len(every) <= _MOST_TRACED:
         return tuple(every)
     last = _MOST_TRACED - 1
-    return tuple(every[round(each * (len(every) - 1) / last)] for each in range(_MOST_TRACED))
+    return tuple(every[round(number * (len(every) - 1) / last)] for number in range(_MOST_TRACED))
 
 
 def first_steps(job: Job) -> int:
@@ -139,14 +130,13 @@ def traced_steps(job: Job) -> Steps:
     """What is run to know every step of a job with `train.lengths`: its first steps, one of each traced length, and a
     last one that gives up what the one before it left."""
     alike = min(job.train.gradient_accumulation_steps, _MOST_MICRO_BATCHES)
-    drawn = tuple(_told_apart(step) for step in draw_steps(job.train)[: first_steps(job)])
+    # Of each the first micro-batch, the longest of those in the middle, the last.
+    drawn = tuple(
+        step if len(step) <= _MOST_MICRO_BATCHES else (step[0], max(step[1:-1]), step[-1])
+        for step in draw_steps(job.train)[: first_steps(job)]
+    )
     lengths = traced_lengths(job.train)
     return (*drawn, *((length,) * alike for length in (*lengths, lengths[-1])))
-
-
-def _told_apart(step: tuple[int, ...]) -> tuple[int, ...]:
-    """The first micro-batch, the longest of those in the middle, the last."""
-    return step if len(step) <= _MOST_MICRO_BATCHES else (step[0], max(step[1:-1]), step[-1])
 
 
 def as_traced(job: Job) -> Job:

@@ -69,10 +69,12 @@ for _tag, _pattern, _first in RESOLVERS:
 def read_yaml(text: str, source: str) -> Node:
     """The only document of a YAML text; SpecError with line and column where it is not usable YAML."""
     try:
-        found = _compose(text, source)
-        return _Conversion(source).node(found, "", "")
+        return _Conversion(source).node(_compose(text, source), "", "")
     except yaml.MarkedYAMLError as error:
-        raise _not_yaml(error, source) from None
+        mark = error.problem_mark or error.context_mark
+        problem = ": ".join(part for part in ("no YAML", error.context, error.problem) if part)
+        remedy = "indent with spaces" if "'\\t'" in problem else ""
+        raise SpecError(problem, remedy=remedy, place=_place(source, mark) if mark else source) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         place = f"{source}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
@@ -97,13 +99,6 @@ def _compose(text: str, source: str) -> yaml.Node:
         return first
     finally:
         loader.dispose()
-
-
-def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> SpecError:
-    mark = error.problem_mark or error.context_mark
-    problem = ": ".join(part for part in ("no YAML", error.context, error.problem) if part)
-    remedy = "indent with spaces" if "'\\t'" in problem else ""
-    return SpecError(problem, remedy=remedy, place=_place(source, mark) if mark else source)
 
 
 def _place(source: str, mark: yaml.Mark) -> str:
