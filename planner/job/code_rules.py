@@ -48,11 +48,11 @@ class CodeRules:
                 place="model.factory_path",
             )
 
-    def refuse_foreign(self, factory: str, found: Callable[..., Any]) -> None:
+    def refuse_foreign(self, factory: str, callable_: Callable[..., Any]) -> None:
         """Raises FactoryNotAllowedError for a callable that an allowed module has only imported: `models:os.system` is
         none of its own."""
-        home = str(getattr(found, "__module__", "") or type(found).__module__)
-        if self.patterns is None or any(fnmatchcase(home, each.partition(":")[0]) for each in self.patterns):
+        home = str(getattr(callable_, "__module__", "") or type(callable_).__module__)
+        if self.patterns is None or any(fnmatchcase(home, pattern.partition(":")[0]) for pattern in self.patterns):
             return
         raise FactoryNotAllowedError(
             f"the factory {factory} is defined in {home[:200]}",

@@ -65,10 +65,10 @@ def outside(gpu: Gpu, software: Software, communicators: Sequence[int]) -> Outsi
     parts = [context, images, *nccl]
     return OutsideEstimate(
         cuda_context_bytes=_bytes(context.best) + _bytes(images.best),
-        nccl_bytes=sum(_bytes(each.best) for each in nccl),
-        low_bytes=sum(_bytes(each.low) for each in parts),
-        high_bytes=sum(_bytes(each.high) for each in parts),
-        provenance=tuple(dict.fromkeys(each.source for each in parts)),
+        nccl_bytes=sum(_bytes(part.best) for part in nccl),
+        low_bytes=sum(_bytes(part.low) for part in parts),
+        high_bytes=sum(_bytes(part.high) for part in parts),
+        provenance=tuple(dict.fromkeys(part.source for part in parts)),
     )
 
 
@@ -78,7 +78,7 @@ def _context(gpu: Gpu, software: Software) -> _Range:
         if is_model(gpu.name, known.model):
             source = f"CUDA context of {known.model}, measured with {fact.software} (asked for: {asked}): {fact.source}"
             return _Range(fact.smallest * 0.9, fact.usual, fact.largest * 1.1, source)
-    known, fact = min(_CONTEXTS, key=lambda each: _distance(gpu.arch, each[0].arch))
+    known, fact = min(_CONTEXTS, key=lambda known: _distance(gpu.arch, known[0].arch))
     low, high = SAME_ARCHITECTURE if known.arch == gpu.arch else ANOTHER_ARCHITECTURE
     source = (
         f"CUDA context of {gpu.name or gpu.arch or 'this GPU'} is not measured: "
@@ -88,10 +88,10 @@ def _context(gpu: Gpu, software: Software) -> _Range:
 
 
 def _communicator(gpu: Gpu, ranks: int, *, further: bool) -> _Range:
-    exact = [each for each in _COMMUNICATORS if is_model(gpu.name, each[0].model)]
+    exact = [known for known in _COMMUNICATORS if is_model(gpu.name, known[0].model)]
     known, fact = min(
         exact or _COMMUNICATORS,
-        key=lambda each: (_differs(each[1].ranks, ranks), _distance(gpu.arch, each[0].arch)),
+        key=lambda known: (_differs(known[1].ranks, ranks), _distance(gpu.arch, known[0].arch)),
     )
     if exact and not _differs(fact.ranks, ranks):
         source = f"NCCL, measured on {known.model} with {fact.ranks} ranks, {fact.software}: {fact.source}"

@@ -64,8 +64,8 @@ def layers_of_stages(pp: Pp, layers: int) -> tuple[int, ...]:
     if pp.split:
         return pp.split
     stages = stage_count(pp)
-    each, more = divmod(layers + 2, stages)
-    counts = [each + (stage < more) for stage in range(stages)]
+    layers_each, more = divmod(layers + 2, stages)
+    counts = [layers_each + (stage < more) for stage in range(stages)]
     counts[0] -= 1
     counts[-1] -= 1
     return tuple(counts)
@@ -75,5 +75,5 @@ def layers_of(job: Job) -> int | None:
     """How many layers the model says it has; None where only its code knows."""
     if job.model.decoder is not None:
         return job.model.decoder.layers
-    said = (job.model.hf_config or {}).get("num_hidden_layers")
-    return said if isinstance(said, int) and not isinstance(said, bool) else None
+    layers = (job.model.hf_config or {}).get("num_hidden_layers")
+    return layers if isinstance(layers, int) and not isinstance(layers, bool) else None

@@ -38,7 +38,7 @@ for _tag, _pattern, _first in RESOLVERS:
 
 def job_yaml(job: Job) -> str:
     """The spec in full; read again, it gives the same job."""
-    return _dumped(document(job))
+    return plain_yaml(document(job))
 
 
 def short_yaml(job: Job) -> str:
@@ -46,58 +46,44 @@ def short_yaml(job: Job) -> str:
 
     A GPU of the catalog and a well-known model are called by their names.
     """
-    return _dumped(_shortened(job))
-
-
-def plain_yaml(data: Any) -> str:
-    """Plain data as a spec would be written, whatever it says."""
-    return _dumped(data)
-
-
-def _dumped(data: Any) -> str:
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-
-
-def _shortened(job: Job) -> dict[str, Any]:
-    found = _without_defaults(job, document(job), "")
+    spec, gpu = _without_defaults(job, document(job), ""), job.cluster.gpu
     if job.model.hf_config is not None and (model := hf_config.by_config(job.model.hf_config)) is not None:
-        found["model"]["hf_config"] = model.name
-    if (train := found.get("train")) is not None:
-        _shorten_training(train, job)
-    gpu = job.cluster.gpu
+        spec["model"]["hf_config"] = model.name
+    train, recompute, optimizer = spec.get("train", {}), job.train.recompute, job.train.optimizer
+    if "recompute" in train:
+        train["recompute"] = {"every": recompute.every} if recompute.mode == "every" else recompute.mode
+    if "optimizer" in train and optimizer.arguments:
+        train["optimizer"] = {"name": optimizer.name, **optimizer.arguments}
     known = catalog.by_name(gpu.name) if gpu.name else None
     written: Any = document(job)["cluster"]["gpu"]
     if written is not None and not gpu.name:
         del written["name"]
     if known is not None and (known.name, known.total_bytes, known.arch) == (gpu.name, gpu.total_bytes, gpu.arch):
         written = gpu.name
-    found.setdefault("cluster", {})["gpu"] = written
-    return found
+    spec.setdefault("cluster", {})["gpu"] = written
+    return plain_yaml(spec)
 
 
-def _shorten_training(train: dict[str, Any], job: Job) -> None:
-    recompute, optimizer = job.train.recompute, job.train.optimizer
-    if "recompute" in train:
-        train["recompute"] = {"every": recompute.every} if recompute.mode == "every" else recompute.mode
-    if "optimizer" in train and optimizer.arguments:
-        train["optimizer"] = {"name": optimizer.name, **optimizer.arguments}
+def plain_yaml(data: Any) -> str:
+    """Plain data as a spec would be written, whatever it says."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _without_defaults(part: Any, written: Mapping[str, Any], path: str) -> dict[str, Any]:
     """A section's keys that say something; a section of one key that has a short form is that value."""
-    found: dict[str, Any] = {}
+    short_form: dict[str, Any] = {}
     for name, value in written.items():
         key = by_path().get(f"{path}.{name}" if path else name)
         if key is None:
-            found[name] = value  # of a section with keys of its own, as the optimizer's
+            short_form[name] = value  # of a section with keys of its own, as the optimizer's
         elif not key.required and dataclasses.replace(part, **{name: key.default}) == part:
             continue
         elif key.section is not None and isinstance(value, dict) and key.path not in _WHOLE:
             inner, short = _without_defaults(getattr(part, name), value, key.path), short_key(key)
-            found[name] = inner[short] if inner.keys() == {short} else inner
+            short_form[name] = inner[short] if inner.keys() == {short} else inner
         else:
-            found[name] = value
-    return found
+            short_form[name] = value
+    return short_form
 
 
 _WHOLE = ("train.inputs", "train.recompute")

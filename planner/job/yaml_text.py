@@ -113,40 +113,42 @@ class _Conversion:
         self._nodes = 0
         self._open: set[int] = set()
 
-    def node(self, found: yaml.Node, path: str, key_place: str) -> Node:
-        place = _place(self._source, found.start_mark)
+    def node(self, yaml_node: yaml.Node, path: str, key_place: str) -> Node:
+        place = _place(self._source, yaml_node.start_mark)
         self._nodes += 1
         if self._nodes > MOST_VALUES:
             raise SpecError("the aliases stand for too much", remedy="write it out", place=place)
-        if isinstance(found, yaml.ScalarNode):
-            value = self._scalar(found, path, place)
-            written = found.value if isinstance(value, int | float) and not isinstance(value, bool) else ""
+        if isinstance(yaml_node, yaml.ScalarNode):
+            value = self._scalar(yaml_node, path, place)
+            written = yaml_node.value if isinstance(value, int | float) and not isinstance(value, bool) else ""
             return Node(value, path, place, key_place, written)
         if len(self._open) > MOST_DEPTH:
             raise RecursionError
-        if id(found) in self._open:
+        if id(yaml_node) in self._open:
             raise SpecError("an alias stands inside of what it names", remedy="write it out", place=place)
-        self._open.add(id(found))
-        value_here = self._collection(found, path, place)
-        self._open.discard(id(found))
-        return Node(value_here, path, place, key_place)
+        self._open.add(id(yaml_node))
+        values: list[Node] | dict[str, Node]
+        if isinstance(yaml_node, yaml.SequenceNode) and yaml_node.tag == _TAG + "seq":
+            values = [self.node(item, item_of(path, index), "") for index, item in enumerate(yaml_node.value)]
+        elif isinstance(yaml_node, yaml.MappingNode) and yaml_node.tag == _TAG + "map":
+            values = self._mapping(yaml_node, path)
+        else:
+            raise _unknown_tag(yaml_node, place)
+        self._open.discard(id(yaml_node))
+        return Node(values, path, place, key_place)
 
-    def _collection(self, found: yaml.Node, path: str, place: str) -> list[Node] | dict[str, Node]:
-        if isinstance(found, yaml.SequenceNode) and found.tag == _TAG + "seq":
-            return [self.node(item, item_of(path, index), "") for index, item in enumerate(found.value)]
-        if isinstance(found, yaml.MappingNode) and found.tag == _TAG + "map":
-            return self._mapping(found, path)
-        raise _unknown_tag(found, place)
-
-    def _mapping(self, found: yaml.MappingNode, path: str) -> dict[str, Node]:
+    def _mapping(self, yaml_node: yaml.MappingNode, path: str) -> dict[str, Node]:
         own: dict[str, Node] = {}
         sources: list[dict[str, Node]] = []
-        for key, value in found.value:
+        for key, value in yaml_node.value:
             place = _place(self._source, key.start_mark)
             if not isinstance(key, yaml.ScalarNode):
                 raise SpecError("a list or mapping is used as a key", allowed="a name", place=place)
             if key.tag == _TAG + "merge":
-                sources += self._merge_bases(value, path)
+                # What `<<: *base` or `<<: [*first, *second]` brings in, one after the other.
+                bases = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                nodes = (self.node(base, path, _place(self._source, base.start_mark)) for base in bases)
+                sources += [node.mapping() for node in nodes]
             elif key.value in own:
                 first = own[key.value].key_place
                 raise SpecError(
@@ -160,16 +162,10 @@ class _Conversion:
             merged.update(source)
         return {**merged, **own}
 
-    def _merge_bases(self, found: yaml.Node, path: str) -> list[dict[str, Node]]:
-        """What `<<: *base` or `<<: [*first, *second]` brings in, one after the other."""
-        sources = found.value if isinstance(found, yaml.SequenceNode) else [found]
-        nodes = (self.node(source, path, _place(self._source, source.start_mark)) for source in sources)
-        return [node.mapping() for node in nodes]
-
-    def _scalar(self, found: yaml.ScalarNode, path: str, place: str) -> Scalar:
-        text: str = found.value
+    def _scalar(self, yaml_node: yaml.ScalarNode, path: str, place: str) -> Scalar:
+        text: str = yaml_node.value
         try:
-            match found.tag.removeprefix(_TAG):
+            match yaml_node.tag.removeprefix(_TAG):
                 case "str" | "merge":
                     check_text(text, path, place)
                     return text
@@ -182,11 +178,11 @@ class _Conversion:
                 case "float":
                     return fractional_number(re.sub(r"\.(?=inf|nan)", "", text.lower()), place, path)
         except (ValueError, KeyError):
-            kind = found.tag.removeprefix(_TAG)
+            kind = yaml_node.tag.removeprefix(_TAG)
             raise SpecError(f"{text[:80]!r} cannot be read as {kind}", place=place) from None
-        raise _unknown_tag(found, place)
+        raise _unknown_tag(yaml_node, place)
 
 
-def _unknown_tag(found: yaml.Node, place: str) -> SpecError:
-    tag = found.tag.replace(_TAG, "!!")
+def _unknown_tag(yaml_node: yaml.Node, place: str) -> SpecError:
+    tag = yaml_node.tag.replace(_TAG, "!!")
     return SpecError(f"the YAML tag {tag} is not accepted", remedy="write plain values", place=place)

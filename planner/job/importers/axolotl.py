@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planner.errors import SpecError
 from planner.job.importers import drafts, training_arguments
-from planner.job.importers.drafts import Key, fixed_key, ignored_keys, mapped_key, read_yaml_file
+from planner.job.importers.drafts import Key, fixed_key, fixed_keys, ignored_keys, mapped_key, read_yaml_file
 from planner.job.importers.recipes import Recipe
 from planner.job.nodes import Node, node_from_data
 
@@ -72,9 +72,9 @@ KEYS: Mapping[str, Key] = {
     "lora_modules_to_save": fixed_key((None, []), "modules that are trained whole beside the adapter are not planned"),
     "lora_target_parameters": fixed_key((None, []), "adapters of parameters outside of modules are not planned"),
     "peft_layers_to_transform": fixed_key((None, []), "adapters of some layers alone are not planned"),
-    "flex_attention": fixed_key((None, False), "other attention is not planned"),
-    "xformers_attention": fixed_key((None, False), "other attention is not planned"),
-    "sage_attention": fixed_key((None, False), "other attention is not planned"),
+    **fixed_keys(
+        (None, False), "other attention is not planned", "flex_attention", "xformers_attention", "sage_attention",
+    ),
     "eager_attention": fixed_key((None, False), "write model.attention eager in JOB.yaml"),
     "context_parallel_size": fixed_key((None, 1), "ring attention of another library is not planned"),
     "sequence_parallel_degree": fixed_key((None, 1), "ring attention of another library is not planned"),

@@ -232,6 +232,11 @@ def fixed_key(values: tuple[Any, ...], why: str) -> Key:
     return Key("", "any", values[0], values, why)
 
 
+def fixed_keys(values: tuple[Any, ...], why: str, *names: str) -> dict[str, Key]:
+    """Several that are refused for one reason."""
+    return {name: fixed_key(values, why) for name in names}
+
+
 def ignored_keys(*names: str) -> dict[str, Key]:
     """Keys that change no tensor on the device while it trains."""
     return {name: Key() for name in names}

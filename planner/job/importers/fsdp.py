@@ -35,9 +35,7 @@ KEYS: Mapping[str, drafts.Key] = {
     ),
     "ignored_modules": drafts.fixed_key((None,), "modules that are not sharded are not planned"),
     "mixed_precision_policy": drafts.fixed_key((None,), "it follows mixed_precision, and others are not planned"),
-    "xla": drafts.fixed_key((False,), "there is no GPU to plan for"),
-    "xla_fsdp_v2": drafts.fixed_key((False,), "there is no GPU to plan for"),
-    "xla_fsdp_grad_ckpt": drafts.fixed_key((False,), "there is no GPU to plan for"),
+    **drafts.fixed_keys((False,), "there is no GPU to plan for", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"),
     **drafts.ignored_keys(
         "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states",
         "cpu_ram_efficient_loading", "state_dict_type", "limit_all_gathers", "xla_fsdp_settings",

@@ -123,7 +123,7 @@ def _tell_adapter(own: Mapping[str, Node], recipe: Recipe) -> None:
     targets = str(drafts.value_of(KEYS, own, "lora_target"))
     recipe.adapts_all = targets == "all"
     if not recipe.adapts_all:
-        recipe.adapter["target_modules"] = [each.strip() for each in targets.split(",") if each.strip()]
+        recipe.adapter["target_modules"] = [name for target in targets.split(",") if (name := target.strip())]
     assert recipe.arguments is not None
     asked = training_arguments.precision_of(recipe.arguments)
     if asked is not None:

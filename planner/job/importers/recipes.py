@@ -20,7 +20,7 @@ class Recipe:
 
     source: str
     folder: Path
-    said: dict[str, Node] = field(default_factory=dict)
+    written: dict[str, Node] = field(default_factory=dict)
     """By the key of the spec."""
     usual: dict[str, Node] = field(default_factory=dict)
     """What its program takes where nothing is written."""
@@ -45,7 +45,7 @@ class Recipe:
     """What nobody said or cannot be planned as it is, and what is taken for it."""
 
     def say(self, path: str, value: Any, place: str) -> None:
-        self.said[path] = node_from_data(value, place, path)
+        self.written[path] = node_from_data(value, place, path)
 
     def say_or_suppose(self, path: str, written: Node | None, default: Any) -> None:
         """What is written, or the default of the program, which other sources may replace."""
@@ -60,7 +60,7 @@ class Recipe:
 
 def fill_draft(draft: Draft, recipe: Recipe) -> None:
     """Puts what the file says into a draft. Raises SpecError where another source says another thing."""
-    for path, node in recipe.said.items():
+    for path, node in recipe.written.items():
         draft.say(path, node)
     for path, node in recipe.usual.items():
         draft.suppose(path, node.plain(), node.place)

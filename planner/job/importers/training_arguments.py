@@ -14,6 +14,7 @@ from planner.job.importers.drafts import (
     Key,
     contradiction,
     fixed_key,
+    fixed_keys,
     ignored_keys,
     mapped_key,
     read_json_file,
@@ -111,8 +112,7 @@ KEYS: Mapping[str, Key] = {
 
 RETIRED: Mapping[str, Key] = {
     "no_cuda": fixed_key((False,), "there is no GPU to plan for"),
-    "use_mps_device": fixed_key((False,), "there is no CUDA GPU to plan for"),
-    "use_ipex": fixed_key((False,), "there is no CUDA GPU to plan for"),
+    **fixed_keys((False,), "there is no CUDA GPU to plan for", "use_mps_device", "use_ipex"),
     "adafactor": fixed_key((False,), "Adafactor of transformers is not planned"),
     "per_gpu_train_batch_size": fixed_key((None,), "write per_device_train_batch_size"),
     "evaluation_strategy": fixed_key(("no",), "write eval_strategy"),
