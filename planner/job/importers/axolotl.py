@@ -131,7 +131,22 @@ def read(path: Path) -> Recipe:
     )  # fmt: skip
     precision, dtype = _precision(written)
     fields = {OF_TRAINER[name]: node for name, node in written.items() if name in OF_TRAINER}
-    fields |= _recomputation(written) | _sharding(written) | precision
+    fields |= precision
+    recomputes, config = written.get("gradient_checkpointing"), written.get("fsdp_config")
+    if recomputes is not None and recomputes.value is not False:
+        if recomputes.value is not True:
+            remedy = "activations on the host are train.activation_offload in JOB.yaml"
+            raise recomputes.is_error(allowed="true, false", remedy=remedy)
+        names = ("gradient_checkpointing", "gradient_checkpointing_kwargs")
+        fields |= {name: written[name] for name in names if name in written}
+    if config is not None or "fsdp" in written:
+        # FSDP as TrainingArguments ask for it, its version inside of its config.
+        inner = {} if config is None else dict(config.mapping())
+        if "fsdp_version" in written:
+            inner["version"] = written["fsdp_version"]
+        place = written["fsdp"].place if config is None else config.place
+        fields["fsdp"] = written.get("fsdp") or node_from_data(True, place, "fsdp")
+        fields["fsdp_config"] = Node(inner, "fsdp_config", place, place)
     recipe.arguments = training_arguments.of_nodes(fields, path.parent)
     recipe.suppose("model.parameter_dtype", dtype)
     recipe.say_or_suppose("train.sequence_length", written.get("sequence_len"), KEYS["sequence_len"].default)
@@ -156,31 +171,6 @@ def _precision(written: Mapping[str, Node]) -> tuple[dict[str, Node], str]:
     if drafts.value_of(KEYS, written, "fp16"):
         return {"fp16": written["fp16"]}, "float16"
     return {}, "float16" if drafts.value_of(KEYS, written, "float16") else "float32"
-
-
-def _recomputation(written: Mapping[str, Node]) -> dict[str, Node]:
-    asked = written.get("gradient_checkpointing")
-    if asked is None or asked.value is False:
-        return {}
-    if asked.value is not True:
-        raise asked.is_error(
-            allowed="true, false", remedy="activations on the host are train.activation_offload in JOB.yaml"
-        )
-    options = written.get("gradient_checkpointing_kwargs")
-    return {"gradient_checkpointing": asked} | ({} if options is None else {"gradient_checkpointing_kwargs": options})
-
-
-def _sharding(written: Mapping[str, Node]) -> dict[str, Node]:
-    """FSDP as TrainingArguments ask for it, its version inside of its config."""
-    config = written.get("fsdp_config")
-    if config is None and "fsdp" not in written:
-        return {}
-    inner = {} if config is None else dict(config.mapping())
-    if "fsdp_version" in written:
-        inner["version"] = written["fsdp_version"]
-    place = config.place if config is not None else written["fsdp"].place
-    asked = written.get("fsdp") or node_from_data(True, place, "fsdp")
-    return {"fsdp": asked, "fsdp_config": Node(inner, "fsdp_config", place, place)}
 
 
 def _tell_adapter(written: Mapping[str, Node], recipe: Recipe) -> None:

@@ -83,20 +83,18 @@ def read(path: Path) -> Recipe:
         source=str(path), folder=path.parent, ignored=tuple(drafts.list_ignored(KEYS, own)),
         model=own.get("model_name_or_path"),
     )  # fmt: skip
-    recipe.arguments = training_arguments.of_nodes(_with_recomputation(trainer, own, recipe), path.parent)
+    # It recomputes unless it is told not to, whatever TrainingArguments say.
+    name = "disable_gradient_checkpointing"
+    recomputes = not drafts.value_of(KEYS, own, name)
+    if recomputes:
+        recipe.supposed += ("recomputation without reentrancy, which LLaMA-Factory has under FSDP alone",)
+    fields = {field: node for field, node in trainer.items() if "checkpointing" not in field}
+    place = own[name].place if name in own else recipe.source
+    fields["gradient_checkpointing"] = node_from_data(recomputes, place, name)
+    recipe.arguments = training_arguments.of_nodes(fields, path.parent)
     recipe.say_or_suppose("train.sequence_length", own.get("cutoff_len"), KEYS["cutoff_len"].default)
     _tell_adapter(own, recipe)
     return recipe
-
-
-def _with_recomputation(trainer: Mapping[str, Node], own: Mapping[str, Node], recipe: Recipe) -> dict[str, Node]:
-    """It recomputes unless it is told not to, whatever TrainingArguments say."""
-    recomputes = not drafts.value_of(KEYS, own, "disable_gradient_checkpointing")
-    if recomputes:
-        recipe.supposed += ("recomputation without reentrancy, which LLaMA-Factory has under FSDP alone",)
-    place = own["disable_gradient_checkpointing"].place if "disable_gradient_checkpointing" in own else recipe.source
-    rest = {name: node for name, node in trainer.items() if "checkpointing" not in name}
-    return {**rest, "gradient_checkpointing": node_from_data(recomputes, place, "disable_gradient_checkpointing")}
 
 
 def _tell_adapter(own: Mapping[str, Node], recipe: Recipe) -> None:
