@@ -16,7 +16,7 @@ from told_events import told_events
 
 import planner.paper
 from planner.errors import TraceError
-from planner.paper.outside import transformer_engine_kernels
+from planner.paper.outside import transformer_engine
 from planner.paper.outside.transformer_engine import EXTENSION
 
 HAS_IT = all(importlib.util.find_spec(each) for each in ("transformer_engine", "onnxscript"))
@@ -81,7 +81,7 @@ def test_an_rms_norm_keeps_a_figure_a_row_and_its_backward_sums_by_blocks() -> N
 @pytest.fixture
 def release(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
     def pretend(found: tuple[int, int]) -> None:
-        monkeypatch.setattr(transformer_engine_kernels, "_release", lambda: found)
+        monkeypatch.setattr(transformer_engine, "_release", lambda: found)
 
     return pretend
 

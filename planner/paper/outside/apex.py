@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.paper.outside.operators import refuse, told_as
+from planner.paper.outside.operators import recorded_as, refuse
 
 # Source, apex at the commit 6424da3 (2026-07): apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda.cpp,
 # csrc/layer_norm_cuda_kernel.cu (part_size).
@@ -33,7 +33,7 @@ class _Norm(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         given = given.contiguous()
         weight, bias = (None if each is None else each.contiguous() for each in (weight, bias))
-        with told_as("apex::norm_fwd"):
+        with recorded_as("apex::norm_fwd"):
             dtype = weight.dtype if as_weight and weight is not None else given.dtype
             out = torch.empty_like(given, dtype=dtype)
             rows = given.numel() // columns
@@ -48,7 +48,7 @@ class _Norm(torch.autograd.Function):
     def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         kept, weight, bias, _, spread = context.saved_tensors
         grad = grad.contiguous()
-        with told_as("apex::norm_bwd"):
+        with recorded_as("apex::norm_bwd"):
             of_input = torch.empty_like(kept, dtype=context.dtype)
             gradients = [None if each is None else torch.empty_like(each) for each in (weight, bias)]
             count = sum(each is not None for each in gradients)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 from planner.paper.outside import flash_attention_2_extension as extension
-from planner.paper.outside.operators import floats, operator, refuse, told_as
+from planner.paper.outside.operators import floats, operator, recorded_as, refuse
 
 # What is kept for the backward and what the backward makes is as in flash-attn 2.8.4,
 # flash_attn/flash_attn_interface.py: heads are padded to a multiple of 8, gradients of packed inputs are one tensor,
@@ -255,7 +255,7 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logits = logits if logits.stride(-1) == 1 else logits.contiguous()
         rows = logits.size(0)
-        with told_as("flash_attn::cross_entropy_fwd"):
+        with recorded_as("flash_attn::cross_entropy_fwd"):
             losses = floats(logits, rows)
             known = lse is not None and scale == 1.0 and smoothing == 0.0
             kept = lse.contiguous() if known and lse is not None else floats(logits, rows)
@@ -268,7 +268,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, _losses: Tensor, _squares: Tensor) -> tuple[Tensor | None, ...]:
         logits = context.saved_tensors[0]
-        with told_as("flash_attn::cross_entropy_bwd"):
+        with recorded_as("flash_attn::cross_entropy_bwd"):
             grad = logits if context.inplace else torch.empty_like(logits)
         return grad, None, None, None, None, None
 
@@ -382,7 +382,7 @@ def apply_rotary(
 ) -> Tensor:  # fmt: skip
     """A tensor like `x`, or `x` itself; what the embedding leaves as it is, is copied."""
     del seqlen_offsets, cu_seqlens, max_seqlen, interleaved, conjugate
-    with told_as("flash_attn::apply_rotary"):
+    with recorded_as("flash_attn::apply_rotary"):
         kept = cos.contiguous(), sin.contiguous()
         out = x if inplace else torch.empty_like(x)
     turned = 2 * cos.size(-1)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from planner.paper.kernels.table import target
-from planner.paper.outside.operators import floats, refuse, rounded, told
+from planner.paper.outside.operators import floats, recorded_as, refuse, rounded
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -71,7 +71,7 @@ def _differs(key_blocks: int, splits: int) -> bool:
     return -(-key_blocks // splits) != -(-key_blocks // (splits - 1))
 
 
-@told("flash_attn::fwd")
+@recorded_as("flash_attn::fwd")
 def fwd(
     q: Tensor, k: Tensor, v: Tensor, out: Maybe, slopes: Maybe, dropout: float, _scale: float, _causal: bool,
     left: int, right: int, _softcap: float, return_softmax: bool, _generator: Any = None,
@@ -97,7 +97,7 @@ def fwd(
     return [out, lse, probabilities, seed]
 
 
-@told("flash_attn::varlen_fwd")
+@recorded_as("flash_attn::varlen_fwd")
 def varlen_fwd(
     q: Tensor, k: Tensor, v: Tensor, out: Maybe, cu_q: Tensor, _cu_k: Tensor, _used_k: Maybe, _leftpad: Maybe,
     block_table: Maybe, slopes: Maybe, max_q: int, max_k: int, dropout: float, _scale: float, _zero: bool,
@@ -126,7 +126,7 @@ def varlen_fwd(
     return [out, lse, probabilities, seed]
 
 
-@told("flash_attn::bwd")
+@recorded_as("flash_attn::bwd")
 def bwd(
     _grad: Tensor, q: Tensor, k: Tensor, v: Tensor, _out: Tensor, _lse: Tensor, dq: Maybe, dk: Maybe, dv: Maybe,
     _slopes: Maybe, _dropout: float, _scale: float, _causal: bool, _left: int, _right: int, _softcap: float,
@@ -146,7 +146,7 @@ def bwd(
     return [dq, dk, dv, row_sums]
 
 
-@told("flash_attn::varlen_bwd")
+@recorded_as("flash_attn::varlen_bwd")
 def varlen_bwd(
     _grad: Tensor, q: Tensor, k: Tensor, v: Tensor, _out: Tensor, _lse: Tensor, dq: Maybe, dk: Maybe, dv: Maybe,
     cu_q: Tensor, _cu_k: Tensor, _slopes: Maybe, _max_q: int, _max_k: int, _dropout: float, _scale: float, _zero: bool,

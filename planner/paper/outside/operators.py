@@ -1,9 +1,8 @@
-"""Makes operators of other packages: what they allocate is told as theirs, and Dynamo leaves them whole."""
+"""Makes operators of other packages: what they allocate is recorded as theirs, and Dynamo leaves them whole."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -17,8 +16,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @contextmanager
-def told_as(name: str) -> Iterator[None]:
-    """What is allocated inside is this operator's (`flash_attn::fwd`) in every report."""
+def recorded_as(name: str) -> Iterator[None]:
+    """What is allocated inside, or by a function that this decorates, is this operator's (`flash_attn::fwd`)."""
     native = library.load()
     before = native.paper_enter_kernel(native.paper_name_index(name.encode()))
     if before >= 0:
@@ -29,28 +28,16 @@ def told_as(name: str) -> Iterator[None]:
         native.paper_enter_kernel(before)
 
 
-def told(name: str) -> Callable[[Function], Function]:
-    """The decorated function allocates as this operator."""
-
-    def wrap(function: Function) -> Function:
-        @functools.wraps(function)
-        def run(*arguments: Any, **named: Any) -> Any:
-            with told_as(name):
-                return function(*arguments, **named)
-
-        return run  # type: ignore[return-value]
-
-    return wrap
-
-
-def operator(name: str, *, writes: Sequence[str] = ()) -> Callable[[Function], Any]:
+def operator(name: str, *, writes: tuple[str, ...] = ()) -> Callable[[Function], Any]:
     """The decorated function, which only allocates, is this custom operator of torch; `writes` names the arguments that
     it writes to. Its results without memory, which compiling asks for, are made by the same function."""
 
     def register(function: Function) -> Any:
-        made = torch.library.custom_op(name, told(name)(function), mutates_args=tuple(writes), device_types="cuda")
-        made.register_fake(function)
-        return made
+        schema = torch.library.infer_schema(function, mutates_args=writes)
+        kernel = recorded_as(name)(function)
+        custom = torch.library.custom_op(name, kernel, mutates_args=writes, device_types="cuda", schema=schema)
+        custom.register_fake(function)
+        return custom
 
     return register
 
@@ -72,3 +59,8 @@ def rounded(number: int, multiple: int) -> int:
 def floats(like: Tensor, *shape: int) -> Tensor:
     """An accumulator in float32 on the device of another tensor."""
     return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """As a kernel of attention reads it: values of a head lie one after another."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -18,7 +18,7 @@ from planner import upstream
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import library
-from planner.paper.outside.operators import told_as
+from planner.paper.outside.operators import recorded_as
 from planner.paper.targets import target_of
 from planner.paper.torch_cuda import DeviceProperties
 from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
@@ -273,7 +273,7 @@ def _launch_jiterated(
     dtype = tensors[0].dtype
     for tensor in tensors[1:]:
         dtype = torch.promote_types(dtype, tensor.dtype)
-    with told_as("jiterator"):
+    with recorded_as("jiterator"):
         results = [torch.empty(shape, dtype=dtype, device=tensors[0].device) for _ in range(outputs)]
     return results[0] if outputs == 1 else results
 

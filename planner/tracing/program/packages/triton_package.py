@@ -14,7 +14,7 @@ import torch
 from planner import upstream
 from planner.errors import TraceError
 from planner.paper.kernels import workspaces
-from planner.paper.outside.operators import told_as
+from planner.paper.outside.operators import recorded_as
 from planner.tracing.program.assumptions import About, Assumptions
 
 # What a kernel writes to was allocated before its launch. A kernel with several configurations is not timed: the first
@@ -65,7 +65,7 @@ class Launches:
         """`triton.testing.do_bench` and its kin: one call, the buffer, and the same time for everybody."""
         self._assumptions.add(About.DEVICE, _FIRST)
         call()
-        with told_as("triton::do_bench"):
+        with recorded_as("triton::do_bench"):
             buffer = torch.empty(TIMING_BYTES // 4, dtype=torch.int32, device="cuda")
         call()
         del buffer
