@@ -28,7 +28,6 @@ from planner.paper.kernels import (  # noqa: F401
     without_meta_kernels,
     workspaces,
 )
-from planner.paper.kernels.workspaces import AskedWorkspace
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
 from planner.upstream import checking, torch_releases
@@ -58,22 +57,10 @@ class Paper:
 
     device: torch.device
     recorder: Recorder
-
-    def unknown_workspaces(self) -> tuple[str, ...]:
-        """Kernels that took a workspace of unknown size so far: nothing is counted for them."""
-        return workspaces.met()
-
-    def counted_workspaces(self) -> tuple[str, ...]:
-        """Sentences on the workspaces that were counted as they were measured."""
-        return workspaces.describe_counted()
-
-    def workspace_margin_bytes(self) -> int:
-        """How much more an interpolated workspace may take."""
-        return workspaces.margin_bytes()
-
-    def asked_workspaces(self) -> tuple[AskedWorkspace, ...]:
-        """Every request for a workspace, in order, if the GPU was opened so that it keeps them."""
-        return workspaces.asked()
+    unknown_workspaces = staticmethod(workspaces.met)
+    counted_workspaces = staticmethod(workspaces.describe_counted)
+    workspace_margin_bytes = staticmethod(workspaces.margin_bytes)
+    asked_workspaces = staticmethod(workspaces.asked)
 
 
 @contextmanager
@@ -97,18 +84,16 @@ def gpu(
     table.choose(chosen)
     workspaces.forget()
     native = library.load()
-    seen = native.paper_set_device_count(gpus)
+    visible = native.paper_set_device_count(gpus)
     native.paper_set_workspace_bytes(chosen.workspace_bytes)
     native.paper_set_multiprocessors(chosen.multiprocessors, chosen.threads_per_multiprocessor)
     # The job's, unless this one is too old to run what the job's would choose.
-    deciding = (
-        torch_version if torch_version and torch_releases.since(*torch_releases.CUDNN_ATTENTION) else torch.__version__
-    )
-    cudnn_first = chosen.prefers_cudnn_attention(cuda, deciding)
+    deciding = torch_version if torch_version and torch_releases.since(*torch_releases.CUDNN_ATTENTION) else ""
+    cudnn_first = chosen.prefers_cudnn_attention(cuda, deciding or torch.__version__)
     native.paper_choose_attention_for(*chosen.capability, cudnn_first)
     recorder = Recorder(waits=waits)
     measured = workspaces.known(known, recorder.now if keeps_requests else None)
-    with measured, torch_cuda.answering(chosen, seen, recorder):
+    with measured, torch_cuda.answering(chosen, visible, recorder):
         recorder.start()
         try:
             yield Paper(torch.device("cuda", 0), recorder)
@@ -120,8 +105,8 @@ def gpu(
 
 
 @cache
-def _install() -> None:
-    """Once for the process: kernels for everything that CUDA has one for."""
+def _install() -> torch.library.Library:
+    """Once for the process: kernels for everything that CUDA has one for. What is returned has to stay."""
     native = library.load()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -133,32 +118,24 @@ def _install() -> None:
         table.install()
         native.paper_install_reductions()
         values.install_composites()
-    _read_values()
-
-
-def _operators_of_cuda() -> list[str]:
-    """Operators with a kernel of their own on CUDA, from the operator list that torch ships (torchgen)."""
-    found = importlib.util.find_spec("torchgen")
-    if found is None or found.origin is None:
-        return []
-    text = (Path(found.origin).parent / "packaged/ATen/native/native_functions.yaml").read_text()
-    return [name for entry in re.split(r"\n(?=- func: )", text) for name in _cuda_name(entry)]
-
-
-def _cuda_name(entry: str) -> list[str]:
-    name = re.match(r"- func: ([\w.:]+)\(", entry)
-    if name is None:
-        return []
-    dispatch = re.search(r"\n  dispatch:\n((?:    .*\n?)*)", entry)
-    keys = re.findall(r"^    ([\w, ]+):", dispatch[1], re.MULTILINE) if dispatch else []
-    on_cuda = any(key.strip() == "CUDA" for line in keys for key in line.split(","))
-    made_of_parts = any(word in entry for word in ("structured_delegate", "ufunc_inner_loop"))
-    return [name[1]] if on_cuda or made_of_parts else []
-
-
-@cache
-def _read_values() -> torch.library.Library:
     own = torch.library.Library("paper", "FRAGMENT")
     own.impl("read_value", values.read, "CUDA")
     own.impl("read_to_host", values.copy_to_host, "CUDA")
     return own
+
+
+def _operators_of_cuda() -> Iterator[str]:
+    """Operators with a kernel of their own on CUDA, from the operator list that torch ships (torchgen)."""
+    spec = importlib.util.find_spec("torchgen")
+    if spec is None or spec.origin is None:
+        return
+    text = (Path(spec.origin).parent / "packaged/ATen/native/native_functions.yaml").read_text()
+    for entry in re.split(r"\n(?=- func: )", text):
+        name = re.match(r"- func: ([\w.:]+)\(", entry)
+        if name is None:
+            continue
+        dispatch = re.search(r"\n  dispatch:\n((?:    .*\n?)*)", entry)
+        keys = re.findall(r"^    ([\w, ]+):", dispatch[1], re.MULTILINE) if dispatch else []
+        on_cuda = any(key.strip() == "CUDA" for line in keys for key in line.split(","))
+        if on_cuda or "structured_delegate" in entry or "ufunc_inner_loop" in entry:
+            yield name[1]

@@ -44,8 +44,7 @@ class HostBlocks:
 
     def now(self) -> int:
         """How much has happened since `start`."""
-        count: int = self._native.paper_host_count()
-        return count
+        return int(self._native.paper_host_count())
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block behind a tensor of the host; None for one that was not written down, or that wraps others."""
@@ -86,40 +85,20 @@ class UntouchedHost(TorchFunctionMode):
             self._pin(args[0])
             return args[0]
         if func is torch.zeros:
-            return _make_unfilled(*args, **(kwargs or {}))
+            # Zeros are zeros without being written, as long as they are new.
+            tensor = torch.empty(*args, **(kwargs or {}))
+            return tensor if _is_large(tensor) else tensor.zero_()
         return func(*args, **(kwargs or {}))
 
 
 def _is_large(tensor: Any) -> bool:
     """Or a part of a large one, or several that are large together."""
     if isinstance(tensor, list | tuple):
-        host = all(isinstance(each, Tensor) and each.device.type == "cpu" for each in tensor)
-        return host and sum(each.nbytes for each in tensor) > _LARGE_BYTES
+        on_host = all(isinstance(part, Tensor) and part.device.type == "cpu" for part in tensor)
+        return on_host and sum(part.nbytes for part in tensor) > _LARGE_BYTES
     if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
         return False
     return tensor.untyped_storage().nbytes() > _LARGE_BYTES
-
-
-def _make_unfilled(*size: Any, **options: Any) -> Tensor:
-    """Zeros are zeros without being written, as long as they are new."""
-    taken = torch.empty(*size, **options)
-    return taken if _is_large(taken) else taken.zero_()
-
-
-def _another(_func: Any, tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
-    return torch.empty_like(tensor)
-
-
-def _itself(_func: Any, tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
-    return tensor
-
-
-def _joined(_func: Any, tensors: Sequence[Tensor], *_args: Any, **_options: Any) -> Tensor:
-    return torch.empty(sum(each.numel() for each in tensors), dtype=tensors[0].dtype)
-
-
-def _nothing_found(_func: Any, _tensor: Tensor, *_args: Any, **_options: Any) -> Tensor:
-    return torch.zeros(1, dtype=torch.bool)
 
 
 def _move_tensor(func: Any, tensor: Tensor, *args: Any, **options: Any) -> Any:
@@ -130,15 +109,19 @@ def _move_tensor(func: Any, tensor: Tensor, *args: Any, **options: Any) -> Any:
     return tensor if to.dtype == tensor.dtype else torch.empty(tensor.shape, dtype=to.dtype)
 
 
+def _join_tensors(_func: Any, tensors: Sequence[Tensor]) -> Tensor:
+    return torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
+
+
 _INSTEAD: dict[Any, Callable[..., Any]] = {
-    Tensor.clone: _another,
-    Tensor.copy_: _itself,
-    Tensor.div_: _itself,
-    Tensor.fill_: _itself,
-    Tensor.mul_: _itself,
+    Tensor.clone: lambda _func, tensor, *_args, **_options: torch.empty_like(tensor),
     Tensor.to: _move_tensor,
-    Tensor.zero_: _itself,
-    torch._C._nn.flatten_dense_tensors: _joined,
-    torch.isinf: _nothing_found,
-    torch.isnan: _nothing_found,
+    torch._C._nn.flatten_dense_tensors: _join_tensors,
+    **dict.fromkeys(
+        (Tensor.copy_, Tensor.div_, Tensor.fill_, Tensor.mul_, Tensor.zero_),
+        lambda _func, tensor, *_args, **_options: tensor,
+    ),
+    **dict.fromkeys(
+        (torch.isinf, torch.isnan), lambda _func, _tensor, *_args, **_options: torch.zeros(1, dtype=torch.bool)
+    ),
 }

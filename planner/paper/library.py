@@ -20,6 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 from planner.distribution import install_command
 from planner.errors import TraceError
@@ -27,6 +28,7 @@ from planner.runtime.user_cache import user_cache
 
 _SOURCES = Path(__file__).parent / "native"
 _MOST_UNITS = 4
+"""Of translation, compiled side by side: torch's headers take most of a compiler's time, and each reads them once."""
 _TORCH_LIBRARIES = ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so")
 # c10/util/Registry.h
 _SKIPPED = "Higher priority item already registered"
@@ -47,43 +49,78 @@ def load() -> ctypes.CDLL:
             allowed="planner.paper is the first to import torch in its process",
             remedy="import planner.paper before torch",
         )
-    torch_folder = _torch_folder()
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise TraceError("torch is not installed", remedy=install_command("plan"))
+    torch_folder = Path(spec.origin).parent
     path = _build_library(torch_folder)
     for name in _TORCH_LIBRARIES:
         ctypes.CDLL(str(torch_folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     _loaded = ctypes.CDLL(str(path))
-    _declare(_loaded)
+    # ctypes takes every result for an int unless told otherwise.
+    for result, names in _RESULTS.items():
+        for name in names.split():
+            getattr(_loaded, f"paper_{name}").restype = result
+    for name, arguments in _ARGUMENTS.items():
+        getattr(_loaded, f"paper_{name}").argtypes = arguments
     _loaded.paper_install_device()
     _import_torch()
     return _loaded
 
 
+_RESULTS: dict[Any, str] = {
+    None: "ask_for_workspaces clear_workspaces host_stop write_zeros",
+    ctypes.c_char_p: "host_record_format name record_format unknown_workspaces",
+    ctypes.c_int64: "block_at born_alive count cudnn_version gemm_operations host_block_at host_count requested_bytes"
+    " rnn_mode shape_count",
+    ctypes.c_void_p: "host_records records shapes",
+}
+_ARGUMENTS: dict[str, list[Any]] = {
+    "attest": [ctypes.c_char_p, ctypes.c_int64],
+    "block_at": [ctypes.c_void_p],
+    "born_alive": [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64],
+    "close_pool": [ctypes.c_int64],
+    "forbid_storage": [ctypes.c_void_p, ctypes.c_char_p],
+    "free_memory_of": [ctypes.c_void_p],
+    "host_block_at": [ctypes.c_void_p],
+    "host_start": [ctypes.c_int64],
+    "kind": [ctypes.c_char_p],
+    "name_index": [ctypes.c_char_p],
+    "open_pool": [ctypes.c_int64, ctypes.c_int32],
+    "operator_of": [ctypes.c_int64],
+    "prefer_meta": [ctypes.c_char_p],
+    "resize_storage": [ctypes.c_void_p, ctypes.c_int64],
+    "rnn_mode": [ctypes.c_char_p],
+    "seal": [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p],
+    "set_multiprocessors": [ctypes.c_int64, ctypes.c_int64],
+    "set_workspace_bytes": [ctypes.c_int64],
+    "workspace_is_unknown": [ctypes.c_char_p],
+    "write_zeros": [ctypes.c_void_p],
+}
+
+
 def _import_torch() -> None:
     """A CUDA build of torch finds its places in the registries taken, and says so on standard error."""
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         before = os.dup(2)
-        os.dup2(said.fileno(), 2)
+        os.dup2(output.fileno(), 2)
         try:
             importlib.import_module("torch")
         finally:
             os.dup2(before, 2)
             os.close(before)
-            said.seek(0)
-            rest = [line for line in said.read().decode(errors="replace").splitlines() if _SKIPPED not in line]
+            output.seek(0)
+            rest = [line for line in output.read().decode(errors="replace").splitlines() if _SKIPPED not in line]
             if rest:
                 print("\n".join(rest), file=sys.stderr)
 
 
-def _torch_folder() -> Path:
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        raise TraceError("torch is not installed", remedy=install_command("plan"))
-    return Path(found.origin).parent
-
-
 def _build_library(torch_folder: Path) -> Path:
     sources = {path: path.read_bytes() for path in sorted(_SOURCES.iterdir()) if path.suffix in (".cpp", ".h")}
-    folder = user_cache() / f"paper-{_digest(*sources.values())}"
+    digest = hashlib.sha256(importlib.metadata.version("torch").encode())
+    for content in sources.values():
+        digest.update(hashlib.sha256(content).digest())
+    folder = user_cache() / f"paper-{digest.hexdigest()[:16]}"
     library = folder / "libpaper.so"
     if library.exists():
         return library
@@ -95,13 +132,6 @@ def _build_library(torch_folder: Path) -> Path:
     return library
 
 
-def _digest(*parts: bytes) -> str:
-    digest = hashlib.sha256(importlib.metadata.version("torch").encode())
-    for part in parts:
-        digest.update(hashlib.sha256(part).digest())
-    return digest.hexdigest()[:16]
-
-
 def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
@@ -111,11 +141,18 @@ def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
             remedy="install g++ (Debian: apt-get install g++)",
         )
     print("building the paper GPU for this torch (once, under a minute)", file=sys.stderr)
-    include = torch_folder / "include"
+    # What torch's CMake package tells whoever links with it: 2.6 for CUDA 12.4 has the older `std::string`.
+    cmake = torch_folder / "share/cmake/Torch/TorchConfig.cmake"
+    abi = re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", cmake.read_text()) if cmake.exists() else []
     # The headers of all operators take longer to read than everything else: those that are needed are named.
-    flags = ["-std=c++20", "-O1", "-fPIC", "-DAT_PER_OPERATOR_HEADERS", f"-I{include}", *_flags_of(torch_folder)]
+    flags = ["-std=c++20", "-O1", "-fPIC", "-DAT_PER_OPERATOR_HEADERS", f"-I{torch_folder / 'include'}", *abi]
+    parts: list[list[Path]] = [[] for _ in range(min(len(os.sched_getaffinity(0)), _MOST_UNITS))]
+    for source in sorted(sources, key=lambda path: path.stat().st_size, reverse=True):
+        min(parts, key=lambda part: sum(path.stat().st_size for path in part)).append(source)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        units = _write_units(sources, Path(folder))
+        units = [Path(folder) / f"unit_{number}.cpp" for number in range(len(parts))]
+        for unit, part in zip(units, parts, strict=True):
+            unit.write_text("".join(f'#include "{source}"\n' for source in part))
         running = [
             subprocess.Popen([compiler, *flags, "-c", str(unit), "-o", str(unit.with_suffix(".o"))], stderr=PIPE)
             for unit in units
@@ -129,68 +166,3 @@ def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
         link = [compiler, "-shared", *objects, f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
         subprocess.run([*link, "-o", str(fresh)], check=True)
         fresh.replace(library)
-
-
-def _flags_of(torch_folder: Path) -> list[str]:
-    """What torch's CMake package tells whoever links with it: 2.6 for CUDA 12.4 has the older `std::string`."""
-    told = torch_folder / "share/cmake/Torch/TorchConfig.cmake"
-    return re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", told.read_text()) if told.exists() else []
-
-
-def _write_units(sources: list[Path], folder: Path) -> list[Path]:
-    """As many translation units as processors, of about equal size, that take in the sources.
-
-    Torch's headers take most of a compiler's time, and each unit reads them once.
-    """
-    parts: list[list[Path]] = [[] for _ in range(min(len(os.sched_getaffinity(0)), _MOST_UNITS))]
-    for source in sorted(sources, key=lambda path: path.stat().st_size, reverse=True):
-        min(parts, key=lambda part: sum(path.stat().st_size for path in part)).append(source)
-    units = [folder / f"unit_{number}.cpp" for number in range(len(parts))]
-    for unit, part in zip(units, parts, strict=True):
-        unit.write_text("".join(f'#include "{source}"\n' for source in part))
-    return units
-
-
-def _declare(native: ctypes.CDLL) -> None:
-    """ctypes takes every result for an int unless told otherwise."""
-    native.paper_count.restype = ctypes.c_int64
-    native.paper_attest.argtypes = [ctypes.c_char_p, ctypes.c_int64]
-    native.paper_seal.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p]
-    native.paper_cudnn_version.restype = ctypes.c_int64
-    native.paper_kind.argtypes = [ctypes.c_char_p]
-    native.paper_record_format.restype = ctypes.c_char_p
-    native.paper_requested_bytes.restype = ctypes.c_int64
-    native.paper_rnn_mode.restype = ctypes.c_int64
-    native.paper_rnn_mode.argtypes = [ctypes.c_char_p]
-    native.paper_records.restype = ctypes.c_void_p
-    native.paper_shape_count.restype = ctypes.c_int64
-    native.paper_shapes.restype = ctypes.c_void_p
-    native.paper_name.restype = ctypes.c_char_p
-    native.paper_block_at.restype = ctypes.c_int64
-    native.paper_block_at.argtypes = [ctypes.c_void_p]
-    native.paper_name_index.argtypes = [ctypes.c_char_p]
-    native.paper_operator_of.argtypes = [ctypes.c_int64]
-    native.paper_open_pool.argtypes = [ctypes.c_int64, ctypes.c_int32]
-    native.paper_close_pool.argtypes = [ctypes.c_int64]
-    native.paper_free_memory_of.argtypes = [ctypes.c_void_p]
-    native.paper_forbid_storage.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    native.paper_clear_workspaces.restype = None
-    native.paper_gemm_operations.restype = ctypes.c_int64
-    native.paper_prefer_meta.argtypes = [ctypes.c_char_p]
-    native.paper_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    native.paper_set_workspace_bytes.argtypes = [ctypes.c_int64]
-    native.paper_set_multiprocessors.argtypes = [ctypes.c_int64, ctypes.c_int64]
-    native.paper_workspace_is_unknown.argtypes = [ctypes.c_char_p]
-    native.paper_ask_for_workspaces.restype = None
-    native.paper_unknown_workspaces.restype = ctypes.c_char_p
-    native.paper_host_count.restype = ctypes.c_int64
-    native.paper_host_record_format.restype = ctypes.c_char_p
-    native.paper_host_records.restype = ctypes.c_void_p
-    native.paper_host_start.argtypes = [ctypes.c_int64]
-    native.paper_host_stop.restype = None
-    native.paper_write_zeros.argtypes = [ctypes.c_void_p]
-    native.paper_write_zeros.restype = None
-    native.paper_host_block_at.restype = ctypes.c_int64
-    native.paper_host_block_at.argtypes = [ctypes.c_void_p]
-    native.paper_born_alive.restype = ctypes.c_int64
-    native.paper_born_alive.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
-from itertools import pairwise
-from typing import Any
+from itertools import islice, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +39,7 @@ Placed = Event | Place | Repetition | Again | Copy
 """What Python adds between two records, besides."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordKinds:
+class RecordKinds(NamedTuple):
     """How the native library numbers the kinds of its records, by their names."""
 
     alloc: int
@@ -53,32 +52,29 @@ class RecordKinds:
 class Origins:
     """One Origin for all blocks that come from the same place."""
 
-    def __init__(self, native: ctypes.CDLL, scopes: dict[str, int]) -> None:
+    def __init__(self, native: ctypes.CDLL, paths: Sequence[str]) -> None:
         self._ops = [native.paper_name(i).decode().replace("::", ".") for i in range(native.paper_name_count())]
-        self._paths = list(scopes)
+        self._paths = paths
         count = native.paper_shape_count()
         self._shapes = (ctypes.c_int64 * count).from_address(native.paper_shapes()) if count else []
         self._known: dict[tuple[int, int, tuple[int, ...], int], Origin] = {}
 
     def of(self, op: int, scope: int, shape_index: int, dtype: int) -> Origin:
-        shape = self._shape(shape_index)
+        shape: tuple[int, ...] = ()
+        if shape_index >= 0:
+            dims = self._shapes[shape_index]
+            shape = tuple(self._shapes[shape_index + 1 : shape_index + 1 + dims])
         key = (op, scope, shape, dtype)
         if key not in self._known:
             self._known[key] = Origin(self._ops[op], self._paths[scope], shape, _dtype_names().get(dtype, ""))
         return self._known[key]
 
-    def _shape(self, index: int) -> tuple[int, ...]:
-        if index < 0:
-            return ()
-        dims = self._shapes[index]
-        return tuple(self._shapes[index + 1 : index + 1 + dims])
-
 
 @cache
 def _dtype_names() -> dict[int, str]:
     """By torch's own numbers of its dtypes (c10::ScalarType)."""
-    found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    return {int(torch.ops.paper.dtype_number(dtype)): str(dtype).removeprefix("torch.") for dtype in found}
+    dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    return {int(torch.ops.paper.dtype_number(dtype)): str(dtype).removeprefix("torch.") for dtype in dtypes}
 
 
 def renumber(placed: Placed, numbers: Mapping[int, int]) -> Placed:
@@ -139,15 +135,19 @@ class Records:
         )
         self.count = len(table)
         self._kinds, self._waits = kinds, waits
-        asked = ("kind", "stream", "bytes", "pool")
-        self._kind, self._stream, self._bytes, self._pool = (table[name].astype(np.int64) for name in asked)
+        self._compared = np.stack([table[name].astype(np.int64) for name in ("kind", "stream", "bytes", "pool")])
+        """What two stretches have to have in common, record by record."""
+        self._kind = self._compared[0]
         allocs = self._kind == kinds.alloc
-        self._births = np.flatnonzero(allocs)
-        """By the number of an allocation: its position."""
         self.blocks = table["block"][allocs].astype(np.int64)
         """By the number of an allocation: the device's number of its block."""
         self._born_before = np.concatenate(([0], np.cumsum(allocs)))
-        self._number = self._numbers(table["block"])
+        order = np.argsort(self.blocks, kind="stable")
+        at = np.searchsorted(self.blocks, table["block"], sorter=order)
+        named = np.isin(self._kind, (kinds.alloc, kinds.free, kinds.use))
+        self._number = np.full(self.count, -1, dtype=np.int64)
+        """For each record the number of the allocation that it names; -1 for those that name none."""
+        self._number[named] = order[at[named]]
         self._deaths = self._find_deaths()
 
     def births_before(self, position: int) -> int:
@@ -156,21 +156,17 @@ class Records:
 
     def alive_at(self, position: int) -> Any:
         """Numbers of the allocations that are alive before a position."""
-        born = self._deaths[: self.births_before(position)]
-        return np.flatnonzero(born >= position)
+        return np.flatnonzero(self._deaths[: self.births_before(position)] >= position)
 
     def signature(self, first: int, after: int) -> bytes:
         """The same for stretches that could be the same."""
-        rows = np.stack([each[first:after] for each in (self._kind, self._stream, self._bytes, self._pool)])
-        return blake2b(rows.tobytes(), digest_size=16).digest()
+        return blake2b(self._compared[:, first:after].tobytes(), digest_size=16).digest()
 
     def older(self, first: int, length: int) -> Any | None:
         """Which of these records name a block that is older than they and those before them: the same in the following
         stretch of this length. None if that one does not do the same."""
         here, there = slice(first, first + length), slice(first + length, first + 2 * length)
-        if not all(
-            np.array_equal(each[here], each[there]) for each in (self._kind, self._stream, self._bytes, self._pool)
-        ):
+        if not np.array_equal(self._compared[:, here], self._compared[:, there]):
             return None
         if self._waits_in(first, length) != self._waits_in(first + length, length):
             return None
@@ -189,17 +185,16 @@ class Records:
         shift = self.births_before(after) - self.births_before(first)
         pairs: list[tuple[int, int]] = []
         reached = set()
-        for found in sorted(begun - ended):
-            each = found
-            while each in begun:
-                if each + shift not in ended:
+        for block in sorted(begun - ended):
+            while block in begun:
+                if block + shift not in ended:
                     return None
-                pairs.append((each, each + shift))
-                each += shift
-            reached.add(each)
+                pairs.append((block, block + shift))
+                block += shift
+            reached.add(block)
         if reached != ended - begun:
             return None
-        moving = {found for found, _ in pairs}
+        moving = {given_up for given_up, _ in pairs}
         number = self._number[first:after]
         if moving & set(number[older].tolist()):
             return None
@@ -217,15 +212,6 @@ class Records:
         lasting = np.flatnonzero(np.isin(self.blocks, [left for _, left in fold.heirs])).tolist()
         for number in lasting:
             yield int(self.blocks[number + fold.times * born]), int(self.blocks[number])
-
-    def _numbers(self, blocks: Any) -> Any:
-        """For each record the number of the allocation that it names; -1 for those that name none."""
-        order = np.argsort(self.blocks, kind="stable")
-        at = np.searchsorted(self.blocks, blocks, sorter=order)
-        named = np.isin(self._kind, (self._kinds.alloc, self._kinds.free, self._kinds.use))
-        found = np.full(self.count, -1, dtype=np.int64)
-        found[named] = order[at[named]]
-        return found
 
     def _find_deaths(self) -> Any:
         """By the number of an allocation: where it is given up; if another stream uses it, where that has passed."""
@@ -245,7 +231,7 @@ class Records:
 
     def _waits_in(self, first: int, length: int) -> list[tuple[int, int]]:
         inside = range(first, first + length)
-        return [(each - first, each - until) for each in inside if each in self._waits for until in self._waits[each]]
+        return [(at - first, at - until) for at in inside if at in self._waits for until in self._waits[at]]
 
     def _same_but_for_order(self, number: Any, later: Any, shift: int, kind: Any) -> bool:
         """Whether only blocks that are given up one directly after the other come in another order: it is that of the
@@ -262,65 +248,46 @@ class Records:
 
 def find_folds(records: Records, cuts: Sequence[int]) -> list[Fold]:
     """Stretches between cuts that repeat, in order, without overlap."""
-    ends = sorted({each for each in cuts if 0 < each < records.count} | {0, records.count})
+    ends = sorted({cut for cut in cuts if 0 < cut < records.count} | {0, records.count})
     signatures = [records.signature(first, after) for first, after in pairwise(ends)]
-    search = _Search(records, ends, signatures)
-    found, at = [], 0
+    where: defaultdict[bytes, list[int]] = defaultdict(list)
+    for index, signature in enumerate(signatures):
+        where[signature].append(index)
+    folds, at = [], 0
     while at < len(signatures):
-        fold, length = search.longest_from(at)
-        if fold is not None:
-            found.append(fold)
-        at += length
-    return found
-
-
-class _Search:
-    def __init__(self, records: Records, ends: Sequence[int], signatures: Sequence[bytes]) -> None:
-        self._records, self._ends, self._signatures = records, ends, signatures
-        self._where: defaultdict[bytes, list[int]] = defaultdict(list)
-        for index, each in enumerate(signatures):
-            self._where[each].append(index)
-
-    def longest_from(self, at: int) -> tuple[Fold | None, int]:
-        """The repetition from this stretch on that covers most, and how many stretches it covers, at least one."""
-        best: Fold | None = None
-        covered = 1
-        for stretches in self._lengths(at):
-            if at + 2 * stretches > len(self._signatures):
+        # The repetition from this stretch on that covers most; `covered` stretches are done with, at least one.
+        best, covered = None, 1
+        lengths = (index - at for index in where[signatures[at]] if index > at)
+        for stretches in islice(lengths, _MOST_TRIED):
+            if stretches > _MOST_STRETCHES or at + 2 * stretches > len(signatures):
                 break
-            fold = self._fold(at, stretches)
-            if fold is not None and stretches * (1 + fold.times) > max(covered, 1):
+            fold = _fold(records, ends, signatures, at, stretches)
+            if fold is not None and stretches * (1 + fold.times) > covered:
                 best, covered = fold, stretches * (1 + fold.times)
-        return best, covered
+        if best is not None:
+            folds.append(best)
+        at += covered
+    return folds
 
-    def _lengths(self, at: int) -> Iterator[int]:
-        later = (index - at for index in self._where[self._signatures[at]] if index > at)
-        for tried, length in enumerate(later):
-            if tried == _MOST_TRIED or length > _MOST_STRETCHES:
-                return
-            yield length
 
-    def _fold(self, at: int, stretches: int) -> Fold | None:
-        records, ends = self._records, self._ends
-        first, after = ends[at], ends[at + stretches]
-        length, times = after - first, 0
-        older: Any = None
-        while self._repeats(at + times * stretches, stretches):
-            same = records.older(first + times * length, length)
-            if same is None or (older is not None and not np.array_equal(same, older)):
-                break
-            older, times = same, times + 1
-        if not times or not length:
-            return None
-        heirs = records.heirs(first, after, older)
-        if heirs is None:
-            return None
-        blocks = records.blocks
-        named = tuple((int(blocks[found]), int(blocks[left])) for found, left in heirs)
-        return Fold(first, after, first + (1 + times) * length, times, named)
-
-    def _repeats(self, at: int, stretches: int) -> bool:
-        middle, end = at + stretches, at + 2 * stretches
-        if end > len(self._signatures):
-            return False
-        return self._signatures[at:middle] == self._signatures[middle:end]
+def _fold(records: Records, ends: Sequence[int], signatures: Sequence[bytes], at: int, stretches: int) -> Fold | None:
+    """So many stretches from this one on, if those that follow repeat them."""
+    first, after = ends[at], ends[at + stretches]
+    length, times = after - first, 0
+    older: Any = None
+    while True:
+        middle, end = at + (times + 1) * stretches, at + (times + 2) * stretches
+        if end > len(signatures) or signatures[middle - stretches : middle] != signatures[middle:end]:
+            break
+        same = records.older(first + times * length, length)
+        if same is None or (older is not None and not np.array_equal(same, older)):
+            break
+        older, times = same, times + 1
+    if not times or not length:
+        return None
+    heirs = records.heirs(first, after, older)
+    if heirs is None:
+        return None
+    blocks = records.blocks
+    named = tuple((int(blocks[given_up]), int(blocks[left])) for given_up, left in heirs)
+    return Fold(first, after, first + (1 + times) * length, times, named)

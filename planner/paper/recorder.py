@@ -7,22 +7,11 @@ import struct
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-from planner.events import (
-    Alloc,
-    Category,
-    Event,
-    FreeCompleted,
-    Mark,
-    Phase,
-    Repeat,
-    Role,
-    write_out_repeats,
-)
+from planner.events import Alloc, Category, Event, FreeCompleted, Mark, Phase, Repeat, Role, write_out_repeats
 from planner.paper import library, native_records
 from planner.paper.native_records import Fold, Origins, Placed, RecordKinds, Records, event_of, find_folds, renumber
 from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
@@ -31,13 +20,8 @@ _WORKSPACES = tuple(f"{owner}::workspace" for owner in ("cublas", "cudnn", "cuff
 """As native/gemms.cpp, native/convolution.cpp and the kernels name those who ask for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _WaitMark:
+class _WaitMark(NamedTuple):
     before: int
-
-
-def _record_kinds(native: ctypes.CDLL) -> RecordKinds:
-    return RecordKinds(*(native.paper_kind(field.name.encode()) for field in fields(RecordKinds)))
 
 
 class HostListener(Protocol):
@@ -57,20 +41,24 @@ class Recorder:
     """
 
     follows_modules = True
+    block_of = staticmethod(native_records.block_of)
+    operator_of = staticmethod(native_records.operator_of)
 
     def __init__(self, *, waits: bool = False) -> None:
         self.waits = waits
         """Whether streams and events are done only where they are waited for (planner.paper.torch_cuda)."""
         self._native = library.load()
-        self._kinds = _record_kinds(self._native)
+        self._kinds = RecordKinds(*(self._native.paper_kind(name.encode()) for name in RecordKinds._fields))
+        self._record = struct.Struct(self._native.paper_record_format().decode())
         self.folds = False
         """Whether repetition may be told instead of being run; see `repeat` and `copy`."""
         self._placed: dict[int, list[Placed | _WaitMark]] = defaultdict(list)
-        self._told = 0
+        self._places = 0
         self._born_as: dict[int, Role] = {}
         self._category: dict[int, Category] = {}
         self._scopes: dict[str, int] = {"": 0}
-        self._listed: list[str] = []
+        self._paths = [""]
+        """Of scopes, by their numbers."""
         self._open: list[int] = []
         self.host: HostListener | None = None
         """Hears of phases and of tensors on the host, of which the device knows nothing."""
@@ -90,10 +78,6 @@ class Recorder:
         """As `mark`, for a moment in the past (`now`): of a program one knows its iterations when they are over."""
         self._placed[position].insert(0, Mark(phase, iteration))
 
-    def operator_of(self, tensor: torch.Tensor) -> str:
-        """The operator that made the storage of a tensor (`aten.ne`); empty for one that has none here."""
-        return native_records.operator_of(tensor)
-
     def plain_events(self, since: int) -> list[Event]:
         """What the allocator was told since then (`now`), without origins, roles and marks; blocks as the device
         numbers them."""
@@ -102,8 +86,7 @@ class Recorder:
     def later_events(self, since: int) -> list[Event]:
         """As `plain_events`; blocks are numbered by their births since `start`."""
         records = self._records()
-        born = (record[4] for record in records if record[0] == self._kinds.alloc)
-        numbers = {block: number for number, block in enumerate(born)}
+        numbers = self._number_blocks(records)
         return [event_of(record, self._kinds, None, numbers) for record in records[since:]]
 
     def settle(self) -> None:
@@ -112,9 +95,9 @@ class Recorder:
 
     def place(self) -> int:
         """Here a stretch of events begins or ends; the number of the place."""
-        self._told += 1
-        self._place(Place(self._told))
-        return self._told
+        self._places += 1
+        self._place(Place(self._places))
+        return self._places
 
     def repeat(self, first: int, after: int, times: int) -> None:
         """What happened between two places happens here again, so many times, with iterations counted on."""
@@ -126,7 +109,7 @@ class Recorder:
 
     def is_closed(self, since: int) -> bool:
         """Whether since then (`now`) exactly those blocks were given up that were born since, and nobody waited."""
-        if any(isinstance(each, _WaitMark) for at, placed in self._placed.items() if at >= since for each in placed):
+        if any(isinstance(event, _WaitMark) for at, placed in self._placed.items() if at >= since for event in placed):
             return False
         alive: set[int] = set()
         for record in self._records(since):
@@ -153,21 +136,20 @@ class Recorder:
         stretch that this time are those of the tensors that `make` makes, in their order. `taken`: blocks from
         elsewhere, and those that stand for them here.
         """
-        self._told += 1
-        number, position = self._told, self._native.paper_count()
-        made = make()
-        there = [self.block_of(tensor) for tensor in made]
+        self._places += 1
+        number, position = self._places, self._native.paper_count()
+        tensors = make()
+        there = [self.block_of(tensor) for tensor in tensors]
         bound = tuple((block, mine) for block, mine in zip(given, there, strict=True) if mine is not None)
         self._placed[position].append(Copy(first, after, number, tuple(parents), bound, tuple(taken)))
-        return number, made
+        return number, tensors
 
     def _place(self, event: Placed | _WaitMark) -> None:
         self._placed[self._native.paper_count()].append(event)
 
     def now(self) -> int:
         """How much has happened since `start`; for `complete_frees`."""
-        count: int = self._native.paper_count()
-        return count
+        return int(self._native.paper_count())
 
     def complete_frees(self, before: int) -> None:
         """The host has waited for the device: uses of blocks that were given up before then (`now`) have passed."""
@@ -190,13 +172,15 @@ class Recorder:
         """Storages born inside and alive at the end belong to `category`."""
         first = self._native.paper_count()
         yield
-        for block in self._born_alive(first):
+        room = self._native.paper_count() - first
+        blocks = (ctypes.c_int64 * max(room, 1))()
+        alive = self._native.paper_born_alive(first, blocks, room)
+        for block in blocks[:alive]:
             if block not in self._category:
                 self._assign_block(block, category, name)
 
     def enter(self, path: str) -> None:
-        scope = self._scopes.setdefault(path, len(self._scopes))
-        self._open.append(self._native.paper_enter_scope(scope))
+        self._open.append(self._native.paper_enter_scope(self._scope_of(path)))
 
     def leave(self) -> None:
         self._native.paper_enter_scope(self._open.pop())
@@ -204,12 +188,9 @@ class Recorder:
     def enter_below(self, path: str) -> int:
         """The module at this path below the one that is at work is entered; `return_to` what is given back."""
         at_work = int(self._native.paper_enter_scope(0))
-        if path:
-            paths = self._paths()
-            below = f"{paths[at_work]}.{path}" if paths[at_work] else path
-            self._native.paper_enter_scope(self._scopes.setdefault(below, len(self._scopes)))
-        else:
-            self._native.paper_enter_scope(at_work)
+        above = self._paths[at_work]
+        below = f"{above}.{path}" if above and path else above or path
+        self._native.paper_enter_scope(self._scope_of(below))
         return at_work
 
     def return_to(self, scope: int | None) -> None:
@@ -222,11 +203,11 @@ class Recorder:
     def leave_operator(self, before: int) -> None:
         self._native.paper_enter_kernel(before)
 
-    def _paths(self) -> list[str]:
-        """Paths of scopes by their numbers."""
-        if len(self._listed) != len(self._scopes):
-            self._listed = list(self._scopes)
-        return self._listed
+    def _scope_of(self, path: str) -> int:
+        if path not in self._scopes:
+            self._scopes[path] = len(self._paths)
+            self._paths.append(path)
+        return self._scopes[path]
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -240,12 +221,7 @@ class Recorder:
 
     def requested_bytes(self) -> int:
         """What the device holds now, as it was asked for."""
-        held: int = self._native.paper_requested_bytes()
-        return held
-
-    def block_of(self, tensor: torch.Tensor) -> int | None:
-        """The block behind a tensor on the paper GPU; None for one that has none."""
-        return native_records.block_of(tensor)
+        return int(self._native.paper_requested_bytes())
 
     def events(self, until: int | None = None) -> list[Event]:
         """Everything since `start`, in order, up to a moment (`now`); blocks are numbered from 0.
@@ -257,12 +233,10 @@ class Recorder:
     def folded_events(self, until: int | None = None) -> tuple[list[Event], list[Repeat]]:
         """As `events`, with stretches that repeat written once. Raises DoesNotFoldError."""
         records = self._records()[:until]
-        # The device counts its blocks for as long as the process lives; a trace tells the same story every time.
-        born = (record[4] for record in records if record[0] == self._kinds.alloc)
-        events = list(self._in_order(records, {block: number for number, block in enumerate(born)}))
-        if not self._told:
+        events = list(self._in_order(records, self._number_blocks(records)))
+        if not self._places:
             return events, []  # type: ignore[return-value]
-        return write_out(events, max((each.block for each in events if isinstance(each, Alloc)), default=-1) + 1)
+        return write_out(events, max((event.block for event in events if isinstance(event, Alloc)), default=-1) + 1)
 
     def repeating_events(
         self, until: int, cuts: Sequence[int], iteration_ends: Sequence[int]
@@ -271,32 +245,31 @@ class Recorder:
 
         `iteration_ends`: where the iterations end, of which a stretch may have some.
         """
-        content = ctypes.string_at(self._native.paper_records(), until * self._record().size)
+        content = ctypes.string_at(self._native.paper_records(), until * self._record.size)
         waits = {
-            position: [each.before for each in placed if isinstance(each, _WaitMark)]
+            position: befores
             for position, placed in self._placed.items()
-            if position <= until and any(isinstance(each, _WaitMark) for each in placed)
+            if position <= until and (befores := [event.before for event in placed if isinstance(event, _WaitMark)])
         }
-        columns = Records(content, self._record().format, self._kinds, waits)
+        columns = Records(content, self._record.format, self._kinds, waits)
         folds = find_folds(columns, cuts)
         numbers = {int(block): number for number, block in enumerate(columns.blocks.tolist())}
-        later, heirs = _names_after(folds, columns, dict(numbers))
-        records = list(self._record().iter_unpack(content))
+        # A block may be older than a fold and still change its name after it: of what several repetitions hold, each
+        # repetition gives up the oldest, and the others move up.
+        names, later, heirs = dict(numbers), [], []
+        for fold in folds:
+            heirs.append(tuple((names[given_up], names[left]) for given_up, left in fold.heirs))
+            later.append({block: names[first] for block, first in columns.stand_ins(fold)})
+            names.update(later[-1])
         events: list[Event] = []
         places: list[int] = []
-        for each in self._in_order(records, numbers, folds, later):
-            if isinstance(each, Place):
+        for event in self._in_order(list(self._record.iter_unpack(content)), numbers, folds, later):
+            if isinstance(event, Place):
                 places.append(len(events))
             else:
-                events.append(each)  # type: ignore[arg-type]
+                events.append(event)  # type: ignore[arg-type]
         repeats = [
-            Repeat(
-                first,
-                after,
-                fold.times,
-                sum(fold.first < end <= fold.after for end in iteration_ends),
-                passed_on,
-            )
+            Repeat(first, after, fold.times, sum(fold.first < end <= fold.after for end in iteration_ends), passed_on)
             for fold, passed_on, first, after in zip(folds, heirs, places[::2], places[1::2], strict=True)
         ]
         return events, repeats
@@ -312,7 +285,7 @@ class Recorder:
 
         `numbers` are the names of blocks; after each of `folds` those of `later` are added to them.
         """
-        origins = Origins(self._native, self._scopes)
+        origins = Origins(self._native, self._paths)
         kinds = self._kinds
         workspaces = {self._native.paper_name_index(name.encode()): name for name in _WORKSPACES}
         used: set[int] = set()
@@ -369,31 +342,10 @@ class Recorder:
         count = self._native.paper_count() - since
         if count <= 0:
             return []
-        record = self._record()
-        begin = self._native.paper_records() + since * record.size
-        return list(record.iter_unpack(ctypes.string_at(begin, count * record.size)))
+        begin = self._native.paper_records() + since * self._record.size
+        return list(self._record.iter_unpack(ctypes.string_at(begin, count * self._record.size)))
 
-    def _record(self) -> struct.Struct:
-        return struct.Struct(self._native.paper_record_format().decode())
-
-    def _born_alive(self, first: int) -> list[int]:
-        room = self._native.paper_count() - first
-        native_records = (ctypes.c_int64 * max(room, 1))()
-        found = self._native.paper_born_alive(first, native_records, room)
-        return list(native_records[:found])
-
-
-def _names_after(
-    folds: Sequence[Fold], columns: Records, names: dict[int, int]
-) -> tuple[list[dict[int, int]], list[tuple[tuple[int, int], ...]]]:
-    """Of each fold how blocks are called after it, where that is new, and its heirs by their names within it.
-
-    A block may be older than the fold and still change its name: of what several repetitions hold, each repetition
-    gives up the oldest, and the others move up.
-    """
-    later, heirs = [], []
-    for fold in folds:
-        heirs.append(tuple((names[found], names[left]) for found, left in fold.heirs))
-        later.append({block: names[first] for block, first in columns.stand_ins(fold)})
-        names.update(later[-1])
-    return later, heirs
+    def _number_blocks(self, records: Iterable[tuple[int, ...]]) -> dict[int, int]:
+        """The device counts its blocks for as long as the process lives; a trace says the same every time."""
+        born = (record[4] for record in records if record[0] == self._kinds.alloc)
+        return {block: number for number, block in enumerate(born)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.errors import TraceError
-from planner.hardware.architectures import ARCHITECTURES, Architecture
+from planner.hardware.architectures import ARCHITECTURES
 from planner.units import KIB, MIB
 
 _CUBLAS_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * KIB
@@ -54,22 +54,16 @@ def target_of(arch: str, torch: str = "") -> Target:
     known = ARCHITECTURES.get(arch)
     if known is None:
         raise TraceError(f"no kernel choices are known for {arch!r}", allowed=", ".join(("cpu", *ARCHITECTURES)))
+    major = known.capability[0]
+    workspace_bytes = _CUBLAS_WORKSPACE_BYTES
+    if arch.startswith("gfx94"):
+        workspace_bytes = _GFX94_HIPBLAS_WORKSPACE_BYTES
+    elif major == 9 or (major > 9 and (not torch or _release(torch) >= _BLACKWELL_SINCE)):
+        workspace_bytes = _LARGE_CUBLAS_WORKSPACE_BYTES
     return Target(
-        known.arch,
-        known.capability,
-        known.multiprocessors,
-        _cublas_workspace_bytes(known, torch),
-        known.threads_per_multiprocessor,
+        known.arch, known.capability, known.multiprocessors, workspace_bytes, known.threads_per_multiprocessor
     )
 
 
-def _cublas_workspace_bytes(architecture: Architecture, torch: str) -> int:
-    if architecture.arch.startswith("gfx94"):
-        return _GFX94_HIPBLAS_WORKSPACE_BYTES
-    major = architecture.capability[0]
-    has_large = major == 9 or (major > 9 and (not torch or _release(torch) >= _BLACKWELL_SINCE))
-    return _LARGE_CUBLAS_WORKSPACE_BYTES if has_large else _CUBLAS_WORKSPACE_BYTES
-
-
 def _release(torch: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in torch.split(".")[:2])
+    return tuple(int(part) for part in torch.split(".")[:2])

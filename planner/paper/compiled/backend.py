@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -24,48 +24,33 @@ from planner.paper.torch_cuda import DeviceProperties
 from planner.upstream import torch_releases
 
 
-class _Worker:
-    """As a process that compiles kernels would ask."""
-
-    @staticmethod
-    def set_device(_device: int) -> None: ...
-
-    @staticmethod
-    def current_device() -> int:
-        return 0
-
-    @staticmethod
-    def get_device_properties(_device: Any = None) -> Any:
-        return torch.cuda.get_device_properties(0)
-
-
 def make_interface() -> type[DeviceInterface]:
     """What `torch.cuda` answers now, which CudaInterface of torch has taken when it was imported."""
 
-    class PaperInterface(CudaInterface):
-        device = torch.cuda.device
-        Event = torch.cuda.Event
-        Stream = torch.cuda.Stream
-        Worker = _Worker  # type: ignore[assignment]
-        current_device = staticmethod(torch.cuda.current_device)
-        set_device = staticmethod(torch.cuda.set_device)
-        device_count = staticmethod(torch.cuda.device_count)
-        stream = staticmethod(torch.cuda.stream)
-        current_stream = staticmethod(torch.cuda.current_stream)
-        set_stream = staticmethod(torch.cuda.set_stream)
-        synchronize = staticmethod(torch.cuda.synchronize)
-        get_device_properties = staticmethod(torch.cuda.get_device_properties)
-        get_raw_stream = staticmethod(generated.get_raw_stream)
-        exchange_device = staticmethod(torch.cuda._exchange_device)
-        maybe_exchange_device = staticmethod(torch.cuda._maybe_exchange_device)
-        memory_allocated = staticmethod(torch.cuda.memory_allocated)
-        is_bf16_supported = staticmethod(torch.cuda.is_bf16_supported)
+    class Worker:
+        """As a process that compiles kernels would ask."""
 
-        @staticmethod
-        def raise_if_triton_unavailable(device: Any = None) -> None:
-            """Kernels are written for Triton and never run: the package is not needed."""
+        set_device = staticmethod(lambda _device: None)
+        current_device = staticmethod(lambda: 0)
+        get_device_properties = staticmethod(lambda _device=None: torch.cuda.get_device_properties(0))
 
-    return PaperInterface
+    answers: dict[str, Any] = {
+        "Worker": Worker,
+        "device": torch.cuda.device,
+        "Event": torch.cuda.Event,
+        "Stream": torch.cuda.Stream,
+        "get_raw_stream": staticmethod(generated.get_raw_stream),
+        "exchange_device": staticmethod(torch.cuda._exchange_device),
+        "maybe_exchange_device": staticmethod(torch.cuda._maybe_exchange_device),
+        # Kernels are written for Triton and never run: the package is not needed.
+        "raise_if_triton_unavailable": staticmethod(lambda _device=None: None),
+    }
+    same = (
+        "current_device", "set_device", "device_count", "stream", "current_stream", "set_stream", "synchronize",
+        "get_device_properties", "memory_allocated", "is_bf16_supported",
+    )  # fmt: skip
+    answers |= {name: staticmethod(getattr(torch.cuda, name)) for name in same}
+    return type("PaperInterface", (CudaInterface,), answers)
 
 
 class PaperOps(CUDADeviceOpOverrides):
@@ -155,20 +140,24 @@ def registered(device: str) -> Iterator[None]:
     common.init_backend_registration()
     common.get_device_op_overrides("cuda")
     device_interface.get_interface_for_device("cuda")
-    answered_while_compiling: Any = folded.constant_fold_functions
-    of_which_guarded: Any = folded.constant_fold_functions_need_guards
-    with (
-        _as_before(device_interface.device_interfaces),
-        _as_before(common.device_codegens),
-        _as_before(common.device_op_overrides_dict),
-        _as_before(answered_while_compiling),
-        _as_before(of_which_guarded),
-        _as_before(utils.common_constant_types),
-    ):
+    answered_while_compiling: tuple[Any, ...] = (
+        folded.constant_fold_functions, folded.constant_fold_functions_need_guards,
+    )  # fmt: skip
+    registries: tuple[Any, ...] = (
+        device_interface.device_interfaces, common.device_codegens, common.device_op_overrides_dict,
+        utils.common_constant_types, *answered_while_compiling,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        for registry in registries:
+            stack.callback(_restore, registry, registry.copy())
         # A program may compare or branch on a property of its GPU inside of what is compiled.
         utils.common_constant_types.add(DeviceProperties)
-        for functions in (answered_while_compiling, of_which_guarded):
-            functions.update(_in_their_places(functions))
+        for functions in answered_while_compiling:
+            # Dynamo has listed the functions that it found when it was loaded: those that torch has now by these names.
+            modules = ((getattr(function, "__module__", None), function) for function in functions)
+            now = [getattr(sys.modules[name], function.__name__, function) for name, function in modules
+                   if name in sys.modules]  # fmt: skip
+            functions.update(dict.fromkeys(now))
         wrapper = PaperWrapperForCpu if device == "cpu" else PaperWrapper
         common.register_backend_for_device(device, common.device_codegens[device].scheduling, wrapper)
         common.register_device_op_overrides("cuda", PaperOps())
@@ -178,21 +167,9 @@ def registered(device: str) -> Iterator[None]:
         yield
 
 
-def _in_their_places(functions: Iterable[Any]) -> dict[Any, None]:
-    """What torch has now by the names of these functions: Dynamo has listed those that it found when it was loaded."""
-    modules = ((getattr(each, "__module__", None), each) for each in functions)
-    return {getattr(sys.modules[name], each.__name__, each): None for name, each in modules if name in sys.modules}
-
-
-@contextmanager
-def _as_before(registry: dict[Any, Any] | set[Any]) -> Iterator[None]:
-    """What is registered inside is gone at the end."""
-    content: Any = registry.copy()
-    try:
-        yield
-    finally:
-        registry.clear()
-        registry.update(content)
+def _restore(registry: Any, content: Any) -> None:
+    registry.clear()
+    registry.update(content)
 
 
 _ROOT = re.compile(r"L\['\w+'\]")
@@ -204,27 +181,18 @@ _NO_MODULES = ("_modules", "_orig_mod", "__self__", "__closure__", "cell_content
 
 
 def of_node(node: Any) -> tuple[str, str]:
-    """Path of the module, below the compiled one, and operator (`aten::mm`); empty where nothing is known."""
-    return _module_path(node.meta), _operator(node)
+    """Path of the module, below the compiled one, and operator (`aten::mm`); empty where nothing is known.
 
-
-def _operator(node: Any) -> str:
+    The module is the innermost of the stack; of what a backward does that of its forward.
+    """
     original = node.meta.get("original_aten") or node.target
     name = getattr(original, "name", None)
-    found = name() if callable(name) else ""
-    return str(found).partition(".")[0]
+    operator = str(name() if callable(name) else "").partition(".")[0]
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    return _dotted(list(stack.values())[-1][0]) if stack else "", operator
 
 
-def _module_path(meta: dict[str, Any]) -> str:
-    """The innermost module of the stack; that of the forward for what its backward does."""
-    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    path, _ = list(stack.values())[-1]
-    return dotted(path)
-
-
-def dotted(path: str) -> str:
+def _dotted(path: str) -> str:
     """`layers.0.attention` for `L['self']._modules['layers'].0._modules['attention']` and its like."""
     root = _ROOT.match(path)
     names = ["".join(groups) for groups in _PART.findall(path, root.end())] if root else []

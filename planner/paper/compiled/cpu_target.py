@@ -26,9 +26,10 @@ def on_cpu(real: Callable[..., Any]) -> Callable[..., Any]:
         program, held = _hand_in_attributes(model_)
         for module in program.modules():
             if isinstance(module, torch.fx.GraphModule):
-                _lead(module.graph)
+                for node in module.graph.nodes:
+                    node.args, node.kwargs = tree_map(_cpu_for_gpu, node.args), tree_map(_cpu_for_gpu, node.kwargs)
                 module.recompile()
-        compiled = real(program, [_as_on_cpu(each) for each in (*held, *example_inputs_)], *arguments, **options)
+        compiled = real(program, [_as_on_cpu(given) for given in (*held, *example_inputs_)], *arguments, **options)
         return partial(compiled, *held) if held else compiled
 
     return compile_fx
@@ -72,13 +73,6 @@ def _of(node: torch.fx.Node) -> Any:
 
 def _is_on_gpu(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type == "cuda"
-
-
-def _lead(graph: torch.fx.Graph) -> None:
-    """Devices among the arguments of a graph's nodes."""
-    for node in graph.nodes:
-        node.args = tree_map(_cpu_for_gpu, node.args)
-        node.kwargs = tree_map(_cpu_for_gpu, node.kwargs)
 
 
 def _cpu_for_gpu(argument: Any) -> Any:

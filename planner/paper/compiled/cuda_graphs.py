@@ -33,10 +33,10 @@ class PaperGraph:
     def capture_begin(self, pool: Handle | None = None, **_options: Any) -> None:
         """What is allocated on the current stream from now on lies in this pool, or in one of the graph's own."""
         self._pool = pool or self._pool or graph_pool_handle()
-        library.load().paper_open_pool(_number(self._pool), 1)
+        library.load().paper_open_pool(self._pool[1], 1)
 
     def capture_end(self) -> None:
-        library.load().paper_close_pool(_number(self.pool()))
+        library.load().paper_close_pool(self.pool()[1])
 
     def pool(self) -> Handle:
         """Raises RuntimeError before anything was captured."""
@@ -72,26 +72,24 @@ def graph_pool_handle() -> Handle:
     return (0, next(_handles))
 
 
-def _number(pool: Handle) -> int:
-    return pool[1]
-
-
 def _build_answers() -> dict[str, Any]:
     """What `torch._C` of a CUDA build has (torch 2.13, torch/csrc/cuda/Module.cpp)."""
     native = library.load()
     return {
-        "_cuda_beginAllocateCurrentThreadToPool": lambda _device, pool: native.paper_open_pool(_number(pool), 0),
-        "_cuda_endAllocateToPool": lambda _device, pool: native.paper_close_pool(_number(pool)),
+        "_cuda_beginAllocateCurrentThreadToPool": lambda _device, pool: native.paper_open_pool(pool[1], 0),
+        "_cuda_endAllocateToPool": lambda _device, pool: native.paper_close_pool(pool[1]),
         # As both are called up to torch 2.7, where a warmed-up graph's pool is that of its stream.
-        "_cuda_beginAllocateCurrentStreamToPool": lambda _device, pool: native.paper_open_pool(_number(pool), 1),
-        "_cuda_endAllocateCurrentStreamToPool": lambda _device, pool: native.paper_close_pool(_number(pool)),
+        "_cuda_beginAllocateCurrentStreamToPool": lambda _device, pool: native.paper_open_pool(pool[1], 1),
+        "_cuda_endAllocateCurrentStreamToPool": lambda _device, pool: native.paper_close_pool(pool[1]),
         "_cuda_releasePool": lambda _device, _pool: None,
         # Dynamo keeps these in a table by what they are, and functions of ctypes have no hash.
         "_cuda_clearCublasWorkspaces": lambda: native.paper_clear_workspaces(),
         "_cuda_get_conv_benchmark_empty_cache": lambda: True,
         "_cudnn_set_conv_benchmark_empty_cache": lambda _empties: None,
         "_host_emptyCache": lambda: None,
-        "_tensors_data_ptrs_at_indices_equal": _lie_where_they_lay,
+        "_tensors_data_ptrs_at_indices_equal": lambda tensors, addresses, indices: all(
+            tensors[index].data_ptr() == addresses[index] for index in indices
+        ),
         "_construct_CUDA_Tensor_From_Storage_And_Metadata": _tensor_of,
         "_has_Standard_Deleter": lambda _storage: True,
         "_free_And_Remove_DeleterFn": lambda storage: native.paper_free_memory_of(ctypes.c_void_p(storage)),
@@ -104,10 +102,6 @@ def _build_answers() -> dict[str, Any]:
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_cuda_cudaCachingAllocator_raw_delete": lambda _address: None,
     }
-
-
-def _lie_where_they_lay(tensors: Sequence[Any], addresses: Sequence[int | None], indices: Sequence[int]) -> bool:
-    return all(tensors[index].data_ptr() == addresses[index] for index in indices)
 
 
 def _tensor_of(metadata: dict[str, Any], storage: torch.UntypedStorage) -> torch.Tensor:

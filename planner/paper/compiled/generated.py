@@ -32,27 +32,14 @@ class Scopes(Protocol):
         """As it was before `enter_operator`."""
 
 
-class _Silent:
-    """Nobody writes anything down."""
-
-    def enter_below(self, path: str) -> int | None:  # noqa: ARG002
-        return None
-
-    def return_to(self, scope: int | None) -> None: ...
-
-    def enter_operator(self, name: str) -> int:  # noqa: ARG002
-        return -1
-
-    def leave_operator(self, before: int) -> None: ...
-
-
-_scopes: Scopes = _Silent()
+_scopes: Scopes | None = None
+"""None: nobody writes anything down."""
 
 
 def tell(scopes: Scopes | None) -> None:
     """From now on generated code tells these scopes; nobody with None."""
     global _scopes
-    _scopes = scopes or _Silent()
+    _scopes = scopes
 
 
 class Origins:
@@ -67,35 +54,52 @@ class Origins:
     def enter(self, number: int) -> None:
         """What follows is that of an origin, by its number."""
         path, self._operator = self._origins[number]
-        _scopes.return_to(self._before)
-        _scopes.enter_below(path)
+        if _scopes is not None:
+            _scopes.return_to(self._before)
+            _scopes.enter_below(path)
 
     def within(self, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The generated function, after which all is as before."""
 
         def run(arguments: Any) -> Any:
             ASSUMED.update(self._assumed)
-            outer, self._before = self._before, _scopes.enter_below("")
+            outer, self._before = self._before, None if _scopes is None else _scopes.enter_below("")
             try:
                 return call(arguments)
             finally:
-                _scopes.return_to(self._before)
+                if _scopes is not None:
+                    _scopes.return_to(self._before)
                 self._before, self._operator = outer, ""
 
         return run
 
     def empty_strided(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         """As `_empty_strided_cuda` (torch 2.13, torch/csrc/dynamo/guards.cpp), which builds for a CPU lack."""
-        before = _scopes.enter_operator(self._operator) if self._operator else None
+        if _scopes is None or not self._operator:
+            return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+        before = _scopes.enter_operator(self._operator)
         try:
             return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
         finally:
-            if before is not None:
-                _scopes.leave_operator(before)
+            _scopes.leave_operator(before)
 
     def assert_size_stride(self, tensor: torch.Tensor, size: Any, stride: Any, operator: str = "") -> None:
-        """As `operator_results.assert_size_stride`, by the operator at work where the code does not name one."""
-        check_size_stride(tensor, size, stride, operator, at_work=self._operator)
+        """As the function of this name that generated code calls (torch 2.13, torch/csrc/dynamo/guards.cpp), but for
+        strides of a program's own operators: of earlier versions of torch the generated code did not check them. Up to
+        torch 2.7 the code does not say whose results they are: those of the operator at work.
+
+        Raises AssertionError as that one does.
+        """
+        try:
+            named = (operator,) if operator else ()
+            torch._C._dynamo.guards.assert_size_stride(tensor, size, stride, *named)
+        except AssertionError:
+            name = operator.removeprefix("torch.ops.").removesuffix(".default").replace(".", "::", 1) or self._operator
+            # Whether a function in Python says what the operator returns (`torch.library.register_fake`).
+            is_programs_own = bool(name) and singleton.find(name).fake_impl.kernel is not None
+            if not _goes_on or tuple(tensor.size()) != tuple(size) or not is_programs_own:
+                raise
+            ASSUMED.add(_OTHER_STRIDES.format(name=name))
 
 
 class _UnrunKernel:
@@ -144,27 +148,3 @@ def other_strides(*, go_on: bool) -> Iterator[None]:
         yield
     finally:
         _goes_on = before
-
-
-def check_size_stride(
-    tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], operator: str = "", *, at_work: str = ""
-) -> None:
-    """As the function of this name that generated code calls (torch 2.13, torch/csrc/dynamo/guards.cpp), but for
-    strides of a program's own operators: of earlier versions of torch the generated code did not check them.
-
-    `at_work` (`aten::mm`) says whose results they are where the code does not, as up to torch 2.7. Raises
-    AssertionError as that one does.
-    """
-    try:
-        named = (operator,) if operator else ()  # which up to 2.7 is not given
-        torch._C._dynamo.guards.assert_size_stride(tensor, size, stride, *named)
-    except AssertionError:
-        name = operator.removeprefix("torch.ops.").removesuffix(".default").replace(".", "::", 1) or at_work
-        if not _goes_on or tuple(tensor.size()) != tuple(size) or not _is_programs_own(name):
-            raise
-        ASSUMED.add(_OTHER_STRIDES.format(name=name))
-
-
-def _is_programs_own(name: str) -> bool:
-    """Whether a function in Python says what the operator returns (`torch.library.register_fake`)."""
-    return bool(name) and singleton.find(name).fake_impl.kernel is not None

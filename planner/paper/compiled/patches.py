@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from torch._guards import CompileContext, TracingContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-_SAID_OF_NODES = ("recompute", "ac_graph_id", "custom", "partitioner_tag")
+_NOTES_OF_NODES = ("recompute", "ac_graph_id", "custom", "partitioner_tag")
 """What tells the partitioner of forward and backward about a node (torch 2.13, torch/_functorch/partitioners.py)."""
 _OF_WHOLE_GRAPH = ("meta", "_param_name_to_source")
 _BY_VALUE = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -25,31 +24,29 @@ class _UnknownError(Exception):
     """Whether another part is equal to this one cannot be said."""
 
 
-@dataclass(frozen=True)
-class _Part:
-    compiled: Any
-    metadata: Any
-    """What AOTAutograd found out about its forward."""
-
-
 def compile_once(real: Callable[..., Any]) -> Callable[..., Any]:
     """`SubmodCompiler.compile_submod` (torch 2.13, torch/_dynamo/backends/distributed.py) for parts that differ."""
     from torch._dynamo.utils import counters
 
     def compile_submod(self: Any, input_mod: fx.GraphModule, args: Sequence[Any], kwargs: Any) -> Any:
-        known: dict[Hashable, _Part] = self.__dict__.setdefault("_parts_by_content", {})
+        known: dict[Hashable, tuple[Any, Any]] = self.__dict__.setdefault("_parts_by_content", {})
         context, content = TracingContext.try_get(), _content(self.compiler, input_mod, args)
         if context is None or content is None:
             return real(self, input_mod, args, kwargs)
         if content not in known:
             compiled = real(self, input_mod, args, kwargs)
-            known[content] = _Part(compiled, context.fw_metadata)
+            # With what AOTAutograd has said of its forward.
+            known[content] = compiled, context.fw_metadata
             return compiled
-        part = known[content]
-        context.fw_metadata = part.metadata
-        _forget_place(context, part)
+        compiled, context.fw_metadata = known[content]
+        # Backwards are compiled when they run, from the last part on, and each takes the last metadata in a list that
+        # was not taken: what parts share stands there where it is met first from the end.
+        places: Any = getattr(context, "ddp_optimizer_ctx", None)
+        if places is not None:
+            others = [metadata for metadata in places.metadata_per_bucket if metadata is not context.fw_metadata]
+            places.metadata_per_bucket, places.curr_bucket = others, len(others) - 1
         counters["aot_autograd"]["total"] += 1  # by which the caller tells that results have to be made up
-        return part.compiled
+        return compiled
 
     return compile_submod
 
@@ -94,37 +91,28 @@ def copied_without_sources(real: Callable[..., Any]) -> Callable[..., Any]:
     return copied
 
 
-def _forget_place(context: TracingContext, part: _Part) -> None:
-    """Backwards are compiled when they run, from the last part on, and each takes the last metadata in a list that was
-    not taken: what parts share stands there where it is met first from the end."""
-    places: Any = getattr(context, "ddp_optimizer_ctx", None)
-    if places is None:
-        return
-    places.metadata_per_bucket = [each for each in places.metadata_per_bucket if each is not part.metadata]
-    places.curr_bucket = len(places.metadata_per_bucket) - 1
-
-
 def _others(results: Sequence[Any]) -> list[Any]:
     """Tensors as these, with memory of their own, which they share as these do."""
     whole: dict[int, Tensor] = {}
 
-    def other(each: Any) -> Any:
-        if not isinstance(each, Tensor):
-            return each
-        elements = each.untyped_storage().nbytes() // each.element_size()
-        place = each.untyped_storage()._cdata
-        if place not in whole:
-            whole[place] = each.new_empty(elements)
-        return whole[place].as_strided(each.shape, each.stride(), each.storage_offset())
+    def other(result: Any) -> Any:
+        if not isinstance(result, Tensor):
+            return result
+        storage = result.untyped_storage()
+        if storage._cdata not in whole:
+            whole[storage._cdata] = result.new_empty(storage.nbytes() // result.element_size())
+        return whole[storage._cdata].as_strided(result.shape, result.stride(), result.storage_offset())
 
-    return [other(each) for each in results]
+    return [other(result) for result in results]
 
 
 def _content(compiler: Any, module: fx.GraphModule, inputs: Sequence[Any]) -> Hashable | None:
     """All that decides what is compiled; None where that is not known."""
     backend = getattr(compiler, "_torchdynamo_orig_backend", compiler)
-    if not isinstance(backend, torch._TorchCompileInductorWrapper) or _captures(backend):
+    if not isinstance(backend, torch._TorchCompileInductorWrapper):
         return None
+    if backend.config.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs):
+        return None  # a CUDA graph is captured for each part, at the addresses of its parameters
     numbers = {node: number for number, node in enumerate(module.graph.nodes)}
     try:
         return (
@@ -138,31 +126,26 @@ def _content(compiler: Any, module: fx.GraphModule, inputs: Sequence[Any]) -> Ha
         return None
 
 
-def _captures(backend: Any) -> bool:
-    """A CUDA graph is captured for each part, at the addresses of its parameters."""
-    return bool(backend.config.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
-
-
 def _node(node: fx.Node, numbers: dict[fx.Node, int]) -> Hashable:
     if node.op in ("get_attr", "call_module"):
         raise _UnknownError
-    said = tuple(repr(node.meta.get(name)) for name in _SAID_OF_NODES)
+    notes = tuple(repr(node.meta.get(name)) for name in _NOTES_OF_NODES)
     if node.op == "placeholder":
         source = getattr(node, "_dynamo_source", None)
         kept = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
-        return node.op, said, source is None, kept
-    return node.op, node.target, said, _argument(node.args, numbers), _argument(node.kwargs, numbers)
+        return node.op, notes, source is None, kept
+    return node.op, node.target, notes, _argument(node.args, numbers), _argument(node.kwargs, numbers)
 
 
 def _argument(given: Any, numbers: dict[fx.Node, int]) -> Hashable:
     if isinstance(given, fx.Node):
         return numbers[given], "node"
     if isinstance(given, (tuple, list)):
-        return type(given).__name__, *(_argument(each, numbers) for each in given)
+        return type(given).__name__, *(_argument(part, numbers) for part in given)
     if isinstance(given, dict):
-        return tuple((name, _argument(each, numbers)) for name, each in given.items())
+        return tuple((name, _argument(value, numbers)) for name, value in given.items())
     if isinstance(given, slice):
-        return "slice", *(_argument(each, numbers) for each in (given.start, given.stop, given.step))
+        return "slice", *(_argument(bound, numbers) for bound in (given.start, given.stop, given.step))
     if type(given) in _BY_VALUE:
         return type(given).__name__, repr(given)
     raise _UnknownError
@@ -171,18 +154,19 @@ def _argument(given: Any, numbers: dict[fx.Node, int]) -> Hashable:
 def _inputs(inputs: Sequence[Any]) -> Hashable:
     """Their forms, and which of them share memory."""
     places: dict[int, int] = {}
-    found: list[Hashable] = []
-    for each in inputs:
-        if not isinstance(each, Tensor):
-            found.append(_argument(each, {}))
+    forms: list[Hashable] = []
+    for given in inputs:
+        if not isinstance(given, Tensor):
+            forms.append(_argument(given, {}))
             continue
-        if each.layout is not torch.strided or any(type(size) is not int for size in (*each.shape, *each.stride())):
+        if given.layout is not torch.strided or any(type(size) is not int for size in (*given.shape, *given.stride())):
             raise _UnknownError
-        place = places.setdefault(each.untyped_storage()._cdata, len(places))
-        form = tuple(each.shape), each.stride(), each.storage_offset(), each.untyped_storage().nbytes()
-        kind = type(each), isinstance(each, torch.nn.Parameter), each.dtype, each.device
-        found.append((*form, *kind, each.requires_grad, each.is_leaf, each.is_conj(), each.is_neg(), place))
-    return tuple(found)
+        storage = given.untyped_storage()
+        place = places.setdefault(storage._cdata, len(places))
+        form = tuple(given.shape), given.stride(), given.storage_offset(), storage.nbytes()
+        kind = type(given), isinstance(given, torch.nn.Parameter), given.dtype, given.device
+        forms.append((*form, *kind, given.requires_grad, given.is_leaf, given.is_conj(), given.is_neg(), place))
+    return tuple(forms)
 
 
 class _OnHost(TorchDispatchMode):
@@ -263,10 +247,10 @@ def choose_kernel(real: Callable[..., Any]) -> Callable[..., Any]:
     from torch._inductor.select_algorithm import ExternKernelCaller
 
     def choose(self: Any, name: str, choices: Sequence[Any], *arguments: Any, **options: Any) -> Any:
-        known = [each for each in choices if each is not None]
+        known = [choice for choice in choices if choice is not None]
         if len(known) > 1:
             assume(_CHOSEN.format(name=name))
-        of_a_library = [each for each in known if isinstance(each, ExternKernelCaller)]
+        of_a_library = [choice for choice in known if isinstance(choice, ExternKernelCaller)]
         return real(self, name, (of_a_library or known)[:1], *arguments, **options)
 
     return choose

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,28 +37,19 @@ def variable_set(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-
-
 @contextmanager
-def kept_folder() -> Iterator[None]:
+def _kept_folder() -> Iterator[None]:
     """Inside, Inductor's files lie where planner keeps them (`inductor_folder`); in a folder of their own, removed at
     the end, where that is not writable, or nothing is to be kept.
 
     Inductor writes every file under another name first and renames it: several processes may use the folder.
     """
-    with _folder() as folder, variable_set(_FOLDER, folder):
+    folder = inductor_folder()
+    with ExitStack() as stack:
+        if folder is None or not _can_write(folder):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="planner-inductor-")))
+        stack.enter_context(variable_set("TORCHINDUCTOR_CACHE_DIR", str(folder)))
         yield
-
-
-@contextmanager
-def _folder() -> Iterator[str]:
-    shared = inductor_folder()
-    if shared is not None and _can_write(shared):
-        yield str(shared)
-        return
-    with tempfile.TemporaryDirectory(prefix="planner-inductor-") as own:
-        yield own
 
 
 def _can_write(folder: Path) -> bool:
@@ -68,14 +58,6 @@ def _can_write(folder: Path) -> bool:
     except OSError:
         return False
     return os.access(folder, os.W_OK)
-
-
-def cache_tag(target: str) -> str:
-    """What generated code depends on beside the program, torch and Inductor's settings: this folder, and the target."""
-    digest = hashlib.sha256(target.encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return f"planner-{digest.hexdigest()[:16]}"
 
 
 USUAL_SECONDS = 900.0
@@ -114,7 +96,9 @@ class TimeLimit:
         if thread in self._compiling:
             yield
             return
-        timer = threading.Timer(max(self._left, 0), _throw, (thread, _TooLongError))
+        # As if the thread had raised this at its next instruction.
+        error = ctypes.c_ulong(thread), ctypes.py_object(_TooLongError)
+        timer = threading.Timer(max(self._left, 0), ctypes.pythonapi.PyThreadState_SetAsyncExc, error)
         timer.daemon = True
         began = time.monotonic()
         self._compiling.add(thread)
@@ -127,12 +111,6 @@ class TimeLimit:
             self._left -= time.monotonic() - began
 
 
-def _throw(thread: int, error: type[BaseException]) -> None:
-    """As if a thread had raised this at its next instruction."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
-
-
-@dataclass(frozen=True, slots=True)
 class Compiling:
     """What was compiled on a paper GPU since it was switched on."""
 
@@ -177,7 +155,7 @@ def enable(
         # Dynamo's table of functions of torch is filled with what torch.cuda has now.
         trace_rules.clear_lru_cache()
         stack.callback(trace_rules.clear_lru_cache)
-        stack.enter_context(kept_folder())
+        stack.enter_context(_kept_folder())
         stack.enter_context(_settings(target.arch, as_asked))
         stack.enter_context(backend.registered("cpu" if target.is_cpu else "cuda"))
         stack.enter_context(upstream.patch_targets("inductor", replaced=_replaced(), wrapped=_wrapped()))
@@ -190,15 +168,14 @@ def enable(
         generated.tell(recorder)
         stack.callback(generated.tell, None)
         limit = TimeLimit(seconds)
-        told = {"torch._dynamo.callback:CompilationCallbackHandler.install_callbacks": _telling(recorder, limit)}
-        stack.enter_context(upstream.patch_targets("compiling told", wrapped=told))
+        callbacks = "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks"
+        watched = {callbacks: _watching(recorder, limit)}
+        stack.enter_context(upstream.patch_targets("compiling told", wrapped=watched))
         stack.enter_context(limit.enforced())
         yield Compiling()
 
 
 def _replaced() -> dict[str, Any]:
-    from planner.paper.compiled import patches
-
     # They came with torch 2.13; what stands for them with 2.8.
     chosen = "torch._dynamo.variables.ctx_manager:CUDADeviceVariable"
     exchange: Any = getattr(torch._C, "_accelerator_exchangeDevice", None)
@@ -218,8 +195,6 @@ def _replaced() -> dict[str, Any]:
 
 def _wrapped() -> dict[str, Any]:
     from torch.utils._triton import has_triton_package
-
-    from planner.paper.compiled import patches
 
     return {
         "torch._dynamo.backends.distributed:SubmodCompiler.compile_submod": patches.compile_once,
@@ -254,7 +229,11 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
     functorch = {name: value for name, value in functorch.items() if hasattr(torch._functorch.config, name)}
     dynamo = {name: value for name, value in dynamo.items() if hasattr(torch._dynamo.config, name)}
     before = torch.compiler.config.cache_key_tag
-    torch.compiler.config.cache_key_tag = cache_tag(arch)
+    # What generated code depends on beside the program, torch and Inductor's settings: this folder, and the target.
+    digest = hashlib.sha256(arch.encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    torch.compiler.config.cache_key_tag = f"planner-{digest.hexdigest()[:16]}"
     try:
         with (
             torch._inductor.config.patch(inductor),
@@ -266,7 +245,7 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
         torch.compiler.config.cache_key_tag = before
 
 
-def _telling(recorder: Recorder | None, limit: TimeLimit) -> upstream.Wrapper:
+def _watching(recorder: Recorder | None, limit: TimeLimit) -> upstream.Wrapper:
     """Around `install_callbacks` (torch 2.13, torch/_dynamo/callback.py), inside which something is compiled, or a
     CUDA graph is captured: that is the program's."""
 
@@ -274,7 +253,7 @@ def _telling(recorder: Recorder | None, limit: TimeLimit) -> upstream.Wrapper:
         @contextmanager
         def compiling(handler: Any, *triggers: Any, **options: Any) -> Iterator[None]:
             # Before torch 2.8 nothing says why; graphs were captured unheard.
-            captures = any(getattr(each, "name", "") == "CUDAGRAPH_RECORDING" for each in triggers)
+            captures = any(getattr(trigger, "name", "") == "CUDAGRAPH_RECORDING" for trigger in triggers)
             silent = nullcontext() if captures or recorder is None else recorder.compiling()
             with limit.counted(), silent, real(handler, *triggers, **options):
                 yield
@@ -300,6 +279,5 @@ def _forget() -> None:
     _triton.has_triton.cache_clear()
     # Speeds of the GPU; since torch 2.15 they are remembered for each device.
     for name in ("get_device_tflops", "get_gpu_dram_gbps", "_get_device_tflops", "_get_device_dram_gbps"):
-        forget = getattr(getattr(utils, name, None), "cache_clear", None)
-        if forget is not None:
-            forget()
+        if hasattr(utils, name):
+            getattr(utils, name).cache_clear()

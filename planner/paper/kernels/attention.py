@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from planner.paper.kernels import workspaces
 from planner.paper.kernels.table import cpu, cuda, scratch, target
@@ -13,8 +14,6 @@ from planner.upstream import torch_releases
 
 # Source, torch 2.13: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, attention.cu and
 # attention_backward.cu. Which attention kernel runs is decided in native/attention.cpp.
-Tensor = torch.Tensor
-
 _MOST_SPLITS = 128
 
 

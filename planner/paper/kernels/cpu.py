@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from planner import upstream
 from planner.paper.kernels import training_operators  # noqa: F401
@@ -19,7 +20,6 @@ from planner.paper.kernels.table import cpu, like_meta
 # oneDNN lays tensors out anew, differently on each processor: runs to be compared with paper have it off
 # (`torch.backends.mkldnn.enabled = False`). Sources, torch 2.13, aten/src/ATen/native: Convolution.cpp (groups one by
 # one), ConvolutionMM2d.cpp, NaiveConvolutionTranspose2d.cpp, ConvolutionMM3d.cpp.
-Tensor = torch.Tensor
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -198,12 +198,12 @@ for _operator in ("topk", "_cdist_backward", "_pdist_backward", "_embedding_bag_
 # Source: torch 2.13 aten/src/ATen/native/cpu/SortingKernel.cpp, DistanceOpsKernel.cpp, IndexKernel.cpp, native/
 # EmbeddingBag.cpp, TensorFactories.cpp.
 @cpu("masked_scatter_")
-def masked_scatter(into: torch.Tensor, _mask: torch.Tensor, _source: torch.Tensor) -> torch.Tensor:
+def masked_scatter(into: Tensor, _mask: Tensor, _source: Tensor) -> Tensor:
     return into
 
 
 @cpu("randperm.generator_out")
-def permutation(n: int, *, out: torch.Tensor, **_: Any) -> torch.Tensor:
+def permutation(n: int, *, out: Tensor, **_: Any) -> Tensor:
     torch.ops.paper.forget_value(out)
     return out.resize_(n)
 

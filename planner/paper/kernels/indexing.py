@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 import torch
+from torch import Tensor
 
 from planner.paper import values
 from planner.paper.kernels.sorting import bits_of, radix_sort_bytes, reduction_bytes, scan_bytes
@@ -14,7 +15,6 @@ from planner.paper.kernels.table import cuda, like_meta, scratch, target
 from planner.upstream import torch_releases
 
 # Sources, torch 2.13: aten/src/ATen/native/cuda/Nonzero.cu, IndexKernel.cpp, Indexing.cu, Repeat.cu.
-Tensor = torch.Tensor
 
 
 def known(tensor: Tensor) -> Tensor | None:
@@ -117,12 +117,12 @@ _INT64 = torch.int64
 
 @cuda("_index_put_impl_")
 def index_put(
-    into: torch.Tensor,
-    indices: Sequence[torch.Tensor | None],
-    values: torch.Tensor,
+    into: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
     accumulate: bool = False,
     unsafe: bool = False,  # noqa: ARG001
-) -> torch.Tensor:
+) -> Tensor:
     """What `x[i] = y` and the backward of `x[i]` take.
 
     Source: torch 2.13 aten/src/ATen/native/cuda/Indexing.cu (index_put_with_sort_kernel), the same in 2.6 and 2.11:
@@ -154,7 +154,7 @@ def index_put(
     return into
 
 
-def _follow(into: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool) -> None:
+def _follow(into: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> None:
     """What is known of whole numbers stays known where known values are put at known places."""
     if any(index is not None and index.numel() == 0 for index in indices):
         return  # nothing is written
@@ -167,27 +167,27 @@ def _follow(into: torch.Tensor, indices: Sequence[torch.Tensor | None], values: 
     kept.index_put_(places, found, accumulate)  # a view of what is kept
 
 
-def _is_mask(index: torch.Tensor | None) -> bool:
+def _is_mask(index: Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
-def _pad_indices(indices: Sequence[torch.Tensor | None], dims: int) -> list[torch.Tensor | None]:
+def _pad_indices(indices: Sequence[Tensor | None], dims: int) -> list[Tensor | None]:
     return [*indices, *[None] * (dims - len(indices))]
 
 
-def _after(into: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> int:
+def _after(into: Tensor, indices: Sequence[Tensor | None]) -> int:
     """Elements behind one place: what the dims after the last index hold."""
     last = max(position for position, index in enumerate(indices) if index is not None)
     return prod(into.shape[last + 1 :])
 
 
-def _places(indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+def _places(indices: Sequence[Tensor | None]) -> Tensor | None:
     """Each index wrapped (remainder) and times its stride; the sum stays. The host does this for its own indices."""
     given = [index for index in indices if index is not None]
     if not given:
         return None
     shape = torch.broadcast_shapes(*(index.shape for index in given))
-    total: torch.Tensor | None = None
+    total: Tensor | None = None
     for index in given:
         wrapped = torch.empty(shape, dtype=_INT64, device=index.device)
         scaled = torch.empty(shape, dtype=_INT64, device="cuda")
@@ -197,7 +197,7 @@ def _places(indices: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 @cuda("masked_scatter_")
-def masked_scatter(into: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def masked_scatter(into: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Which value of the source comes to each place: running sums of the mask, in int64 for every element.
 
     Source: torch 2.13 aten/src/ATen/native/cuda/IndexKernel.cpp (masked_scatter__cuda), IndexKernel.cu
@@ -207,8 +207,7 @@ def masked_scatter(into: torch.Tensor, mask: torch.Tensor, source: torch.Tensor)
         return into
     sums = torch.empty(into.shape, dtype=_INT64, device="cuda")
     kept = mask.expand(into.shape).contiguous()
-    taken = scratch(scan_bytes(into.numel(), _INT64.itemsize))
-    del taken
+    scratch(scan_bytes(into.numel(), _INT64.itemsize))
     whole = source.contiguous()
     del kept, whole, sums
     return into
@@ -216,10 +215,10 @@ def masked_scatter(into: torch.Tensor, mask: torch.Tensor, source: torch.Tensor)
 
 @cuda("scatter_reduce.two")
 def scatter_reduce(
-    into: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
-) -> torch.Tensor:
+    into: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
     """A mean counts how many came to each place (torch 2.13, aten/src/ATen/native/TensorAdvancedIndexing.cpp)."""
-    result: torch.Tensor = like_meta("scatter_reduce.two", into, dim, index, source, reduce, include_self=include_self)
+    result: Tensor = like_meta("scatter_reduce.two", into, dim, index, source, reduce, include_self=include_self)
     if reduce == "mean" and index.numel() > 0:
         ones, counts = torch.empty_like(source), torch.empty_like(result)
         nowhere = torch.empty_like(counts, dtype=torch.bool)
@@ -235,9 +234,7 @@ _LARGEST_OF_A_BAG = 2
 
 
 @cuda("embedding_dense_backward")
-def embedding_dense_backward(
-    gradient: torch.Tensor, indices: torch.Tensor, rows: int, _padding: int, by_frequency: bool
-) -> torch.Tensor:
+def embedding_dense_backward(gradient: Tensor, indices: Tensor, rows: int, _padding: int, by_frequency: bool) -> Tensor:
     """Source: torch 2.13 aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu.
 
     Up to 3,072 indices take nothing. More are sorted, and partial sums of up to ten rows are kept in float32: about a
@@ -254,9 +251,9 @@ def embedding_dense_backward(
 
 @cuda("_embedding_bag_dense_backward")
 def embedding_bag_backward(
-    gradient: torch.Tensor, indices: torch.Tensor, _bags: torch.Tensor, _sizes: torch.Tensor, _largest: torch.Tensor,
+    gradient: Tensor, indices: Tensor, _bags: Tensor, _sizes: Tensor, _largest: Tensor,
     rows: int, by_frequency: bool, mode: int, *_: object,
-) -> torch.Tensor:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Source: torch 2.13 aten/src/ATen/native/cuda/EmbeddingBag.cu: as that of an embedding, for any number of indices.
     Where the largest of a bag was taken its row is known."""
     places = indices.contiguous()
@@ -267,17 +264,17 @@ def embedding_bag_backward(
 
 @cuda("_embedding_bag_backward")
 def bag_backward(
-    gradient: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, bags: torch.Tensor, sizes: torch.Tensor,
-    largest: torch.Tensor, rows: int, by_frequency: bool, mode: int, sparse: bool, *rest: object,
-) -> torch.Tensor:  # fmt: skip
+    gradient: Tensor, indices: Tensor, offsets: Tensor, bags: Tensor, sizes: Tensor,
+    largest: Tensor, rows: int, by_frequency: bool, mode: int, sparse: bool, *rest: object,
+) -> Tensor:  # fmt: skip
     if sparse:
         given = gradient, indices, offsets, bags, sizes, largest, rows, by_frequency, mode, sparse, *rest
-        result: torch.Tensor = like_meta("_embedding_bag_backward", *given)
+        result: Tensor = like_meta("_embedding_bag_backward", *given)
         return result
     return embedding_bag_backward(gradient, indices, bags, sizes, largest, rows, by_frequency, mode)
 
 
-def _add_sorted(gradient: torch.Tensor, places: torch.Tensor, rows: int, by_frequency: bool) -> torch.Tensor:
+def _add_sorted(gradient: Tensor, places: Tensor, rows: int, by_frequency: bool) -> Tensor:
     sorted_places, origins = torch.empty_like(places), torch.empty_like(places)
     numbers = torch.empty_like(places)
     size = places.element_size()
@@ -290,7 +287,7 @@ def _add_sorted(gradient: torch.Tensor, places: torch.Tensor, rows: int, by_freq
     return result
 
 
-def _partial_sums(result: torch.Tensor, places: torch.Tensor) -> None:
+def _partial_sums(result: Tensor, places: Tensor) -> None:
     count, (rows, width) = places.numel(), result.shape
     segments = min(count, rows)
     pieces = count // _ROWS_PER_THREAD + segments
@@ -302,7 +299,7 @@ def _partial_sums(result: torch.Tensor, places: torch.Tensor) -> None:
     _scan(segments, places.element_size())
     number_of_pieces = torch.empty((), dtype=_INT64, device="cuda")
     piece_starts = places.new_empty(pieces)
-    sums: tuple[torch.Tensor, ...]
+    sums: tuple[Tensor, ...]
     wide = torch.float32 if result.element_size() == 2 else result.dtype
     if _few_rows(segments, pieces, width):
         owners = places.new_empty(pieces)
@@ -319,8 +316,7 @@ def _select(items: int, item_bytes: int) -> None:
 
 
 def _scan(items: int, item_bytes: int) -> None:
-    taken = scratch(scan_bytes(items, item_bytes))
-    del taken
+    scratch(scan_bytes(items, item_bytes))
 
 
 def _few_rows(segments: int, pieces: int, width: int) -> bool:

@@ -7,14 +7,13 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from planner.paper.kernels import workspaces
 from planner.paper.kernels.table import cuda, like_meta, scratch, target
 
 # Source: torch 2.13 aten/src/ATen/native/BatchLinearAlgebra.cpp, cuda/linalg/BatchLinearAlgebra.cpp and
 # cuda/linalg/BatchLinearAlgebraLib.cpp.
-Tensor = torch.Tensor
-
 _SMALL = 32
 """Matrices of up to so many rows and columns have kernels of their own (gesvdjBatched)."""
 _LARGE = 512
@@ -134,31 +133,18 @@ def inverse(x: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
     return results
 
 
-@cuda("linalg_lu_factor_ex")
-def factors_of(x: Tensor, **named: Any) -> Any:
-    return _with_factors("linalg_lu_factor_ex", x, **named)
-
-
-@cuda("_linalg_det")
-def determinant(x: Tensor) -> Any:
-    return _with_factors("_linalg_det", x)
-
-
-@cuda("_linalg_slogdet")
-def logarithm_of_determinant(x: Tensor) -> Any:
-    return _with_factors("_linalg_slogdet", x)
-
-
-@cuda("_linalg_solve_ex")
-def solution(x: Tensor, right: Tensor, **named: Any) -> Any:
-    return _with_factors("_linalg_solve_ex", x, right, **named)
-
-
-def _with_factors(operator: str, x: Tensor, *more: Any, **named: Any) -> Any:
+def _register_with_factors(operator: str) -> None:
     """The factors are among the results."""
-    results = like_meta(operator, x, *more, **named)
-    _factorize(x)
-    return results
+
+    @cuda(operator)
+    def kernel(x: Tensor, *more: Any, **named: Any) -> Any:
+        results = like_meta(operator, x, *more, **named)
+        _factorize(x)
+        return results
+
+
+for _operator in ("linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex"):
+    _register_with_factors(_operator)
 
 
 def _factorize(x: Tensor) -> None:
@@ -174,17 +160,12 @@ def _factorize(x: Tensor) -> None:
 
 def _run(function: str, x: Tensor) -> None:
     """A function of cuSOLVER, with its workspace."""
-    workspace = workspaces.take("cusolver", "cuSOLVER", [x], function)
-    del workspace
+    workspaces.take("cusolver", "cuSOLVER", [x], function)
 
 
 @cuda("linalg_lstsq")
 def least_squares(
-    x: Tensor,
-    right: Tensor,
-    rcond: float | None = None,  # noqa: ARG001
-    *,
-    driver: str | None = None,
+    x: Tensor, right: Tensor, _rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """By `gels`, the only driver on a GPU: no rank and no singular values; residuals where there are more equations
     than unknowns. The right-hand sides lie where the solution will."""
@@ -199,15 +180,14 @@ def least_squares(
         _by_columns((*batch, rows, unknowns), x),
     ]
     solution = _by_columns((*batch, max(rows, unknowns), sides), x)
-    workspace = workspaces.take("cusolver", "cuSOLVER", [x, columns], "gels")
-    del workspace
+    workspaces.take("cusolver", "cuSOLVER", [x, columns], "gels")
     residuals = x.new_empty(0, dtype=x.dtype.to_real())
     if rows > unknowns:
         residuals = solution.narrow(-2, unknowns, rows - unknowns).abs().sum(-2)
     del kept
-    found = solution.narrow(-2, 0, unknowns)
+    solution = solution.narrow(-2, 0, unknowns)
     nothing = x.new_empty(0, dtype=torch.int64), x.new_empty(0, dtype=x.dtype.to_real())
-    return found.squeeze(-1) if is_vector else found, residuals, *nothing
+    return solution.squeeze(-1) if is_vector else solution, residuals, *nothing
 
 
 @cuda("linalg_eig")
@@ -217,8 +197,7 @@ def eigenvectors(x: Tensor) -> tuple[Tensor, Tensor]:
     kept = [_by_columns(x.shape, x), torch.zeros(x.shape[:-2], dtype=torch.int32, device="cuda")]
     if not x.is_complex():
         kept.append(_by_columns(x.shape, x))
-    workspace = workspaces.take("cusolver", "cuSOLVER", [x], "geev")
-    del workspace
+    workspaces.take("cusolver", "cuSOLVER", [x], "geev")
     values, vectors = x.new_empty(x.shape[:-1], dtype=dtype), _by_columns(x.shape, x, dtype)
     del kept
     return values, vectors
@@ -235,36 +214,29 @@ _ALIGNMENT_BYTES = 16
 
 @cuda("_grouped_mm")
 def grouped_mm(
-    a: Tensor,
-    b: Tensor,
-    offsets: Tensor | None = None,
-    _bias: Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    a: Tensor, b: Tensor, offsets: Tensor | None = None, _bias: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Rows of the result begin at multiples of 16 bytes."""
-    shape = _shape(a, b, offsets)
+    shape: tuple[int, ...] = (a.size(-2), b.size(-1))
+    if a.dim() == b.dim() == 3:
+        shape = (a.size(0), *shape)
+    elif a.dim() == b.dim() == 2:
+        assert offsets is not None
+        shape = (offsets.size(0), *shape)
     kind = dtype or a.dtype
-    width = shape[-1]
-    step = _ALIGNMENT_BYTES // kind.itemsize
-    padded = -(-width // step) * step
+    padded = _round_up(shape[-1], _ALIGNMENT_BYTES // kind.itemsize)
     strides = (shape[-2] * padded, padded, 1)[-len(shape) :]
     out = torch.empty_strided(shape, strides, dtype=kind, device="cuda")
     if {a.dtype, b.dtype, kind} == {torch.bfloat16} and target().capability in ((9, 0), (10, 0)):
         groups = f"groups={offsets.size(0) if offsets is not None else a.size(0)}"
-        workspace = workspaces.take("cutlass", "grouped matrix product: its table of groups", [a, b], groups)
-        del workspace
+        workspaces.take("cutlass", "grouped matrix product: its table of groups", [a, b], groups)
     else:
         _first_product(a, b, out)
     return out
 
 
-def _shape(a: Tensor, b: Tensor, offsets: Tensor | None) -> tuple[int, ...]:
-    if a.dim() == 3 and b.dim() == 3:
-        return a.size(0), a.size(1), b.size(2)
-    if a.dim() == 2 and b.dim() == 2:
-        assert offsets is not None
-        return offsets.size(0), a.size(0), b.size(1)
-    return a.size(-2), b.size(-1)
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _first_product(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -307,32 +279,29 @@ def complex_to_complex(x: Tensor, dim: Sequence[int], _normalization: int = 0, _
 @cuda("_fft_r2c")
 def real_to_complex(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Tensor:
     if x.dtype not in (torch.float16, torch.float32, torch.float64):
-        result: Tensor = like_meta("_fft_r2c", x, dim, normalization, onesided)
-        return result
+        return like_meta("_fft_r2c", x, dim, normalization, onesided)  # type: ignore[no-any-return]
     last, halves = dim[-1], list(x.shape)
     halves[last] = x.size(last) // 2 + 1
     sizes = halves if onesided else list(x.shape)
     out = x.new_empty(sizes, dtype=x.dtype.to_complex())
-    working = x if _is_aligned_for_complex(x) else _contiguous_along(x, last)
+    working = x
+    if x.data_ptr() % (2 * x.element_size()):  # not aligned for complex numbers
+        working = x.movedim(last, -1).clone(memory_format=_CONTIGUOUS).movedim(-1, last)
     if _is_planned_whole(dim):
         _transform(out, working, sizes, dim)
     else:
-        out = _real_to_complex_by_parts(out, working, halves, dim)
+        # The last dim from real to complex, then the others as complex numbers.
+        _transform(out, working, halves, dim[-1:])
+        spare, left = torch.empty_like(out, memory_format=_CONTIGUOUS), list(dim[:-1])
+        while left:
+            out, working = spare, out
+            left.sort(key=working.stride, reverse=True)
+            now, left = left[-_MOST_DIMS:], left[:-_MOST_DIMS]
+            _transform(out, working, halves, now)
+            spare = working
+        del spare
     if not onesided and out.size(last) != x.size(last):
         return out.new_empty(x.shape)
-    return out
-
-
-def _real_to_complex_by_parts(out: Tensor, working: Tensor, sizes: Sequence[int], dim: Sequence[int]) -> Tensor:
-    """The last dim from real to complex, then the others as complex numbers."""
-    _transform(out, working, sizes, dim[-1:])
-    spare, left = torch.empty_like(out, memory_format=_CONTIGUOUS), list(dim[:-1])
-    while left:
-        out, working = spare, out
-        left.sort(key=working.stride, reverse=True)
-        now, left = left[-_MOST_DIMS:], left[:-_MOST_DIMS]
-        _transform(out, working, sizes, now)
-        spare = working
     return out
 
 
@@ -340,8 +309,7 @@ def _real_to_complex_by_parts(out: Tensor, working: Tensor, sizes: Sequence[int]
 def complex_to_real(x: Tensor, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
     """The input is always copied: such transforms may write to it."""
     if x.dtype is torch.bfloat16:
-        result: Tensor = like_meta("_fft_c2r", x, dim, normalization, last_dim_size)
-        return result
+        return like_meta("_fft_c2r", x, dim, normalization, last_dim_size)  # type: ignore[no-any-return]
     sizes = list(x.shape)
     sizes[dim[-1]] = last_dim_size
     out = x.new_empty(sizes, dtype=x.dtype.to_real())
@@ -356,14 +324,6 @@ def _is_planned_whole(dim: Sequence[int]) -> bool:
     return len(dim) <= _MOST_DIMS and tuple(dim[:2]) != (0, 1)
 
 
-def _is_aligned_for_complex(x: Tensor) -> bool:
-    return x.data_ptr() % (2 * x.element_size()) == 0
-
-
-def _contiguous_along(x: Tensor, dim: int) -> Tensor:
-    return x.movedim(dim, -1).clone(memory_format=_CONTIGUOUS).movedim(-1, dim)
-
-
 def _transform(out: Tensor, x: Tensor, sizes: Sequence[int], dim: Sequence[int]) -> None:
     """`_exec_fft`: batches first, in the order of their strides; `out` gets the strides that cuFFT writes in."""
     batch_dims = sorted((d for d in range(x.dim()) if d not in dim), key=x.stride, reverse=True)
@@ -373,8 +333,7 @@ def _transform(out: Tensor, x: Tensor, sizes: Sequence[int], dim: Sequence[int])
     is_half = batches.is_complex() and batches.size(-1) != signal[-1]
     if _has_to_be_copied(batches, signal, onesided=is_half):
         batches = batches.clone(memory_format=_CONTIGUOUS)
-    workspace = workspaces.take("cufft", "cuFFT", [batches], f"signal={signal} to={out.dtype}".replace("torch.", ""))
-    del workspace
+    workspaces.take("cufft", "cuFFT", [batches], f"signal={signal} to={out.dtype}".replace("torch.", ""))
     strides, count = [0] * x.dim(), 1
     for d in reversed(batch_dims):
         strides[d] = count * out.stride(0)

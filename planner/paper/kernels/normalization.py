@@ -7,25 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from planner.paper.kernels import workspaces
-from planner.paper.kernels.table import cuda, target
+from planner.paper.kernels.table import cuda, scratch, target
 
 # Sources, torch 2.13: aten/src/ATen/native/cuda/layer_norm_kernel.cu, group_norm_kernel.cu, Normalization.cuh,
 # native/cudnn/BatchNorm.cpp, native/group_norm.cpp.
-Tensor = torch.Tensor
-
 _PARTIAL_ROWS = 64 * 1024
 _PARTIAL_BLOCKS = 32 * 1024
 _WARP = 32
 
 
-def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype is torch.float64 else torch.float32
-
-
 def _statistics(x: Tensor, shape: Sequence[int]) -> Tensor:
-    return torch.empty(tuple(shape), dtype=_accumulation_dtype(x.dtype), device="cuda")
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return torch.empty(tuple(shape), dtype=dtype, device="cuda")
 
 
 def _rows(x: Tensor, normalized: Sequence[int]) -> tuple[list[int], int, int]:
@@ -136,18 +132,13 @@ def cudnn_batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     out = torch.empty_like(x, memory_format=_suggest_memory_format(x))
     if not training:
-        return out, weight.new_empty(0), weight.new_empty(0), _reserve()
+        return out, weight.new_empty(0), weight.new_empty(0), scratch(0)
     mean, variance = weight.new_empty(x.size(1)), weight.new_empty(x.size(1))
     layout = _layout_of(x)
     # Allocated before the workspace: aten/src/ATen/native/cudnn/BatchNorm.cpp.
-    reserve = _reserve(workspaces.bytes_kept("cuDNN batch normalization, reserve", [x], layout, 0))
-    workspace = workspaces.take("cudnn", "cuDNN batch normalization, forward", [x], layout)
-    del workspace
+    reserve = scratch(workspaces.bytes_kept("cuDNN batch normalization, reserve", [x], layout, 0))
+    workspaces.take("cudnn", "cuDNN batch normalization, forward", [x], layout)
     return out, mean, variance, reserve
-
-
-def _reserve(size_bytes: int = 0) -> Tensor:
-    return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
 
 
 def _layout_of(x: Tensor) -> str:
@@ -165,54 +156,26 @@ def cudnn_batch_norm_backward(x: Tensor, grad: Tensor, weight: Tensor, *_: Any) 
 
 
 def _suggest_memory_format(x: Tensor) -> torch.memory_format:
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
-        return torch.channels_last
-    if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous():
-        return torch.channels_last_3d
-    return torch.contiguous_format
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    is_last = last is not None and x.is_contiguous(memory_format=last) and not x.is_contiguous()
+    return last if last is not None and is_last else torch.contiguous_format
 
 
 # Source, torch 2.13: aten/src/ATen/native/cuda/Normalization.cu, Normalization.cuh.
 def _per_channel(x: Tensor) -> Tensor:
-    kind = torch.float64 if x.dtype is torch.float64 else torch.float32
-    return torch.empty(x.size(1), dtype=kind, device="cuda")
+    return _statistics(x, [x.size(1)])
 
 
-@cuda("batch_norm_stats")
-def statistics(x: Tensor, _eps: float) -> tuple[Tensor, Tensor]:
+@cuda("batch_norm_stats", "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts", "batch_norm_update_stats")
+def statistics(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _per_channel(x), _per_channel(x)
-
-
-@cuda("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts")
-def gather_statistics(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _per_channel(x), _per_channel(x)
-
-
-@cuda("batch_norm_update_stats")
-def update_statistics(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _per_channel(x), _per_channel(x)
-
-
-@cuda("batch_norm_elemt")
-def normalize(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x)
 
 
 @cuda("batch_norm_backward_reduce")
 def reduce_gradients(
-    _grad: Tensor,
-    x: Tensor,
-    _mean: Tensor,
-    _invstd: Tensor,
-    weight: Tensor | None,
-    *wanted: bool,
+    _grad: Tensor, x: Tensor, _mean: Tensor, _invstd: Tensor, weight: Tensor | None, *wanted: bool
 ) -> tuple[Tensor | None, ...]:
     sums = (_per_channel(x), _per_channel(x)) if wanted[0] else (None, None)
     of_weight = weight.new_empty(x.size(1)) if weight is not None and wanted[1] else None
     of_bias = weight.new_empty(x.size(1)) if weight is not None and wanted[2] else None
     return *sums, of_weight, of_bias
-
-
-@cuda("batch_norm_backward_elemt")
-def gradient(_grad: Tensor, x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x)

@@ -10,20 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from planner.paper import library
 from planner.paper.kernels import workspaces
-from planner.paper.kernels.table import cuda
+from planner.paper.kernels.table import cuda, scratch
 
-Tensor = torch.Tensor
-
-_NAMES = {library.load().paper_rnn_mode(name.encode()): name for name in ("RNN_RELU", "RNN_TANH", "LSTM", "GRU")}
-_LSTM = library.load().paper_rnn_mode(b"LSTM")
-_KEPT = {
-    library.load().paper_rnn_mode(mode): values
-    for mode, values in ((b"RNN_RELU", 1), (b"RNN_TANH", 1), (b"LSTM", 5), (b"GRU", 4))
-}
+_KEPT = {"RNN_RELU": 1, "RNN_TANH": 1, "LSTM": 5, "GRU": 4}
 """Values per hidden unit and step that a backward needs, by mode: the gates, and the cell's state."""
+_MODES = {library.load().paper_rnn_mode(name.encode()): name for name in _KEPT}
 
 
 @cuda("_cudnn_rnn_flatten_weight")
@@ -55,9 +50,9 @@ def rnn(
     options = _options(mode, hidden, projection, layers, bidirectional, train, packed=bool(batch_sizes))
     workspace = workspaces.take("cudnn", "cuDNN recurrent network, forward", [x, hx], options)
     steps = x.numel() // x.size(-1)
-    needed = steps * hidden * directions * layers * _KEPT[mode] * x.element_size()
+    needed = steps * hidden * directions * layers * _KEPT[_MODES[mode]] * x.element_size()
     kept_bytes = workspaces.bytes_kept("cuDNN recurrent network, reserve", [x, hx], options, needed) if train else 0
-    reserve = _reserve(kept_bytes)
+    reserve = scratch(kept_bytes)
     del workspace
     if batch_first and not batch_sizes:
         out = out.transpose(0, 1)
@@ -68,13 +63,9 @@ def _options(
     mode: int, hidden: int, projection: int, layers: int, bidirectional: bool, train: bool, *, packed: bool
 ) -> str:
     return (
-        f"mode={_NAMES[mode]} hidden={hidden} projection={projection} layers={layers} bidirectional={bidirectional}"
+        f"mode={_MODES[mode]} hidden={hidden} projection={projection} layers={layers} bidirectional={bidirectional}"
         f" train={train} packed={packed}"
     )
-
-
-def _reserve(size_bytes: int) -> Tensor:
-    return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
 
 
 @cuda("_cudnn_rnn_backward")
@@ -91,7 +82,7 @@ def rnn_backward(
     kept = x.contiguous(), grad.contiguous(), out.contiguous()
     of_x = torch.empty_like(kept[0])
     of_hx = torch.empty_like(hx)
-    of_cx = torch.empty_like(cx) if cx is not None and mode == _LSTM else None
+    of_cx = torch.empty_like(cx) if cx is not None and _MODES[mode] == "LSTM" else None
     options = _options(mode, hidden, projection, layers, bidirectional, train, packed=bool(batch_sizes))
     workspace = workspaces.take("cudnn", "cuDNN recurrent network, backward", [x, hx], options)
     of_weights = []
@@ -109,4 +100,4 @@ def rnn_backward(
 @cuda("_cudnn_init_dropout_state")
 def dropout_state(_dropout: float, _train: bool, _seed: int, **_: Any) -> Tensor:
     workspaces.note_unknown_workspace("cuDNN dropout state")
-    return torch.empty(0, dtype=torch.uint8, device="cuda")
+    return scratch(0)

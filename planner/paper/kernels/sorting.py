@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from planner.paper import values
 from planner.paper.kernels.table import cuda, like_meta, scratch, target
@@ -97,8 +98,6 @@ def _laid_out(*sizes: int) -> int:
 
 # Source, torch 2.13: aten/src/ATen/native/cuda/Sort.cpp, Sort.h, SortStable.cu, TensorTopK.cpp, TensorTopK.cu,
 # Sorting.cpp, ScanUtils.cuh, native/ReduceOps.cpp.
-Tensor = torch.Tensor
-
 _SMALL = 4096
 _LARGE = 1_000_000
 _FEW_SEGMENTS = 128
@@ -150,8 +149,7 @@ def _cub(rows: int, length: int, item: int) -> list[Tensor]:
     pairs = [scratch(count * _INDEX), scratch(count * _INDEX)]
     by_value = [scratch(count * item), scratch(radix_sort_bytes(count, item, _INDEX, item * 8))]
     del by_value
-    by_row = scratch(radix_sort_bytes(count, _INDEX, 0, bits_of(rows - 1)))
-    del by_row
+    scratch(radix_sort_bytes(count, _INDEX, 0, bits_of(rows - 1)))
     return pairs
 
 
@@ -221,8 +219,7 @@ def running(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     converted: Any = x if x.dtype is kind else torch.empty_like(x, dtype=kind)
     converted = converted.contiguous()
     if x.dim() > 0 and x.numel() > 0 and x.numel() == x.size(dim):
-        scan = scratch(scan_bytes(x.numel(), kind.itemsize))
-        del scan
+        scratch(scan_bytes(x.numel(), kind.itemsize))
     del converted
     return result
 

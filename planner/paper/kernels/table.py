@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from planner.paper import library
 from planner.paper.targets import Target, target_of
@@ -119,17 +120,17 @@ def like_meta(operator: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _to_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.is_cuda:
+    if isinstance(value, Tensor) and value.is_cuda:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     return value
 
 
 def _to_paper(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.is_meta:
+    if isinstance(value, Tensor) and value.is_meta:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
     return value
 
 
-def scratch(size_bytes: int) -> torch.Tensor:
+def scratch(size_bytes: int) -> Tensor:
     """Bytes that a kernel asks for while it runs; free when the tensor goes."""
     return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from planner.paper.kernels.table import cpu, cuda, like_meta, target
 
 # Source: torch 2.13 aten/src/ATen/native/Loss.cpp (mse_loss, smooth_l1_loss, huber_loss), cuda/Loss.cu
 # (binary_cross_entropy). A result that is made elementwise and resized to a scalar gives no memory back.
-Tensor = torch.Tensor
 _NONE, _MEAN = 0, 1
 
 
@@ -52,7 +52,7 @@ def _reduced(elementwise: Tensor, reduction: int) -> Tensor:
 
 
 @cuda("native_dropout")
-def native_dropout(x: torch.Tensor, _p: float, _train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+def native_dropout(x: Tensor, _p: float, _train: bool | None) -> tuple[Tensor, Tensor]:
     """Source: torch 2.13 aten/src/ATen/native/cuda/Dropout.cu: mask as bool, then the result."""
     mask = torch.empty_like(x, dtype=torch.bool)
     return torch.empty_like(x), mask

@@ -10,27 +10,29 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from planner.paper import values
 from planner.paper.kernels import workspaces
 from planner.paper.kernels.table import cuda
 
-Tensor = torch.Tensor
+
+@cuda(
+    "_logcumsumexp", "glu_jvp", "_masked_softmax", "_standard_gamma_grad", "_sample_dirichlet", "_dirichlet_grad",
+    "_masked_softmax_backward", "glu_backward_jvp", "batch_norm_elemt",
+)  # fmt: skip
+def like_first(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(x)
 
 
-@cuda("_logcumsumexp", "glu_jvp", "_masked_softmax", "_standard_gamma_grad", "_sample_dirichlet", "_dirichlet_grad")
-def as_the_first(x: Tensor, *_: Any, **__: Any) -> Tensor:
+@cuda("batch_norm_backward_elemt")
+def like_second(_grad: Tensor, x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x)
 
 
 @cuda("multi_margin_loss_backward", "multilabel_margin_loss_backward", "fractional_max_pool3d_backward")
-def as_the_second(_grad: Tensor, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def like_second_dense(_grad: Tensor, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@cuda("_masked_softmax_backward", "glu_backward_jvp")
-def as_the_gradient(grad: Tensor, *_: Any, **__: Any) -> Tensor:
-    return torch.empty_like(grad)
 
 
 @cuda("_cummax_helper", "_cummin_helper", "_compute_linear_combination.out")
@@ -96,8 +98,7 @@ def ctc_by_cudnn(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_
 def ctc_of_cudnn(log_probs: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     losses = log_probs.new_empty(log_probs.size(1))
     gradient = torch.empty_like(log_probs)
-    workspace = workspaces.take("cudnn", "cuDNN CTC loss", [log_probs])
-    del workspace
+    workspaces.take("cudnn", "cuDNN CTC loss", [log_probs])
     return losses, gradient
 
 
@@ -107,18 +108,15 @@ def ctc(
 ) -> tuple[Tensor, Tensor]:
     """Lengths, first on the host, and the alphas: batch, time, twice the longest target and one."""
     batch = log_probs.size(1)
-    longest = _longest(targets, target_lengths)
+    if targets.dim() == 2:
+        longest = targets.size(1)
+    else:
+        longest = int(max(target_lengths.tolist() if isinstance(target_lengths, Tensor) else target_lengths))
     lengths = [torch.empty(batch, dtype=torch.int64, device="cuda") for _ in range(3)]
     alphas = log_probs.new_empty(batch, log_probs.size(0), 2 * longest + 1)
     losses = log_probs.new_empty(batch)
     del lengths
     return losses, alphas
-
-
-def _longest(targets: Tensor, lengths: Any) -> int:
-    if targets.dim() == 2:
-        return targets.size(1)
-    return int(max(lengths.tolist() if isinstance(lengths, Tensor) else lengths))
 
 
 @cuda("_ctc_loss_backward.Tensor", "_ctc_loss_backward")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from planner.hardware.workspaces import WorkspaceRequest, WorkspaceTable
 from planner.paper import library
@@ -110,9 +111,7 @@ def margin_bytes() -> int:
     return _asking.margin_bytes if _asking is not None else 0
 
 
-def take(
-    owner: str, kernel: str, tensors: Sequence[torch.Tensor], options: str = "", *, at_least: int = 0
-) -> torch.Tensor | None:
+def take(owner: str, kernel: str, tensors: Sequence[Tensor], options: str = "", *, at_least: int = 0) -> Tensor | None:
     """The workspace of a kernel of the library `owner` (`cufft`), free when the tensor goes.
 
     Where nothing was measured the kernel is noted as unknown, and it takes no more than `at_least`.
@@ -131,13 +130,13 @@ def take(
         native.paper_enter_kernel(outer)
 
 
-def bytes_kept(kernel: str, tensors: Sequence[torch.Tensor], options: str, otherwise: int) -> int:
+def bytes_kept(kernel: str, tensors: Sequence[Tensor], options: str, otherwise: int) -> int:
     """Bytes that a forward keeps for its backward (a reserve), as measured; `otherwise` where nothing was."""
     size = _measured(kernel, tensors, options, otherwise)
     return otherwise if size is None else size
 
 
-def _measured(kernel: str, tensors: Sequence[torch.Tensor], options: str, otherwise: int) -> int | None:
+def _measured(kernel: str, tensors: Sequence[Tensor], options: str, otherwise: int) -> int | None:
     if _asking is None:
         return None
     shapes = tuple(tuple(each.shape) for each in tensors)
