@@ -61,8 +61,6 @@ class EngineMemory:
     utilization: float
     weights_bytes: int
     """In segments of torch's allocator."""
-    share_bytes: int
-    """vLLM: everything but what lies outside its share. sglang: weights and KV cache."""
     kv_blocks: int
     kv_tokens: int
     kv_cache_bytes: int
@@ -110,11 +108,9 @@ def engine_memory(
     least, graphs, most = (0, 0, 0) if rollout.enforce_eager else (size * MIB for size in known)
     in_blocks, in_segments = weights_in_allocator(figures.weight_tensors)
     if rollout.engine == "vllm":
-        share = int(total_bytes * utilization)
-        left = share - in_blocks - figures.activation_bytes - non_torch
+        left = int(total_bytes * utilization) - in_blocks - figures.activation_bytes - non_torch
     else:
-        share = int(max(free_at_start_bytes, 0) * utilization)
-        left = share - in_blocks
+        left = int(max(free_at_start_bytes, 0) * utilization) - in_blocks
     blocks = kv_blocks(left, figures.kv_token_bytes, rollout.block_size)
     tokens = blocks * rollout.block_size
     # One tensor to a layer, each in segments of its own.
@@ -124,7 +120,6 @@ def engine_memory(
         figures=figures,
         utilization=utilization,
         weights_bytes=in_segments,
-        share_bytes=share,
         kv_blocks=blocks,
         kv_tokens=tokens,
         kv_cache_bytes=kv_cache,

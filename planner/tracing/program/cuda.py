@@ -7,7 +7,7 @@ above them runs as it is. What has no meaning on paper, such as a captured graph
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -326,17 +326,19 @@ def _of_the_host_alone(real: Any) -> Any:
     return init
 
 
+def forget_values(arguments: Iterable[Any]) -> None:
+    """A kernel is launched with these: what a tensor of the device holds is not known afterwards."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor) and argument.is_cuda:
+            torch.ops.paper.forget_value(argument)
+
+
 class SourceKernel:
     """As `_CudaKernel` of torch 2.13 (torch/cuda/_utils.py) is called."""
 
-    def __call__(
-        self, grid: Any = (1, 1, 1), block: Any = (1, 1, 1), args: Sequence[Any] | None = None, **_launch: Any
-    ) -> None:
-        """What a tensor holds is not known afterwards."""
+    def __call__(self, grid: Any = (), block: Any = (), args: Sequence[Any] | None = None, **_launch: Any) -> None:
         del grid, block
-        for argument in args or ():
-            if isinstance(argument, torch.Tensor) and argument.is_cuda:
-                torch.ops.paper.forget_value(argument)
+        forget_values(args or ())
 
     def set_shared_memory_config(self, shared_mem_bytes: int) -> None: ...
 

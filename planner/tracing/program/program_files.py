@@ -24,7 +24,6 @@ class Import:
 
     module: str
     names: tuple[str, ...]
-    path: Path
     line: int
     deferred: bool
 
@@ -46,7 +45,7 @@ def own_files(line: LaunchLine, here: Path | None = None, most: int = _MOST_FILE
         except (OSError, SyntaxError, ValueError):
             continue
         files[path] = tree
-        for wanted in imports_of(path, tree):
+        for wanted in imports_of(tree):
             if level := len(wanted.module) - len(wanted.module.lstrip(".")):
                 waiting += _files_of(path.parents[level - 1], wanted)
             else:
@@ -54,17 +53,17 @@ def own_files(line: LaunchLine, here: Path | None = None, most: int = _MOST_FILE
     return files
 
 
-def imports_of(path: Path, tree: ast.AST, *, deferred: bool = False) -> Iterator[Import]:
+def imports_of(tree: ast.AST, *, deferred: bool = False) -> Iterator[Import]:
     """The imports of a file, but those that are for type checkers alone."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
-            yield from (Import(alias.name, (), path, node.lineno, deferred) for alias in node.names)
+            yield from (Import(alias.name, (), node.lineno, deferred) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             names = tuple(alias.name for alias in node.names)
-            yield Import("." * node.level + (node.module or ""), names, path, node.lineno, deferred)
+            yield Import("." * node.level + (node.module or ""), names, node.lineno, deferred)
         elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
             is_function = isinstance(node, _Function | ast.Lambda)
-            yield from imports_of(path, node, deferred=deferred or is_function)
+            yield from imports_of(node, deferred=deferred or is_function)
 
 
 def speak_of_training(files: dict[Path, ast.Module]) -> bool:

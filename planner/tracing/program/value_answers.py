@@ -53,10 +53,6 @@ class AnswersByTable:
         self.reads = 0
         """How often the host has read from the device, and waited for it."""
 
-    def note(self, tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:
-        """A known call site of a library was answered."""
-        self._list(tensor, frames, answer, why)
-
     def answer(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> Value | None:
         """The value and, in the list, the reason for it; None under `strict`."""
         if self._strict:
@@ -66,7 +62,7 @@ class AnswersByTable:
             self.branches.setdefault(branch.place, branch)
             if branch.place == self._otherwise:
                 answer, why = not answer, "the other way is tried"
-        self._list(tensor, frames, answer, why)
+        self.note(tensor, frames, answer, why)
         return answer
 
     def copy(self, tensor: torch.Tensor, frames: Sequence[FrameType], mover: str) -> bool:
@@ -103,7 +99,8 @@ class AnswersByTable:
                 return answer, f"{made_by}: {why}"
         return (False, "nothing is out of order") if is_truth else (1, "any count")
 
-    def _list(self, tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:
+    def note(self, tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:
+        """A value was read, here or at a known call site of a library."""
         self.reads += 1
         shown = f"{answer:.4g}" if isinstance(answer, float) else str(answer)
         many = "a value" if tensor.numel() == 1 else f"{tensor.numel()} values"

@@ -10,10 +10,10 @@ import tomllib
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import FrameType, MappingProxyType
+from typing import Literal
 
 from planner.errors import ProgramError
 from planner.tracing.program.assumptions import place_of
@@ -233,14 +233,8 @@ def frames() -> list[FrameType]:
     ]
 
 
-class Way(StrEnum):
-    """How a module is asked for."""
-
-    STATEMENT = "statement"
-    BY_NAME = "by name"
-    """`importlib.import_module`."""
-    ASKED = "asked"
-    """Only whether it is there (`importlib.util.find_spec`)."""
+Way = Literal["statement", "by name", "asked"]
+"""How a module is asked for: `by name` by importlib.import_module, `asked` only whether it is there (find_spec)."""
 
 
 def way() -> Way:
@@ -250,10 +244,10 @@ def way() -> Way:
         if not path.startswith(_OURS) and "importlib" not in path:
             break
         if "importlib.util" in path or path.endswith("importlib/util.py"):
-            return Way.ASKED
+            return "asked"
         if frame.f_code.co_name == "import_module":
-            return Way.BY_NAME
-    return Way.STATEMENT
+            return "by name"
+    return "statement"
 
 
 def is_guarded(importing: list[FrameType]) -> bool:
@@ -380,7 +374,7 @@ def _imported(line: LaunchLine, own: Collection[str]) -> Iterator[tuple[str, boo
     )
     local = {path.stem for path in files} | {path.parent.name for path in files}
     for path, tree in files.items():
-        for statement in imports_of(path, tree):
+        for statement in imports_of(tree):
             name = statement.module.partition(".")[0]
             if name in local or not _is_missing(name, own) or is_caught(str(path), statement.line):
                 continue

@@ -150,9 +150,9 @@ class Last(importlib.abc.MetaPathFinder):
         if package.is_modelled and package.name not in SOUGHT:
             SOUGHT.append(package.name)
         way, place = package_table.way(), place_of(importing)
-        if way is package_table.Way.ASKED or package_table.is_guarded(importing):
+        if way == "asked" or package_table.is_guarded(importing):
             # Libraries ask for much that the program has no use for, and go another way for few.
-            decides = way is package_table.Way.STATEMENT and package.has_known_kernels
+            decides = way == "statement" and package.has_known_kernels
             if decides or package_table.belongs_to_program(importing[0]):
                 instead = f"install {package.instead or package.name} here"
                 self._assumptions.add(

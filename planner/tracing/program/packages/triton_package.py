@@ -16,6 +16,7 @@ from planner.errors import TraceError
 from planner.paper.kernels import workspaces
 from planner.paper.outside.operators import recorded_as
 from planner.tracing.program.assumptions import About, Assumptions
+from planner.tracing.program.cuda import forget_values
 
 # What a kernel writes to was allocated before its launch. A kernel with several configurations is not timed: the first
 # one stands for the fastest, and the buffer with which the timing empties the GPU's cache is taken and given back as
@@ -52,9 +53,7 @@ class Launches:
 
     def launch(self, _kernel: Any, *arguments: Any, **named: Any) -> Launched:
         """`JITFunction.run`: what a tensor holds is not known afterwards."""
-        for argument in (*arguments, *named.values()):
-            if isinstance(argument, torch.Tensor) and argument.is_cuda:
-                torch.ops.paper.forget_value(argument)
+        forget_values((*arguments, *named.values()))
         if self._scratch:
             workspaces.note_unknown_workspace("triton::scratch")
         return Launched()
