@@ -15,7 +15,6 @@ from planner.errors import TraceError
 from planner.paper.compiled import Compiling, enable
 from planner.paper.recorder import Recorder
 
-_IS_BUILT = "torch.backends.cuda:is_built"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NOT_COMPILED = "{name}, which torch 2.13 has deprecated, is called as before that: outside of what is compiled"
 
@@ -60,11 +59,7 @@ class ProgramCompiling:
         def compile_(*arguments: Any, **options: Any) -> Any:
             if self._compiling is None:
                 self._begins()
-                # As in this build, whose torch._C lacks what CUDA graphs want (torch 2.13,
-                # _inductor/cudagraph_trees.py); generated first: it starts no processes that compile.
-                with upstream.patch_targets("inductor loaded", replaced={_IS_BUILT: lambda: False}):
-                    importlib.import_module("planner.paper.compiled.generated")
-                    importlib.import_module("torch._inductor.cudagraph_trees")
+                _load_inductor()
                 seconds = min(self._seconds, threading.TIMEOUT_MAX)
                 self._compiling = self._stack.enter_context(enable(self._arch, self._recorder, seconds=seconds))
             return real(*arguments, **options)
@@ -103,3 +98,10 @@ def _deprecated_collective(code: CodeType, values: dict[str, Any]) -> str:
     if code.co_name != "wrapper" or not str(getattr(called, "__module__", "")).startswith("torch.distributed"):
         return ""
     return str(getattr(called, "__name__", ""))
+
+
+def _load_inductor() -> None:
+    """As in this build, whose torch._C lacks what CUDA graphs want (torch 2.13, _inductor/cudagraph_trees.py)."""
+    with upstream.patch_targets("inductor loaded", replaced={"torch.backends.cuda:is_built": lambda: False}):
+        importlib.import_module("planner.paper.compiled.generated")  # first: it starts no processes that compile
+        importlib.import_module("torch._inductor.cudagraph_trees")
