@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         search,
         sweep,
     )
-    from planner.truth.measuring.callback import lightning_callback, report_memory, trainer_callback
+    from planner.truth.measuring.memory_report import lightning_callback, report_memory, trainer_callback
 
 _CALLBACKS = ("lightning_callback", "report_memory", "trainer_callback")
 __all__ = [
@@ -38,9 +38,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'planner' has no attribute {name!r}")
     if name in _CALLBACKS:
-        from planner.truth.measuring import callback
+        from planner.truth.measuring import memory_report
 
-        return getattr(callback, name)
+        return getattr(memory_report, name)
     from planner import api
 
     return getattr(api, name)

@@ -180,9 +180,9 @@ class CachingAllocator:
         if self._collects:
             return None
         blocks = [
-            (each.address, each.size, 0 if each.free else each.requested, each.free, each.mapped, each.pool.stream,
-             each.pool.small, each.pool.private, frozenset(each.uses or ()))
-            for each in self.blocks()
+            (block.address, block.size, 0 if block.free else block.requested, block.free, block.mapped,
+             block.pool.stream, block.pool.small, block.pool.private, frozenset(block.uses or ()))
+            for block in self.blocks()
         ]  # fmt: skip
         return (blocks, self.active, self.allocated, *self.device.state())
 

@@ -148,12 +148,12 @@ def _possible_size(block: Block) -> int:
 
 
 def _room(block: Block, size: int) -> bool:
-    found, following = 0, block
-    while found < size:
-        found += following.size
-        if found >= size or following.after is None:
+    room, following = 0, block
+    while room < size:
+        room += following.size
+        if room >= size or following.after is None:
             break
         following = following.after
         if not following.free and following.mapped:
             break
-    return found >= size
+    return room >= size

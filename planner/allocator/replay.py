@@ -229,7 +229,7 @@ class _Run:
         state = allocator.state()
         if state is None:
             return None
-        called = [names.get(found, found) for found, _ in repeat.heirs]
+        called = [names.get(block, block) for block, _ in repeat.heirs]
         if not before:
             called = [own.get(left, names.get(left, left)) for _, left in repeat.heirs]
         addresses = tuple(map(self.replay.address_of, called))

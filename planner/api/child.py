@@ -24,7 +24,7 @@ from planner.runtime.messages import AnswerWriter, Task
 from planner.searching.answer import plan_and_advise
 from planner.searching.exact_processes import PRELOAD
 from planner.truth import plan_comparison
-from planner.truth.comparison import Comparison
+from planner.truth.plan_comparison import Comparison
 
 _RESULT = "result"
 

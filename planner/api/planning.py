@@ -22,7 +22,7 @@ from planner.report.statement import Advice, RankClassStatement, Verdict
 from planner.report.style import Style
 from planner.report.verdict_text import bound_line, deciding, one_line
 from planner.truth import plan_comparison
-from planner.truth.comparison import Comparison, to_json
+from planner.truth.plan_comparison import Comparison, to_json
 
 
 @dataclass(frozen=True)

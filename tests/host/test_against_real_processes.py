@@ -14,7 +14,7 @@ import pytest
 from measured_alone import printed_by
 
 from planner.allocator.host import processes
-from planner.allocator.host.pinned import PinnedRules
+from planner.allocator.host.processes import PinnedRules
 from planner.allocator.host.replay import RankTimeline, loader_blocks, replay_host
 from planner.events import Phase
 from planner.host_events import HostCategory

@@ -12,7 +12,7 @@ import pytest
 from planner import cli
 from planner.admission.decision import Action, decide
 from planner.admission.policy import Answer, Policy
-from planner.allocator.host.pinned import PinnedRules
+from planner.allocator.host.processes import PinnedRules
 from planner.allocator.host.replay import HostPhase, replay_host
 from planner.allocator.host.statement import HostStatement
 from planner.events import Phase

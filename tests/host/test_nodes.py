@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.allocator.host.nodes import RankOnHost, node_kinds, sum_nodes
-from planner.allocator.host.pinned import PinnedRules
+from planner.allocator.host.processes import PinnedRules
 from planner.allocator.host.replay import RankTimeline, replay_host
 from planner.allocator.host.statement import HostPeak, HostPhaseStatement, NodeStatement, RankHost
 from planner.events import Mark, Phase

@@ -15,7 +15,7 @@ import torch
 
 from planner.job.loading import load_job
 from planner.training.models.build import build
-from planner.truth.measuring.callback import report_memory
+from planner.truth.measuring.memory_report import report_memory
 
 LONGEST_SECONDS = 120.0
 FIGURES = ("requested", "allocated", "active", "reserved")

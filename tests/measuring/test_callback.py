@@ -20,10 +20,17 @@ import pytest
 import torch
 from quiet_server import QuietServer
 
-from planner.truth.measuring.callback import MemoryReport, lightning_callback, report_memory, trainer_callback
 from planner.truth.measuring.job_reports import job_of, plan_of
 from planner.truth.measuring.measurement_lines import Levels
-from planner.truth.measuring.memory_report import Peaks, PhasePeaks, Reading
+from planner.truth.measuring.memory_report import (
+    MemoryReport,
+    Peaks,
+    PhasePeaks,
+    Reading,
+    lightning_callback,
+    report_memory,
+    trainer_callback,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 FIGURES = ("requested", "allocated", "active", "reserved")
@@ -568,7 +575,7 @@ def test_a_bare_training_image_can_import_it(tmp_path: Path) -> None:
 import sys
 for name in ("yaml", "transformers", "lightning", "pytorch_lightning", "ray", "pydantic", "sqlalchemy"):
     sys.modules[name] = None
-from planner.truth.measuring.callback import lightning_callback, report_memory, trainer_callback
+from planner.truth.measuring.memory_report import lightning_callback, report_memory, trainer_callback
 hooks = trainer_callback(file="memory.jsonl"), lightning_callback(file="memory.jsonl")
 print([type(each).__mro__[-2].__name__ for each in hooks])
 """
@@ -582,7 +589,7 @@ print([type(each).__mro__[-2].__name__ for each in hooks])
 def test_a_process_that_dies_of_memory_without_a_word_still_reports(tmp_path: Path) -> None:
     code = """
 import torch
-from planner.truth.measuring.callback import report_memory
+from planner.truth.measuring.memory_report import report_memory
 kinds = ("requested", "allocated", "active", "reserved")
 stats = {f"{name}_bytes.all.{which}": 5 for name in kinds for which in ("peak", "current")}
 memory = report_memory(file="memory.jsonl", read=lambda: stats)

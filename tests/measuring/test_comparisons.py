@@ -20,9 +20,9 @@ from planner.report.statement import (
     Verdict,
 )
 from planner.truth import plan_comparison
-from planner.truth.comparison import Figure, SizeComparison, compare_sizes, render, to_json
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
+from planner.truth.plan_comparison import Figure, SizeComparison, compare_sizes, render, to_json
 
 Build = Callable[..., Measurement]
 

@@ -13,7 +13,7 @@ from measured_alone import printed_by
 from program_runs import Run
 
 from planner.allocator.host.nodes import ProgramHost, state_program_hosts
-from planner.allocator.host.pinned import PinnedRules
+from planner.allocator.host.processes import PinnedRules
 from planner.allocator.host.replay import HostPhase, RankTimeline, condense, replay_host
 from planner.errors import SpecError
 from planner.events import Mark, Phase

@@ -14,7 +14,7 @@ from planner.report.statement import Plan
 from planner.service.history.job_changes import Outcome
 from planner.service.history.store import History
 from planner.service.http.openapi import EXAMPLE_JOB
-from planner.truth.measuring.callback import report_memory
+from planner.truth.measuring.memory_report import report_memory
 from planner.units import MIB
 
 Asgi = Callable[..., TestClient]
@@ -113,7 +113,7 @@ def test_what_no_job_can_be_is_refused_by_its_place(
 def test_the_callback_of_a_real_training_is_heard(
     service: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The report as planner.truth.measuring.callback sends it, not as a test writes it down."""
+    """The report as planner.truth.measuring.memory_report sends it, not as a test writes it down."""
     plan = client.post("/v1/plans", json=EXAMPLE_JOB).json()
     levels = iter(range(1, 100))
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from planner.allocator.host.pinned import PinnedRules
 from planner.allocator.host.processes import (
     PINNED,
     SUMMED,
+    PinnedRules,
     as_sentence,
     process_blocks,
     process_facts,

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.allocator.host import processes
-from planner.allocator.host.pinned import PinnedMemory, PinnedRules
-from planner.allocator.host.processes import Fact
+from planner.allocator.host.processes import Fact, PinnedMemory, PinnedRules
 from planner.events import Mark, Phase
 from planner.host_events import (
     Backing,

@@ -345,7 +345,7 @@ class ComposedRun:
         ends = [self._traced.stretches[place][longest] for place in places_of(len(traced_steps(self._job)[0]))]
         for stretch in (*ends, self._traced.after):
             # What stands is in the place of what the stretch found when it was traced.
-            names = dict(zip(stretch.found, standing, strict=True))
+            names = dict(zip(stretch.inherited, standing, strict=True))
             renamed = rename_all(stretch.events, names)
             events += (replace(event, iteration=number) if isinstance(event, Mark) else event for event in renamed)
             standing = [names.get(block, block) for block in stretch.left]
@@ -362,7 +362,9 @@ def compose(job: Job, events: Sequence[Event]) -> ComposedRun:
     for place, stretches in traced.stretches.items():
         most = max(stretches)
         for length, stretch in sorted(stretches.items()):
-            if len(stretch.found) != len(stretches[most].found) or kinds_left(stretch) != kinds_left(stretches[most]):
+            if len(stretch.inherited) != len(stretches[most].inherited) or kinds_left(stretch) != kinds_left(
+                stretches[most]
+            ):
                 raise TraceError(
                     f"a step of {length} tokens leaves other blocks than one of {most} ({place.value} part)",
                     allowed="steps that leave the same at every length, of other sizes",

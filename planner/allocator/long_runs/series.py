@@ -44,7 +44,7 @@ def write_out(events: Sequence[Event], series: Series) -> list[Event]:
         first = next(number for number, part in enumerate(series.parts) if part.alike)
         written += rename_all(events[done : places[series.before + first]], names)
         parts = _LikeParts.of(events, places[series.before :], series.parts)
-        standing = [names.get(block, block) for block in parts.found]
+        standing = [names.get(block, block) for block in parts.inherited]
         for number in range(series.parts[first].number, series.total + 1):
             made, standing, unused = parts.at(number, standing, unused)
             written += made
@@ -55,7 +55,7 @@ def write_out(events: Sequence[Event], series: Series) -> list[Event]:
 
 @dataclass(frozen=True, slots=True)
 class _LikeParts:
-    found: tuple[int, ...]
+    inherited: tuple[int, ...]
     """What the first of them finds."""
     template: Stretch
     """The last of them, and what it leaves."""
@@ -89,11 +89,11 @@ class _LikeParts:
             for place, size, shape in zip(places, sizes, shapes, strict=True)
             if not all(rule.is_constant for rule in (size, *shape))
         }
-        return cls(stretches[0].found, template, growing)
+        return cls(stretches[0].inherited, template, growing)
 
     def at(self, number: int, standing: Sequence[int], unused: int) -> tuple[list[Event], list[int], int]:
         """The part of this number where these blocks stand; which stand after it, and the next unused block."""
-        names = dict(zip(self.template.found, standing, strict=True))
+        names = dict(zip(self.template.inherited, standing, strict=True))
         copied, born = copy_stretch(self.template.events, unused, names=names)
         for place, (size, shape) in self._growing.items():
             event = copied[place]

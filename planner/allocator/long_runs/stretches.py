@@ -31,11 +31,11 @@ _PLACES = {1: (Place.LAST,), 2: (Place.FIRST, Place.LAST), 3: (Place.FIRST, Plac
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Events between two moments. `found` are the blocks that others left for it, by their age, without those that
+    """Events between two moments. `inherited` are the blocks that others left for it, by their age, without those that
     stay for good; `left` are the blocks that it leaves so."""
 
     events: tuple[Event, ...]
-    found: tuple[int, ...]
+    inherited: tuple[int, ...]
     left: tuple[int, ...]
 
 
@@ -77,9 +77,9 @@ def cut_run(events: Sequence[Event], steps: Steps, first_steps: int) -> TracedRu
     staying = alive[begins].keys() & alive[last].keys()
 
     def stretch(first: int, after: int) -> Stretch:
-        found = tuple(block for block in alive[first] if block not in staying)
+        inherited = tuple(block for block in alive[first] if block not in staying)
         left = tuple(block for block in alive.get(after, {}) if block not in staying)
-        return Stretch(tuple(events[first:after]), found, left)
+        return Stretch(tuple(events[first:after]), inherited, left)
 
     stretches: dict[Place, dict[int, Stretch]] = {place: {} for place in places_of(len(steps[0]))}
     for number in range(first_steps + 1, len(steps)):
@@ -127,7 +127,7 @@ class Pattern:
     """Two stretches of one pattern differ in the sizes of their blocks alone."""
 
     steps: tuple[Step, ...]
-    found: int
+    inherited: int
     """How many blocks it finds."""
     left: tuple[int, ...]
     """The blocks that it leaves, as in a step."""
@@ -149,7 +149,7 @@ class Sized:
 
 def pattern_of(stretch: Stretch) -> Sized:
     """What the stretch does."""
-    names = {block: number for number, block in enumerate(stretch.found)}
+    names = {block: number for number, block in enumerate(stretch.inherited)}
     steps: list[Step] = []
     sizes: list[int] = []
     phases: list[tuple[int, Phase]] = []
@@ -178,7 +178,7 @@ def pattern_of(stretch: Stretch) -> Sized:
             case _:
                 pass  # a role changes nothing for the allocator
     left = tuple(name(block) for block in stretch.left)
-    return Sized(Pattern(tuple(steps), len(stretch.found), left, tuple(phases)), sizes)
+    return Sized(Pattern(tuple(steps), len(stretch.inherited), left, tuple(phases)), sizes)
 
 
 def kinds_left(stretch: Stretch) -> list[tuple[str, str]]:

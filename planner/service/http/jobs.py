@@ -125,7 +125,7 @@ class CallbackRankBody(BaseModel):
 
 
 class JobBody(BaseModel):
-    """What is newly known of a job, or the report of planner.truth.measuring.callback."""
+    """What is newly known of a job, or the report of planner.truth.measuring.memory_report."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"example": JOB_EXAMPLE})
     schema_: Literal["planner.job/1"] = Field("planner.job/1", alias="schema")

@@ -14,9 +14,8 @@ from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu
 from planner.report.statement import Plan, Verdict
 from planner.truth.calibration.observation import make_observation
-from planner.truth.comparison import Comparison, to_json
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
-from planner.truth.plan_comparison import with_measurement
+from planner.truth.plan_comparison import Comparison, to_json, with_measurement
 from planner.units import show_bytes
 
 ALIKE = 0.03

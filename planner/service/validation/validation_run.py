@@ -27,9 +27,9 @@ from planner.service.validation.rank_comparison import RankComparison, Result, c
 from planner.service.validation.requests import Device, Mode, Request
 from planner.tracing.isolated import USUAL_ISOLATION, Isolation, trace_isolated
 from planner.tracing.rank_trace import Trace
-from planner.truth.comparison import render
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import Measurement
+from planner.truth.plan_comparison import render
 from planner.units import GIB
 
 NOBODY = threading.Event()

@@ -141,9 +141,9 @@ def from_json(document: Mapping[str, Any]) -> Calibration:
     return calibration
 
 
-def observation_to_json(seen: Observation) -> dict[str, Any]:
+def observation_to_json(observation: Observation) -> dict[str, Any]:
     """An observation as one line of a file of facts, schema planner.observation/1."""
-    return {"schema": OBSERVATION_SCHEMA, **to_plain(seen)}
+    return {"schema": OBSERVATION_SCHEMA, **to_plain(observation)}
 
 
 def observation_from_json(document: Mapping[str, Any], place: str) -> Observation:

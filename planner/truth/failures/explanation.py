@@ -220,7 +220,7 @@ def explain(
     `rank` is the one that failed; None takes the message's, else rank 0. Raises PlannerError where neither tells of
     a failure, SnapshotError as replaying does.
     """
-    messages = tuple((each, judge(each)) for each in find_messages(text))
+    messages = tuple((failure, judge(failure)) for failure in find_messages(text))
     host = tuple(find_host_failures(text))
     if not messages and not host and snapshot is None:
         raise PlannerError(
@@ -239,16 +239,16 @@ def explain(
     return replace(explained, partings=partings, plan_id=plan.plan_id)
 
 
-def to_json(found: Explanation) -> dict[str, Any]:
+def to_json(explanation: Explanation) -> dict[str, Any]:
     """Plain values, keys in this order."""
     return {
         "schema": SCHEMA,
-        "cause": found.cause.value,
-        "messages": [_message(*message) for message in found.messages],
-        "host": [to_plain(failure) for failure in found.host],
-        "snapshots": [to_plain(failure) for failure in found.snapshots],
-        "plan_id": found.plan_id,
-        "partings": [to_plain(parting) for parting in found.partings],
+        "cause": explanation.cause.value,
+        "messages": [_message(*message) for message in explanation.messages],
+        "host": [to_plain(failure) for failure in explanation.host],
+        "snapshots": [to_plain(failure) for failure in explanation.snapshots],
+        "plan_id": explanation.plan_id,
+        "partings": [to_plain(parting) for parting in explanation.partings],
     }
 
 

@@ -55,22 +55,22 @@ _ADVICE = {
 }
 
 
-def render(name: str, found: Explanation, style: Style) -> str:
+def render(name: str, explanation: Explanation, style: Style) -> str:
     """`name` is what people call the file."""
     lines = [style.paint(name, "bold")]
-    for failure, judged in found.messages[:_MOST_MESSAGES]:
+    for failure, judged in explanation.messages[:_MOST_MESSAGES]:
         lines += ["", *_message(failure, judged, style)]
-    if len(found.messages) > _MOST_MESSAGES:
-        lines += ["", f"and {len(found.messages) - _MOST_MESSAGES} messages more"]
-    for snapshot in found.snapshots:
+    if len(explanation.messages) > _MOST_MESSAGES:
+        lines += ["", f"and {len(explanation.messages) - _MOST_MESSAGES} messages more"]
+    for snapshot in explanation.snapshots:
         lines += ["", *snapshot_lines(snapshot, style)]
-    for host in found.host:
+    for host in explanation.host:
         lines += ["", *_host(host, style)]
-    if found.partings:
+    if explanation.partings:
         lines += ["", style.paint("beside the plan", "bold")]
-        lines += _indented([parting.sentence for parting in found.partings], style)
-    conclusion = sentence_lines([f"{_IN_WORDS[found.cause]} {_advice(found)}".strip()], style)
-    color = "yellow" if found.cause is Cause.UNKNOWN else "red"
+        lines += _indented([parting.sentence for parting in explanation.partings], style)
+    conclusion = sentence_lines([f"{_IN_WORDS[explanation.cause]} {_advice(explanation)}".strip()], style)
+    color = "yellow" if explanation.cause is Cause.UNKNOWN else "red"
     return join_lines([*lines, "", *(style.paint(line, color) for line in conclusion)])
 
 
@@ -115,24 +115,24 @@ def _message(failure: GpuFailure, judged: Judgement, style: Style) -> Iterator[s
     yield from _indented(judged.notes, style)
 
 
-def snapshot_lines(found: SnapshotFailure, style: Style) -> Iterator[str]:
+def snapshot_lines(failure: SnapshotFailure, style: Style) -> Iterator[str]:
     """One device's failure as its snapshot recorded it."""
-    state = found.state
-    what = "a failed request" if found.recorded else "the state"
-    yield style.paint(f"device {found.device}: {what} in the snapshot", "bold")
-    if found.size_bytes is not None:
-        asked, segment = size(found.size_bytes), size(found.segment_bytes or found.size_bytes)
+    state = failure.state
+    what = "a failed request" if failure.recorded else "the state"
+    yield style.paint(f"device {failure.device}: {what} in the snapshot", "bold")
+    if failure.size_bytes is not None:
+        asked, segment = size(failure.size_bytes), size(failure.segment_bytes or failure.size_bytes)
         of_device = "" if segment == asked else f", a segment of {segment}"
-        yield _row("asked for", f"{asked}, {found.pool} pool, stream {found.stream}{of_device}")
-    if found.line:
-        operator = () if found.operator in found.line else (found.operator,)
-        yield _row("by", " ".join((*operator, found.line)))
-    if found.module and found.module != found.line:
-        yield _row("in", found.module)
-    if found.phase is not None:
-        yield _row("phase", found.phase.value)
-    if found.free_bytes is not None:
-        yield _row("free on the device", size(found.free_bytes))
+        yield _row("asked for", f"{asked}, {failure.pool} pool, stream {failure.stream}{of_device}")
+    if failure.line:
+        operator = () if failure.operator in failure.line else (failure.operator,)
+        yield _row("by", " ".join((*operator, failure.line)))
+    if failure.module and failure.module != failure.line:
+        yield _row("in", failure.module)
+    if failure.phase is not None:
+        yield _row("phase", failure.phase.value)
+    if failure.free_bytes is not None:
+        yield _row("free on the device", size(failure.free_bytes))
     yield _row("allocated", size(state.allocated_bytes))
     yield _row("  of it rounding", size(state.allocated_bytes + state.waiting_bytes - state.requested_bytes))
     if state.waiting_bytes:
@@ -146,9 +146,9 @@ def snapshot_lines(found: SnapshotFailure, style: Style) -> Iterator[str]:
         yield f"  {size(holder.bytes):>12}  {holder.count:>6} {style.times} {holder.line}{phase}"
     if state.others_bytes:
         yield f"  {size(state.others_bytes):>12}  others"
-    if found.remedies:
-        yield f"  replayed with {size(found.capacity_bytes or 0)} for segments"
-    for remedy in found.remedies:
+    if failure.remedies:
+        yield f"  replayed with {size(failure.capacity_bytes or 0)} for segments"
+    for remedy in failure.remedies:
         name = f"{remedy.conf or 'no settings'} (as recorded)" if remedy.same else remedy.conf
         about = "" if remedy.exact else ", about: what was there at the start is laid out anew"
         verdict = f"fits, {size(remedy.reserved_bytes)} reserved{about}" if remedy.fits else "runs out too"
@@ -157,7 +157,7 @@ def snapshot_lines(found: SnapshotFailure, style: Style) -> Iterator[str]:
             verdict = "runs out earlier" if remedy.earlier else f"runs out, as it did{more}"
         line = f"    {name}: {verdict}"
         yield style.paint(line, "green") if remedy.fits and not remedy.same else line
-    yield from _indented(found.notes, style)
+    yield from _indented(failure.notes, style)
 
 
 def _host(failure: HostFailure, style: Style) -> Iterator[str]:
@@ -175,19 +175,21 @@ def _host(failure: HostFailure, style: Style) -> Iterator[str]:
         yield "  The same is said where it was killed for another reason: the kernel's log says which."
 
 
-def _advice(found: Explanation) -> str:
+def _advice(explanation: Explanation) -> str:
     # Where the recorded settings fit as well, what failed lies outside of the recording, and no replay proves anything.
-    replays = [failure.remedies for failure in found.snapshots if failure.remedies and not failure.remedies[0].fits]
+    replays = [
+        failure.remedies for failure in explanation.snapshots if failure.remedies and not failure.remedies[0].fits
+    ]
     if helped := [remedy.conf for remedies in replays for remedy in remedies if remedy.fits]:
         return (
             f"By the replays this request would have fitted with {' or with '.join(helped)}; what the job would have "
             "asked for next is not recorded."
         )
     if replays:
-        return f"No setting of the allocator that was replayed would have helped. {_ADVICE.get(found.cause, '')}"
-    if found.cause is Cause.UNKNOWN and found.snapshots and not found.messages:
+        return f"No setting of the allocator that was replayed would have helped. {_ADVICE.get(explanation.cause, '')}"
+    if explanation.cause is Cause.UNKNOWN and explanation.snapshots and not explanation.messages:
         return "Give the job's log beside the snapshot: torch's message says what was asked for and what was free."
-    return _ADVICE.get(found.cause, "")
+    return _ADVICE.get(explanation.cause, "")
 
 
 def _row(label: str, text: str) -> str:

@@ -43,8 +43,8 @@ def process_bytes(uuid: str) -> int:
     if code != _SUCCESS:
         return 0
     ours = _own_ids()
-    found = [each.used for each in processes[: count.value] if each.pid in ours and each.used != _NOT_AVAILABLE]
-    return int(found[0]) if found else 0
+    own = (held for held in processes[: count.value] if held.pid in ours and held.used != _NOT_AVAILABLE)
+    return next((int(held.used) for held in own), 0)
 
 
 def device_bytes(uuid: str) -> int:

@@ -75,29 +75,29 @@ class _Recorder:
         if os.getpid() != self._process:
             return
         try:
-            self.write(self._found())
+            self.write(self._figures())
         except Exception as error:
             print(f"planner: this process is not measured: {type(error).__name__}: {error}", file=sys.stderr)
 
-    def write(self, found: Mapping[str, Any]) -> None:
-        """The whole file anew; `found` is empty until the process ends."""
+    def write(self, figures: Mapping[str, Any]) -> None:
+        """The whole file anew; `figures` are empty until the process ends."""
         document = {
             "pid": os.getpid(),
             "parent": os.getppid(),
             "host": socket.gethostname(),
             "variables": {name: os.environ[name] for name in RANK_VARIABLES if os.environ.get(name)},
-            "has_ended": bool(found),
-            **found,
+            "has_ended": bool(figures),
+            **figures,
         }
         with open(f"{self._path}.part", "w", encoding="utf-8") as file:
             json.dump(document, file)
         os.replace(f"{self._path}.part", self._path)
 
-    def _found(self) -> dict[str, Any]:
+    def _figures(self) -> dict[str, Any]:
         cuda = self.torch.cuda
         error = getattr(sys, "last_value", None)
         used = range(cuda.device_count()) if cuda.is_initialized() else ()
-        devices = [self._device(each) for each in used if self._peak(each)["reserved_bytes"]]
+        devices = [self._device(device) for device in used if self._peak(device)["reserved_bytes"]]
         return {
             "devices": devices,
             "resets": self._resets,

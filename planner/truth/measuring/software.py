@@ -15,16 +15,16 @@ from planner.truth.measuring.measurement_lines import DeviceFacts
 
 def software() -> dict[str, str]:
     """Versions by name; a part that is not there is left out."""
-    found = {"python": platform.python_version(), "torch": torch.__version__, "driver": nvml.driver_version()}
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "driver": nvml.driver_version()}
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
+        versions["cuda"] = torch.version.cuda
     if torch.version.cuda and torch.backends.cudnn.is_available():
-        found["cudnn"] = str(torch.backends.cudnn.version())
+        versions["cudnn"] = str(torch.backends.cudnn.version())
     if torch.version.cuda and torch.distributed.is_nccl_available():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["transformers"] = importlib.metadata.version("transformers")
-    return {name: version for name, version in found.items() if version}
+        versions["transformers"] = importlib.metadata.version("transformers")
+    return {name: version for name, version in versions.items() if version}
 
 
 def device_facts(device: torch.device) -> DeviceFacts:

@@ -24,8 +24,9 @@ class _TorchFinder:
     ) -> ModuleSpec | None:
         if name != "torch":
             return None
-        others = (each for each in sys.meta_path if each is not self)
-        spec = next((found for each in others if (found := each.find_spec(name, path, target)) is not None), None)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             self._follow(spec)
         return spec
@@ -64,7 +65,7 @@ def _module(name: str, path: str) -> ModuleType:
 
 def _run_the_hidden_one() -> None:
     """What it raises is Python's to report, as if it had been found first."""
-    path = [each for each in sys.path if os.path.realpath(each) != _HERE]
+    path = [folder for folder in sys.path if os.path.realpath(folder) != _HERE]
     spec = PathFinder.find_spec("sitecustomize", path)
     if spec is None or spec.loader is None:
         return
