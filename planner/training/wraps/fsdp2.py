@@ -49,7 +49,8 @@ def shard(
     for part in parts:
         reshard = spec.reshard_after_forward and not (spec.keep_last and part is parts[-1])
         after = spec.reshard_after_forward if reshard else False
-        if len({parameter.dtype for parameter in part.parameters()}) > 1:
+        modules = part if isinstance(part, list) else [part]
+        if len({parameter.dtype for module in modules for parameter in module.parameters()}) > 1:
             torch_releases.require(
                 "frozen parameters of a dtype of their own in fully_shard", place="parallel.dp_shard"
             )
